@@ -45,7 +45,7 @@ NEW = {
     " */report/claims.py",
     "trained models": "*/demo/tuning.py */demo/encoder.py */demo/encodings.py */demo/objectives.py",
     "studies": "*/studies/absolute_position/* */studies/attention_likelihood/*"
-    " */studies/hallucination_geometry/* */studies/pretraining_writes/*",
+    " */studies/hallucination_geometry/* */studies/pretraining_writes/* */studies/checks.py",
     "masks and learned sinks": "*/studies/supports.py */_learned_sink.py */null_law.py",
     "any version of torch": "cpp/bindings/dlpack.h cpp/bindings/exchange.* cpp/bindings/threads.*"
     " cpp/bindings/torch_symbols.*",

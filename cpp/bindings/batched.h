@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cassert>
 #include <functional>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -15,8 +14,6 @@
 // The one loop over a batch. It knows shapes, dtypes, strides, lengths, the GIL, threads and Ctrl-C, and
 // no mathematics.
 namespace attnscope {
-
-inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Runs work(begin, end, worker) over [0, count) in blocks of `grain`, handed out one by one to
 // torch.get_num_threads() workers, with the GIL released: `work` must not touch Python. The calling

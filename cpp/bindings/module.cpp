@@ -6,31 +6,22 @@
 
 namespace py = pybind11;
 
+// What is bound, a folder a line.
+#define ATTNSCOPE_CONCEPTS(DO) \
+  DO(validity)                                                     \
+  DO(cloud_distances) DO(fragmentation) DO(local_dimension)        \
+  DO(fiedler) DO(graph_statistics) DO(laplacian)                   \
+  DO(betti) DO(persistence)                                        \
+  DO(divergence) DO(entropy) DO(sinks) DO(span_attention)          \
+  DO(toeplitz)                                                     \
+  DO(locality) DO(power_spectrum) DO(uncertainty) DO(wavelet)      \
+  DO(marchenko_pastur) DO(participation_ratio) DO(singular_values) \
+  DO(alignment) DO(reference_influence)                            \
+  DO(delta_statistics)
+
 namespace attnscope {
-void bind_alignment(py::module_&);
-void bind_betti(py::module_&);
-void bind_cloud_distances(py::module_&);
-void bind_delta_statistics(py::module_&);
-void bind_divergence(py::module_&);
-void bind_entropy(py::module_&);
-void bind_fiedler(py::module_&);
-void bind_fragmentation(py::module_&);
-void bind_graph_statistics(py::module_&);
-void bind_laplacian(py::module_&);
-void bind_local_dimension(py::module_&);
-void bind_locality(py::module_&);
-void bind_marchenko_pastur(py::module_&);
-void bind_participation_ratio(py::module_&);
-void bind_persistence(py::module_&);
-void bind_power_spectrum(py::module_&);
-void bind_reference_influence(py::module_&);
-void bind_singular_values(py::module_&);
-void bind_sinks(py::module_&);
-void bind_span_attention(py::module_&);
-void bind_toeplitz(py::module_&);
-void bind_uncertainty(py::module_&);
-void bind_validity(py::module_&);
-void bind_wavelet(py::module_&);
+#define ATTNSCOPE_DECLARE(name) void bind_##name(py::module_&);
+ATTNSCOPE_CONCEPTS(ATTNSCOPE_DECLARE)
 }  // namespace attnscope
 
 // Not declared free of the GIL (py::mod_gil_not_used), so a free-threaded interpreter keeps it on: no such
@@ -40,29 +31,6 @@ PYBIND11_MODULE(_core, module) {
   attnscope::find_exchange();
   module.def("interfaces",
              [] { return py::make_tuple(attnscope::exchange_name(), attnscope::threads_name()); });
-  // one concept a line, in alphabetical order
-  attnscope::bind_alignment(module);
-  attnscope::bind_betti(module);
-  attnscope::bind_cloud_distances(module);
-  attnscope::bind_delta_statistics(module);
-  attnscope::bind_divergence(module);
-  attnscope::bind_entropy(module);
-  attnscope::bind_fiedler(module);
-  attnscope::bind_fragmentation(module);
-  attnscope::bind_graph_statistics(module);
-  attnscope::bind_laplacian(module);
-  attnscope::bind_local_dimension(module);
-  attnscope::bind_locality(module);
-  attnscope::bind_marchenko_pastur(module);
-  attnscope::bind_participation_ratio(module);
-  attnscope::bind_persistence(module);
-  attnscope::bind_power_spectrum(module);
-  attnscope::bind_reference_influence(module);
-  attnscope::bind_singular_values(module);
-  attnscope::bind_sinks(module);
-  attnscope::bind_span_attention(module);
-  attnscope::bind_toeplitz(module);
-  attnscope::bind_uncertainty(module);
-  attnscope::bind_validity(module);
-  attnscope::bind_wavelet(module);
+#define ATTNSCOPE_BIND(name) attnscope::bind_##name(module);
+  ATTNSCOPE_CONCEPTS(ATTNSCOPE_BIND)
 }

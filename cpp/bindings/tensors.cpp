@@ -19,24 +19,17 @@ Dtype dtype_of(const ArrayView& array) {
   throw py::value_error("attention must be float16, bfloat16, float32 or float64");
 }
 
-// Leading axes: all but the last `trailing`.
-void copy_leading(const ArrayView& array, Index trailing, std::vector<Index>& sizes,
-                  std::vector<Index>& strides) {
-  for (Index axis = 0; axis + trailing < array.rank(); ++axis) {
-    sizes.push_back(array.size(axis));
-    strides.push_back(array.stride(axis));
-  }
-}
-
 // Where the matrices of an array lie: its last two axes, and the leading ones.
-template <class AnyBatch>
-void read_matrices(const ArrayView& array, AnyBatch& batch) {
+void read_matrices(const ArrayView& array, Strided& batch) {
   batch.owner = array.owner();
   batch.data = array.data();
   batch.dtype = dtype_of(array);
   batch.row_stride = array.stride(-2);
   batch.column_stride = array.stride(-1);
-  copy_leading(array, 2, batch.sizes, batch.strides);
+  for (Index axis = 0; axis + 2 < array.rank(); ++axis) {
+    batch.sizes.push_back(array.size(axis));
+    batch.strides.push_back(array.stride(axis));
+  }
 }
 
 Index product(const std::vector<Index>& sizes) {
@@ -48,7 +41,7 @@ Index product(const std::vector<Index>& sizes) {
 // The strides with which `array` reads as one of that shape; an axis that it does not have, or that has one
 // entry, has stride 0.
 std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<Index>& shape,
-                                     const char* what) {
+                                     const std::string& what) {
   const Index rank = array.rank();
   const Index missing = static_cast<Index>(shape.size()) - rank;
   std::vector<Index> strides(shape.size(), 0);
@@ -61,8 +54,27 @@ std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<I
       fits = array.size(axis) == 1;
     }
   }
-  if (!fits) throw py::value_error(std::string(what) + " does not broadcast to the shape of the attention");
+  if (!fits) throw py::value_error(what + " does not broadcast to the shape of the attention");
   return strides;
+}
+
+// Where the flags of an array lie that broadcasts to leading + trailing, the last axis being columns.
+void read_flags(const ArrayView& array, const std::string& what, const std::vector<Index>& leading,
+                const std::vector<Index>& trailing, Strided& flags) {
+  if (array.type() != kBoolType || !array.on_cpu()) throw py::value_error(what + " must be a boolean CPU tensor");
+  std::vector<Index> shape = leading;
+  shape.insert(shape.end(), trailing.begin(), trailing.end());
+  flags.strides = broadcast_strides(array, shape, what);
+  flags.owner = array.owner();
+  flags.data = array.data();
+  flags.column_stride = flags.strides.back();
+  flags.strides.pop_back();
+  flags.sizes = leading;
+}
+
+// Whether an array is what a kernel reads from end to end.
+bool is_plain_list(const ArrayView& array, dlpack::DataType type) {
+  return array.type() == type && array.is_contiguous() && array.on_cpu();
 }
 
 // Results of fewer bytes are no question of memory, and the question takes as long as two maps of 64 tokens.
@@ -75,46 +87,6 @@ constexpr dlpack::DataType type_of() {
   } else {
     return {std::is_floating_point_v<T> ? dlpack::kFloat : dlpack::kInt, 8 * sizeof(T), 1};
   }
-}
-
-// A tensor that is not filled, after a word where the machine has not that much memory; what cannot be had is a
-// MemoryError with the size in it.
-template <class T>
-Result<T> unfilled(const std::vector<Index>& leading, const std::vector<Index>& trailing) {
-  std::vector<Index> shape = leading;
-  shape.insert(shape.end(), trailing.begin(), trailing.end());
-  auto bytes = static_cast<double>(sizeof(T));
-  for (const Index size : shape) bytes *= static_cast<double>(size);
-  const auto sizes = [&] {
-    std::string text;
-    for (const Index size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
-    return text;
-  };
-  if (bytes >= kWorthAsking) {
-    py::module_::import("attnscope._memory").attr("announce_results")(bytes, sizes());
-  }
-  NewTensor made = new_tensor(shape, type_of<T>());
-  if (!made.tensor) {
-    PyErr_Format(PyExc_MemoryError,
-                 "results of shape (%s) and %d bytes an entry do not fit in memory", sizes().c_str(),
-                 static_cast<int>(sizeof(T)));
-    throw py::error_already_set();
-  }
-  return {std::move(made.tensor), static_cast<T*>(made.data)};
-}
-
-template <class T>
-Result<T> filled(const std::vector<Index>& leading, const std::vector<Index>& trailing, T fill) {
-  Result<T> result = unfilled<T>(leading, trailing);
-  std::fill(result.data, result.data + product(leading) * product(trailing), fill);
-  return result;
-}
-
-template <class T>
-py::object copied(const std::vector<T>& values) {
-  Result<T> result = unfilled<T>({static_cast<Index>(values.size())}, {});
-  std::copy(values.begin(), values.end(), result.data);
-  return result.tensor;
 }
 
 }  // namespace
@@ -143,8 +115,7 @@ Batch make_batch(const py::object& attention, const py::object& lengths) {
   batch.count = product(batch.sizes);
   if (!lengths.is_none()) {
     const ArrayView entries = view_array(lengths, "lengths");
-    if (entries.type() != kInt64Type || !entries.is_contiguous() || !entries.on_cpu() ||
-        entries.count() != batch.count) {
+    if (!is_plain_list(entries, kInt64Type) || entries.count() != batch.count) {
       throw py::value_error("lengths must be a contiguous int64 tensor with one entry per matrix");
     }
     batch.lengths_owner = entries.owner();
@@ -184,30 +155,17 @@ SupportBatch make_support(const Batch& batch, const py::object& support) {
     }
     return result;
   }
-  const ArrayView mask = view_array(support, "support");
-  if (mask.type() != kBoolType || !mask.on_cpu()) {
-    throw py::value_error("support must be a boolean CPU tensor");
-  }
-  std::vector<Index> shape = batch.sizes;
-  shape.push_back(batch.n);
-  shape.push_back(batch.n);
-  result.strides = broadcast_strides(mask, shape, "support");
-  result.owner = mask.owner();
+  read_flags(view_array(support, "support"), "support", batch.sizes, {batch.n, batch.n}, result);
   result.automatic = false;
-  result.data = static_cast<const bool*>(mask.data());
-  result.column_stride = result.strides.back();
-  result.strides.pop_back();
   result.row_stride = result.strides.back();
   result.strides.pop_back();
-  result.sizes = batch.sizes;
   return result;
 }
 
 Thresholds make_thresholds(const Batch& batch, const py::object& thresholds) {
   const ArrayView array = view_array(thresholds, "thresholds");
   const bool each = array.rank() == 2;
-  if (array.type() != kDoubleType || !array.is_contiguous() || !array.on_cpu() ||
-      !(array.rank() == 1 || (each && array.size(0) == batch.count))) {
+  if (!is_plain_list(array, kDoubleType) || !(array.rank() == 1 || (each && array.size(0) == batch.count))) {
     throw py::value_error("thresholds must be a contiguous float64 tensor [T] or [count, T]");
   }
   Thresholds result;
@@ -220,19 +178,7 @@ Thresholds make_thresholds(const Batch& batch, const py::object& thresholds) {
 
 FlagBatch make_flags(const std::vector<Index>& leading, Index n, const py::object& flags) {
   FlagBatch result;
-  if (flags.is_none()) return result;
-  const ArrayView array = view_array(flags, "keys");
-  if (array.type() != kBoolType || !array.on_cpu()) {
-    throw py::value_error("marked keys must be a boolean CPU tensor");
-  }
-  std::vector<Index> shape = leading;
-  shape.push_back(n);
-  result.strides = broadcast_strides(array, shape, "marked keys");
-  result.owner = array.owner();
-  result.data = static_cast<const bool*>(array.data());
-  result.stride = result.strides.back();
-  result.strides.pop_back();
-  result.sizes = leading;
+  if (!flags.is_none()) read_flags(view_array(flags, "keys"), "marked keys", leading, {n}, result);
   return result;
 }
 
@@ -262,7 +208,7 @@ Index StateBatch::shared() const {
 
 const double* numbers_of(const py::object& object, Index size) {
   const ArrayView array = view_array(object, "numbers");
-  if (array.type() != kDoubleType || !array.is_contiguous() || !array.on_cpu() || array.count() != size) {
+  if (!is_plain_list(array, kDoubleType) || array.count() != size) {
     throw py::value_error("numbers must be a contiguous float64 CPU tensor with one for every query");
   }
   return static_cast<const double*>(array.data());
@@ -271,7 +217,7 @@ const double* numbers_of(const py::object& object, Index size) {
 const std::int64_t* integers_of(const py::object& object, Index size) {
   if (object.is_none()) return nullptr;
   const ArrayView array = view_array(object, "integers");
-  if (array.type() != kInt64Type || !array.is_contiguous() || !array.on_cpu() || array.count() != size) {
+  if (!is_plain_list(array, kInt64Type) || array.count() != size) {
     throw py::value_error("integers must be a contiguous int64 CPU tensor with one for every item");
   }
   return static_cast<const std::int64_t*>(array.data());
@@ -285,32 +231,35 @@ void* entries_of(const py::object& object, Dtype dtype, Index size) {
   return array.writable();
 }
 
-Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
-                           double fill) {
-  return filled(leading, trailing, fill);
-}
-
-Result<std::int64_t> make_result(const std::vector<Index>& leading,
-                                 const std::vector<Index>& trailing, std::int64_t fill) {
-  return filled(leading, trailing, fill);
-}
-
-Result<bool> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
-                         bool fill) {
-  return filled(leading, trailing, fill);
-}
-
-py::object to_tensor(const std::vector<double>& values) { return copied(values); }
-
-py::object to_tensor(const std::vector<std::int64_t>& values) { return copied(values); }
-
+// After a word where the machine has not that much memory; what cannot be had is a
+// MemoryError with the size in it.
 template <class T>
 Result<T> make_empty(const std::vector<Index>& leading, const std::vector<Index>& trailing) {
-  return unfilled<T>(leading, trailing);
+  std::vector<Index> shape = leading;
+  shape.insert(shape.end(), trailing.begin(), trailing.end());
+  auto bytes = static_cast<double>(sizeof(T));
+  for (const Index size : shape) bytes *= static_cast<double>(size);
+  const auto sizes = [&] {
+    std::string text;
+    for (const Index size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+    return text;
+  };
+  if (bytes >= kWorthAsking) {
+    py::module_::import("attnscope._memory").attr("announce_results")(bytes, sizes());
+  }
+  NewTensor made = new_tensor(shape, type_of<T>());
+  if (!made.tensor) {
+    PyErr_Format(PyExc_MemoryError,
+                 "results of shape (%s) and %d bytes an entry do not fit in memory", sizes().c_str(),
+                 static_cast<int>(sizeof(T)));
+    throw py::error_already_set();
+  }
+  return {std::move(made.tensor), static_cast<T*>(made.data)};
 }
 template Result<double> make_empty(const std::vector<Index>&, const std::vector<Index>&);
 template Result<std::int64_t> make_empty(const std::vector<Index>&, const std::vector<Index>&);
 template Result<std::int32_t> make_empty(const std::vector<Index>&, const std::vector<Index>&);
 template Result<std::int8_t> make_empty(const std::vector<Index>&, const std::vector<Index>&);
+template Result<bool> make_empty(const std::vector<Index>&, const std::vector<Index>&);
 
 }  // namespace attnscope

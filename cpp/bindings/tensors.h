@@ -3,7 +3,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "matrix/matrix_view.h"
@@ -16,57 +18,59 @@ namespace py = pybind11;
 
 enum class Dtype { float16, bfloat16, float32, float64 };
 
-// A [..., n, n] tensor seen as `count` matrices in the caller's memory: nothing is copied, and the
-// Python tensor is kept alive by `owner`. Each matrix may be cut to its leading lengths[index] tokens.
-struct Batch {
+// Matrices, or rows, in the caller's memory: nothing is copied, and `owner` keeps the Python tensor alive.
+struct Strided {
   py::object owner;
   const void* data = nullptr;
   Dtype dtype = Dtype::float32;
-  Index n = 0;
   Index row_stride = 0;
   Index column_stride = 0;
   std::vector<Index> sizes;    // leading axes
   std::vector<Index> strides;  // in elements
+
+  // Of matrix `index`, in elements.
+  Index offset(Index index) const {
+    Index offset = 0;
+    for (std::size_t axis = sizes.size(); axis-- > 0;) {
+      offset += (index % sizes[axis]) * strides[axis];
+      index /= sizes[axis];
+    }
+    return offset;
+  }
+};
+
+// A [..., n, n] tensor seen as `count` matrices. Each may be cut to its leading lengths[index] tokens.
+struct Batch : Strided {
+  Index n = 0;
   Index count = 0;
   py::object lengths_owner;
   const std::int64_t* lengths = nullptr;
 
   Index length(Index index) const { return lengths == nullptr ? n : lengths[index]; }
-  Index offset(Index index) const;  // of a matrix, in elements
 };
 
 // A boolean [n, n] or [..., n, n] tensor beside a batch, or a rule.
-struct SupportBatch {
-  py::object owner;
+struct SupportBatch : Strided {
   bool automatic = true;
   Support rule;  // used where neither automatic nor a mask
-  const bool* data = nullptr;
-  Index row_stride = 0;
-  Index column_stride = 0;
-  std::vector<Index> sizes;
-  std::vector<Index> strides;
 
   // The support of matrix `index`, judged on `matrix` where the caller asked for "auto".
   template <class Scalar>
-  Support of(Index index, const MatrixView<Scalar>& matrix) const;
+  Support of(Index index, const MatrixView<Scalar>& matrix) const {
+    return automatic ? auto_support(matrix) : given(index);
+  }
   // The support that the caller gave; where that was "auto", any.
-  Support given(Index index) const;
+  Support given(Index index) const {
+    if (data == nullptr) return rule;
+    return {Support::Kind::mask, static_cast<const bool*>(data) + offset(index), row_stride, column_stride};
+  }
 };
 
-// A [..., m, n] tensor of any shape seen as `count` matrices in the caller's memory.
-struct MatrixBatch {
-  py::object owner;
-  const void* data = nullptr;
-  Dtype dtype = Dtype::float32;
+// A [..., m, n] tensor of any shape seen as `count` matrices.
+struct MatrixBatch : Strided {
   Index rows = 0;
   Index columns = 0;
-  Index row_stride = 0;
-  Index column_stride = 0;
-  std::vector<Index> sizes;
-  std::vector<Index> strides;
   Index count = 0;
-
-  Index offset(Index index) const;
 };
 
 // Numbers that every matrix of a batch is compared with: one list for all, or a list each.
@@ -79,30 +83,18 @@ struct Thresholds {
   const double* of(Index index) const { return data + index * stride; }
 };
 
-// A boolean [..., n] tensor beside a batch: marked tokens.
-struct FlagBatch {
-  py::object owner;
-  const bool* data = nullptr;  // null where nothing is marked
-  Index stride = 0;
-  std::vector<Index> sizes;
-  std::vector<Index> strides;
-
-  const bool* at(Index index) const;
+// A boolean [..., n] tensor beside a batch: marked tokens, `column_stride` apart; null where nothing is marked.
+struct FlagBatch : Strided {
+  const bool* at(Index index) const {
+    return data == nullptr ? nullptr : static_cast<const bool*>(data) + offset(index);
+  }
 };
 
-// Token states [..., n, d] beside a batch, in the caller's memory: one for each matrix, in the order of
-// the batch. An axis of stride 0 is a state that several matrices share.
-struct StateBatch {
-  py::object owner;
-  const void* data = nullptr;
-  Dtype dtype = Dtype::float32;
-  Index width = 0;  // d
-  Index row_stride = 0;
-  Index column_stride = 0;
-  std::vector<Index> sizes;
-  std::vector<Index> strides;
+// Token states [..., n, width] beside a batch: one for each matrix, in the order of the batch. An axis of stride 0
+// is a state that several matrices share.
+struct StateBatch : Strided {
+  Index width = 0;
 
-  Index offset(Index index) const;
   // How many matrices that follow each other share one state.
   Index shared() const;
 };
@@ -146,55 +138,34 @@ const std::int64_t* integers_of(const py::object& tensor, Index size);
 // The memory of a contiguous CPU tensor of `size` numbers of that type, to be written to.
 void* entries_of(const py::object& tensor, Dtype dtype, Index size);
 
-// New contiguous tensors of shape leading + trailing, filled.
-Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
-                           double fill);
-Result<std::int64_t> make_result(const std::vector<Index>& leading,
-                                 const std::vector<Index>& trailing, std::int64_t fill);
-Result<bool> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
-                         bool fill);
-
-// The same, not filled, of double, int64, int32 or int8.
+// A new contiguous tensor of shape leading + trailing, not filled: of double, int64, int32, int8 or bool.
 template <class T>
 Result<T> make_empty(const std::vector<Index>& leading, const std::vector<Index>& trailing);
 
-// A contiguous one-dimensional tensor that owns a copy of `values`.
-py::object to_tensor(const std::vector<double>& values);
-py::object to_tensor(const std::vector<std::int64_t>& values);
-
-inline Index offset_of(Index index, const std::vector<Index>& sizes,
-                       const std::vector<Index>& strides) {
-  Index offset = 0;
-  for (std::size_t axis = sizes.size(); axis-- > 0;) {
-    offset += (index % sizes[axis]) * strides[axis];
-    index /= sizes[axis];
+// The same, filled.
+template <class T>
+Result<T> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing, T fill) {
+  Result<T> result = make_empty<T>(leading, trailing);
+  Index count = 1;
+  for (const auto* sizes : {&leading, &trailing}) {
+    for (const Index size : *sizes) count *= size;
   }
-  return offset;
+  std::fill(result.data, result.data + count, fill);
+  return result;
 }
 
-inline const bool* FlagBatch::at(Index index) const {
-  return data == nullptr ? nullptr : data + offset_of(index, sizes, strides);
+// A contiguous one-dimensional tensor that owns a copy of `values`.
+template <class T>
+py::object to_tensor(const std::vector<T>& values) {
+  const Result<T> result = make_empty<T>({static_cast<Index>(values.size())}, {});
+  std::copy(values.begin(), values.end(), result.data);
+  return result.tensor;
 }
 
-inline Index StateBatch::offset(Index index) const { return offset_of(index, sizes, strides); }
-
-inline Index MatrixBatch::offset(Index index) const { return offset_of(index, sizes, strides); }
-
-inline Index Batch::offset(Index index) const { return offset_of(index, sizes, strides); }
-
-template <class Scalar>
-Support SupportBatch::of(Index index, const MatrixView<Scalar>& matrix) const {
-  return automatic ? auto_support(matrix) : given(index);
-}
-
-inline Support SupportBatch::given(Index index) const {
-  if (data == nullptr) return rule;
-  Support support;
-  support.kind = Support::Kind::mask;
-  support.mask = data + offset_of(index, sizes, strides);
-  support.mask_row_stride = row_stride;
-  support.mask_column_stride = column_stride;
-  return support;
+// module.def with the names of the arguments in order.
+template <class Function, class... Name>
+void define(py::module_& module, const char* name, Function&& function, Name&&... names) {
+  module.def(name, std::forward<Function>(function), py::arg(names)...);
 }
 
 }  // namespace attnscope

@@ -56,10 +56,9 @@ py::object finite_matrices(const py::object& attention, const py::object& length
 }  // namespace
 
 void bind_validity(py::module_& module) {
-  module.def("is_plain_batch", &is_plain_batch, py::arg("attention"));
-  module.def("first_invalid", &first_invalid, py::arg("attention"), py::arg("lengths"),
-             py::arg("upper"));
-  module.def("finite_matrices", &finite_matrices, py::arg("attention"), py::arg("lengths"));
+  define(module, "is_plain_batch", &is_plain_batch, "attention");
+  define(module, "first_invalid", &first_invalid, "attention", "lengths", "upper");
+  define(module, "finite_matrices", &finite_matrices, "attention", "lengths");
 }
 
 }  // namespace attnscope

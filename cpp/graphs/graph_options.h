@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -9,6 +10,11 @@
 namespace attnscope {
 
 enum class Symmetrize { mean, max, min };
+
+// What an edge weighs whose two directions have these entries.
+inline double symmetrized(double a, double b, Symmetrize how) {
+  return how == Symmetrize::mean ? 0.5 * (a + b) : how == Symmetrize::max ? std::max(a, b) : std::min(a, b);
+}
 
 // How a head becomes an undirected graph. Without a threshold the graph is weighted, W = (A + Aᵀ)/2 or
 // max(A, Aᵀ); with one it is simple, W_ij = 1[max(A_ij, A_ji) >= threshold], whatever `symmetrize`

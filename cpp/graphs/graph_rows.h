@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "graphs/graph_options.h"
@@ -27,28 +28,11 @@ class Lane {
   double* data_;
 };
 
-// Breadth-first search from node 0 through positive weights; weight(i, j) needs i > j.
+// How many components the graph of the positive weights has, or `most` where it has as many or more; by
+// breadth-first search. weight(i, j) needs i > j.
 template <class Weight>
-bool is_connected(Index n, std::vector<Index>& queue, Weight&& weight) {
-  Index direct = 1;
-  while (direct < n && weight(direct, 0) > 0.0) ++direct;
-  if (direct == n) return true;  // node 0 touches all: every map with a sink, and most others
-  queue.resize(static_cast<std::size_t>(n));
-  for (Index i = 0; i < n; ++i) queue[i] = i;
-  Index reached = 1;  // queue[0, reached) is reached, the rest is not
-  for (Index head = 0; head < reached && reached < n; ++head) {
-    for (Index k = reached; k < n; ++k) {
-      const Index a = std::max(queue[head], queue[k]);
-      const Index b = std::min(queue[head], queue[k]);
-      if (weight(a, b) > 0.0) std::swap(queue[k], queue[reached++]);
-    }
-  }
-  return reached == n;
-}
-
-// How many components the graph of the positive weights has; weight(i, j) needs i > j.
-template <class Weight>
-Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight) {
+Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight,
+                             Index most = std::numeric_limits<Index>::max()) {
   Index direct = 1;
   while (direct < n && weight(direct, 0) > 0.0) ++direct;
   if (direct == n) return 1;  // node 0 touches all: every map with a sink, and most others
@@ -59,7 +43,7 @@ Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight
   Index reached = 1;
   for (Index head = 0; reached < n; ++head) {
     if (head == reached) {
-      ++components;
+      if (++components == most) return most;
       ++reached;
     }
     for (Index k = reached; k < n; ++k) {
@@ -69,6 +53,11 @@ Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight
     }
   }
   return components;
+}
+
+template <class Weight>
+bool is_connected(Index n, std::vector<Index>& queue, Weight&& weight) {
+  return count_graph_components(n, queue, weight, 2) == 1;
 }
 
 // Calls visit(i, w) with the weights w[j] = W_ij, j < i, of every row of one matrix and writes the

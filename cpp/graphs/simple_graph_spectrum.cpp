@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <limits>
 
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/sturm_bisection.h"
@@ -11,7 +10,6 @@
 namespace attnscope {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 Index words_of(Index size) { return (size + 63) / 64; }
 

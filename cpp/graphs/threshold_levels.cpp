@@ -210,10 +210,6 @@ std::uint64_t bits_above(const Level* levels, Level above) {
   return bits;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
-  template void read_levels<Scalar>(const MatrixView<Scalar>&, const double*, Index, LevelTable&, \
-                                    RowScratch&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(read_levels);
 
 }  // namespace attnscope

@@ -153,7 +153,8 @@ void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_o
 }
 
 template <class Scalar>
-void take_roots(const MatrixView<Scalar>& attention, std::vector<double>& roots) {
+void hellinger_rows(const MatrixView<Scalar>& attention, std::vector<double>& roots,
+                    const std::function<void(Index, Index, double)>& visit) {
   const Index n = attention.rows();
   roots.resize(static_cast<std::size_t>(n * n));
   for (Index i = 0; i < n; ++i) {
@@ -162,25 +163,15 @@ void take_roots(const MatrixView<Scalar>& attention, std::vector<double>& roots)
       roots[i * n + j] = entry > 0.0 ? std::sqrt(entry) : 0.0;
     }
   }
-}
-
-double hellinger_distance(const std::vector<double>& roots, Index n, Index i, Index j) {
-  const Eigen::Map<const Eigen::ArrayXd> a(roots.data() + i * n, n);
-  const Eigen::Map<const Eigen::ArrayXd> b(roots.data() + j * n, n);
-  const double squares = (a - b).square().sum();
-  // Entries far beyond a probability have squares that no number holds, and a distance that one does.
-  return std::isfinite(squares) ? std::sqrt(0.5 * squares) : (a - b).matrix().stableNorm() * std::sqrt(0.5);
-}
-
-template <class Scalar>
-void EdgeOrder::fill_hellinger(const MatrixView<Scalar>& attention) {
-  take_roots(attention, roots_);
-  broad_.row.resize(static_cast<std::size_t>(n_));
-  for (Index i = 1; i < n_; ++i) {
+  for (Index i = 1; i < n; ++i) {
     for (Index j = 0; j < i; ++j) {
-      broad_.row[j] = std::bit_cast<std::uint64_t>(hellinger_distance(roots_, n_, i, j));
+      const Eigen::Map<const Eigen::ArrayXd> a(roots.data() + i * n, n);
+      const Eigen::Map<const Eigen::ArrayXd> b(roots.data() + j * n, n);
+      const double squares = (a - b).square().sum();
+      // Entries far beyond a probability have squares that no number holds, and a distance that one does.
+      visit(i, j, std::isfinite(squares) ? std::sqrt(0.5 * squares)
+                                         : (a - b).matrix().stableNorm() * std::sqrt(0.5));
     }
-    take_row(broad_, i, broad_.row.data());
   }
 }
 
@@ -291,7 +282,11 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
   const auto smaller = [](auto a, auto b) { return key_of_weight<KeyFor<decltype(a)>>(a < b ? a : b); };
   const auto farther = [](auto a, auto b) { return key_of_distance<KeyFor<decltype(a)>>(a > b ? a : b); };
   if (metric == Metric::hellinger) {
-    fill_hellinger(attention);
+    broad_.row.resize(size);
+    hellinger_rows(attention, roots_, [this](Index i, Index j, double distance) {
+      broad_.row[j] = std::bit_cast<std::uint64_t>(distance);
+      if (j + 1 == i) take_row(broad_, i, broad_.row.data());
+    });
   } else if (metric == Metric::attention && symmetrize == Symmetrize::mean) {
     fill(broad_, attention,
          [](double a, double b) { return key_of_weight<std::uint64_t>(0.5 * (a + b)); });
@@ -354,8 +349,8 @@ double EdgeOrder::dissimilarity(std::uint32_t index) const {
   return weights ? 1.0 - weight_of_key(key) : std::bit_cast<double>(key);
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                        \
-  template void take_roots<Scalar>(const MatrixView<Scalar>&, std::vector<double>&);         \
+ATTNSCOPE_COMPILE(hellinger_rows);
+#define ATTNSCOPE_INSTANTIATE(Scalar) \
   template void EdgeOrder::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

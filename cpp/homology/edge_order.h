@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -82,8 +83,6 @@ class EdgeOrder {
 
   template <class S, class Scalar, class KeyOf>
   void fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_of);
-  template <class Scalar>
-  void fill_hellinger(const MatrixView<Scalar>& attention);
   template <class S, class Key>
   void take_row(S& sorter, Index row, const Key* keys);
   template <class S>
@@ -114,11 +113,10 @@ class EdgeOrder {
   std::uint32_t radius_begin_ = 0;
 };
 
-// √ of every entry, row by row; negative entries count as 0.
+// Calls visit(i, j, d) with the Hellinger distances d of rows i > j, row by row; `roots` are scratch. Negative
+// entries count as 0. Hellinger 1909.
 template <class Scalar>
-void take_roots(const MatrixView<Scalar>& attention, std::vector<double>& roots);
-
-// The Hellinger distance between rows i and j of a matrix of n rows whose roots these are. Hellinger 1909.
-double hellinger_distance(const std::vector<double>& roots, Index n, Index i, Index j);
+void hellinger_rows(const MatrixView<Scalar>& attention, std::vector<double>& roots,
+                    const std::function<void(Index, Index, double)>& visit);
 
 }  // namespace attnscope

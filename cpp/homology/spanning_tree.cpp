@@ -116,20 +116,6 @@ void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>&
   }
 }
 
-template <class Scalar>
-void SpanningTree::fill_hellinger(const MatrixView<Scalar>& attention) {
-  take_roots(attention, roots_);
-  wide_.square.assign(n_ * stride_, 0.0);
-  for (std::size_t i = 1; i < n_; ++i) {
-    for (std::size_t j = 0; j < i; ++j) {
-      const double distance = hellinger_distance(roots_, static_cast<Index>(n_),
-                                                 static_cast<Index>(i), static_cast<Index>(j));
-      wide_.square[i * stride_ + j] = -distance;
-      wide_.square[j * stride_ + i] = -distance;
-    }
-  }
-}
-
 template <class Float, class Number>
 void SpanningTree::grow(Growth<Float, Number>& growth) {
   using Floats = typename VectorOf<Float>::Floats;
@@ -259,7 +245,11 @@ void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmet
     grow(growth);
   };
   if (metric == Metric::hellinger) {
-    fill_hellinger(attention);
+    wide_.square.assign(n_ * stride_, 0.0);
+    hellinger_rows(attention, roots_, [this](Index i, Index j, double distance) {
+      const auto row = static_cast<std::size_t>(i), column = static_cast<std::size_t>(j);
+      wide_.square[row * stride_ + column] = wide_.square[column * stride_ + row] = -distance;
+    });
     grow(wide_);
   } else if (metric == Metric::attention && symmetrize == Symmetrize::mean) {
     fill(wide_, attention, [](double a, double b) { return 0.5 * (a + b); });

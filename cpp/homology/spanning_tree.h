@@ -36,8 +36,6 @@ class SpanningTree {
 
   template <class Float, class Number, class Scalar, class Combine>
   void fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention, Combine combine);
-  template <class Scalar>
-  void fill_hellinger(const MatrixView<Scalar>& attention);
   template <class Float, class Number>
   void grow(Growth<Float, Number>& growth);
 

@@ -14,12 +14,6 @@ namespace {
 // Vectors of a block of columns: as many as the registers hold three times over.
 constexpr Index kBlock = kPackWidth == 8 ? 6 : 3;
 
-double sum_of(Lanes x) {
-  double sum = 0.0;
-  for (Index lane = 0; lane < kPackWidth; ++lane) sum += x[lane];
-  return sum;
-}
-
 // One number of a row for all columns of a vector: a pack's lanes are matrices, a single matrix's lanes
 // are its columns.
 inline Lanes spread(const Lanes& number) { return number; }
@@ -180,7 +174,7 @@ void reduce(Lanes* a, Index row, Index vectors, Index n, AlignedBuffer& scratch,
       if constexpr (kWidth == 1) {
         along = product[i];
       } else {
-        along = sum_of(product[i]);
+        along = sum_of_lanes(product[i]);
       }
       x[i] = tau_right * (along * scale_right + entries[i * line + k + 1] - un[i] * overlap);
     }

@@ -303,10 +303,6 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
   return true;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                                           \
-  template bool mask_only<Scalar>(const MatrixView<Scalar>&, double, const std::int64_t*, Index, bool, double*, \
-                                  double*, double*, double*, Index, MaskOnlyWorkspace&, Ahead);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(mask_only);
 
 }  // namespace attnscope

@@ -165,13 +165,10 @@ void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, Matrix
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                          \
-  template bool any_nonzero<Scalar>(const Scalar*, Index, Index); \
-  template bool all_finite<Scalar>(const MatrixView<Scalar>&); \
-  template bool is_causal<Scalar>(const MatrixView<Scalar>&);  \
-  template MatrixReading read_once<Scalar>(const MatrixView<Scalar>&); \
-  template void read_lines<Scalar>(const MatrixView<Scalar>&, Index, Index, MatrixReading&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(any_nonzero);
+ATTNSCOPE_COMPILE(all_finite);
+ATTNSCOPE_COMPILE(is_causal);
+ATTNSCOPE_COMPILE(read_once);
+ATTNSCOPE_COMPILE(read_lines);
 
 }  // namespace attnscope

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <limits>
 #include <type_traits>
 #include <vector>
 
 #include "simd/memory.h"
 
 namespace attnscope {
+
+// What has no value.
+inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // A read-only strided view of one [n, n] matrix in the caller's memory. Either stride may be zero (an
 // expanded tensor), and neither needs to be contiguous, so slices and transposes are read in place.
@@ -84,3 +88,10 @@ struct RowScratch {
   MACRO(double)                          \
   MACRO(Eigen::half)                     \
   MACRO(Eigen::bfloat16)
+
+// Compiles a function template for each of them, as it is declared.
+#define ATTNSCOPE_COMPILE(function)                          \
+  template decltype(function<float>) function<float>;        \
+  template decltype(function<double>) function<double>;      \
+  template decltype(function<Eigen::half>) function<Eigen::half>; \
+  template decltype(function<Eigen::bfloat16>) function<Eigen::bfloat16>

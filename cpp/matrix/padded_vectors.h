@@ -7,12 +7,6 @@
 // 0 behind their own length.
 namespace attnscope {
 
-inline double sum_of_lanes(Lanes x) {
-  double sum = 0.0;
-  for (Index lane = 0; lane < kPackWidth; ++lane) sum += x[lane];
-  return sum;
-}
-
 inline double inner_product(const double* x, const double* y, Index padded) {
   assert(padded >= 0 && padded % kPackWidth == 0);
   const Lanes* a = reinterpret_cast<const Lanes*>(x);

@@ -161,7 +161,7 @@ double visible_quantile(const MatrixView<Scalar>& attention, const Support& supp
   const Index n = attention.rows();
   Index count = 0;
   for (Index i = 0; i < n; ++i) count += visible_keys(support, i, n);
-  if (count == 0) return std::numeric_limits<double>::quiet_NaN();
+  if (count == 0) return kNaN;
   const double position = q * static_cast<double>(count - 1);
   const double rank = std::floor(position);
   double at = 0.0;
@@ -176,10 +176,6 @@ double visible_quantile(const MatrixView<Scalar>& attention, const Support& supp
   return position == rank ? at : at + (next - at) * (position - rank);
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                         \
-  template double visible_quantile<Scalar>(const MatrixView<Scalar>&, const Support&, double, \
-                                           QuantileWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(visible_quantile);
 
 }  // namespace attnscope

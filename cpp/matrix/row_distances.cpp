@@ -35,7 +35,7 @@ void add_tile(const double* rows, const double* others, Index stride, Index coun
     }
   }
   for (Index r = 0; r < kAcross; ++r) {
-    for (Index c = 0; c < kDown; ++c) sums[r][c] += sum(lanes[r][c]);
+    for (Index c = 0; c < kDown; ++c) sums[r][c] += sum_of_lanes(lanes[r][c]);
   }
 }
 

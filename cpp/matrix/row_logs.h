@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 
 #include "matrix/rows.h"
 #include "simd/logarithm.h"
@@ -46,9 +45,9 @@ double row_entropy(const WideType* row, Index end, Index n, double* mass) {
   });
   // −0 has a sign too, and is no negative entry.
   if (any(signs < 0) && std::any_of(row, row + end, [](WideType x) { return x < 0; })) {
-    return std::numeric_limits<double>::quiet_NaN();
+    return kNaN;
   }
-  return 0.0 - sum(even + odd);
+  return 0.0 - sum_of_lanes(even + odd);
 }
 
 // Σ x·logs, summed as row_entropy sums: where `logs` are the logarithms of the row itself the two
@@ -61,7 +60,7 @@ double row_cross(const WideType* row, Index end, Index n, const double* logs) {
     even = multiply_add(a, load(logs + j), even);
     odd = multiply_add(b, load(logs + j + kPackWidth), odd);
   });
-  return sum(even + odd);
+  return sum_of_lanes(even + odd);
 }
 
 }  // namespace attnscope

@@ -91,16 +91,12 @@ bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Supp
   Lanes non_finite{};
   Index j = 0;
   for (; j + kPackWidth <= n; j += kPackWidth) non_finite += load(mass + j) * 0.0;
-  double rest = sum(non_finite);
+  double rest = sum_of_lanes(non_finite);
   for (; j < n; ++j) rest += mass[j] * 0.0;
   // A sum of finite float64 numbers can overflow, one of the shorter types cannot.
   return rest == 0.0 || (std::is_same_v<Scalar, double> && all_finite(attention));
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                      \
-  template bool row_statistics<Scalar>(const MatrixView<Scalar>&, bool, Support&, double*, \
-                                       double*, RowScratch&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(row_statistics);
 
 }  // namespace attnscope

@@ -69,15 +69,9 @@ Lanes load_head(const WideType* from, Index count, Index readable) {
 
 inline void store(double* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof(lanes)); }
 
-inline double sum(Lanes lanes) {
-  double total = 0.0;
-  for (Index k = 0; k < kPackWidth; ++k) total += lanes[k];
-  return total;
-}
-
 // A run of `count` >= 0 contiguous entries, widened.
 template <class Scalar>
-void widen(const Scalar* from, Index count, Wide<Scalar>* to) {
+void widen_run(const Scalar* from, Index count, Wide<Scalar>* to) {
   assert(count >= 0);
   if constexpr (std::is_same_v<Scalar, Eigen::bfloat16>) {
     for (Index j = 0; j < count; ++j) {
@@ -141,7 +135,7 @@ class RowReader {
     const Index column_stride = matrix_.innerStride();
     const Scalar* data = matrix_.data() + first_ * row_stride;
     if (column_stride == 1) {
-      widen(data, end, panel_);
+      widen_run(data, end, panel_);
     } else {
       for (Index j = 0; j < end; ++j) {
         for (Index r = 0; r < rows; ++r) {

@@ -17,14 +17,16 @@ constexpr double kSmallest = 1e-200;
 constexpr double kLargest = 1e200;
 
 template <class Scalar>
-void widen_row(const Scalar* from, Index column_stride, Index width, double* row) {
-  Index k = 0;
-  if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
-    if (column_stride == 1) {
-      for (; k + kPackWidth <= width; k += kPackWidth) store(row + k, load(from + k));
+void widen_entries(const Scalar* from, Index stride, Index count, double* to) {
+  if (stride == 1) {
+    Index k = 0;
+    if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
+      for (; k + kPackWidth <= count; k += kPackWidth) store(to + k, load(from + k));
     }
+    for (; k < count; ++k) to[k] = static_cast<double>(from[k]);
+  } else {
+    for (Index k = 0; k < count; ++k) to[k] = static_cast<double>(from[k * stride]);
   }
-  for (; k < width; ++k) row[k] = static_cast<double>(from[k * column_stride]);
 }
 
 // Σ x²; NaN or infinite where an entry is.
@@ -37,7 +39,7 @@ double squares_of(const double* row, Index width) {
     even += a * a;
     odd += b * b;
   }
-  double squares = sum(even + odd);
+  double squares = sum_of_lanes(even + odd);
   for (; k < width; ++k) squares += row[k] * row[k];
   return squares;
 }
@@ -77,14 +79,7 @@ double safe_scale(double largest) {
 
 template <class Scalar>
 void widen_row(const MatrixView<Scalar>& matrix, Index i, double* out) {
-  const Index n = matrix.cols();
-  const Index column_stride = matrix.innerStride();
-  const Scalar* in = matrix.data() + i * matrix.outerStride();
-  if (column_stride == 1) {
-    for (Index j = 0; j < n; ++j) out[j] = static_cast<double>(in[j]);
-  } else {
-    for (Index j = 0; j < n; ++j) out[j] = static_cast<double>(in[j * column_stride]);
-  }
+  widen_entries(matrix.data() + i * matrix.outerStride(), matrix.innerStride(), matrix.cols(), out);
 }
 
 template <class Scalar>
@@ -111,7 +106,7 @@ bool widen_states(const Scalar* states, Index row_stride, Index column_stride, I
   bool finite = true;
   for (Index i = begin; i < end; ++i) {
     double* row = out + i * width;
-    widen_row(states + i * row_stride, column_stride, width, row);
+    widen_entries(states + i * row_stride, column_stride, width, row);
     const double squares = squares_of(row, width);
     if (squares > kSmallest && squares < kLargest) {
       if (unit) scale(row, width, 1.0 / std::sqrt(squares));
@@ -130,12 +125,8 @@ bool widen_states(const Scalar* states, Index row_stride, Index column_stride, I
   return finite;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                        \
-  template void widen_row<Scalar>(const MatrixView<Scalar>&, Index, double*);                \
-  template double widen<Scalar>(const MatrixView<Scalar>&, double*, Index);                  \
-  template bool widen_states<Scalar>(const Scalar*, Index, Index, Index, Index, Index, bool, \
-                                     double*);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(widen_row);
+ATTNSCOPE_COMPILE(widen);
+ATTNSCOPE_COMPILE(widen_states);
 
 }  // namespace attnscope

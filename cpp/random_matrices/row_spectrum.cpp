@@ -95,10 +95,6 @@ void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
   for (Index lane = 0; lane < count; ++lane) std::reverse(out[lane], out[lane] + n);
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                              \
-  template void row_spectra<Scalar>(std::span<const MatrixView<Scalar>>, bool,     \
-                                    RowSpectrumWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(row_spectra);
 
 }  // namespace attnscope

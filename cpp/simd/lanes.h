@@ -91,6 +91,12 @@ inline bool any(LaneMask mask) {
   return bits != 0;
 }
 
+inline double sum_of_lanes(Lanes x) {
+  double sum = 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) sum += x[lane];
+  return sum;
+}
+
 // `size` entries of a pack in `buffer`, not initialised.
 inline Lanes* lane_buffer(AlignedBuffer& buffer, Index size) {
   return reinterpret_cast<Lanes*>(buffer.resize(size * kPackWidth));

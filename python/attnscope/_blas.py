@@ -15,8 +15,7 @@ def one_thread() -> AbstractContextManager[Any]:
     of 128 tokens on two busy cores: 34 ms of processor time instead of 4), and the last bits of results would
     follow the number of threads. Torch's own threads stay as they are.
     """
-    limited: AbstractContextManager[Any] = _libraries().limit(limits=1, user_api="blas")
-    return limited
+    return _libraries().limit(limits=1, user_api="blas")
 
 
 @cache

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -101,8 +101,7 @@ def _one_per_layer(function: str, lengths: Lengths, heads: Attention) -> torch.T
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """`value` as a float tensor [..., n, n] on the CPU."""
     if _core.is_plain_batch(value):
-        plain: torch.Tensor = value
-        return plain
+        return value
     tensor = _device.to_host(float_tensor(function, name, value))
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
@@ -247,6 +246,14 @@ def whole(function: str, name: str, value: Any) -> int:
     return number
 
 
+def at_least(function: str, name: str, value: Any, least: int, words: str = "at least") -> int:
+    """`value` as an int that is not below another."""
+    number = whole(function, name, value)
+    if number < least:
+        raise ValueError(f"{function}: {name} must be {words} {least}, got {number}")
+    return number
+
+
 def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
     """Training steps as integers, from numbers or from their digits."""
     found = []
@@ -301,6 +308,14 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
         f"{function}: support", support, attention.tensor.shape, "does not broadcast to attention of shape"
     )
     return _device.to_host(support)
+
+
+def computed(
+    kernel: Callable[..., Any], function: str, checked: Attention, *arguments: Any, unit: str = "matrices"
+) -> Any:
+    """What a function of the core gives for a checked argument, `finished`: one result or several."""
+    *results, non_finite = kernel(checked.tensor, checked.lengths, *arguments)
+    return finished(function, checked, results[0] if len(results) == 1 else results, non_finite, unit)
 
 
 def finished(

@@ -28,9 +28,6 @@ def _byte_of() -> dict[str, int]:
 def readable(token: str) -> str:
     r"""The text of a token, its leading space included.
 
-    Args:
-        token: as the tokenizer's vocabulary writes it.
-
     >>> readable("\u0120the"), readable("\u2581the"), readable("\u010a"), readable("caf\u00c3\u00a9")
     (' the', ' the', '\n', 'café')
     """

@@ -122,7 +122,8 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
   write(numbers);
 
   SingularValuesWorkspace singular;
-  singular_values(view, numbers.data(), singular);
+  double* const places[] = {numbers.data()};
+  singular_values(one, std::span<double* const>(places), singular);
   write(numbers);
   ParticipationRatioWorkspace ratio;
   write(participation_ratio_singular(view, ratio));

@@ -55,8 +55,7 @@ py::tuple cloud_distances(const py::object& points, const py::object& lengths,
 }  // namespace
 
 void bind_cloud_distances(py::module_& module) {
-  module.def("cloud_distances", &cloud_distances, py::arg("points"), py::arg("lengths"),
-             py::arg("metric"));
+  define(module, "cloud_distances", &cloud_distances, "points", "lengths", "metric");
 }
 
 }  // namespace attnscope

@@ -57,10 +57,8 @@ py::tuple components(const py::object& distances, const py::object& lengths,
 }  // namespace
 
 void bind_fragmentation(py::module_& module) {
-  module.def("fragmentation", &fragments, py::arg("distances"), py::arg("lengths"),
-             py::arg("subsets"), py::arg("subset_count"));
-  module.def("cloud_components", &components, py::arg("distances"), py::arg("lengths"),
-             py::arg("scales"), py::arg("scale_count"), py::arg("min_size"));
+  define(module, "fragmentation", &fragments, "distances", "lengths", "subsets", "subset_count");
+  define(module, "cloud_components", &components, "distances", "lengths", "scales", "scale_count", "min_size");
 }
 
 }  // namespace attnscope

@@ -110,11 +110,9 @@ py::tuple two_nearest(const py::object& distances, const py::object& lengths,
 }  // namespace
 
 void bind_local_dimension(py::module_& module) {
-  module.def("local_dimension", &dimensions, py::arg("distances"), py::arg("lengths"),
-             py::arg("groups"), py::arg("one_group_for_all"), py::arg("subsets"),
-             py::arg("subset_count"), py::arg("k"));
-  module.def("two_nn", &two_nearest, py::arg("distances"), py::arg("lengths"), py::arg("subsets"),
-             py::arg("subset_count"), py::arg("discard"));
+  define(module, "local_dimension", &dimensions, "distances", "lengths", "groups", "one_group_for_all", "subsets",
+         "subset_count", "k");
+  define(module, "two_nn", &two_nearest, "distances", "lengths", "subsets", "subset_count", "discard");
 }
 
 }  // namespace attnscope

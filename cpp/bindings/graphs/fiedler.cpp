@@ -40,11 +40,9 @@ py::tuple vector(const py::object& attention, const py::object& lengths,
 }  // namespace
 
 void bind_fiedler(py::module_& module) {
-  module.def("fiedler_value", &value, py::arg("attention"), py::arg("lengths"),
-             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"),
-             py::arg("precision"));
-  module.def("fiedler_vector", &vector, py::arg("attention"), py::arg("lengths"),
-             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"));
+  define(module, "fiedler_value", &value, "attention", "lengths", "symmetrize", "threshold", "normalized",
+         "precision");
+  define(module, "fiedler_vector", &vector, "attention", "lengths", "symmetrize", "threshold", "normalized");
 }
 
 }  // namespace attnscope

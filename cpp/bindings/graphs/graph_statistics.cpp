@@ -40,8 +40,7 @@ py::tuple graph_statistics_of(const py::object& attention, const py::object& len
 }  // namespace
 
 void bind_graph_statistics(py::module_& module) {
-  module.def("graph_statistics", &graph_statistics_of, py::arg("attention"), py::arg("lengths"),
-             py::arg("thresholds"));
+  define(module, "graph_statistics", &graph_statistics_of, "attention", "lengths", "thresholds");
 }
 
 }  // namespace attnscope

@@ -28,8 +28,8 @@ py::tuple eigenvalues(const py::object& attention, const py::object& lengths, In
 }  // namespace
 
 void bind_laplacian(py::module_& module) {
-  module.def("laplacian_eigenvalues", &eigenvalues, py::arg("attention"), py::arg("lengths"),
-             py::arg("k"), py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"));
+  define(module, "laplacian_eigenvalues", &eigenvalues, "attention", "lengths", "k", "symmetrize", "threshold",
+         "normalized");
 }
 
 }  // namespace attnscope

@@ -26,8 +26,7 @@ py::tuple numbers(const py::object& attention, const py::object& lengths,
 }  // namespace
 
 void bind_betti(py::module_& module) {
-  module.def("betti_numbers", &numbers, py::arg("attention"), py::arg("lengths"),
-             py::arg("thresholds"), py::arg("symmetrize"));
+  define(module, "betti_numbers", &numbers, "attention", "lengths", "thresholds", "symmetrize");
 }
 
 }  // namespace attnscope

@@ -75,8 +75,7 @@ py::tuple bars(const py::object& attention, const py::object& lengths, int max_d
 }  // namespace
 
 void bind_persistence(py::module_& module) {
-  module.def("persistence", &bars, py::arg("attention"), py::arg("lengths"),
-             py::arg("max_dimension"), py::arg("symmetrize"), py::arg("metric"));
+  define(module, "persistence", &bars, "attention", "lengths", "max_dimension", "symmetrize", "metric");
   module.attr("max_vertices") = kMaxVertices;
 }
 

@@ -56,7 +56,7 @@ py::tuple removal(const py::object& heads, const py::object& lengths, const py::
         const RemovalRows out{before.data + at, after.data + at, excluded.data + at,
                               keep_attention ? attention.data + at * batch.n : nullptr, batch.n,
                               learned == nullptr ? nullptr : learned + at};
-        sink_removal(views, own, removed.at(layer), removed.stride, begin, end, out, workspace);
+        sink_removal(views, own, removed.at(layer), removed.column_stride, begin, end, out, workspace);
       });
   return py::make_tuple(before.tensor, after.tensor, excluded.tensor,
                         keep_attention ? attention.tensor : py::none(), non_finite);
@@ -65,10 +65,9 @@ py::tuple removal(const py::object& heads, const py::object& lengths, const py::
 }  // namespace
 
 void bind_divergence(py::module_& module) {
-  module.def("head_divergence", &divergence, py::arg("heads"), py::arg("lengths"),
-             py::arg("support"), py::arg("entropy"));
-  module.def("sink_removal", &removal, py::arg("heads"), py::arg("lengths"), py::arg("support"),
-             py::arg("keys").none(false), py::arg("keep_attention"), py::arg("sink_mass"));
+  define(module, "head_divergence", &divergence, "heads", "lengths", "support", "entropy");
+  define(module, "sink_removal", &removal, "heads", "lengths", "support", py::arg("keys").none(false),
+         "keep_attention", "sink_mass");
 }
 
 }  // namespace attnscope

@@ -23,8 +23,7 @@ py::tuple entropy(const py::object& attention, const py::object& lengths, const 
 }  // namespace
 
 void bind_entropy(py::module_& module) {
-  module.def("attention_entropy", &entropy, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("normalized"));
+  define(module, "attention_entropy", &entropy, "attention", "lengths", "support", "normalized");
 }
 
 }  // namespace attnscope

@@ -86,12 +86,10 @@ py::tuple far(const py::object& attention, const py::object& lengths, const py::
 }  // namespace
 
 void bind_sinks(py::module_& module) {
-  module.def("sink_statistics", &sink_statistics_of, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("incoming"), py::arg("entropy"), py::arg("min_visibility"),
-             py::arg("first_and_queries"), py::arg("top"));
-  module.def("sink_tokens", &tokens, py::arg("attention"), py::arg("lengths"), py::arg("support"),
-             py::arg("tau"), py::arg("gamma"), py::arg("min_visibility"));
-  module.def("far_attention", &far, py::arg("attention"), py::arg("lengths"), py::arg("support"));
+  define(module, "sink_statistics", &sink_statistics_of, "attention", "lengths", "support", "incoming", "entropy",
+         "min_visibility", "first_and_queries", "top");
+  define(module, "sink_tokens", &tokens, "attention", "lengths", "support", "tau", "gamma", "min_visibility");
+  define(module, "far_attention", &far, "attention", "lengths", "support");
 }
 
 }  // namespace attnscope

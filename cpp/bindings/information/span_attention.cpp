@@ -27,7 +27,7 @@ py::tuple fields(const py::object& attention, const py::object& lengths, const p
         Support own = supports.given(index);
         SpanAttention found;
         if (!span_attention(view, supports.automatic, own, start, ends[1], marked.at(index),
-                            marked.stride, found)) {
+                            marked.column_stride, found)) {
           return false;
         }
         const double values[] = {found.share,   found.uniform, found.boost,    found.diagonal,
@@ -43,8 +43,7 @@ py::tuple fields(const py::object& attention, const py::object& lengths, const p
 }  // namespace
 
 void bind_span_attention(py::module_& module) {
-  module.def("span_attention", &fields, py::arg("attention"), py::arg("lengths"), py::arg("support"),
-             py::arg("spans"), py::arg("special"));
+  define(module, "span_attention", &fields, "attention", "lengths", "support", "spans", "special");
 }
 
 }  // namespace attnscope

@@ -120,11 +120,9 @@ py::tuple by_offset(const py::object& values, const py::object& lengths) {
 }  // namespace
 
 void bind_toeplitz(py::module_& module) {
-  module.def("toeplitz_split", &split, py::arg("scores"), py::arg("lengths"), py::arg("late"), py::arg("weights"),
-             py::arg("weight_matrices"));
-  module.def("mask_only", &cut, py::arg("scores"), py::arg("lengths"), py::arg("sinks"), py::arg("sink_count"),
-             py::arg("queries"), py::arg("body"));
-  module.def("offset_variance", &by_offset, py::arg("values"), py::arg("lengths"));
+  define(module, "toeplitz_split", &split, "scores", "lengths", "late", "weights", "weight_matrices");
+  define(module, "mask_only", &cut, "scores", "lengths", "sinks", "sink_count", "queries", "body");
+  define(module, "offset_variance", &by_offset, "values", "lengths");
 }
 
 }  // namespace attnscope

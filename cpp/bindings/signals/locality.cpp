@@ -24,8 +24,7 @@ py::tuple ratio(const py::object& attention, const py::object& lengths, const py
 }  // namespace
 
 void bind_locality(py::module_& module) {
-  module.def("local_global_ratio", &ratio, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("window"), py::arg("drop_first"));
+  define(module, "local_global_ratio", &ratio, "attention", "lengths", "support", "window", "drop_first");
 }
 
 }  // namespace attnscope

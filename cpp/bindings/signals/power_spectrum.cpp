@@ -31,9 +31,8 @@ py::tuple spectrum(const py::object& attention, const py::object& lengths,
 }  // namespace
 
 void bind_power_spectrum(py::module_& module) {
-  module.def("power_spectrum", &spectrum, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("signal"), py::arg("drop_first"), py::arg("detrend"),
-             py::arg("min_keys"), py::arg("hann"), py::arg("padding"), py::arg("bands"));
+  define(module, "power_spectrum", &spectrum, "attention", "lengths", "support", "signal", "drop_first", "detrend",
+         "min_keys", "hann", "padding", "bands");
 }
 
 }  // namespace attnscope

@@ -26,9 +26,8 @@ py::tuple spectral(const py::object& attention, const py::object& lengths,
 }  // namespace
 
 void bind_uncertainty(py::module_& module) {
-  module.def("spectral_uncertainty", &spectral, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("signal"), py::arg("drop_first"), py::arg("min_keys"),
-             py::arg("root"));
+  define(module, "spectral_uncertainty", &spectral, "attention", "lengths", "support", "signal", "drop_first",
+         "min_keys", "root");
 }
 
 }  // namespace attnscope

@@ -55,13 +55,11 @@ py::tuple scalogram(const py::object& attention, const py::object& lengths,
 }  // namespace
 
 void bind_wavelet(py::module_& module) {
-  module.def("wavelet_levels", &wavelet_levels, py::arg("n"));
-  module.def("wavelet_transform", &transform, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("signal"), py::arg("drop_first"), py::arg("detrend"),
-             py::arg("min_keys"), py::arg("levels"), py::arg("resample"));
-  module.def("morlet_scalogram", &scalogram, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("signal"), py::arg("drop_first"), py::arg("detrend"),
-             py::arg("min_keys"), py::arg("scales"), py::arg("omega"));
+  define(module, "wavelet_levels", &wavelet_levels, "n");
+  define(module, "wavelet_transform", &transform, "attention", "lengths", "support", "signal", "drop_first", "detrend",
+         "min_keys", "levels", "resample");
+  define(module, "morlet_scalogram", &scalogram, "attention", "lengths", "support", "signal", "drop_first", "detrend",
+         "min_keys", "scales", "omega");
 }
 
 }  // namespace attnscope

@@ -28,8 +28,7 @@ py::tuple participation_ratio(const py::object& attention, const py::object& len
 }  // namespace
 
 void bind_participation_ratio(py::module_& module) {
-  module.def("participation_ratio", &participation_ratio, py::arg("attention"), py::arg("lengths"),
-             py::arg("spectrum"));
+  define(module, "participation_ratio", &participation_ratio, "attention", "lengths", "spectrum");
 }
 
 }  // namespace attnscope

@@ -22,7 +22,7 @@ py::tuple values(const py::object& attention, const py::object& lengths) {
 }  // namespace
 
 void bind_singular_values(py::module_& module) {
-  module.def("singular_values", &values, py::arg("attention"), py::arg("lengths"));
+  define(module, "singular_values", &values, "attention", "lengths");
 }
 
 }  // namespace attnscope

@@ -26,7 +26,7 @@ py::tuple alignment(const py::object& attention, const py::object& lengths,
           std::vector<AlignedHead<Scalar>> heads;
           for (const Index index : group) {
             heads.push_back({view_of(batch, data, index), status.supports[index],
-                             left_out.at(index), left_out.stride});
+                             left_out.at(index), left_out.column_stride});
           }
           std::vector<PairMoments> found(heads.size());
           alignment_moments(std::span<const AlignedHead<Scalar>>(heads), unit, beside.width, begin,
@@ -45,8 +45,7 @@ py::tuple alignment(const py::object& attention, const py::object& lengths,
 }  // namespace
 
 void bind_alignment(py::module_& module) {
-  module.def("geometric_semantic_alignment", &alignment, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("states"), py::arg("without"));
+  define(module, "geometric_semantic_alignment", &alignment, "attention", "lengths", "support", "states", "without");
 }
 
 }  // namespace attnscope

@@ -29,7 +29,7 @@ py::tuple influence(const py::object& attention, const py::object& lengths,
             const Index at = index * batch.n;
             const Influence out{magnitude.data + at, directional.data + at, change.data + at};
             reference_influence(view, status.supports[index], wide, beside.width, marked.at(index),
-                                marked.stride, begin, last, out, workspace);
+                                marked.column_stride, begin, last, out, workspace);
           }
         });
       });
@@ -39,8 +39,8 @@ py::tuple influence(const py::object& attention, const py::object& lengths,
 }  // namespace
 
 void bind_reference_influence(py::module_& module) {
-  module.def("reference_influence", &influence, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("states"), py::arg("reference").none(false));
+  define(module, "reference_influence", &influence, "attention", "lengths", "support", "states",
+         py::arg("reference").none(false));
 }
 
 }  // namespace attnscope

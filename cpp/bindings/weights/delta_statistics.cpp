@@ -72,8 +72,7 @@ py::tuple delta_statistics(const py::object& before, const py::object& after,
 }  // namespace
 
 void bind_delta_statistics(py::module_& module) {
-  module.def("delta_statistics", &delta_statistics, py::arg("before"), py::arg("after"),
-             py::arg("delta"));
+  define(module, "delta_statistics", &delta_statistics, "before", "after", "delta");
 }
 
 }  // namespace attnscope

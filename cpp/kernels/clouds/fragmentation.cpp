@@ -3,13 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 namespace attnscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 double median(std::vector<double>& values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -98,12 +95,7 @@ void cloud_components(const MatrixView<Scalar>& distances, const double* scales,
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                          \
-  template double fragmentation<Scalar>(const MatrixView<Scalar>&, const bool*,                \
-                                        FragmentationWorkspace&);                              \
-  template void cloud_components<Scalar>(const MatrixView<Scalar>&, const double*, Index,      \
-                                         Index, Components*, FragmentationWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(fragmentation);
+ATTNSCOPE_COMPILE(cloud_components);
 
 }  // namespace attnscope

@@ -4,12 +4,9 @@
 #include <algorithm>
 #include <cassert>
 #include <cmath>
-#include <limits>
 
 namespace attnscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Writes the logarithms of the distances of the `wanted` nearest members to `out`; how many there
 // are.
@@ -150,11 +147,6 @@ double two_nn(const Neighbours& neighbours, const bool* member, double discard,
   return sum > 0.0 ? products / sum : kNaN;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
-  template void sort_neighbours<Scalar>(const MatrixView<Scalar>&, const std::int64_t*, Index,    \
-                                        Index, Neighbours&, std::vector<std::int32_t>&,           \
-                                        NeighbourScratch&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(sort_neighbours);
 
 }  // namespace attnscope

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "graphs/graph_rows.h"
 #include "linalg/eigenvalues.h"
@@ -13,8 +12,6 @@
 
 namespace attnscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Up to this size the tridiagonal form costs less than a factor and the steps with it.
 constexpr Index kLargestTridiagonal = 96;
@@ -360,14 +357,8 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
   choose_sign(out, n);
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
-  template void fiedler_values<Scalar>(std::span<const MatrixView<Scalar>>, const GraphOptions&,  \
-                                       Precision, double*, FiedlerWorkspace&);                    \
-  template double fiedler_value_direct<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,    \
-                                               LaplacianWorkspace&);                              \
-  template void fiedler_vector<Scalar>(const MatrixView<Scalar>&, const GraphOptions&, double*,   \
-                                       FiedlerWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(fiedler_values);
+ATTNSCOPE_COMPILE(fiedler_value_direct);
+ATTNSCOPE_COMPILE(fiedler_vector);
 
 }  // namespace attnscope

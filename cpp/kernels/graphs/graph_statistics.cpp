@@ -3,13 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 
 namespace attnscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Σ_k (2k − n − 1) d_(k) / (n Σ d), exact up to the division.
 double gini_of(const std::int64_t* degree, Index n, std::vector<std::int64_t>& histogram) {
@@ -111,10 +108,6 @@ void graph_statistics(const MatrixView<Scalar>& attention, const double* thresho
 
 void finish_graph_statistics(GraphStatisticsWorkspace& workspace) { workspace.spectra.flush(); }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                          \
-  template void graph_statistics<Scalar>(const MatrixView<Scalar>&, const double*, Index,      \
-                                         const GraphStatisticsOut&, GraphStatisticsWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(graph_statistics);
 
 }  // namespace attnscope

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
-#include <numeric>
 
 #include "graphs/graph_rows.h"
 #include "linalg/eigenvalues.h"
@@ -14,27 +12,6 @@
 
 namespace attnscope {
 namespace {
-
-Index find_root(std::vector<Index>& parent, Index node) {
-  while (parent[node] != node) {
-    parent[node] = parent[parent[node]];
-    node = parent[node];
-  }
-  return node;
-}
-
-double edge_weight(double a, double b, const GraphOptions& options) {
-  if (options.threshold) return std::max(a, b) >= *options.threshold ? 1.0 : 0.0;
-  switch (options.symmetrize) {
-    case Symmetrize::mean:
-      return 0.5 * (a + b);
-    case Symmetrize::max:
-      return std::max(a, b);
-    case Symmetrize::min:
-      return std::min(a, b);
-  }
-  return 0.0;
-}
 
 // No instruction set works on more matrices at once.
 constexpr std::size_t kMostTogether = 32;
@@ -140,10 +117,9 @@ bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& opti
   for (Index i = 0; i < n; ++i) {
     w(i, i) = 0.0;
     for (Index j = 0; j < i; ++j) {
-      const double weight = edge_weight(static_cast<double>(attention(i, j)),
-                                        static_cast<double>(attention(j, i)), options);
-      w(i, j) = weight;
-      w(j, i) = weight;
+      const double one = static_cast<double>(attention(i, j)), other = static_cast<double>(attention(j, i));
+      w(i, j) = w(j, i) = options.threshold ? std::max(one, other) >= *options.threshold ? 1.0 : 0.0
+                                            : symmetrized(one, other, options.symmetrize);
     }
   }
   workspace.degree = w.colwise().sum().transpose();
@@ -167,22 +143,7 @@ void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace) {
 
 Index count_components(LaplacianWorkspace& workspace) {
   const Eigen::MatrixXd& w = workspace.weights;
-  const Index n = w.rows();
-  std::vector<Index>& parent = workspace.parent;
-  parent.resize(static_cast<std::size_t>(n));
-  std::iota(parent.begin(), parent.end(), Index{0});
-  Index components = n;
-  for (Index j = 0; j < n && components > 1; ++j) {
-    for (Index i = j + 1; i < n; ++i) {
-      if (w(i, j) <= 0.0) continue;
-      const Index a = find_root(parent, i);
-      const Index b = find_root(parent, j);
-      if (a == b) continue;
-      parent[a] = b;
-      --components;
-    }
-  }
-  return components;
+  return count_graph_components(w.rows(), workspace.graph.queue, [&](Index i, Index j) { return w(i, j); });
 }
 
 template <class Scalar>
@@ -192,7 +153,7 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
   const Index components = graph ? count_components(workspace) : 0;
   laplacian_from_weights(options.normalized, workspace);
   if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
-    std::fill(out, out + k, std::numeric_limits<double>::quiet_NaN());
+    std::fill(out, out + k, kNaN);
     return;
   }
   const Eigen::VectorXd values = symmetric_eigenvalues(workspace.weights);
@@ -260,14 +221,8 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                              \
-  template bool graph_weights<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,              \
-                                      LaplacianWorkspace&);                                        \
-  template void laplacian_eigenvalues<Scalar>(const MatrixView<Scalar>&, const GraphOptions&, Index, \
-                                              double*, LaplacianWorkspace&);                       \
-  template void laplacian_spectra<Scalar>(std::span<const MatrixView<Scalar>>, const GraphOptions&, \
-                                          Index, std::span<double* const>, LaplacianWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(graph_weights);
+ATTNSCOPE_COMPILE(laplacian_eigenvalues);
+ATTNSCOPE_COMPILE(laplacian_spectra);
 
 }  // namespace attnscope

@@ -16,7 +16,6 @@ namespace attnscope {
 struct LaplacianWorkspace {
   Eigen::MatrixXd weights;
   Eigen::VectorXd degree;
-  std::vector<Index> parent;
   GraphRows graph;
   AlignedBuffer pack;
   AlignedBuffer vectors;

@@ -13,18 +13,6 @@
 namespace attnscope {
 namespace {
 
-double edge_weight(double a, double b, Symmetrize symmetrize) {
-  switch (symmetrize) {
-    case Symmetrize::mean:
-      return std::min(0.5 * (a + b), 1.0);
-    case Symmetrize::max:
-      return std::min(std::max(a, b), 1.0);
-    case Symmetrize::min:
-      return std::min(std::min(a, b), 1.0);
-  }
-  return 0.0;
-}
-
 // No weight reaches a threshold of 1 or more, not even a weight of 1.
 double level(double threshold) {
   return threshold < 1.0 ? threshold : std::numeric_limits<double>::infinity();
@@ -65,7 +53,7 @@ void find_edges(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
       const double there = static_cast<double>(attention(i, j));
       const double back = static_cast<double>(attention(j, i));
       if (j == i || (j > i && back >= smallest)) return;  // that row lists the pair
-      const double weight = edge_weight(there, back, symmetrize);
+      const double weight = std::min(symmetrized(there, back, symmetrize), 1.0);
       if (weight < smallest) return;
       std::size_t group = 0;
       while (weight < thresholds[group]) ++group;
@@ -123,10 +111,6 @@ void betti_numbers(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                              \
-  template void betti_numbers<Scalar>(const MatrixView<Scalar>&, Symmetrize, const double*, Index, \
-                                      std::int64_t*, BettiWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(betti_numbers);
 
 }  // namespace attnscope

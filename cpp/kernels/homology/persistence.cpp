@@ -88,10 +88,6 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                     \
-  template void persistence<Scalar>(const MatrixView<Scalar>&, const PersistenceOptions&, \
-                                    PersistenceWorkspace&, std::vector<Bar>&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(persistence);
 
 }  // namespace attnscope

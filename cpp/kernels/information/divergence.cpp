@@ -128,7 +128,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
     for (std::size_t h = 0; h < heads.size(); ++h) {
       Lanes mass{};
       for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
-      left[h] = sum(mass) + learned(h, i);
+      left[h] = sum_of_lanes(mass) + learned(h, i);
       mean_learned += learned(h, i) / static_cast<double>(heads.size());
       if (!(left[h] > 0.0)) continue;
       survivors += 1.0;
@@ -178,14 +178,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                            \
-  template void head_divergence<Scalar>(std::span<const MatrixView<Scalar>>,                     \
-                                        std::span<const Support>, Index, Index, double*, Index,  \
-                                        DivergenceWorkspace&, const double*);                    \
-  template void sink_removal<Scalar>(std::span<const MatrixView<Scalar>>,                        \
-                                     std::span<const Support>, const bool*, Index, Index, Index, \
-                                     const RemovalRows&, DivergenceWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(head_divergence);
+ATTNSCOPE_COMPILE(sink_removal);
 
 }  // namespace attnscope

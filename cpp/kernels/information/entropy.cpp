@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "matrix/row_statistics.h"
 #include "matrix/rows.h"
@@ -13,7 +12,6 @@ namespace attnscope {
 template <class Scalar>
 bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                        bool normalized, double* out, EntropyWorkspace& workspace) {
-  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   const Index n = attention.rows();
   workspace.mass.resize(static_cast<std::size_t>(n));
   if (!row_statistics(attention, find_support, support, workspace.mass.data(), out, workspace.rows)) {
@@ -28,10 +26,6 @@ bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, S
   return true;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                        \
-  template bool attention_entropy<Scalar>(const MatrixView<Scalar>&, bool, Support&, bool,   \
-                                          double*, EntropyWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(attention_entropy);
 
 }  // namespace attnscope

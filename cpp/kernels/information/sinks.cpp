@@ -12,8 +12,6 @@
 namespace attnscope {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
 // N_j to workspace.queries.
 void count_queries(const Support& support, Index n, SinkWorkspace& workspace) {
   workspace.queries.resize(static_cast<std::size_t>(n));
@@ -87,7 +85,7 @@ FarRow far_row(const WideType* row, Index left, Index right, Index end, Index n)
   };
   for_each_far_lane(row, 0, left, n, add);
   for_each_far_lane(row, right, end, n, add);
-  found.sum = sum(total);
+  found.sum = sum_of_lanes(total);
   const Lanes mean = broadcast(found.sum / found.count);
   Lanes squares{};
   const auto spread = [&](Lanes x, LaneMask counted) {
@@ -96,7 +94,7 @@ FarRow far_row(const WideType* row, Index left, Index right, Index end, Index n)
   };
   for_each_far_lane(row, 0, left, n, spread);
   for_each_far_lane(row, right, end, n, spread);
-  found.squares = sum(squares);
+  found.squares = sum_of_lanes(squares);
   found.largest = most[0];
   for (Index k = 1; k < kPackWidth; ++k) found.largest = std::max(found.largest, most[k]);
   return found;
@@ -236,15 +234,9 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
   return {share * scale, uniform * scale};
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
-  template bool sink_statistics<Scalar>(const MatrixView<Scalar>&, bool, Support&,                \
-                                        const SinkRequest&, SinkAnswers&, SinkWorkspace&);      \
-  template void sink_tokens<Scalar>(const MatrixView<Scalar>&, const Support&, const SinkRule&,   \
-                                    bool*, SinkWorkspace&);                                       \
-  template void far_attention<Scalar>(const MatrixView<Scalar>&, const Support&,                  \
-                                      const FarAttention&, SinkWorkspace&);                       \
-  template SinkShare sink_share<Scalar>(const MatrixView<Scalar>&, const Support&, Index, Index);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(sink_statistics);
+ATTNSCOPE_COMPILE(sink_tokens);
+ATTNSCOPE_COMPILE(far_attention);
+ATTNSCOPE_COMPILE(sink_share);
 
 }  // namespace attnscope

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <vector>
 
@@ -90,9 +89,8 @@ struct SinkAnswers {
   double* incoming = nullptr;
   double* entropy = nullptr;
   Index position = -1;
-  double top_mass = std::numeric_limits<double>::quiet_NaN();
-  SinkShare share{std::numeric_limits<double>::quiet_NaN(),
-                  std::numeric_limits<double>::quiet_NaN()};
+  double top_mass = kNaN;
+  SinkShare share{kNaN, kNaN};
 };
 
 // All answers from one read of the matrix. With `find_support` that read also finds out the support, otherwise

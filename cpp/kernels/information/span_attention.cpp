@@ -2,7 +2,6 @@
 #include "kernels/information/span_attention.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "matrix/matrix_view.h"
 #include "matrix/rows.h"
@@ -131,7 +130,7 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
     out.received_uniform += uniform_share(i, given.seen);
   }
   const auto m = static_cast<double>(stop - start);
-  const double scale = queries == 0 ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(queries);
+  const double scale = queries == 0 ? kNaN : static_cast<double>(queries);
   out.share /= m;
   out.uniform /= m;
   out.boost = out.share / out.uniform;
@@ -143,10 +142,6 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
   return true;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                            \
-  template bool span_attention<Scalar>(const MatrixView<Scalar>&, bool, Support&, Index, Index, \
-                                       const bool*, Index, SpanAttention&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(span_attention);
 
 }  // namespace attnscope

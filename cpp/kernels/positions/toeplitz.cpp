@@ -349,11 +349,7 @@ bool offset_variance(const MatrixView<Scalar>& values, double* mean, double* var
   return true;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                                             \
-  template bool toeplitz_split<Scalar>(const MatrixView<Scalar>&, bool, const double*, Index,                     \
-                                       const ToeplitzOutputs&, ToeplitzWorkspace&, ToeplitzAhead);                \
-  template bool offset_variance<Scalar>(const MatrixView<Scalar>&, double*, double*, std::int64_t*, ToeplitzWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(toeplitz_split);
+ATTNSCOPE_COMPILE(offset_variance);
 
 }  // namespace attnscope

@@ -32,10 +32,6 @@ double local_global_ratio(const MatrixView<Scalar>& attention, const Support& su
   return local / global;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                          \
-  template double local_global_ratio<Scalar>(const MatrixView<Scalar>&, const Support&, Index, \
-                                             bool, RowScratch&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(local_global_ratio);
 
 }  // namespace attnscope

@@ -82,12 +82,12 @@ void describe(double* power, Index bins, Index bands, double* out) {
     sum_of_logs += log_p;
     sum_of_p_logs += p * log_p;
   }
-  const double mean_log = sum(sum_of_logs) / static_cast<double>(bins);
+  const double mean_log = sum_of_lanes(sum_of_logs) / static_cast<double>(bins);
   for (Index band = 0; band < 3; ++band) out[band] = share[band] / total;
   out[3] = power[peak] / total;
   out[4] = static_cast<double>(peak) / nyquist;
   out[5] = gap ? 0.0 : std::min(1.0, std::exp(mean_log) * static_cast<double>(bins));
-  out[6] = std::max(0.0, -sum(sum_of_p_logs) / std::numbers::ln2);
+  out[6] = std::max(0.0, -sum_of_lanes(sum_of_p_logs) / std::numbers::ln2);
   if (bands > 0) band_shares(power, bins, total, bands, out + kSpectrumFields);
 }
 
@@ -116,10 +116,6 @@ void power_spectrum(const MatrixView<Scalar>& attention, const Support& support,
                   });
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                             \
-  template void power_spectrum<Scalar>(const MatrixView<Scalar>&, const Support&, \
-                                       const SpectrumOptions&, double*, SpectrumScratch&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(power_spectrum);
 
 }  // namespace attnscope

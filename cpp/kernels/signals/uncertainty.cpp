@@ -20,7 +20,7 @@ double entropy(const double* p, Index count, double total) {
         (here == kPackWidth ? load(p + k) : load_head(p + k, here, here)) * broadcast(1.0 / total);
     sums += x * bounded_log(x);
   }
-  return std::max(0.0, 0.0 - sum(sums));
+  return std::max(0.0, 0.0 - sum_of_lanes(sums));
 }
 
 double sum_of(const double* x, Index count) { return std::accumulate(x, x + count, 0.0); }
@@ -82,10 +82,6 @@ void uncertainty(const MatrixView<Scalar>& attention, const Support& support,
                   });
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                          \
-  template void uncertainty<Scalar>(const MatrixView<Scalar>&, const Support&, \
-                                    const SignalOptions&, bool, double*, UncertaintyScratch&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(uncertainty);
 
 }  // namespace attnscope

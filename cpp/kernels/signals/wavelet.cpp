@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <complex>
-#include <limits>
 #include <numbers>
 
 #include "matrix/rows.h"
@@ -13,7 +12,6 @@
 namespace attnscope {
 namespace {
 
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kRoot3 = std::numbers::sqrt3;
 constexpr double kNorm = 4.0 * std::numbers::sqrt2;
 // Analysis filters; the high-pass one is the low-pass one backwards with alternating signs.
@@ -76,7 +74,7 @@ double entropy_of_squares(const double* x, Index count, double total) {
     const Lanes p = value * value * scale;
     sums += p * bounded_log(p);
   }
-  return std::max(0.0, 0.0 - sum(sums) / std::numbers::ln2);
+  return std::max(0.0, 0.0 - sum_of_lanes(sums) / std::numbers::ln2);
 }
 
 // Adds x [count] times `unit`, read at `points` equal steps from its first to its last entry.
@@ -231,14 +229,7 @@ void morlet_scalogram(const MatrixView<Scalar>& attention, const Support& suppor
       });
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                        \
-  template void wavelet_transform<Scalar>(const MatrixView<Scalar>&, const Support&,         \
-                                          const WaveletOptions&, double*, double*,           \
-                                          WaveletScratch&);                                  \
-  template void morlet_scalogram<Scalar>(const MatrixView<Scalar>&, const Support&,          \
-                                         const SignalOptions&, const double*, Index, double, \
-                                         double*, WaveletScratch&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(wavelet_transform);
+ATTNSCOPE_COMPILE(morlet_scalogram);
 
 }  // namespace attnscope

@@ -346,11 +346,6 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
-  template void marchenko_pastur<Scalar>(std::span<const MatrixView<Scalar>>,                     \
-                                         std::span<const Support>, const MarchenkoPasturOptions&, \
-                                         std::span<MarchenkoPastur>, MarchenkoPasturWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(marchenko_pastur);
 
 }  // namespace attnscope

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,13 +31,13 @@ struct MarchenkoPasturOptions {
 inline constexpr Index kFewestTokens = 8;
 
 struct MarchenkoPastur {
-  double ks = std::numeric_limits<double>::quiet_NaN();
-  double wasserstein = std::numeric_limits<double>::quiet_NaN();
+  double ks = kNaN;
+  double wasserstein = kNaN;
   Index outliers = -1;
-  double outlier_energy = std::numeric_limits<double>::quiet_NaN();
-  double largest = std::numeric_limits<double>::quiet_NaN();
-  double edge = std::numeric_limits<double>::quiet_NaN();
-  double p_value = std::numeric_limits<double>::quiet_NaN();
+  double outlier_energy = kNaN;
+  double largest = kNaN;
+  double edge = kNaN;
+  double p_value = kNaN;
 };
 
 // Scratch that a thread reuses over a batch.

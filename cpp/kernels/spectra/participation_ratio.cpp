@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <stdexcept>
 
 #include "linalg/eigenvalues.h"
@@ -18,7 +17,7 @@ using Rows = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMaj
 using RowsMap = Eigen::Map<Rows>;
 
 double ratio(double sum, double sum_of_squares) {
-  if (sum_of_squares == 0.0) return std::numeric_limits<double>::quiet_NaN();
+  if (sum_of_squares == 0.0) return kNaN;
   return sum * sum / sum_of_squares;
 }
 
@@ -146,14 +145,8 @@ double participation_ratio_laplacian(const MatrixView<Scalar>& matrix,
   return ratio(trace, squares);
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                 \
-  template double participation_ratio_singular<Scalar>(const MatrixView<Scalar>&,     \
-                                                       ParticipationRatioWorkspace&); \
-  template double participation_ratio_eigen<Scalar>(const MatrixView<Scalar>&,        \
-                                                    ParticipationRatioWorkspace&);    \
-  template double participation_ratio_laplacian<Scalar>(const MatrixView<Scalar>&,    \
-                                                        ParticipationRatioWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(participation_ratio_singular);
+ATTNSCOPE_COMPILE(participation_ratio_eigen);
+ATTNSCOPE_COMPILE(participation_ratio_laplacian);
 
 }  // namespace attnscope

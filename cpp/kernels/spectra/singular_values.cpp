@@ -89,10 +89,6 @@ void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<dou
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                        \
-  template void singular_values<Scalar>(std::span<const MatrixView<Scalar>>, \
-                                        std::span<double* const>, SingularValuesWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(singular_values);
 
 }  // namespace attnscope

@@ -27,13 +27,4 @@ template <class Scalar>
 void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
                      SingularValuesWorkspace& workspace);
 
-// The same for one matrix.
-template <class Scalar>
-void singular_values(const MatrixView<Scalar>& matrix, double* out,
-                     SingularValuesWorkspace& workspace) {
-  double* const outs[] = {out};
-  singular_values(std::span<const MatrixView<Scalar>>(&matrix, 1), std::span<double* const>(outs),
-                  workspace);
-}
-
 }  // namespace attnscope

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "matrix/row_products.h"
 #include "matrix/rows.h"
@@ -76,13 +75,13 @@ struct ShiftedSums {
     PairMoments result;
     result.count = count;
     const double scale = 1.0 / count;
-    const double sa = sum(a);
-    const double sc = sum(c);
+    const double sa = sum_of_lanes(a);
+    const double sc = sum_of_lanes(c);
     result.mean_a = a0 + sa * scale;
     result.mean_c = c0 + sc * scale;
-    result.aa = std::max(0.0, sum(aa) - sa * sa * scale);
-    result.ac = sum(ac) - sa * sc * scale;
-    result.cc = std::max(0.0, sum(cc) - sc * sc * scale);
+    result.aa = std::max(0.0, sum_of_lanes(aa) - sa * sa * scale);
+    result.ac = sum_of_lanes(ac) - sa * sc * scale;
+    result.cc = std::max(0.0, sum_of_lanes(cc) - sc * sc * scale);
     return result;
   }
 };
@@ -198,7 +197,7 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double*
       ShiftedSums sums{static_cast<double>(row[first]), cosines[first]};
       sums.add(row, cosines, row_weights, first, std::min(i, last), n);
       sums.add(row, cosines, row_weights, std::max(first, i + 1), last, n);
-      double count = sum(sums.w);
+      double count = sum_of_lanes(sums.w);
       if (!weighted) count = static_cast<double>(last - first - (i >= first && i < last ? 1 : 0));
       rows[found++] = sums.moments(count);
     }
@@ -211,15 +210,11 @@ double alignment_of(std::span<const PairMoments> parts) {
   PairMoments all;
   for (const PairMoments& part : parts) add(all, part);
   if (all.count < 2.0 || !(all.aa > 0.0) || !(all.cc > all.count * kRounding * kRounding)) {
-    return std::numeric_limits<double>::quiet_NaN();
+    return kNaN;
   }
   return std::clamp(all.ac / std::sqrt(all.aa) / std::sqrt(all.cc), -1.0, 1.0);
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                          \
-  template void alignment_moments<Scalar>(std::span<const AlignedHead<Scalar>>, const double*, \
-                                          Index, Index, Index, PairMoments*, AlignmentWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(alignment_moments);
 
 }  // namespace attnscope

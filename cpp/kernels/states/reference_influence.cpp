@@ -3,15 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "matrix/row_products.h"
 #include "matrix/rows.h"
 
 namespace attnscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Tiles that are packed together, so that whole cache lines of the states are used.
 constexpr Index kGroup = 4;
@@ -34,11 +31,11 @@ struct Products {
   }
 
   void measure(Index i, const Influence& out) const {
-    const double squared_r = sum(rr);
+    const double squared_r = sum_of_lanes(rr);
     const double norm_r = std::sqrt(squared_r);
-    const double norm_n = std::sqrt(sum(nn));
-    const double norm = std::sqrt(sum(cc));
-    const double across = sum(rn);
+    const double norm_n = std::sqrt(sum_of_lanes(nn));
+    const double norm = std::sqrt(sum_of_lanes(cc));
+    const double across = sum_of_lanes(rn);
     out.relative_magnitude[i] = norm > 0.0 ? norm_r / norm : kNaN;
     out.directional[i] = norm > 0.0 && norm_r > 0.0
                              ? std::clamp((squared_r + across) / norm_r / norm, -1.0, 1.0)
@@ -145,11 +142,6 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                        \
-  template void reference_influence<Scalar>(const MatrixView<Scalar>&, const Support&,       \
-                                            const double*, Index, const bool*, Index, Index, \
-                                            Index, const Influence&, InfluenceWorkspace&);
-ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
-#undef ATTNSCOPE_INSTANTIATE
+ATTNSCOPE_COMPILE(reference_influence);
 
 }  // namespace attnscope

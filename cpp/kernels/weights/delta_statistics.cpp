@@ -41,7 +41,7 @@ void read_tile(const MatrixView<Scalar>& matrix, Index row, Index rows, Index co
   if (right == 1) {
     for (Index r = 0; r < rows; ++r) {
       if constexpr (std::is_same_v<WideType, Wide<Scalar>>) {
-        widen(from + r * down, columns, to + r * columns);
+        widen_run(from + r * down, columns, to + r * columns);
       } else {
         for (Index c = 0; c < columns; ++c) {
           to[r * columns + c] = static_cast<WideType>(from[r * down + c]);
@@ -77,16 +77,16 @@ class Sums {
 
   DeltaSums total() const {
     DeltaSums sums;
-    sums.energy = sum(energy_);
-    sums.before_energy = sum(before_energy_);
-    sums.product = sum(product_);
-    sums.before_steps = sum(before_steps_) * unit_ * unit_;
-    sums.after_steps = sum(after_steps_) * unit_ * unit_;
+    sums.energy = sum_of_lanes(energy_);
+    sums.before_energy = sum_of_lanes(before_energy_);
+    sums.product = sum_of_lanes(product_);
+    sums.before_steps = sum_of_lanes(before_steps_) * unit_ * unit_;
+    sums.after_steps = sum_of_lanes(after_steps_) * unit_ * unit_;
     for (Index lane = 0; lane < kPackWidth; ++lane) {
       sums.unchanged += static_cast<double>(unchanged_[lane]);
       sums.largest = std::max(sums.largest, largest_[lane]);
     }
-    sums.finite = sum(zeros_) == 0.0;
+    sums.finite = sum_of_lanes(zeros_) == 0.0;
     return sums;
   }
 
@@ -173,10 +173,8 @@ DeltaSums delta_sums(const MatrixView<Before>& before, const MatrixView<After>& 
   return sums.total();
 }
 
-#define ATTNSCOPE_INSTANTIATE_PAIR(Before, After)                                       \
-  template DeltaSums delta_sums<Before, After>(                                         \
-      const MatrixView<Before>&, const MatrixView<After>&, Difference<Before, After>*, \
-      Index, RowScratch&);
+#define ATTNSCOPE_INSTANTIATE_PAIR(Before, After) \
+  template decltype(delta_sums<Before, After>) delta_sums<Before, After>;
 #define ATTNSCOPE_INSTANTIATE(Before)                     \
   ATTNSCOPE_INSTANTIATE_PAIR(Before, float)               \
   ATTNSCOPE_INSTANTIATE_PAIR(Before, double)              \

@@ -47,11 +47,7 @@ def absent(model: nn.Module, inputs: Mapping[str, Any]) -> str:
 
 
 def text_argument(function: str, name: str, text: str) -> str:
-    """A text that has something to read in it.
-
-    Raises:
-        ValueError: an empty text, or one of blanks alone, of which a tokenizer may still make BOS.
-    """
+    """A text that has something to read in it."""
     if not text.strip():
         raise ValueError(f"{function}: {name} is an empty text: {text!r}")
     return text

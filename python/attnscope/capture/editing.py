@@ -101,18 +101,12 @@ def check(model: nn.Module, edits: Sequence[Edit]) -> None:
     above = [a.edit for a in ACTIVE.get() if any(id(m) in mine for m in a.model.modules())]
     for place, one in enumerate(edits):
         for other in (*above, *edits[:place]):
-            if _clash(one, other):
-                raise ValueError(f"edit: two {type(one).__name__} on one target, {_target(one)}")
+            if (target := _target(one)) is not None and target == _target(other):
+                raise ValueError(f"edit: two {type(one).__name__} on one target, {target}")
 
 
 def _target(one: Any) -> tuple[Any, ...] | None:
-    target: tuple[Any, ...] | None = one.target() if hasattr(one, "target") else None
-    return target
-
-
-def _clash(one: Any, other: Any) -> bool:
-    a, b = _target(one), _target(other)
-    return a is not None and a == b
+    return one.target() if hasattr(one, "target") else None
 
 
 def needs_interface(edits: Sequence[Edit]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,38 @@ def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:
     return mask
 
 
+class _Call(NamedTuple):
+    """What a model hands to its attention."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scaling: float | None
+    softcap: float | None
+    s_aux: Tensor | None
+    position_bias: Tensor | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.promote_types(torch.float32, self.query.dtype)
+
+    @property
+    def scale(self) -> float:
+        return self.query.shape[-1] ** -0.5 if self.scaling is None else self.scaling
+
+    def begun(self, recorder: Recorder | None) -> tuple[Draft, Tensor | None, Tensor | None]:
+        """The layer that is put together, the mask with the edits in it, and what is not read."""
+        draft = Draft("", 0, 0, "")
+        if recorder is not None:
+            draft = recorder.begin_layer(*self[:5], self.dtype, self.s_aux)
+        active = softmax.active(self.module)
+        mask, unread = softmax.attended(active, self.module, self.query, self.key, self.mask)
+        draft.mask = mask  # windows and hidden keys of edits are part of what queries see
+        return draft, mask, unread
+
+
 def attention_function(
     module: nn.Module,
     query: Tensor,
@@ -107,7 +139,9 @@ def attention_function(
     recorder = LIVE.get()
     if recorder is not None and not recorder.owns(module):
         recorder = None
-    special = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias}
+    special: dict[str, Any] = {
+        "scaling": scaling, "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias,
+    }  # fmt: skip
     if recorder is None:
         edits = softmax.active(module)
         if not edits:
@@ -117,8 +151,7 @@ def attention_function(
             # Edits of the mask alone keep the model's own arithmetic.
             mask, _ = softmax.attended(edits, module, query, key, attention_mask)
             given = {k: v for k, v in (special | kwargs).items() if v is not None or k == "scaling"}
-            edited: tuple[Tensor, Tensor | None] = own(module, query, key, value, mask, **given)
-            return edited
+            return own(module, query, key, value, mask, **given)
     unknown = {name: type(v).__name__ for name, v in kwargs.items() if v is not None and name not in INERT}
     if unknown:
         raise NotImplementedError(
@@ -129,34 +162,16 @@ def attention_function(
     differentiated = recorder.differentiated if recorder else torch.is_grad_enabled() and query.requires_grad
     compute = _out_of_place if differentiated else _captured
     with torch.autocast(query.device.type, enabled=False):
-        out = compute(
-            recorder, module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias
-        )
+        out = compute(recorder, _Call(module, query, key, value, attention_mask, **special))
     return out, None
 
 
-def _captured(
-    recorder: Recorder | None,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    s_aux: Tensor | None,
-    position_bias: Tensor | None,
-) -> Tensor:
+def _captured(recorder: Recorder | None, call: _Call) -> Tensor:
+    query, key, value, dtype = call.query, call.key, call.value, call.dtype
     batch, heads, queries, width = query.shape
     keys, group = key.shape[2], query.shape[1] // key.shape[1]
-    dtype = torch.promote_types(torch.float32, query.dtype)
-    scale = width**-0.5 if scaling is None else scaling
     out = value.new_empty(batch, queries, heads, value.shape[-1])
-    draft = Draft("", 0, 0, "")
-    if recorder is not None:
-        draft = recorder.begin_layer(module, query, key, value, mask, dtype, s_aux)
-    mask, unread = softmax.attended(softmax.active(module), module, query, key, mask)
-    draft.mask = mask  # windows and hidden keys of edits are part of what queries see
+    draft, mask, unread = call.begun(recorder)
     for samples, span in _tiles(batch, heads, queries * keys, recorder.chunk if recorder else None):
         shape = (samples.stop - samples.start, span.stop - span.start, queries, keys)
         p = draft.storage(samples, span, shape)
@@ -166,15 +181,15 @@ def _captured(
             _repeat(key[samples], span, group).to(dtype).reshape(-1, keys, width).mT,
             out=flat,
         )
-        p.mul_(scale)  # after the product, as eager attention does it: then the bits agree
-        if softcap is not None:
-            p.div_(softcap).tanh_().mul_(softcap)
-        for bias in (position_bias, mask):
+        p.mul_(call.scale)  # after the product, as eager attention does it: then the bits agree
+        if call.softcap is not None:
+            p.div_(call.softcap).tanh_().mul_(call.softcap)
+        for bias in (call.position_bias, mask):
             if bias is not None:
                 _add(p, bias, samples, span)
-        sink = None if s_aux is None else s_aux.to(dtype).reshape(1, -1, 1, 1)[:, span]
+        sink = None if call.s_aux is None else call.s_aux.to(dtype).reshape(1, -1, 1, 1)[:, span]
         if draft.wants_scores:
-            hidden = _invisible((position_bias, mask), samples, span, keys)
+            hidden = _invisible((call.position_bias, mask), samples, span, keys)
             scores = p if hidden is None else p.masked_fill(hidden, -torch.inf)
             draft.keep_scores(samples, span, scores, sink)
         if sink is None:
@@ -195,45 +210,30 @@ def _captured(
     return out
 
 
-def _out_of_place(
-    recorder: Recorder | None,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    softcap: float | None,
-    s_aux: Tensor | None,
-    position_bias: Tensor | None,
-) -> Tensor:
+def _out_of_place(recorder: Recorder | None, call: _Call) -> Tensor:
     """The same arithmetic in a graph: all heads at once, nothing overwritten."""
+    query, key, value, dtype = call.query, call.key, call.value, call.dtype
     heads, keys = query.shape[1], key.shape[2]
-    dtype = torch.promote_types(torch.float32, query.dtype)
     everything, every = slice(0, query.shape[0]), slice(0, heads)
-    draft = Draft("", 0, 0, "")
+    draft, mask, unread = call.begun(recorder)
     if recorder is not None:
-        draft = recorder.begin_layer(module, query, key, value, mask, dtype, s_aux)
         query = recorder.in_graph(draft, "query", query)
         key = recorder.in_graph(draft, "key", key)
         value = recorder.in_graph(draft, "value", value)
-    mask, unread = softmax.attended(softmax.active(module), module, query, key, mask)
-    draft.mask = mask  # windows and hidden keys of edits are part of what queries see
     group = heads // key.shape[1]
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    scores = query.to(dtype) @ _repeat(key, every, group).to(dtype).mT * scale
-    if softcap is not None:
-        scores = (scores / softcap).tanh() * softcap
-    for bias in (position_bias, mask):
+    scores = query.to(dtype) @ _repeat(key, every, group).to(dtype).mT * call.scale
+    if call.softcap is not None:
+        scores = (scores / call.softcap).tanh() * call.softcap
+    for bias in (call.position_bias, mask):
         if bias is not None and bias.dtype == torch.bool:
             scores = scores.masked_fill(~bias[..., :keys], torch.finfo(dtype).min)
         elif bias is not None:
             scores = scores + bias[..., :keys]
-    sink = None if s_aux is None else s_aux.to(dtype).reshape(1, -1, 1, 1)
+    sink = None if call.s_aux is None else call.s_aux.to(dtype).reshape(1, -1, 1, 1)
     if recorder is not None:
         scores = recorder.in_graph(draft, "scores", scores)
     if draft.wants_scores:
-        hidden = _invisible((position_bias, mask), everything, every, keys)
+        hidden = _invisible((call.position_bias, mask), everything, every, keys)
         plain = scores.detach()
         plain = plain if hidden is None else plain.masked_fill(hidden, -torch.inf)
         draft.keep_scores(everything, every, plain, None if sink is None else sink.detach())
@@ -325,5 +325,4 @@ def _bystander(
         )
     if function is own and dense and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
-    result: tuple[Tensor, Tensor | None] = function(module, query, key, value, mask, **kwargs)
-    return result
+    return function(module, query, key, value, mask, **kwargs)

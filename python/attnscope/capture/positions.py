@@ -89,12 +89,7 @@ def first_token_trajectory(model: nn.Module, inputs: Mapping[str, Any]) -> Traje
 
 
 def trajectory_and_states(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Trajectory, list[Tensor]]:
-    """What `first_token_trajectory` gives, and all states that it was taken from, L + 1 of [B, n, D].
-
-    Args:
-        model: as it takes it.
-        inputs: as it takes them.
-    """
+    """What `first_token_trajectory` gives, and all states that it was taken from, L + 1 of [B, n, D]."""
     ids, mask = _tokens("first_token_trajectory", inputs)
     require_causal("first_token_trajectory", model, ids)
     rows, first = torch.arange(len(ids), device=ids.device), mask.int().argmax(-1)
@@ -264,11 +259,7 @@ def position_profile(
 
 
 def require_causal(function: str, model: nn.Module, ids: Tensor) -> None:
-    """Raises for models whose first token sees later ones.
-
-    Args:
-        ids: [B, n], tokens that the model knows.
-    """
+    """Raises for models whose first token sees later ones."""
     name = type(model).__name__
     if anatomy.takes(model, "decoder_input_ids"):
         raise NotImplementedError(f"{function}: {name} has an encoder; a causal map is needed")

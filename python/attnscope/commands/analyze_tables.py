@@ -12,6 +12,7 @@ from torch import Tensor
 from attnscope.engine.forward import Batch
 from attnscope.engine.schema import HEAD_KEYS
 from attnscope.engine.tables import Rows, Table
+from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import THRESHOLDS, levels
 from attnscope.metrics.quantity import Quantity
@@ -83,17 +84,14 @@ def place(
     }
     for name, barcodes in measured.results.items():
         assert name == "persistence"
-        each = np.diff(barcodes.offsets.numpy())
-        spread = {key: np.repeat(own, each) for key, own in keys.items()}
-        bars = {"birth": barcodes.birth.numpy(), "death": barcodes.death.numpy()}
-        rows.add("bars", {**spread, "dimension": barcodes.dimension.numpy().astype(np.int64), **bars})
+        rows.add("bars", bar_columns(barcodes, keys))
     parts: dict[str, _Parts] = {"heads": {}, "layers": {}, "graphs": {}, "vectors": {}}
     for name, one in columns:
         if one not in measured.values:
             continue
         values = masked(measured.values[one], measured.defined[one])
         if one.kind == "position" and name.endswith("_position") and not one.axes:
-            texts = _tokens_at(values, batch.tokens)
+            texts = np.array(batch.tokens_at(values), dtype=object)[:, None]
             parts["heads"][name.removesuffix("position") + "token"] = ([0], texts)
         flat = values.reshape(-1, *values.shape[1 if one.scope == "layer" else 2 :])
         at: list[Any] = [0]
@@ -127,18 +125,6 @@ def place(
 def masked(values: Tensor, defined: Tensor) -> np.ma.MaskedArray[Any, Any]:
     """Numbers as `Rows` takes them, masked where there is none."""
     return np.ma.MaskedArray(values.numpy(), ~defined.numpy())
-
-
-def _tokens_at(
-    positions: np.ma.MaskedArray[Any, Any], tokens: Sequence[Sequence[str]]
-) -> np.ndarray[Any, Any]:
-    """The token at each position of [batch, maps], None where there is none, [batch * maps, 1]."""
-    texts = [
-        None if at is None else own[at]
-        for own, row in zip(tokens, positions.tolist(), strict=True)
-        for at in row
-    ]
-    return np.array(texts, dtype=object)[:, None]
 
 
 def _listed(thresholds: Any) -> list[float | str]:

@@ -99,9 +99,6 @@ def examine() -> list[Check]:
 def verdict(checks: Sequence[Check]) -> str:
     """What the checks come to: how many faults there are, and what to do about them.
 
-    Args:
-        checks: of `examine`.
-
     >>> verdict([Check("threads", True, "2 of 2")])
     '0 faults: this installation is sound'
     >>> print(verdict([Check("top_mass", False, "0.5, expected 1.0", remedy="build it again")]))

@@ -154,7 +154,8 @@ def train_encoder(
     folder = Path(directory)
     tokenizer = pieces_tokenizer() if tokenizer is None else with_mask(tokenizer)
     texts = documentation()[0].split("\n") if texts is None else list(texts)
-    corpus = _corpus(tokenizer, texts)
+    ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+    corpus = torch.tensor([one for text in ids for one in text], dtype=torch.int64)
     if len(corpus) <= recipe.tokens:
         raise ValueError(
             f"train_encoder: texts must hold more than {recipe.tokens} tokens, got {len(corpus)}"
@@ -179,12 +180,6 @@ def train_encoder(
         tokenizer.save_pretrained(temporary)
         (temporary / "recipe.json").write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
     return folder
-
-
-def _corpus(tokenizer: Any, texts: Sequence[str]) -> Tensor:
-    """Ids of all texts, one after another, without special tokens."""
-    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-    return torch.tensor([one for text in ids for one in text], dtype=torch.int64)
 
 
 def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, progress: bool) -> Any:

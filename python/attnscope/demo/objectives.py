@@ -62,8 +62,7 @@ def answers(batch: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
 def answer_likelihood(model: Any, ids: Tensor) -> Tensor:
     """Log p of each answer given its beginning, [batch]."""
     scores = model(input_ids=ids).logits[:, HALF:-1].log_softmax(-1)
-    likelihood: Tensor = scores.gather(-1, ids[:, HALF + 1 :, None])[..., 0].sum(-1)
-    return likelihood
+    return scores.gather(-1, ids[:, HALF + 1 :, None])[..., 0].sum(-1)
 
 
 def contrastive_loss(logits: Tensor, targets: Tensor, negatives: int, generator: torch.Generator) -> Tensor:
@@ -199,5 +198,4 @@ def inverse_root(moments: Moments, layer: int, role: str, side: str) -> Tensor:
     second = moments.second(layer, role, side)
     values, vectors = torch.linalg.eigh(second / second.diagonal().mean())
     values = values.clamp_min(_FLOOR * values[-1])
-    root: Tensor = vectors * values.rsqrt() @ vectors.mT
-    return root
+    return vectors * values.rsqrt() @ vectors.mT

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope.engine.tables import Column
+from attnscope.engine.tables import Column, columns
 from attnscope.inference import benjamini_hochberg, holm
 
 if TYPE_CHECKING:
@@ -30,12 +30,9 @@ NOT_TESTABLE = "not testable here"
 
 CLAIM_COLUMNS = (
     Column("statistic", "string", "text", meaning="What was computed."),
-    Column("value"),
-    Column("low"),
-    Column("high"),
+    *columns("value", "value", "low", "high"),
     Column("null", meaning="What no effect would give, or the border of the claim."),
-    Column("p_value", kind="ratio", low=0.0, high=1.0),
-    Column("p_adjusted", kind="ratio", low=0.0, high=1.0),
+    *columns("ratio", "p_value", "p_adjusted", low=0.0, high=1.0),
     Column("correction", "string", "text", meaning="Over the claims that have a p-value."),
     Column("verdict", "string", "text", meaning=f"{SUPPORTED}, {CONTRADICTED}, {UNDECIDED}, {NOT_TESTABLE}."),
     Column("reason", "string", "text", meaning="In words."),

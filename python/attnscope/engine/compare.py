@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from attnscope._warn import warn
 from attnscope.engine.reading.statistics import STATISTIC, kinds_of, typical
@@ -67,7 +67,7 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
                 "equal": bool(np.array_equal(a, b, equal_nan=True)),
             }
         )
-    return cast("pd.DataFrame", pd.DataFrame(rows))
+    return pd.DataFrame(rows)
 
 
 def _other_sentences(results: Results, other: Results, numbers: set[int]) -> list[int]:

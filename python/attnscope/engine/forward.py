@@ -34,6 +34,14 @@ class Batch:
     tokens: Sequence[Sequence[str]]
     groups: Sequence[str]
 
+    def tokens_at(self, positions: Any) -> list[str | None]:
+        """The token at every position of a masked array [batch, maps], flat, None where there is none."""
+        return [
+            None if at is None or at < 0 else own[at]
+            for own, row in zip(self.tokens, positions.tolist(), strict=True)
+            for at in row
+        ]
+
 
 def batch_of(group: Sequence[Input], encoder: Encoder) -> Batch:
     """What a study knows of the sentences of one forward pass."""

@@ -101,5 +101,4 @@ def _entries(stem: str) -> dict[str, dict[str, Any]]:
 
 @cache
 def _read(file: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))
-    return found
+    return yaml.safe_load(file.read_text("utf-8"))

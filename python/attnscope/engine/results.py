@@ -11,7 +11,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
 from attnscope.engine.reading.migration import is_present, migrated, names_in, version_of
@@ -118,7 +118,7 @@ class Results:
         if not isinstance(stored, pd.DataFrame):
             return _frame(self.arrow(name, columns))
         check_columns(name, columns or (), stored.columns)
-        return cast("pd.DataFrame", stored.copy() if columns is None else stored[list(columns)].copy())
+        return stored.copy() if columns is None else stored[list(columns)].copy()
 
     def keys(self, name: str) -> list[str]:
         """The columns that tell the rows of a table apart, as its file names them.
@@ -384,7 +384,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     import pandas as pd
     import pyarrow as pa
 
-    frame: pd.DataFrame = table.to_pandas()
+    frame = table.to_pandas()
     frame.attrs["keys"] = keys_in(table.schema)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_integer(column.type) and column.null_count:

@@ -72,6 +72,11 @@ class Column:
     high: float | None = None
 
 
+def columns(kind: str, *names: str, **bounds: float) -> tuple[Column, ...]:
+    """Columns of one kind whose names say enough."""
+    return tuple(Column(name, "string" if kind == "text" else "", kind, **bounds) for name in names)  # type: ignore[arg-type]
+
+
 @dataclass(frozen=True)
 class Table:
     """A table of a study.
@@ -280,8 +285,7 @@ def _means(rows: pd.DataFrame, table: Table) -> pd.DataFrame:
     columns = [column.name for column in table.controls().columns or ()]
     finite = rows[columns].astype(np.float64).replace([np.inf, -np.inf], np.nan)
     means = finite.groupby([rows[key] for key in keys], sort=True, dropna=False).mean()
-    whole: pd.DataFrame = means.reset_index()
-    return whole
+    return means.reset_index()
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:

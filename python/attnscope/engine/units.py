@@ -163,9 +163,6 @@ def phases(stages: Sequence[Stage]) -> dict[str, int]:
 
     A stage that reads the whole run stands behind a barrier: a model is loaded again for it.
 
-    Args:
-        stages: of a study, in its order.
-
     Raises:
         ValueError: two stages of one name, or a table that no earlier stage writes.
 

@@ -107,17 +107,7 @@ def areas(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Areas of held-out scores, and how far `auc` is above the best of some, as `detection` gives them.
-
-    Args:
-        scores: name -> [n].
-        labels: [n] of 0 and 1.
-        clusters: [n] whole numbers from 0 on.
-        best_of: names of the baselines.
-        draws: of the bootstrap.
-        confidence: of its intervals.
-        seed: of its draws.
-    """
+    """Areas of held-out scores, and how far `auc` is above the best of some, as `detection` gives them."""
     import pandas as pd
 
     parts = {score: cluster_wins(np.asarray(value), labels, clusters) for score, value in scores.items()}
@@ -128,7 +118,7 @@ def areas(
     if best_of:
         best = max(best_of, key=lambda one: np.nan_to_num(area(parts[one]), nan=-1.0))
         rows.append(("auc_excess", *_interval([parts["auc"], parts[best]], drawn, confidence)))
-    found: pd.DataFrame = pd.DataFrame(rows, columns=["score", "auc", "low", "high"])
+    found = pd.DataFrame(rows, columns=["score", "auc", "low", "high"])
     found["n"] = len(labels)
     return found
 
@@ -143,7 +133,7 @@ def auc(scores: Any, labels: Any) -> Any:
     import pandas as pd
 
     values, target = np.broadcast_arrays(np.asarray(scores, dtype=np.float64), np.asarray(labels))
-    rows: pd.DataFrame = pd.DataFrame(values.reshape(-1, values.shape[-1]))
+    rows = pd.DataFrame(values.reshape(-1, values.shape[-1]))
     ranks = rows.rank(axis=1).to_numpy().reshape(values.shape)
     ones = target.sum(-1)
     zeros = target.shape[-1] - ones
@@ -234,8 +224,7 @@ def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any) -> Vect
 def _difference(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vector:
     one, zero = train[labels == 1].mean(0), train[labels == 0].mean(0)
     length = np.linalg.norm(one - zero)
-    scores: Vector = (test - (one + zero) / 2) @ (one - zero) / max(length, 1e-300)
-    return scores
+    return (test - (one + zero) / 2) @ (one - zero) / max(length, 1e-300)
 
 
 def _fitted(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vector:
@@ -250,8 +239,7 @@ def _fitted(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vecto
             losses += np.logaddexp(0, -signed).sum(1)
     # of equal losses the strongest penalty
     best = len(PENALTIES) - 1 - int(np.argmin(np.round(losses[::-1], 12)))
-    scores: Vector = _paths(train, labels, test, PENALTIES[best : best + 1])[0]
-    return scores
+    return _paths(train, labels, test, PENALTIES[best : best + 1])[0]
 
 
 def _paths(train: Vector, labels: Vector, test: Vector, penalties: Sequence[float] = PENALTIES) -> Any:
@@ -287,8 +275,7 @@ def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
         return float(np.logaddexp(0, -margin).sum() + (ridge * at**2).sum() / 2), slope
 
     if x.shape[1] > WIDE:
-        wide: Vector = minimize(loss, theta, jac=True, method="L-BFGS-B", options={"gtol": 1e-6}).x
-        return wide
+        return minimize(loss, theta, jac=True, method="L-BFGS-B", options={"gtol": 1e-6}).x
     whole = np.column_stack([x, np.ones(len(x))])
     for _ in range(_STEPS):
         p = expit(whole @ theta)

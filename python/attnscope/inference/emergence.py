@@ -106,8 +106,7 @@ def emergence_step(
         seed=seed,
     )
     rows = [{**key, **one} for key, one in zip(keys, found, strict=True)]
-    result: pd.DataFrame = pd.DataFrame(rows).astype({"step": "Int64", "half_way": "Int64"})
-    return result
+    return pd.DataFrame(rows).astype({"step": "Int64", "half_way": "Int64"})
 
 
 def emergence_splits(
@@ -190,8 +189,7 @@ def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int
 
     def between(orders: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         sums = orders.cumsum(-1)[..., left - 1]
-        squares: npt.NDArray[np.float64] = sums**2 * (count / (left * (count - left)))
-        return squares
+        return sums**2 * (count / (left * (count - left)))
 
     own = between(mean)
     generator = np.random.default_rng(seed)

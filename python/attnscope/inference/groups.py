@@ -56,13 +56,7 @@ def jackknife(values_by_group: Any, function: Callable[[Any], Any], *, confidenc
 def jackknife_bounds(
     values_by_group: Any, function: Callable[[Any], Any], *, confidence: float = 0.95
 ) -> tuple[Array, Array, Array, int]:
-    """The same of a function that gives an array: estimate, low and high of its shape, and G.
-
-    Args:
-        values_by_group: as `jackknife` takes them.
-        function: of the values of some groups.
-        confidence: in (0, 1).
-    """
+    """The same of a function that gives an array: estimate, low and high of its shape, and G."""
     from scipy import special
 
     confidence = check_confidence("jackknife", confidence)
@@ -88,9 +82,6 @@ def jackknife_bounds(
 def mean_product(gram: Any) -> Array:
     """Mean of the products of different groups, [..., G, G] -> [...]: the squared size of their mean.
 
-    Args:
-        gram: products of groups, [..., G, G].
-
     Example:
         Two groups of the vectors (1, 1) and (1, −1): their product is 0, and so is what they share.
 
@@ -103,8 +94,7 @@ def mean_product(gram: Any) -> Array:
     if groups < 2:
         return np.full(products.shape[:-2], math.nan)
     apart = products.sum((-2, -1)) - np.trace(products, axis1=-2, axis2=-1)
-    mean: Array = np.asarray(apart / (groups * (groups - 1)))
-    return mean
+    return np.asarray(apart / (groups * (groups - 1)))
 
 
 def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool | None = None) -> Vector:

@@ -71,8 +71,7 @@ def per_sample(table: pd.DataFrame, metric: str, by: Sequence[str] = ()) -> pd.S
         [2.0, 5.0]
     """
     table_argument("per_sample", table, ("sample",), metric, by)
-    result: pd.Series[float] = table.groupby([*by, "sample"])[metric].mean()
-    return result
+    return table.groupby([*by, "sample"])[metric].mean()
 
 
 def bootstrap(
@@ -214,8 +213,7 @@ def _clustered(
     def error_of(total: Vector, size: Vector, mean: Any) -> Vector:
         """The standard error of a ratio of sums over clusters, by its linear part."""
         rest = total - mean * size
-        result: Vector = np.sqrt((rest**2).sum(-1) * count / (count - 1)) / size.sum(-1)
-        return result
+        return np.sqrt((rest**2).sum(-1) * count / (count - 1)) / size.sum(-1)
 
     with np.errstate(invalid="ignore", divide="ignore"):
         t = (drawn - estimate) / error_of(sums[chosen], sizes[chosen], drawn[:, None])
@@ -324,8 +322,7 @@ def correlation(
     def r_of(first: Vector, second: Vector, axis: int = -1) -> Vector:
         first, second = _centred(ranked(first)), _centred(ranked(second))
         result = (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
-        clipped: Vector = np.clip(result, -1, 1)
-        return clipped
+        return np.clip(result, -1, 1)
 
     r = float(r_of(a, b))
     if math.isnan(r):
@@ -355,8 +352,7 @@ def _drawn(data: tuple[Vector, ...], statistic: Callable[..., Vector], draws: in
             method="percentile",
             random_state=np.random.default_rng(seed),
         )
-    drawn: Vector = result.bootstrap_distribution
-    return drawn
+    return result.bootstrap_distribution
 
 
 def _centred(values: Vector) -> Vector:
@@ -364,8 +360,7 @@ def _centred(values: Vector) -> Vector:
     rest = values - values.mean(-1, keepdims=True)
     # A computed mean of equal values is not always their value.
     rest = np.where(np.ptp(values, axis=-1, keepdims=True) > 0, rest, math.nan)
-    scaled: Vector = rest / np.abs(rest).max(-1, keepdims=True)
-    return scaled
+    return rest / np.abs(rest).max(-1, keepdims=True)
 
 
 def _percentiles(values: Vector, confidence: float) -> tuple[float, float]:

@@ -216,8 +216,7 @@ def _residuals(columns: Array) -> Array:
     for _ in range(2):  # once more takes out what the first projection left by rounding
         rest = rest - basis @ (basis.T @ rest)
     before, after = (np.sqrt(np.square(some).sum(0)) for some in (columns[:, :2], rest))
-    found: Array = np.where(after > _NOTHING * before, rest, math.nan)
-    return found
+    return np.where(after > _NOTHING * before, rest, math.nan)
 
 
 def _r_of(first: Vector, second: Vector) -> float:
@@ -244,7 +243,7 @@ def _centred_ranks(data: Array) -> Array:
 
     if len(data) < 3:
         return np.full(data.shape, math.nan)
-    return stats.rankdata(data, axis=0) - (len(data) + 1) / 2  # type: ignore[no-any-return]
+    return stats.rankdata(data, axis=0) - (len(data) + 1) / 2
 
 
 def _pooled(parts: list[Array], confidence: float, draws: int, seed: int) -> Correlation:
@@ -289,8 +288,7 @@ def _weighted(column: Vector, weights: Array, method: str) -> Array:
     order = np.argsort(places, kind="stable")
     starts = np.flatnonzero(np.diff(places[order], prepend=-1))
     counts[:] = np.add.reduceat(weights[:, order], starts, axis=1)
-    ranks: Array = (counts.cumsum(1) - counts / 2)[:, places]
-    return ranks
+    return (counts.cumsum(1) - counts / 2)[:, places]
 
 
 def _of_products(products: Array) -> Vector:
@@ -304,5 +302,4 @@ def _of_products(products: Array) -> Vector:
     first, second = rest[..., 0, 0], rest[..., 1, 1]
     there = (first > 1e-10 * own[..., 0, 0]) & (second > 1e-10 * own[..., 1, 1])
     size = np.sqrt(np.where(there, first * second, math.nan))
-    found: Vector = np.clip(rest[..., 0, 1] / size, -1, 1)
-    return found
+    return np.clip(rest[..., 0, 1] / size, -1, 1)

@@ -280,8 +280,7 @@ def moved_distance(
 
     def distance(signs: Array) -> Array:
         mean = np.tensordot(signs, moved, (0, 0)) / len(moved)
-        value: Array = np.abs(mean).sum(-1).mean(-1) / 2
-        return value
+        return np.abs(mean).sum(-1).mean(-1) / 2
 
     drawn = np.random.default_rng(seed).integers(0, 2, (draws, len(moved))) * 2.0 - 1
     floor = np.mean([distance(signs) for signs in drawn], 0)
@@ -289,15 +288,7 @@ def moved_distance(
 
 
 def require_groups(function: str, profile: PositionProfile) -> None:
-    """What a size needs: four groups, and four texts in each on average.
-
-    Args:
-        function: whose error it is.
-        profile: that is looked at.
-
-    Raises:
-        ValueError: it has fewer.
-    """
+    """What a size needs: four groups, and four texts in each on average."""
     if not isinstance(profile, PositionProfile):
         raise TypeError(f"{function}: a PositionProfile is needed, got {type(profile).__name__}")
     groups, texts = len(profile.present), profile.texts
@@ -322,5 +313,4 @@ def _with_weights_of(
 ) -> Array:
     """Products of the arm's groups under the base's weights."""
     vectors = base.vectors(queries, weights, without, arm)
-    products: Array = (vectors.permute(1, 2, 0, 3) @ vectors.permute(1, 2, 3, 0)).numpy()
-    return products
+    return (vectors.permute(1, 2, 0, 3) @ vectors.permute(1, 2, 3, 0)).numpy()

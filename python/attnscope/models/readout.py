@@ -47,8 +47,7 @@ class Readout:
     @cached_property
     def axes(self) -> Tensor:
         """Main directions [D, D] of the Gram matrix as columns, that of the largest gain first."""
-        axes: Tensor = torch.linalg.eigh(self.gram)[1].flip(1)
-        return axes
+        return torch.linalg.eigh(self.gram)[1].flip(1)
 
     def gain(self, direction: Tensor) -> Tensor:
         """uᵀGu/(‖u‖²·tr G/D): 1 where the logits read a direction as much as any; range [0, D].
@@ -61,8 +60,7 @@ class Readout:
         """
         unit = self._unit(direction)
         mean = self.gram.trace() / len(self.gram)
-        gain: Tensor = (unit * (unit @ self.gram)).sum(-1) / mean
-        return gain
+        return (unit * (unit @ self.gram)).sum(-1) / mean
 
     def share(self, direction: Tensor, k: int, which: Literal["top", "bottom"] = "top") -> ReadoutShare:
         """Share of a direction's squared length in the k directions that the logits read most, or least.
@@ -95,5 +93,4 @@ class Readout:
         if not bool(length.isfinite().all()) or bool((length == 0).any()):
             bad = length[(length == 0) | ~length.isfinite()]
             raise ValueError(f"readout: a direction must be finite and not 0, got norm {float(bad[0])}")
-        unit: Tensor = wide / length
-        return unit
+        return wide / length

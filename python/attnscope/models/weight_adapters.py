@@ -154,7 +154,8 @@ class Adapter:
         for module, names in parts.items():
             entries = [entry for entry in base_map if _is_of(entry, module)]
             if not entries:
-                if not self._is_norm(names):
+                # a norm that was saved whole is no matrix
+                if set(names) != {"weight"} or len(self._files.shapes[names["weight"]]) > 1:
                     wrong.append(f"the base has no {module}")
                 continue
             if message := self._misfit(module, names, entries):
@@ -165,10 +166,6 @@ class Adapter:
             more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
             raise ValueError(f"weight_deltas: adapter of another base: {'; '.join(wrong[:5])}{more}")
         return targets
-
-    def _is_norm(self, names: dict[str, str]) -> bool:
-        """Whether a module that was saved whole is no matrix."""
-        return set(names) == {"weight"} and len(self._files.shapes[names["weight"]]) < 2
 
     def _misfit(self, module: str, names: dict[str, str], entries: list[WeightEntry]) -> str:
         """What of an adapted module's shapes is not the base's, "" where all fits."""

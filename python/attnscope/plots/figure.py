@@ -169,7 +169,7 @@ def optional(results: Tables, name: str) -> pd.DataFrame | None:
     """A table, infinite measurements as missing ones; None when the run has no rows of it."""
     if name not in results.tables():
         return None
-    table: pd.DataFrame = results.table(name)
+    table = results.table(name)
     for column in table.columns:
         if table[column].dtype.kind == "f" and column not in ENDLESS and np.isinf(table[column]).any():
             table[column] = table[column].where(np.isfinite(table[column]))
@@ -186,7 +186,7 @@ def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[s
 
 def over_steps(heads: pd.DataFrame) -> pd.DataFrame:
     """Rows of the models that were measured at more than one step; NotDrawable where there is none."""
-    rows: pd.DataFrame = heads[heads.groupby("model")["step"].transform("nunique") > 1]
+    rows = heads[heads.groupby("model")["step"].transform("nunique") > 1]
     if rows.empty:
         raise NotDrawable("the run has one checkpoint; a course over training needs several")
     return rows

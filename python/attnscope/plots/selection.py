@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,6 +42,11 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
     return frame
 
 
+def in_series(frame: pd.DataFrame, results: Tables) -> pd.DataFrame:
+    """`with_groups` of rows of some results."""
+    return with_groups(frame, optional(results, "samples"))
+
+
 def series_are(frame: pd.DataFrame) -> str:
     """What tells the series of a table apart: "model", "input" or "model, input"."""
     models, inputs = (frame[key].nunique() > 1 for key in ("model", "group"))
@@ -57,8 +62,7 @@ def rows_of(given: Any, metric: str, table: str = "heads", threshold: float | No
     if hasattr(given, "tables"):
         if table == "heads":
             return measured_heads(given, ((metric, threshold),))
-        samples = optional(given, "samples")
-        return defined(with_groups(heads_only(stored(given, table)), samples))
+        return defined(in_series(heads_only(stored(given, table)), given))
     frame = given if isinstance(given, pd.DataFrame) else _numbers(given, metric)
     if "series" in frame:
         return frame
@@ -76,16 +80,13 @@ def _numbers(given: Any, metric: str) -> pd.DataFrame:
             f"shape {values.shape}"
         )
     index = pd.MultiIndex.from_product([range(size) for size in values.shape], names=axes[values.ndim])
-    frame: pd.DataFrame = pd.DataFrame({metric: values.ravel()}, index=index).reset_index()
-    return frame
+    return pd.DataFrame({metric: values.ravel()}, index=index).reset_index()
 
 
 def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
     """Rows of single heads (not of the head mean, head −1) under one protocol."""
     chosen = frame[frame["head"] >= 0] if "head" in frame else frame
-    if "protocol" in chosen:
-        chosen = chosen[chosen["protocol"] == protocol]
-    return cast("pd.DataFrame", chosen)
+    return chosen[chosen["protocol"] == protocol] if "protocol" in chosen else chosen
 
 
 def is_series(heads: pd.DataFrame) -> bool:
@@ -102,7 +103,7 @@ def measured_columns(frame: pd.DataFrame) -> list[str]:
 
 def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:
     """Single exact heads with their series, and columns of the graphs that were asked for."""
-    heads = defined(with_groups(heads_only(stored(results, "heads")), optional(results, "samples")))
+    heads = defined(in_series(heads_only(stored(results, "heads")), results))
     graphs = optional(results, "graphs")
     if graphs is None:
         return heads
@@ -111,27 +112,33 @@ def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame
         columns = [name for name, at in quantities if at == threshold and name in graphs]
         rows = graphs[np.isclose(graphs["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
         if columns and not rows.empty:
-            heads = cast("pd.DataFrame", heads.merge(defined(rows)[keys + columns], on=keys, how="left"))
+            heads = heads.merge(defined(rows)[keys + columns], on=keys, how="left")
     return heads
 
 
 def defined(table: pd.DataFrame) -> pd.DataFrame:
     """A table whose counts of −1, which stand for "undefined", enter no mean."""
     counts = [name for name in table.select_dtypes("integer") if name not in (*CHECKPOINT, "layer", "head")]
-    kept: pd.DataFrame = table.assign(**{name: table[name].where(table[name] >= 0) for name in counts})
-    return kept
+    return table.assign(**{name: table[name].where(table[name] >= 0) for name in counts})
 
 
 def last_step(frame: pd.DataFrame) -> pd.DataFrame:
     """Each model's rows at its last checkpoint (all rows of a model that is no checkpoint series)."""
     last = frame.groupby("model")["step"].transform("max")
-    return cast("pd.DataFrame", frame[frame["step"] == last])
+    return frame[frame["step"] == last]
+
+
+def first_model(results: Tables, name: str, *columns: str) -> tuple[pd.DataFrame, str]:
+    """A table's rows of the first model at its last checkpoint, and a sentence when there are more models."""
+    table = last_step(stored(results, name, *columns))
+    first, *others = table["model"].unique()
+    return table[table["model"] == first], f"{first}; the run holds {len(others)} more." if others else ""
 
 
 def first_step(frame: pd.DataFrame) -> pd.DataFrame | None:
     """The rows of untrained models: step 0."""
     untrained = frame[frame["step"] == 0]
-    return None if untrained.empty or frame["step"].nunique() < 2 else cast("pd.DataFrame", untrained)
+    return None if untrained.empty or frame["step"].nunique() < 2 else untrained
 
 
 def estimate(
@@ -167,8 +174,7 @@ def estimate(
         raise KeyError(f"estimate: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
     columns = [*by, "mean", "low", "high", "samples", "missing"]
     if frame.empty:
-        empty: pd.DataFrame = pd.DataFrame(columns=columns)
-        return empty
+        return pd.DataFrame(columns=columns)
     unit = [name for name in ("model", "sample") if name in frame and name not in by]
     table = (
         frame.assign(**{metric: frame[metric].astype(float)})
@@ -185,7 +191,7 @@ def estimate(
     enough = (result["samples"] >= FEWEST_TOGETHER).to_numpy() | (not together)
     result["low"], result["high"] = np.where(enough, low, np.nan), np.where(enough, high, np.nan)
     result["missing"] = asked.reindex(wide.index).to_numpy()
-    return cast("pd.DataFrame", result[columns])
+    return result[columns]
 
 
 def _nan_mean(values: Any) -> Any:
@@ -265,6 +271,6 @@ def _baseline_rows(
     if "protocol" in table:
         table = table[table["protocol"].isin(["exact", ""])]
     if threshold is None:
-        return cast("pd.DataFrame", table[table["threshold"].isna()])
+        return table[table["threshold"].isna()]
     at = np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)
-    return cast("pd.DataFrame", table[at])
+    return table[at]

@@ -43,13 +43,13 @@ from attnscope.plots.selection import (
     Quantities,
     defined,
     heads_only,
+    in_series,
     is_series,
     last_step,
     measured_columns,
     measured_heads,
     series_are,
     uniform_value,
-    with_groups,
 )
 from attnscope.plots.spectra import spectrum_against_null
 from attnscope.plots.style import INK, NARROWEST, legend_row, panels
@@ -202,7 +202,7 @@ def thresholds(
         return threshold_curve(table, metric, logarithmic=metric in logarithmic, **rest)
 
     def draw(results: Tables, options: Options) -> Drawn:
-        graphs = with_groups(heads_only(stored(results, "graphs")), optional(results, "samples"))
+        graphs = in_series(heads_only(stored(results, "graphs")), results)
         graphs = defined(last_step(graphs))
         there = with_values(graphs, "graphs", measured_columns(graphs) if columns is None else columns)
         figure = metric_grid(
@@ -296,8 +296,7 @@ def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) ->
         ranks = [0.0 if rank is None else rank(maps[place]) for place in places]
         first = places[:most]
         places = first if rank is None else [places[int(np.argmax(ranks))], places[int(np.argmin(ranks))]]
-    few: pd.DataFrame = table.iloc[places]
-    return few
+    return table.iloc[places]
 
 
 def highest(tables: Sequence[Any]) -> float:

@@ -145,8 +145,7 @@ def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axe
         return ax
     import matplotlib.pyplot as plt
 
-    made: Axes = plt.subplots(figsize=(width, height), layout="constrained")[1]
-    return made
+    return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
 def legend_above(ax: Axes, **options: Any) -> None:

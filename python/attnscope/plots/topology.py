@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ def bars_of(bars: Any) -> pd.DataFrame:
     missing = [name for name in columns if name not in frame]
     if missing:
         raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, frame))}")
-    return cast("pd.DataFrame", frame[columns])
+    return frame[columns]
 
 
 @styled

@@ -71,8 +71,7 @@ def compare_published(
     compare = getattr(home.part("published"), "compare", None)
     if compare is None:
         raise ResultsError(f"compare: {home.name} stores numbers of {paper} and no way to compare them")
-    compared: Compared = compare(results, numbers, chosen, draws=draws, seed=seed)
-    return compared
+    return compare(results, numbers, chosen, draws=draws, seed=seed)
 
 
 def _text(rows: pd.DataFrame) -> str:

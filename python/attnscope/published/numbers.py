@@ -39,8 +39,7 @@ def published_numbers(paper: str) -> pd.DataFrame:
     there = papers()
     if paper not in there:
         raise MissingError(f"there are no published numbers of {paper!r}{nearest(paper, there)}")
-    numbers: pd.DataFrame = _read(there[paper].papers[paper]).copy()
-    return numbers
+    return _read(there[paper].papers[paper]).copy()
 
 
 def papers() -> dict[str, StudyFolder]:
@@ -53,8 +52,7 @@ def _read(file: Path) -> pd.DataFrame:
     kinds: Any = {"layer": "Int64", "samples": "Int64", "token": str, "printed": str}
     absent = {"layer": -1, "samples": -1, "token": "", "printed": ""}
     table = pd.read_csv(file, dtype=kinds).fillna(absent)
-    numbers: pd.DataFrame = table.astype({"layer": "int64", "samples": "int64"})
-    return numbers
+    return table.astype({"layer": "int64", "samples": "int64"})
 
 
 def same_model(one: str, other: str) -> bool:

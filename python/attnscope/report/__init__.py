@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """One HTML file that explains a run: definitions, figures, numbers with interval and baseline, provenance."""
 
-from attnscope.report.latex import latex_tables
-from attnscope.report.page import report
+from attnscope.report.page import latex_tables, report
 
 __all__ = ["latex_tables", "report"]

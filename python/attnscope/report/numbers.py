@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,8 +37,7 @@ class Wanted(NamedTuple):
     threshold: float | None = None
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One metric of one series."""
 
     metric: str
@@ -108,12 +106,10 @@ def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     """The frame with infinite values and undefined counts (−1) of a column left out of means."""
     values = frame[column]
     good = values >= 0 if values.dtype.kind == "i" else np.isfinite(values.astype(float))
-    kept: pd.DataFrame = frame.assign(**{column: values.astype(float).where(good)})
-    return kept
+    return frame.assign(**{column: values.astype(float).where(good)})
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """One quantity of one series under both protocols, on the head mean."""
 
     label: str
@@ -174,8 +170,7 @@ def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFram
             if column not in keys and (mean := mean_text(own, column))[0] != "–":
                 count = finite(own, column).dropna(subset=column)["sample"].nunique()
                 rows.append((name, column, *mean, str(count)))
-    found: pd.DataFrame = pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
-    return found
+    return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
 
 
 def interval_text(low: Any, high: Any) -> str:

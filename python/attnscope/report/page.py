@@ -21,6 +21,8 @@ from attnscope.engine.discovery import study_of
 from attnscope.engine.disk.files import write_bytes
 from attnscope.engine.reading.unfinished import unfinished
 from attnscope.engine.results import Results
+from attnscope.plots.figure import stored
+from attnscope.plots.latex import escaped, pdflatex
 from attnscope.report import any_run
 from attnscope.report.numbers import number
 from attnscope.report.section import Block, Page, Section, Table
@@ -90,8 +92,39 @@ def report(
 
 def sections_of(results: Tables) -> Sequence[Section]:
     """The sections of the study that made some results; of no study, those that any run has."""
-    sections: Sequence[Section] = _words(results).SECTIONS
-    return sections
+    return _words(results).SECTIONS
+
+
+def latex_tables(results: Tables) -> str:
+    """Every table of the report's sections, ready to be read into a paper.
+
+    The document needs `booktabs`.
+    """
+    stored(results, "heads")
+    page = Page(results, {})
+    parts = ["% \\usepackage{booktabs} in the preamble; numbers in brackets are 95 % intervals over texts.\n"]
+    for section in sections_of(results):
+        parts += [
+            latex(block.content)
+            for block in page.written(section)
+            if block.kind == "table" and not block.content.folded
+        ]
+    return "\n".join(parts)
+
+
+def latex(table: Table) -> str:
+    """A floating table."""
+    numbers = len(table.frame.columns) - table.names
+    source = table.styled("latex").to_latex(
+        hrules=True,
+        convert_css=True,
+        position="t",
+        position_float="centering",
+        label=f"tab:{table.label}",
+        caption=escaped(table.caption),
+        column_format="l" * table.names + "r" * numbers,
+    )
+    return pdflatex(source)
 
 
 def _words(results: Tables) -> Any:
@@ -199,7 +232,8 @@ def _content(block: Block) -> Any:
 
     if block.kind == "figure":
         name, drawn = block.content
-        return name, _data_uri(drawn.figure), float(drawn.figure.get_figwidth()), _caption(drawn)
+        more = f" Not drawn: {', '.join(map(escape, drawn.left_out))}." if drawn.left_out else ""
+        return name, _data_uri(drawn.figure), float(drawn.figure.get_figwidth()), drawn.caption + more
     if block.kind == "table":
         return Markup(html(block.content))
     if block.kind in ("notes", "published"):
@@ -225,8 +259,6 @@ def html(table: Table) -> str:
 
 def _downloads(table: Table) -> str:
     """Links to the table as it stands, as CSV and as LaTeX, inside the page."""
-    from attnscope.report.latex import latex
-
     files = {"csv": table.frame.to_csv(index=False), "tex": "" if table.folded else latex(table)}
     links = [
         f'<a download="{escape(table.label)}.{ending}" href="data:text/plain;base64,'
@@ -235,13 +267,6 @@ def _downloads(table: Table) -> str:
         if text
     ]
     return f'<p class="downloads">{" ".join(links)}</p>'
-
-
-def _caption(drawn: Drawn) -> str:
-    """The caption with what there was no room for."""
-    return drawn.caption + (
-        f" Not drawn: {', '.join(map(escape, drawn.left_out))}." if drawn.left_out else ""
-    )
 
 
 def _provenance(results: Tables) -> dict[str, Any]:

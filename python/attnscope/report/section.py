@@ -67,8 +67,7 @@ class Table:
         bold = np.full(frame.shape, "", dtype=object)
         bold[list(self.certain)] = "font-weight: bold"
         styler = frame.style.hide(axis="index").format(escape=escape).format_index(escape=escape, axis=1)
-        with_bold: Styler = styler.apply(lambda _: bold, axis=None)
-        return with_bold
+        return styler.apply(lambda _: bold, axis=None)
 
 
 @dataclass(frozen=True)

@@ -93,5 +93,4 @@ def by_length(controls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     keys = ["n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope"]
     keys += ["model", "revision", "step"]
     found = frame.groupby(keys, sort=True, dropna=False)["value"].agg(["mean", "std", "count"]).reset_index()
-    named: pd.DataFrame = found.rename(columns={"mean": "value"})
-    return named
+    return found.rename(columns={"mean": "value"})

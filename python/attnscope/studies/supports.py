@@ -135,9 +135,6 @@ def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[t
 def uniform_over(support: Tensor) -> Tensor:
     """Uniform attention among the visible keys of every query.
 
-    Args:
-        support: bool [n, n], each row with a visible key.
-
     >>> uniform_over(torch.eye(2, dtype=torch.bool)).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
     """

@@ -72,8 +72,7 @@ def _names(ids: list[int], tokenizer: Any) -> list[str]:
 def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.DataFrame:
     """Every head's matrix of one sentence, at the last checkpoint that read it.
 
-    Args:
-        results: of a run, or of `analyze`, which remembers its model while that is alive.
+    Results of `analyze` remember their model while that is alive.
     """
     import pandas as pd
     import torch
@@ -110,8 +109,7 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
                     "attention": matrix.numpy().ravel(),
                 }
             )
-    frame: pd.DataFrame = pd.DataFrame(found)
-    return frame
+    return pd.DataFrame(found)
 
 
 def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:

@@ -51,13 +51,12 @@ class View:
         environment = Environment(
             loader=PackageLoader("attnscope.view", "."), autoescape=True, undefined=StrictUndefined
         )
-        page: str = environment.get_template("template.html").render(
+        return environment.get_template("template.html").render(
             title=self.title,
             style=Markup((_HOME / "view.css").read_text(encoding="utf-8")),
             script=Markup("".join((_HOME / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
             data=Markup(data),
         )
-        return page
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the page into a file, whose folder is made when missing."""

@@ -70,7 +70,7 @@ TYPED_TEST(RowCounts, TwoLanesAtATimeSeeEveryEntryOnce) {
       Index visits = 0;
       for_each_two_lanes(row.data(), end, n, [&](Lanes a, Lanes b, Index j) {
         EXPECT_EQ(j, 2 * kPackWidth * visits++);
-        total += sum(a) + sum(b);
+        total += sum_of_lanes(a) + sum_of_lanes(b);
       });
       const Index seen = std::max<Index>(end, 0);
       EXPECT_EQ(total, static_cast<double>(seen * (seen + 1) / 2)) << end << " of " << n;
@@ -112,10 +112,10 @@ TEST(Counts, RowsAreWidened) {
     const auto half = row_of<Eigen::half>(count);
     auto wide = row_of<float>(count), expected = wide;
     std::fill(wide.begin(), wide.end(), -1.0F);
-    widen(narrow.data(), count, wide.data());
+    widen_run(narrow.data(), count, wide.data());
     EXPECT_EQ(wide, expected);
     std::fill(wide.begin(), wide.end(), -1.0F);
-    widen(half.data(), count, wide.data());
+    widen_run(half.data(), count, wide.data());
     EXPECT_EQ(wide, expected);
   }
 }
@@ -262,7 +262,7 @@ TEST(CountsDeathTest, CountsThatMeanNothingAreRefused) {
   EXPECT_DEATH(inner_product(row, row, kPackWidth + 1), "padded");
   EXPECT_DEATH(add_multiple(row, 1.0, row, -kPackWidth), "padded");
   EXPECT_DEATH(buffer.resize(-1), "size >= 0");
-  EXPECT_DEATH(widen(row, -1, row), "count >= 0");
+  EXPECT_DEATH(widen_run(row, -1, row), "count >= 0");
   EXPECT_DEATH(Lane(lanes, kPackWidth), "lane < kPackWidth");
   EXPECT_DEATH(tridiagonalize(lanes, 0, lanes, lanes, lanes), "n >= 1");
   EXPECT_DEATH(largest_eigenvalue(row, row, kMostLanczosSteps + 1), "kMostLanczosSteps");

@@ -19,7 +19,6 @@ using testing::RowMatrix;
 using testing::view;
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 using Numbers = std::vector<double>;
 

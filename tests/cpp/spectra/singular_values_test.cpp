@@ -16,7 +16,9 @@ using testing::view;
 std::vector<double> values(const RowMatrix<double>& a) {
   SingularValuesWorkspace workspace;
   std::vector<double> sigma(static_cast<std::size_t>(a.rows()));
-  singular_values(view(a), sigma.data(), workspace);
+  const MatrixView<double> matrix = view(a);
+  double* const out[] = {sigma.data()};
+  singular_values(std::span<const MatrixView<double>>(&matrix, 1), std::span<double* const>(out), workspace);
   return sigma;
 }
 

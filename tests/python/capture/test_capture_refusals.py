@@ -171,15 +171,11 @@ def test_the_preflight_catches_a_wrong_attention_function(broken, monkeypatch):
     model = models.tiny(name, **options)
     original = interface._captured
 
-    def wrong(recorder, module, query, key, value, mask, scaling, softcap, s_aux, bias):
-        if broken == "mask":
-            mask = None
-        if broken == "scale":
-            scaling = 1.0
-        softcap = None if broken == "softcap" else softcap
-        s_aux = None if broken == "sinks" else s_aux
-        bias = None if broken == "bias" else bias
-        return original(recorder, module, query, key, value, mask, scaling, softcap, s_aux, bias)
+    changes = {"mask": None, "softcap": None, "s_aux": None, "position_bias": None, "scaling": 1.0}
+    field = {"sinks": "s_aux", "bias": "position_bias", "scale": "scaling"}.get(broken, broken)
+
+    def wrong(recorder, call):
+        return original(recorder, call._replace(**{field: changes[field]}))
 
     assert preflight.plan_for(models.tiny(name, **options), preflight.trial_inputs(model)).tier == 1
     monkeypatch.setattr(interface, "_captured", wrong)

@@ -14,8 +14,8 @@ from attnscope.engine.results import Results
 from attnscope.plots import NotDrawable
 from attnscope.plots.selection import measured_heads
 from attnscope.report import latex_tables
-from attnscope.report.latex import latex
 from attnscope.report.numbers import number_rows
+from attnscope.report.page import latex
 from attnscope.report.section import Table
 
 DOCUMENT = r"""\documentclass{article}

@@ -57,8 +57,7 @@ class _Along(AddDirection):
         if not TANGENT.get():
             return moved
         make: Any = forward_ad.make_dual
-        dual: Tensor = make(moved, value.expand_as(moved).clone())
-        return dual
+        return make(moved, value.expand_as(moved).clone())
 
 
 def sensitivity(

@@ -138,8 +138,7 @@ class AddDirection(_AtPositions):
         make: Any = forward_ad.make_dual
         primal, tangent = unpack(states)
         along = value.expand_as(primal)
-        dual: Tensor = make(primal, along.clone() if tangent is None else tangent + along)
-        return dual
+        return make(primal, along.clone() if tangent is None else tangent + along)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,8 +182,7 @@ class Project(_AtPositions):
             )
         if bool((basis.norm(dim=1) == 0).any()):
             raise ValueError("Project: value must not hold a direction of norm 0")
-        orthonormal: Tensor = torch.linalg.qr(basis.mT).Q.mT
-        return orthonormal
+        return torch.linalg.qr(basis.mT).Q.mT
 
     def new(self, states: Tensor, value: Tensor) -> Tensor:
         """See `_AtPositions`."""

@@ -93,8 +93,7 @@ class ReplaceWeight(Change):
         lengths = float(u.norm()) * float(v.norm())
         if not 0 < lengths < float("inf"):
             raise ValueError("ReplaceWeight: u and v must be finite and not 0")
-        change: Tensor = self.size * matrix.double().norm() / lengths * torch.outer(u, v)
-        return change
+        return self.size * matrix.double().norm() / lengths * torch.outer(u, v)
 
 
 def _add(entry: WeightEntry, stored: Tensor, change: Tensor) -> None:

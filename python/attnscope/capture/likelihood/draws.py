@@ -7,13 +7,8 @@ import hashlib
 
 
 def hashed_draw(low: int, high: int, *key: object) -> int:
-    """An integer of low … high − 1: low + ⌊u·(high − low)⌋, u the first 8 bytes of SHA-256 of the key over
-    2⁶⁴.
-
-    Args:
-        low: smallest.
-        high: one more than the largest.
-        key: joined by colons.
+    """An integer of low … high − 1: low + ⌊u·(high − low)⌋, u the first 8 bytes of SHA-256 over 2⁶⁴ of
+    the key, its parts joined by colons.
 
     >>> hashed_draw(0, 1, 7, "low", 0), 3 <= hashed_draw(3, 9, 0, 5, "mid", 0) < 9
     (0, True)

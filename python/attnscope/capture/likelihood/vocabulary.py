@@ -77,8 +77,7 @@ def forms(tokenizer: Any) -> npt.NDArray[np.int8]:
             if text is not None and token not in special and _LETTERS.fullmatch(text):
                 found[token] = BEGINS if begins else GOES_ON
         known = _forms[tokenizer] = (special, found)
-    copied: np.ndarray[tuple[Any, ...], np.dtype[np.int8]] = known[1].copy()
-    return copied
+    return known[1].copy()
 
 
 def blank_ids(tokenizer: Any) -> set[int]:

@@ -118,8 +118,7 @@ class Store:
     def about(self, unit: str) -> dict[str, Any]:
         """What `unit.json` of a stored unit holds."""
         if unit not in self._known:
-            whole: dict[str, Any] = json.loads((self._elsewhere[unit] / _ABOUT).read_text("utf-8"))
-            return whole
+            return json.loads((self._elsewhere[unit] / _ABOUT).read_text("utf-8"))
         return self._known[unit]
 
     def rows(self, unit: str) -> dict[str, int]:

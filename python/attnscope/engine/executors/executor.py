@@ -102,9 +102,6 @@ class Executor:
     def check(self, engine: Engine) -> None:
         """Whether the units can be done there, before anything is written.
 
-        Args:
-            engine: with its plan.
-
         Raises:
             ConfigError: they cannot.
         """
@@ -118,8 +115,5 @@ class Executor:
         The engine stores a unit before it asks for the next. An executor hands out a unit when the engine
         wants it (`engine.wanted`) and all that it reads is stored or skipped (`engine.ready`), hands out
         nothing more once `engine.stopping()`, and ends when all that was begun is through.
-
-        Args:
-            engine: with its plan.
         """
         raise NotImplementedError(f"{type(self).__name__}.outcomes")

@@ -75,9 +75,6 @@ def needed_bytes(plan: Plan) -> int:
     """Memory of a process that holds the largest checkpoint of a plan and measures its longest text.
 
     Of a hub id the weights are not known before they are fetched and count as nothing.
-
-    Args:
-        plan: of the run.
     """
     files = (Path(one.path).glob("*.safetensors") for one in plan.checkpoints if one.local)
     weights = max((sum(file.stat().st_size for file in own) for own in files), default=0)

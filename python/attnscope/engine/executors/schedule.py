@@ -55,12 +55,7 @@ class Schedule:
         return bool(self._groups)
 
     def next(self, worker: Any, node: str) -> Unit | None:
-        """A unit for a free worker, None where there is none for it now.
-
-        Args:
-            worker: who asks.
-            node: where it runs.
-        """
+        """A unit for a free worker, None where there is none for it now."""
         if self.finished:
             return None
         for key in self._order(worker):
@@ -100,12 +95,6 @@ class Schedule:
 
     def refused(self, unit: Unit, node: str, reason: str, nodes: Collection[str]) -> Outcome | None:
         """A unit whose checkpoint a node cannot load.
-
-        Args:
-            unit: goes to another node.
-            node: which cannot.
-            reason: why.
-            nodes: that there are.
 
         Returns:
             the outcome where no node is left to try.

@@ -89,12 +89,7 @@ class ShardDone:
 
 
 def shares(plan: Plan, of: int) -> list[set[str]]:
-    """The ids of the units of each shard: stretches of every phase of the plan, of about as many tokens each.
-
-    Args:
-        plan: of the run.
-        of: number of shards.
-    """
+    """The ids of the units of each shard: stretches of every phase, of about as many tokens each."""
     found: list[set[str]] = [set() for _ in range(of)]
     for phase in sorted(set(plan.phases.values())):
         pieces = _pieces(plan, [unit for unit in plan.units if plan.phases[unit.stage] == phase])
@@ -304,11 +299,6 @@ def gather(
 
 def take_in(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -> set[str]:
     """Links the units of shards into the run folder that an engine holds.
-
-    Args:
-        engine: begun.
-        parts: folders of shards.
-        facts: of the engine's provenance.
 
     Returns:
         titles of the checkpoints that a shard could not use.

@@ -98,6 +98,6 @@ def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:
         parts.append(tall.assign(value=values[there]).reindex(columns=[*KEYS, "value"]))
     if not parts:
         parts = [pd.DataFrame(columns=[*KEYS, "value"])]
-    rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    rows = pd.concat(parts, ignore_index=True)
     rows = rows.astype({"threshold": np.float64, "value": np.float64})
     return rows

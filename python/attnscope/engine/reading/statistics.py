@@ -66,5 +66,4 @@ def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) ->
             columns[name] = one.agg(lambda values: typical(values.to_numpy(float), "position"))
         else:
             columns[name] = one.mean() if statistic == "mean" else one.median()
-    whole: pd.DataFrame = pd.DataFrame(columns).reset_index()
-    return whole
+    return pd.DataFrame(columns).reset_index()

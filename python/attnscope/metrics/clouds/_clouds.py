@@ -27,12 +27,7 @@ class Cloud(_checks.Attention):
 
 
 def points_argument(function: str, points: Any, lengths: _checks.Lengths, name: str = "points") -> Cloud:
-    """Checks `points` [..., n, d] and `lengths`, without a copy.
-
-    Raises:
-        TypeError: `points` is not an array.
-        ValueError: wrong rank, empty, integer or complex, a length outside 1..n.
-    """
+    """Checks `points` [..., n, d] and `lengths`, without a copy."""
     tensor = _device.to_host(_checks.float_tensor(function, name, points))
     if tensor.ndim < 2 or 0 in tensor.shape[-2:]:
         raise ValueError(
@@ -64,13 +59,7 @@ def distances_of(function: str, cloud: Cloud, metric: str) -> _checks.Attention:
 def distances_argument(
     function: str, distances: Any, lengths: _checks.Lengths, name: str = "distances"
 ) -> _checks.Attention:
-    """Checks given distances [..., n, n]: square, symmetric, none below 0. NaN entries are let through.
-
-    Raises:
-        TypeError: no array.
-        ValueError: not square, asymmetric by more than 1e-9 of the largest distance, negative, and as
-            every metric.
-    """
+    """Checks given distances [..., n, n]: square, symmetric, none below 0. NaN entries are let through."""
     checked = _checks.attention_argument(function, distances, lengths, name=name)
     _few_enough(function, name, checked.n)
     tensor = checked.tensor
@@ -119,11 +108,7 @@ def given_or_euclidean(
 
 
 def subsets_argument(function: str, subsets: Any, n: int) -> Tensor | None:
-    """Subsets [s, n] as a contiguous boolean tensor on the CPU, or None.
-
-    Raises:
-        ValueError: not boolean, another shape.
-    """
+    """Subsets [s, n] as a contiguous boolean tensor on the CPU, or None."""
     if subsets is None:
         return None
     tensor = _checks.as_tensor(function, "subsets", subsets)
@@ -136,12 +121,7 @@ def subsets_argument(function: str, subsets: Any, n: int) -> Tensor | None:
 
 
 def labels_argument(function: str, name: str, labels: Any, cloud: _checks.Attention) -> Tensor:
-    """One label per point, [n] for all clouds or [..., n], as whole numbers 0, 1, …; words are numbered.
-
-    Raises:
-        TypeError: what cannot be compared.
-        ValueError: another shape.
-    """
+    """One label per point, [n] for all clouds or [..., n], as whole numbers 0, 1, …; words are numbered."""
     if isinstance(labels, Tensor):
         labels = _checks.as_tensor(function, name, labels).detach().cpu()
     try:
@@ -164,19 +144,9 @@ def inside(cloud: _checks.Attention) -> Tensor:
 
 
 def draws_argument(function: str, draws: Any, seed: Any) -> tuple[int, torch.Generator]:
-    """A number of draws, at least 1, and the generator that makes them.
-
-    Raises:
-        TypeError: no whole numbers.
-        ValueError: no draw, or a negative seed.
-    """
-    number = _checks.whole(function, "draws", draws)
-    start = _checks.whole(function, "seed", seed)
-    if number < 1:
-        raise ValueError(f"{function}: draws must be at least 1, got {draws!r}")
-    if start < 0:
-        raise ValueError(f"{function}: seed must be at least 0, got {seed!r}")
-    return number, torch.Generator().manual_seed(start)
+    """A number of draws, at least 1, and the generator that makes them."""
+    number = _checks.at_least(function, "draws", draws, 1)
+    return number, torch.Generator().manual_seed(_checks.at_least(function, "seed", seed, 0))
 
 
 def numbers_argument(function: str, name: str, values: Any) -> Sequence[Any]:

@@ -102,7 +102,7 @@ def boundary(
         squared - scatter,
         (first.mean + second.mean) / 2,
     )
-    return _checks.finished(name, one, found, int(bad.sum()), "clouds")  # type: ignore[no-any-return]
+    return _checks.finished(name, one, found, int(bad.sum()), "clouds")
 
 
 class _Moments(NamedTuple):

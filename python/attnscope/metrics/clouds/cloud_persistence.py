@@ -66,7 +66,7 @@ def cloud_persistence(
         checked.tensor, checked.lengths, dimension, "max", "distance"
     )
     bars = Barcodes(birth, death, dimensions, birth_edge, death_edge, offsets, checked.leading)
-    return _checks.finished(name, checked, bars, non_finite, "clouds")  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, bars, non_finite, "clouds")
 
 
 SOURCES = (cloud_persistence,)

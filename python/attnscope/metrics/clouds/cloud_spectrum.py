@@ -96,7 +96,7 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     bad = int((~finite).sum())
     if bad:
         found = CloudSpectrum(*(torch.where(_like(finite, one), one, torch.nan) for one in found))
-    return _checks.finished(name, cloud, found, bad, "clouds")  # type: ignore[no-any-return]
+    return _checks.finished(name, cloud, found, bad, "clouds")
 
 
 def _like(finite: Tensor, one: Tensor) -> Tensor:

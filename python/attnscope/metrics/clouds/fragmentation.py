@@ -79,14 +79,10 @@ def cloud_components(
     )
     if values.numel() == 0 or bool(values.isnan().any()) or bool((values.diff() < 0).any()):
         raise ValueError(f"{name}: scales must be one or more ascending numbers, got {scales!r}")
-    least = _checks.whole(name, "min_size", min_size)
-    if least < 1:
-        raise ValueError(f"{name}: min_size must be at least 1, got {min_size!r}")
+    least = _checks.at_least(name, "min_size", min_size, 1)
     checked = metric_argument(name, points, metric, lengths)
-    *found, non_finite = _core.cloud_components(
-        checked.tensor, checked.lengths, values, values.numel(), least
-    )
-    return _checks.finished(name, checked, CloudComponents(*found), non_finite, "clouds")  # type: ignore[no-any-return]
+    given = (values, values.numel(), least)
+    return CloudComponents(*_checks.computed(_core.cloud_components, name, checked, *given, unit="clouds"))
 
 
 def fragmentation(
@@ -134,10 +130,8 @@ def fragmentation(
     name = "fragmentation"
     checked = metric_argument(name, points, metric, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
-    value, non_finite = _core.fragmentation(
-        checked.tensor, checked.lengths, chosen, 1 if chosen is None else len(chosen)
-    )
-    return _checks.finished(name, checked, value, non_finite, "clouds")  # type: ignore[no-any-return]
+    given = (chosen, 1 if chosen is None else len(chosen))
+    return _checks.computed(_core.fragmentation, name, checked, *given, unit="clouds")
 
 
 # Four points on a line: merges at 1, 1 and 9; distances 1, 1, 9, 10, 10, 11.

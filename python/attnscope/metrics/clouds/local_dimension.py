@@ -100,16 +100,9 @@ def local_dimension(
         labels = None
     elif labels is None:
         raise ValueError(f"{name}: across needs groups, got None")
-    *found, non_finite = _core.local_dimension(
-        checked.tensor,
-        checked.lengths,
-        labels,
-        labels is None or labels.ndim == 1,
-        chosen,
-        1 if chosen is None else len(chosen),
-        wanted,
-    )
-    return _checks.finished(name, checked, LocalDimension(*found), non_finite, "clouds")  # type: ignore[no-any-return]
+    same = labels is None or labels.ndim == 1
+    given = (labels, same, chosen, 1 if chosen is None else len(chosen), wanted)
+    return LocalDimension(*_checks.computed(_core.local_dimension, name, checked, *given, unit="clouds"))
 
 
 def two_nn(
@@ -160,10 +153,8 @@ def two_nn(
         raise ValueError(f"{name}: discard must lie in [0, 1), got {discard!r}")
     checked = given_or_euclidean(name, points, distances, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
-    value, non_finite = _core.two_nn(
-        checked.tensor, checked.lengths, chosen, 1 if chosen is None else len(chosen), share
-    )
-    return _checks.finished(name, checked, value, non_finite, "clouds")  # type: ignore[no-any-return]
+    given = (chosen, 1 if chosen is None else len(chosen), share)
+    return _checks.computed(_core.two_nn, name, checked, *given, unit="clouds")
 
 
 # The numbers 0, 1 and e.

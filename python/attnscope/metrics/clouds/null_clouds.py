@@ -94,7 +94,7 @@ def null_clouds(
         own.copy_(means + spread)
     outside = ~sees[..., None] | (freedom < 1)
     result = result.masked_fill(outside, torch.nan)
-    return _checks.finished(name, cloud, result, bad, "clouds")  # type: ignore[no-any-return]
+    return _checks.finished(name, cloud, result, bad, "clouds")
 
 
 def null_directions(
@@ -147,8 +147,7 @@ def null_directions(
     n, d = wide.shape
     if chosen == "isotropic":
         drawn = torch.stack([torch.randn(d, generator=draw, dtype=torch.float64) for _ in range(number)])
-        unit: Tensor = drawn / drawn.norm(dim=-1, keepdim=True)
-        return unit
+        return drawn / drawn.norm(dim=-1, keepdim=True)
     rest = wide - wide[:1]
     rest = rest - rest.mean(0)
     if chosen == "covariance":

@@ -60,15 +60,15 @@ def fiedler_value(
     """
     name = "fiedler_value"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, non_finite = _core.fiedler_value(
-        checked.tensor,
-        checked.lengths,
+    return _checks.computed(
+        _core.fiedler_value,
+        name,
+        checked,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
         _checks.threshold_argument(name, threshold),
         _checks.flag(name, "normalized", normalized),
         _checks.choice_argument(name, "precision", precision, ("exact", "fast")),
     )
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 def fiedler_vector(
@@ -112,14 +112,14 @@ def fiedler_vector(
     """
     name = "fiedler_vector"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, non_finite = _core.fiedler_vector(
-        checked.tensor,
-        checked.lengths,
+    return _checks.computed(
+        _core.fiedler_vector,
+        name,
+        checked,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
         _checks.threshold_argument(name, threshold),
         _checks.flag(name, "normalized", normalized),
     )
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 QUANTITIES = (

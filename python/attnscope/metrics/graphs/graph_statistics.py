@@ -101,8 +101,7 @@ def graph_statistics(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max"))
     levels = _checks.thresholds_argument(name, thresholds, checked)
-    result, non_finite = _core.graph_statistics(checked.tensor, checked.lengths, levels)
-    return _checks.finished(name, checked, GraphStatistics(*result), non_finite)  # type: ignore[no-any-return]
+    return GraphStatistics(*_checks.computed(_core.graph_statistics, name, checked, levels))
 
 
 def _of_graph(

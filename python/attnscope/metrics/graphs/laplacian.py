@@ -71,15 +71,15 @@ def _smallest(
     threshold: float | None,
     normalized: bool,
 ) -> torch.Tensor:
-    result, non_finite = _core.laplacian_eigenvalues(
-        checked.tensor,
-        checked.lengths,
+    return _checks.computed(
+        _core.laplacian_eigenvalues,
+        name,
+        checked,
         count,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
         _checks.threshold_argument(name, threshold),
         _checks.flag(name, "normalized", normalized),
     )
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 def laplacian_gap(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,6 +182,17 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
     curve = torch.from_numpy(alive).reshape(count, DIMENSIONS, size).transpose(1, 2).contiguous()
     curve[~barcodes._valid()] = -1
     return curve.reshape(*barcodes.shape, size, DIMENSIONS)
+
+
+def bar_columns(barcodes: Barcodes, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A row per bar of several maps, under key columns with an entry per map; single values stay."""
+    each = np.diff(barcodes.offsets.numpy())
+    return {
+        **{key: np.repeat(values, each) if np.ndim(values) else values for key, values in keys.items()},
+        "dimension": barcodes.dimension.numpy().astype(np.int64),
+        "birth": barcodes.birth.numpy(),
+        "death": barcodes.death.numpy(),
+    }
 
 
 def bar_count(barcodes: Barcodes) -> torch.Tensor:

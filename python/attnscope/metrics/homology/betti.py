@@ -57,13 +57,13 @@ def betti_numbers(
     """
     name = "betti_numbers"
     checked = attention_of_topology(name, attention, lengths, validate=validate)
-    result, non_finite = _core.betti_numbers(
-        checked.tensor,
-        checked.lengths,
+    return _checks.computed(
+        _core.betti_numbers,
+        name,
+        checked,
         _checks.thresholds_argument(name, thresholds, checked),
         _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min")),
     )
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 # Weights of these types can be read back from births and deaths, 1.0 − w in float64, to the last tie: all

@@ -92,7 +92,7 @@ def persistence(
         _checks.choice_argument(name, "metric", metric, ("attention", "hellinger")),
     )
     bars = Barcodes(birth, death, dimensions, birth_edge, death_edge, offsets, checked.leading)
-    return _checks.finished(name, checked, bars, non_finite)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, bars, non_finite)
 
 
 def attention_of_topology(

@@ -15,11 +15,7 @@ from attnscope import _checks, _core, _device
 
 
 def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attention) -> torch.Tensor:
-    """`sink_mass` as float64 [..., n], one number a row, 0 behind the lengths.
-
-    Raises:
-        ValueError: not float, or another shape.
-    """
+    """`sink_mass` as float64 [..., n], one number a row, 0 behind the lengths."""
     given = _device.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
     shape = (*attention.leading, attention.n)
     try:

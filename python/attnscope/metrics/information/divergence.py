@@ -101,7 +101,7 @@ def divergence_of(
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         more = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
         result += more / _rows(checked)
-    return _checks.finished(name, _layers(checked), result, non_finite, "layers")  # type: ignore[no-any-return]
+    return _checks.finished(name, _layers(checked), result, non_finite, "layers")
 
 
 def sink_removal(
@@ -174,7 +174,7 @@ def sink_removal(
     reduction = torch.where(silent, 0.0, difference).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
     result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)
-    return _checks.finished(name, _layers(checked), result, non_finite, "layers")  # type: ignore[no-any-return]
+    return _checks.finished(name, _layers(checked), result, non_finite, "layers")
 
 
 def _rows(checked: _checks.Attention) -> torch.Tensor:

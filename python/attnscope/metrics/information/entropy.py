@@ -71,16 +71,14 @@ def attention_entropy(
     seen = _checks.support_argument(name, support, checked)
     normalized = _checks.flag(name, "normalized", normalized)
     mass = None if sink_mass is None else sink_mass_argument(name, sink_mass, checked)
-    result, non_finite = _core.attention_entropy(
-        checked.tensor, checked.lengths, seen, normalized and mass is None
-    )
+    result = _checks.computed(_core.attention_entropy, name, checked, seen, normalized and mass is None)
     if mass is not None:
         result -= torch.xlogy(mass, mass)
         if normalized:
             result /= (visible_pairs(checked, seen).sum(-1) + 1).double().log()
     if base != math.e and not normalized:
         result /= math.log(base)
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
+    return result
 
 
 QUANTITIES = (

@@ -169,8 +169,7 @@ def trace_table(
     table["trace_per_parameter"] = table["trace"] / table["parameters"]
     columns = [key for key in ("sample", "tokens") if per_sentence and key in table]
     columns += ["layer", "group", "parameters", "trace", "trace_per_parameter"]
-    result: pd.DataFrame = table[columns if per_sentence else [*columns, "n"]]
-    return result
+    return table[columns if per_sentence else [*columns, "n"]]
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:

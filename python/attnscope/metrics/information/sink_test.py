@@ -146,7 +146,7 @@ def sink_test(
         threshold,
         *(mass, expected, variance, largest, uniform, queries),
     )
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)
 
 
 def bernstein(variance: Any, largest: Any, tested: Any, alpha: float) -> Any:
@@ -224,8 +224,7 @@ def sink_sums(
     table["texts"] = 1
     table["above"] = (table["mass"] > TIMES_UNIFORM * table["uniform"]).astype(np.int64)
     table = table.groupby(["map", "label"], as_index=False).agg({"texts": "sum", "above": "sum", **sums})
-    result: pd.DataFrame = table
-    return result
+    return table
 
 
 def pooled_sinks(
@@ -265,9 +264,7 @@ def pooled_sinks(
     alpha = _checks.fraction_argument(name, "alpha", alpha)
     if not hasattr(sums, "groupby"):
         raise TypeError(f"{name}: sums must be a pandas DataFrame, got {type(sums).__name__}")
-    texts = _checks.whole(name, "texts", texts)
-    if texts < 1:
-        raise ValueError(f"{name}: texts must be at least 1, got {texts}")
+    texts = _checks.at_least(name, "texts", texts, 1)
     if isinstance(by, str) or not (isinstance(by, Sequence) and all(isinstance(one, str) for one in by)):
         raise TypeError(f"{name}: by must be a list of columns, got {by!r}")
     added = ("texts", "above", "mass", "expected", "variance", "uniform", "queries")
@@ -290,8 +287,7 @@ def pooled_sinks(
     table["mean"] = table["mass"] / table["queries"]
     table["uniform"] = table["uniform"] / table["queries"]
     columns = ["label", "texts", "eligible", "sink", "mean", "uniform", "excess", "threshold"]
-    result: pd.DataFrame = table[[*by, *columns]]
-    return result
+    return table[[*by, *columns]]
 
 
 def _count(found: SinkTest) -> torch.Tensor:

@@ -59,7 +59,7 @@ def incoming_attention(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
-    return _from_one_read(name, attention, {name: {}}, support, lengths, validate)[1][name]  # type: ignore[no-any-return]
+    return _from_one_read(name, attention, {name: {}}, support, lengths, validate)[1][name]
 
 
 def sink_rate(
@@ -101,7 +101,7 @@ def sink_rate(
     """
     name = "sink_rate"
     asked = {name: {"epsilon": epsilon, "position": position}}
-    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]  # type: ignore[no-any-return]
+    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]
 
 
 def sink_tokens(
@@ -159,15 +159,15 @@ def sink_tokens(
     gamma = _checks.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
-    result, non_finite = _core.sink_tokens(
-        checked.tensor,
-        checked.lengths,
+    return _checks.computed(
+        _core.sink_tokens,
+        name,
+        checked,
         _checks.support_argument(name, support, checked),
         tau,
         gamma,
         _visibility(name, min_visibility),
     )
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 def sink_position(
@@ -206,7 +206,7 @@ def sink_position(
     """
     name = "sink_position"
     asked = {name: {"min_visibility": min_visibility}}
-    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]  # type: ignore[no-any-return]
+    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]
 
 
 def sink_share(
@@ -299,7 +299,7 @@ def top_mass(
     name = "top_mass"
     checked, found = _from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
     if sink_mass is None:
-        return found[name]  # type: ignore[no-any-return]
+        return found[name]
     seen = _checks.support_argument(name, support, checked)
     return top_mass_with(name, checked, seen, sink_mass, int(k))
 
@@ -347,9 +347,7 @@ def _from_one_read(
         if queries is not None and queries < 1:
             raise ValueError(f"{function}: queries must be at least 1 or None, got {queries}")
         first_and_queries = (min(first, n), n if queries is None else min(queries, n))
-    k = _checks.whole(function, "k", asked["top_mass"]["k"]) if "top_mass" in asked else 0
-    if "top_mass" in asked and k < 1:
-        raise ValueError(f"{function}: k must be at least 1, got {k}")
+    k = _checks.at_least(function, "k", asked["top_mass"]["k"], 1) if "top_mass" in asked else 0
     position = asked.get("sink_position")
     *answers, non_finite = _core.sink_statistics(
         checked.tensor,

@@ -84,15 +84,10 @@ def span_attention(
     """
     name = "span_attention"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    fields, non_finite = _core.span_attention(
-        checked.tensor,
-        checked.lengths,
-        _checks.support_argument(name, support, checked),
-        _spans_argument(name, spans, checked),
-        None if special is None else tokens_argument(name, "special", special, checked),
-    )
-    result = SpanAttention(*fields)
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
+    seen = _checks.support_argument(name, support, checked)
+    ends = _spans_argument(name, spans, checked)
+    marked = None if special is None else tokens_argument(name, "special", special, checked)
+    return SpanAttention(*_checks.computed(_core.span_attention, name, checked, seen, ends, marked))
 
 
 def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> list[int]:
@@ -120,8 +115,7 @@ def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> 
             f"{function}: spans must hold 0 <= start < stop <= {bound}, the tokens of their map, or "
             f"(-1, -1), got ({first[0]}, {first[1]})"
         )
-    found: list[int] = values.ravel().tolist()
-    return found
+    return values.ravel().tolist()
 
 
 #: Tokens 3 and 4 of nine, of which token 0 is special, under uniform causal attention.

@@ -12,11 +12,7 @@ _ALL_QUERIES = 32
 
 
 def places_argument(function: str, name: str, value: Any) -> list[int]:
-    """`value` as a list of whole numbers.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """`value` as a list of whole numbers."""
     try:
         entries = list(value)
     except TypeError:

@@ -211,8 +211,7 @@ def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:
     fits = isinstance(support, Tensor) and support.dtype == torch.bool
     try:
         if fits and support.expand(scores.shape).any(-1).all():
-            visible: Tensor = support.cpu()
-            return visible
+            return support.cpu()
     except RuntimeError:
         pass
     given = tuple(support.shape) if isinstance(support, Tensor) else support

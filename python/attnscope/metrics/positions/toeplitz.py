@@ -121,7 +121,7 @@ def toeplitz_split(
         weighing = _weights_argument(name, weights, checked, checked.n // 2 if late else checked.n)
         matrices = math.prod(weighing.shape[:-2])
     results, bad = _core.toeplitz_split(checked.tensor, checked.lengths, late, weighing, matrices)
-    return _finished(name, checked, ToeplitzSplit(*results), bad)  # type: ignore[no-any-return]
+    return _finished(name, checked, ToeplitzSplit(*results), bad)
 
 
 def mask_only(
@@ -190,7 +190,7 @@ def mask_only(
     count = 0 if sinks is None else sinks.numel()
     flag = _checks.flag(name, "body", body)
     results, bad = _core.mask_only(checked.tensor, checked.lengths, sinks, count, wanted, flag)
-    return _finished(name, checked, MaskOnly(*results), bad)  # type: ignore[no-any-return]
+    return _finished(name, checked, MaskOnly(*results), bad)
 
 
 def offset_variance(
@@ -223,7 +223,7 @@ def offset_variance(
     name = "offset_variance"
     checked = _scores_argument(name, values, lengths, validate, "values")
     results, bad = _core.offset_variance(checked.tensor, checked.lengths)
-    return _finished(name, checked, OffsetVariance(*results), bad)  # type: ignore[no-any-return]
+    return _finished(name, checked, OffsetVariance(*results), bad)
 
 
 def _scores_argument(

@@ -47,9 +47,7 @@ def softmax_harmonics(strength: float, orders: int) -> torch.Tensor:
     strength = _checks.real(name, "strength", strength)
     if not math.isfinite(strength):
         raise ValueError(f"{name}: strength must be a finite number, got {strength!r}")
-    orders = _checks.whole(name, "orders", orders)
-    if orders < 0:
-        raise ValueError(f"{name}: orders must be a whole number of at least 0, got {orders!r}")
+    orders = _checks.at_least(name, "orders", orders, 0, "a whole number of at least")
     values = ive(np.arange(orders + 1), strength) / ive(0, strength)
     return torch.from_numpy(np.asarray(values, dtype=np.float64))
 
@@ -87,9 +85,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         Ruscio and Silvestri, arXiv 2410.18067v1, 2024.
     """
     name = "harmonic_distortion"
-    orders = _checks.whole(name, "orders", orders)
-    if orders < 2:
-        raise ValueError(f"{name}: orders must be a whole number of at least 2, got {orders!r}")
+    orders = _checks.at_least(name, "orders", orders, 2, "a whole number of at least")
     values = _device.to_host(_checks.float_tensor(name, "signal", signal)).double()
     if values.ndim == 0:
         raise ValueError(f"{name}: signal must have at least one dimension [..., n], got a single number")

@@ -59,14 +59,14 @@ def local_global_ratio(
     window = _checks.real(name, "window", window)
     if not 0.0 <= window < math.inf:
         raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
-    result, non_finite = _core.local_global_ratio(
-        checked.tensor,
-        checked.lengths,
+    return _checks.computed(
+        _core.local_global_ratio,
+        name,
+        checked,
         _checks.support_argument(name, support, checked),
         window,
         _checks.flag(name, "drop_first", drop_first),
     )
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 def _finite_ratio(ratio: torch.Tensor) -> torch.Tensor:

@@ -113,9 +113,7 @@ def power_spectrum(
     padding = _checks.real(name, "padding", padding)
     if not 1.0 <= padding <= 64.0:
         raise ValueError(f"{name}: padding must lie between 1 and 64, got {padding!r}")
-    bands = _checks.whole(name, "bands", bands)
-    if bands < 0:
-        raise ValueError(f"{name}: bands must be a whole number of at least 0, got {bands!r}")
+    bands = _checks.at_least(name, "bands", bands, 0, "a whole number of at least")
     result, non_finite = _core.power_spectrum(**given, hann=window == "hann", padding=padding, bands=bands)
     result = _checks.finished(name, checked, result, non_finite)
     low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)

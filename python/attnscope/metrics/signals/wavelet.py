@@ -112,9 +112,7 @@ def wavelet_transform(
             f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, "
             f"got {levels!r}"
         )
-    resample = _checks.whole(name, "resample", resample)
-    if resample < 0:
-        raise ValueError(f"{name}: resample must be a whole number of at least 0, got {resample!r}")
+    resample = _checks.at_least(name, "resample", resample, 0, "a whole number of at least")
     depth = most if levels is None else levels
     result, profile, non_finite = _core.wavelet_transform(**given, levels=depth, resample=resample)
     result = _checks.finished(name, checked, result, non_finite)
@@ -261,7 +259,7 @@ def morlet_scalogram(
     if not 5.0 <= omega <= 100.0:
         raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
     result, non_finite = _core.morlet_scalogram(**given, scales=wanted, omega=omega)
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)
 
 
 #: What the scales are called that signals of 32 keys have.

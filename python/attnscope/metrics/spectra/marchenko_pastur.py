@@ -150,9 +150,7 @@ def _compared(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
     visible = _checks.support_argument(name, support, checked)
-    draws = _checks.whole(name, "draws", draws)
-    if draws < 1:
-        raise ValueError(f"{name}: draws must be at least 1, got {draws!r}")
+    draws = _checks.at_least(name, "draws", draws, 1)
     seed = _checks.whole(name, "seed", seed)
     if seed < 0:
         raise ValueError(f"{name}: seed must lie in [0, 2**63), got {seed!r}")
@@ -165,7 +163,7 @@ def _compared(
             "row that varies; their results are NaN (outliers -1)"
         )
         warn(UndefinedWarning(message, name, undefined))
-    return _checks.finished(name, checked, MarchenkoPastur(*fields), non_finite)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, MarchenkoPastur(*fields), non_finite)
 
 
 DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda found: found.ks)}

@@ -54,12 +54,12 @@ def participation_ratio(
     """
     name = "participation_ratio"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, non_finite = _core.participation_ratio(
-        checked.tensor,
-        checked.lengths,
+    return _checks.computed(
+        _core.participation_ratio,
+        name,
+        checked,
         _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian")),
     )
-    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 QUANTITIES = (

@@ -179,15 +179,13 @@ def spectral_ratio_of(sigma: torch.Tensor) -> torch.Tensor:
     first, second = sigma[..., 0], sigma[..., 1]
     count = sigma.isfinite().sum(-1)
     rank_one = (second <= count * torch.finfo(torch.float64).eps * first) & (first > 0)
-    ratio: torch.Tensor = torch.where(rank_one, torch.inf, first / second)
-    return ratio
+    return torch.where(rank_one, torch.inf, first / second)
 
 
 def _values(function: str, attention: torch.Tensor, lengths: _checks.Lengths, validate: bool) -> torch.Tensor:
     rows = function != "singular_values"  # those of any matrix are asked for
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, rows=rows)
-    result, non_finite = _core.singular_values(checked.tensor, checked.lengths)
-    return _checks.finished(function, checked, result, non_finite)  # type: ignore[no-any-return]
+    return _checks.computed(_core.singular_values, function, checked)
 
 
 DERIVED = {

@@ -65,14 +65,15 @@ def geometric_semantic_alignment(
     """
     name = "geometric_semantic_alignment"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, non_finite = _core.geometric_semantic_alignment(
-        checked.tensor,
-        checked.lengths,
+    return _checks.computed(
+        _core.geometric_semantic_alignment,
+        name,
+        checked,
         _checks.support_argument(name, support, checked),
         states_argument(name, states, checked),
         None if without is None else tokens_argument(name, "without", without, checked),
+        unit="matrices or their states",
     )
-    return _checks.finished(name, checked, result, non_finite, "matrices or their states")  # type: ignore[no-any-return]
 
 
 def transformation_magnitude(

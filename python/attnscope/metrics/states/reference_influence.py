@@ -73,15 +73,13 @@ def reference_influence(
     """
     name = "reference_influence"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    *parts, non_finite = _core.reference_influence(
-        checked.tensor,
-        checked.lengths,
+    given = (
         _checks.support_argument(name, support, checked),
         states_argument(name, states, checked),
         tokens_argument(name, "reference", reference, checked),
     )
-    result = ReferenceInfluence(*parts)
-    return _checks.finished(name, checked, result, non_finite, "matrices or their states")  # type: ignore[no-any-return]
+    unit = "matrices or their states"
+    return ReferenceInfluence(*_checks.computed(_core.reference_influence, name, checked, *given, unit=unit))
 
 
 def _of_some_reference(influence: ReferenceInfluence, reference: torch.Tensor) -> ReferenceInfluence:

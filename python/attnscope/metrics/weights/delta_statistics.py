@@ -124,12 +124,7 @@ def statistics_of(sums: Tensor, entries: int, rounded: str) -> DeltaStatistics:
 
 
 def weights_argument(function: str, name: str, value: Any) -> Tensor:
-    """`value` as a float tensor [..., m, n] on the CPU.
-
-    Raises:
-        TypeError: it is no array.
-        ValueError: fewer than two dimensions, empty, integer or complex.
-    """
+    """`value` as a float tensor [..., m, n] on the CPU."""
     tensor = _device.to_host(_checks.float_tensor(function, name, value))
     if tensor.ndim < 2 or 0 in tensor.shape[-2:]:
         raise ValueError(

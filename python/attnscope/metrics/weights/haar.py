@@ -89,19 +89,13 @@ def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
     draw = torch.Generator().manual_seed(start)
     q, r = torch.linalg.qr(torch.randn(size, width, generator=draw, dtype=torch.float64))
     # QR chooses signs; those of a positive diagonal make the law uniform.
-    basis: Tensor = q * r.diagonal().sign()
-    return basis
+    return q * r.diagonal().sign()
 
 
 def upper_tail(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """P(X >= value) of the Beta law on [0, 1] with this mean and deviation; NaN where it does not vary.
 
     For a matrix of rank one it is exact: Beta(k/2, (d − k)/2).
-
-    Args:
-        value: observed.
-        mean: inside (0, 1).
-        deviation: of the law.
     """
     from scipy.stats import beta
 

@@ -31,11 +31,6 @@ def jackknife_interval(estimate: Tensor, rest: Iterable[Tensor], confidence: flo
     """The interval of an estimate whose values without one group each are known.
 
     se² = (G − 1)/G·Σ(θ_i − mean)², and Student's t with G − 1 degrees of freedom.
-
-    Args:
-        estimate: of all groups.
-        rest: without the first, second, … group.
-        confidence: of the interval.
     """
     from scipy.stats import t
 

@@ -75,8 +75,7 @@ class LowRank:
         """[r] float64, descending; the others of the matrix are 0."""
         upper_left = torch.linalg.qr(self.left.double(), mode="r").R
         upper_right = torch.linalg.qr(self.right.double().T, mode="r").R
-        values: Tensor = torch.linalg.svdvals(self.scale * (upper_left @ upper_right.T))
-        return values
+        return torch.linalg.svdvals(self.scale * (upper_left @ upper_right.T))
 
     def dense(self) -> Tensor:
         """The matrix multiplied out."""

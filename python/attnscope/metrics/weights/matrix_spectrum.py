@@ -34,12 +34,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum_of(matrix: Tensor | LowRank, k: int) -> Spectrum:
-    """The spectrum of matrices [..., m, n]; k = 0 gives the energy alone.
-
-    Args:
-        matrix: dense or `LowRank`.
-        k: how many leading values are wanted.
-    """
+    """The spectrum of matrices [..., m, n]; k = 0 gives the energy alone."""
     if isinstance(matrix, LowRank):
         squares = matrix.singular_values().square()
         return _spectrum(_defined(matrix.energy()), squares[:k], squares.square().sum(), True)

@@ -209,12 +209,7 @@ def relative_subspace_fraction(
 
 
 def overlap(one: Tensor, other: Tensor) -> Tensor:
-    """‖UᵀV‖_F²/k of two orthonormal bases [..., d, k]: 1 for one subspace, k/d for unrelated ones.
-
-    Args:
-        one: U.
-        other: V, as many columns.
-    """
+    """‖UᵀV‖_F²/k of two orthonormal bases [..., d, k]: 1 for one subspace, k/d for unrelated ones."""
     products: Tensor = one.mT.double() @ other.double()
     return products.square().sum((-2, -1)) / one.shape[-1]
 

@@ -74,8 +74,7 @@ def unmasked_logits(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
             output = model(**inputs)
     finally:
         model.train(training)
-    logits: Tensor = output.logits if hasattr(output, "logits") else output.prediction_logits
-    return logits
+    return output.logits if hasattr(output, "logits") else output.prediction_logits
 
 
 def token_probability(logits: Tensor, inputs: Mapping[str, Any], spans: Any) -> TokenProbability:

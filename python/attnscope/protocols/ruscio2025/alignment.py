@@ -71,7 +71,7 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
         whole = pearson(checked.tensor.double().flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
         result = torch.where(zero, whole, result)
     result = torch.where(bad, torch.nan, result.nan_to_num(nan=0.0))
-    return _checks.finished("ruscio2025." + name, checked, result, count, "matrices or their states")  # type: ignore[no-any-return]
+    return _checks.finished("ruscio2025." + name, checked, result, count, "matrices or their states")
 
 
 def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrelation:
@@ -120,9 +120,7 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     number = used.sum(-1)
     signed, absolute = r.sum(-1) / number, r.abs().sum(-1) / number
     result = PcaCorrelation(torch.where(bad, torch.nan, signed), torch.where(bad, torch.nan, absolute))
-    return _checks.finished(  # type: ignore[no-any-return]
-        "ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states"
-    )
+    return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -212,12 +210,7 @@ def entropy_magnitude_correlation(
 
 
 def correlation_over_tokens(entropy: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Pearson's r of two numbers per token [..., n] that broadcast; 0 without variance, NaN where one is NaN.
-
-    Args:
-        entropy: of every query.
-        magnitude: of every token.
-    """
+    """Pearson's r of two numbers per token [..., n] that broadcast; 0 without variance, NaN of NaN."""
     what, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
     magnitude = _checks.expanded(what, magnitude, entropy.shape, words)
     inside = torch.ones(entropy.shape, dtype=torch.bool)
@@ -256,8 +249,7 @@ def _leading(products: torch.Tensor, count: int) -> torch.Tensor:
 
 def _state_norm(before: torch.Tensor) -> torch.Tensor:
     """Norms of the states of each token [..., n], as they are."""
-    norm: torch.Tensor = before.double().norm(dim=-1)
-    return norm
+    return before.double().norm(dim=-1)
 
 
 def _correlation_of(entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     result = _divergence(maps, plogp(maps)).mean(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
     layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
-    return _checks.finished("ruscio2025.head_divergence", layers, result, int(bad.sum()), "layers")  # type: ignore[no-any-return]
+    return _checks.finished("ruscio2025.head_divergence", layers, result, int(bad.sum()), "layers")
 
 
 def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:

@@ -65,7 +65,7 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         share = kept / torch.where(mass > 0, mass, 1.0)
         result = -plogp(share).sum(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
-    return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()))  # type: ignore[no-any-return]
+    return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()))
 
 
 QUANTITIES = (

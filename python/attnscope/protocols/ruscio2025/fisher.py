@@ -126,9 +126,6 @@ def fisher_trace(
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     """Parameter name -> (layer, group), by parts of the name; without those that are skipped.
 
-    Args:
-        model: any module.
-
     Example:
         >>> from attnscope.protocols.ruscio2025.fisher import group_parameters
         >>> from torch import nn

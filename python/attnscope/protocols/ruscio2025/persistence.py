@@ -63,12 +63,7 @@ def persistence(attention: torch.Tensor) -> Barcodes:
 
 
 def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
-    """`persistence` for another function of the protocol, which errors and warnings name.
-
-    Args:
-        function: its name.
-        attention: as for `persistence`.
-    """
+    """`persistence` for another function of the protocol, which errors and warnings name."""
     checked = _checks.attention_argument(PROTOCOL + function, attention)
     kept = kept_tokens(checked.n)
     distance = (1.0 - checked.tensor.to(torch.float32))[..., kept[:, None], kept].double()
@@ -105,7 +100,7 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
         edge[known] = kept[edge[known].long()].to(torch.int32)
     sizes = torch.tensor([0, *(len(part[0]) for part in parts)])
     bars = Barcodes(birth, death, dimension, opens, closes, sizes.cumsum(0), checked.leading)
-    return _checks.finished(PROTOCOL + function, checked, bars, count)  # type: ignore[no-any-return]
+    return _checks.finished(PROTOCOL + function, checked, bars, count)
 
 
 def _with_vertices(

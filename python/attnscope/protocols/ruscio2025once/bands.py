@@ -17,10 +17,6 @@ def band_members(d: int, bands: int = 10) -> list[Tensor]:
 
     Llama and its kin pair p with p + d/2, so there a band mixes halves of pairs and its scores are no
     function of the offset. Four pairs are all in the last of ten bands.
-
-    Args:
-        d: dimensions of a head.
-        bands: number of bands.
     """
     pairs = torch.arange(d // 2)
     each = round(len(pairs) / bands)

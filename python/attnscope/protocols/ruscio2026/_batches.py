@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 
 def batches(function: str, inputs: Mapping[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
-    """Rows in batches, each as wide as its longest prompt.
-
-    Raises:
-        ValueError: inputs without `input_ids` [B, n] and an `attention_mask` of their shape; a size below 1.
-    """
+    """Rows in batches, each as wide as its longest prompt."""
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     if not torch.is_tensor(ids) or ids.ndim != 2 or not torch.is_tensor(mask) or mask.shape != ids.shape:
         shapes = [tuple(one.shape) if torch.is_tensor(one) else one for one in (ids, mask)]
@@ -32,11 +28,7 @@ def batches(function: str, inputs: Mapping[str, Tensor], size: int) -> Iterator[
 
 
 def direction_argument(function: str, direction: Any) -> Tensor:
-    """A direction [D].
-
-    Raises:
-        ValueError: another shape, or entries that are not finite.
-    """
+    """A direction [D]."""
     along = torch.as_tensor(direction)
     if along.ndim != 1 or not along.is_floating_point() or not bool(along.isfinite().all()):
         raise ValueError(
@@ -89,5 +81,4 @@ def moved(move: Tensor) -> Callable[[Tensor], Tensor]:
 
 def last_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Logits [B, V] of the last column, in the model's dtype."""
-    logits: Tensor = model(**batch).logits[:, -1]
-    return logits
+    return model(**batch).logits[:, -1]

@@ -11,12 +11,7 @@ from attnscope.metrics.clouds._clouds import points_argument
 
 
 def one_cloud(function: str, points: Any, name: str = "points") -> Tensor:
-    """One cloud [n, d] in float64.
-
-    Raises:
-        TypeError: no array.
-        ValueError: another shape, wrong dtype, entries that are not finite.
-    """
+    """One cloud [n, d] in float64."""
     tensor = points_argument(function, points, None, name).tensor
     if tensor.ndim != 2:
         raise ValueError(f"{function}: {name} must be one cloud [n, d], got shape {tuple(tensor.shape)}")

@@ -86,8 +86,7 @@ def compression(block: nn.Module, centre: Tensor, basis: Tensor, *, share: float
     def change(states: Tensor) -> Tensor:
         own, turned = mean.to(states), basis.to(states)
         kept = own + (states - own) @ turned @ turned.T
-        new: Tensor = (1 - share) * states + share * kept
-        return new
+        return (1 - share) * states + share * kept
 
     with hooked(block, change):
         yield

@@ -120,5 +120,4 @@ def entropy(points: Tensor) -> Tensor:
 
 def _singular_values(points: Tensor) -> Tensor:
     rest = points - points[:1]
-    values: Tensor = torch.linalg.svdvals(rest - rest.mean(0))
-    return values
+    return torch.linalg.svdvals(rest - rest.mean(0))

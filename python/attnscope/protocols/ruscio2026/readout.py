@@ -107,8 +107,7 @@ def lens(unembedding: Tensor, hidden: Tensor) -> Tensor:
     References:
         Ruscio and Thompson, The phenomenology of hallucinations, 2026: `LLM_analysis`.
     """
-    logits: Tensor = hidden.to(unembedding) @ unembedding.T
-    return logits
+    return hidden.to(unembedding) @ unembedding.T
 
 
 def attn_entropy(attention: Tensor) -> Tensor:

@@ -65,8 +65,7 @@ def boundary(reference: Tensor, other: Tensor) -> Tensor:
             f"{tuple(two.shape)}"
         )
     v = two.mean(0) - one.mean(0)
-    direction: Tensor = v / (v.norm() + 1e-9)
-    return direction
+    return v / (v.norm() + 1e-9)
 
 
 def topology(points: Tensor, direction: Tensor, *, draw: np.random.RandomState | None = None) -> Topology:

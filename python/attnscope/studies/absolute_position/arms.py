@@ -162,7 +162,7 @@ def _embedded(module: Any, ids: Sequence[int], run: StageRun) -> Tensor:
     """What the embedding module gives for tokens, [k, D]; one at a time, as position 0 of a text."""
     with torch.no_grad():
         found = module(torch.tensor(list(ids), device=run.model().device)[:, None])[:, 0]
-    return found.float() if found.dtype != torch.float64 else found  # type: ignore[no-any-return]
+    return found.float() if found.dtype != torch.float64 else found
 
 
 def reading_arms(

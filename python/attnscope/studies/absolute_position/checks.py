@@ -8,7 +8,6 @@ check, and the others go on. A check that does not apply to a model says why.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,27 +21,13 @@ from attnscope.inference import holm
 from attnscope.models import LoadError
 from attnscope.models.weight_entries import WeightMapError
 from attnscope.studies.absolute_position.first_position import TOLERANCES
+from attnscope.studies.checks import Check, write_checks
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
 
 SHIFT, TEXTS, TOKENS = 17, 4, 16
 SHUFFLED, LEAST_P = "layer_0_shuffled", 0.001
-
-
-@dataclass(frozen=True)
-class Check:
-    """What a check found; `value` is None where it does not apply, and the reason says why."""
-
-    name: str
-    value: float | None
-    tolerance: float
-    reason: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether it does, as far as it applies."""
-        return self.value is None or self.value <= self.tolerance
 
 
 def check_model(run: StageRun) -> None:
@@ -60,7 +45,7 @@ def check_model(run: StageRun) -> None:
             Check("scores", None, 0.0, str(error)),
             Check("first_token", float(path.gap.max()), tolerance),
         ]
-        _finish(run, found)
+        write_checks(run, found)
         return
     largest = max(1.0, float(scores[scores > -torch.inf].abs().max()))
     gap = ((scores - lse[..., None]).exp() - attention).abs().max()
@@ -76,15 +61,7 @@ def check_model(run: StageRun) -> None:
         _repeated(model, ids),
         _written(model, ids),
     ]
-    _finish(run, found)
-
-
-def _finish(run: StageRun, found: list[Check]) -> None:
-    for one in found:
-        run.write(
-            "checks", check=one.name, value=np.nan if one.value is None else one.value,
-            tolerance=one.tolerance, holds=one.holds, reason=one.reason,
-        )  # fmt: skip
+    write_checks(run, found)
 
 
 def require_checks(run: StageRun) -> None:

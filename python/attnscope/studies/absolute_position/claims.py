@@ -101,10 +101,9 @@ def _c4(trajectory: pd.DataFrame) -> Claim:
 def _chosen(removed: pd.DataFrame) -> pd.DataFrame:
     if removed.empty:
         return removed
-    rows: pd.DataFrame = removed[
+    return removed[
         (removed["scope"] == "from_1") & (removed["queries"] == "early") & (removed["measure"] == "uniform")
     ]
-    return rows
 
 
 def _c5(removed: pd.DataFrame) -> Claim:

@@ -109,8 +109,7 @@ def _slopes(facts: pd.DataFrame, means: pd.DataFrame) -> pd.DataFrame:
             known = np.isfinite(values)
             slope = np.polyfit(depth[known], values[known], 1)[0] if known.sum() >= 2 else np.nan
             rows.append({"model": one["model"], "encoding": label(one), "measure": measure, "slope": slope})
-    found: pd.DataFrame = pd.DataFrame(rows, columns=["model", "encoding", "measure", "slope"])
-    return found
+    return pd.DataFrame(rows, columns=["model", "encoding", "measure", "slope"])
 
 
 def label(facts: Any) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Column, Table
+from attnscope.engine.tables import Column, Table, columns
 from attnscope.metrics.positions.position_profile import PositionProfile
+from attnscope.studies.checks import CHECKS
 
 #: Sums of states and directions over texts.
 SUMS = ("states", "directions", "first_key", "first_key_centre", "uniform_cut")
@@ -39,8 +40,7 @@ ESTIMATES = (
     *_interval("felt", "felt residual (nats²)", "The residual weighted by the mask's attention."),
     Column("sink_advantage", label="advantage of key 0 (nats)"),
     *_interval("moved_l2", "moved attention, squared", _MOVED),
-    Column("moved_p_value", kind="ratio"),
-    Column("moved_p_adjusted", kind="ratio"),
+    *columns("ratio", "moved_p_value", "moved_p_adjusted"),
     Column("moved_tv", label="moved attention", meaning="Total variation to the mask's attention.", low=0),
     Column("moved_floor", label="its floor", meaning="The same of means with flipped signs.", low=0),
     Column("lse_gap", label="log Z less the mask's (nats)", meaning=f"Of scores; {_OF_MAPS}"),
@@ -71,22 +71,12 @@ OFFSETS = (
     Column("covariance", meaning=f"−2 of their covariance; {_OF_MAPS}"),
     Column("mask", low=0, label="mask (nats²)", meaning="Variance of the mask's log Z."),
     Column("residual", label="residual (nats²)", meaning="Unbiased variance of the residual bracket."),
-    Column("residual_low"),
-    Column("residual_high"),
+    *columns("value", "residual_low", "residual_high"),
     Column("cross", label="−2 covariance (nats²)"),
 )
 
 TABLES = (
-    Table(
-        "checks",
-        (*CHECKPOINT_KEYS, "check"),
-        (
-            Column("value"),
-            Column("tolerance"),
-            Column("holds", kind="flag"),
-            Column("reason", "string", "text"),
-        ),
-    ),
+    CHECKS,
     Table("position", (*CHECKPOINT_KEYS, "arm", "input", "layer", "head", "queries", "protocol"), ESTIMATES),
     Table("layer_means", (*CHECKPOINT_KEYS, "arm", "input", "layer", "queries"), ESTIMATES),
     *(
@@ -116,9 +106,7 @@ TABLES = (
         (*CHECKPOINT_KEYS, "arm", "layer"),
         (
             Column("norm", label="norm of position 0", low=0),
-            Column("other_05", low=0),
-            Column("other_50", low=0),
-            Column("other_95", low=0),
+            *columns("value", "other_05", "other_50", "other_95", low=0),
             Column("cosine", label="cosine to the next layer", low=-1, high=1),
             Column("largest", label="share of the largest coordinate", low=0, high=1),
             Column("gap", label="gap to the first token alone", low=0),
@@ -190,8 +178,7 @@ TABLES = (
         (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
         (
             *_interval("gap", "leakage above that of turned texts", ""),
-            Column("p_value", kind="ratio"),
-            Column("p_adjusted", kind="ratio"),
+            *columns("ratio", "p_value", "p_adjusted"),
             Column("correction", "string", "text"),
         ),
     ),
@@ -238,10 +225,8 @@ TABLES = (
         "encodings",
         CHECKPOINT_KEYS,
         (
-            Column("encoding", "string", "text"),
-            Column("rope_type", "string", "text"),
-            Column("rope_theta"),
-            Column("rope_factor"),
+            *columns("text", "encoding", "rope_type"),
+            *columns("value", "rope_theta", "rope_factor"),
             Column("rotary_dimensions", kind="count"),
             Column("windows", "string", "text", meaning="What queries see, each kind of layer once."),
             Column("sets_bos", kind="flag"),

@@ -43,6 +43,16 @@ MAX_T, HOLM, BH = "max-T over layers", "Holm", "Benjamini–Hochberg"
 _DRAWS = 100
 
 
+def placed(layer: int, design: str, mode: str, predictor: str, measure: str) -> Row:
+    """What a row of `associations` is about."""
+    return {"layer": layer, "design": design, "mode": mode, "predictor": predictor, "measure": measure}
+
+
+def interval(found: Any) -> Row:
+    """An estimate with the ends of its interval and what it is made from."""
+    return {"estimate": found.estimate, "low": found.low, "high": found.high, "n": found.n}
+
+
 def within(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]:
     """Correlation of likelihood and attention over the versions of each text, one row a layer."""
     there, share = panel.distinct, panel.measures["share"]
@@ -55,12 +65,9 @@ def within(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]
         reached = np.nan
         if np.isfinite(z[at]):
             reached = (1 + (largest >= abs(z[at]) - 1e-12).sum()) / (1 + options.permutations)
-        yield {
-            "layer": layer, "design": "within", "mode": "", "predictor": "log_likelihood",
-            "measure": "share", "estimate": found.estimate, "low": found.low, "high": found.high,
-            "slope": slopes[at], "z": z[at], "p_value": two_sided(z[at]), "p_adjusted": reached,
-            "correction": MAX_T, "n": found.n,
-        }  # fmt: skip
+        tested = {"z": z[at], "p_value": two_sided(z[at]), "p_adjusted": reached, "correction": MAX_T}
+        row = placed(layer, "within", "", "log_likelihood", "share")
+        yield {**row, **interval(found), "slope": slopes[at], **tested}
 
 
 def z_of(r: Array, there: Array) -> Array:
@@ -112,8 +119,7 @@ def permuted(x: Array, y: Array, there: Array, draws: int, seed: int) -> Array:
 
 def _unit_length(ranks: Array) -> Array:
     size = np.sqrt(np.square(ranks).sum(-1, keepdims=True))
-    found: Array = np.divide(ranks, size, out=np.zeros_like(ranks), where=size > 0)
-    return found
+    return np.divide(ranks, size, out=np.zeros_like(ranks), where=size > 0)
 
 
 def given(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]:
@@ -158,11 +164,7 @@ def between(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
                     found = over_texts(x, y, more, panel.units, options.bootstrap, seed)
                     rows.append(
                         {
-                            "layer": layer,
-                            "design": design,
-                            "mode": mode,
-                            "predictor": predictor,
-                            "measure": measure,
+                            **placed(layer, design, mode, predictor, measure),
                             "estimate": found.r,
                             "low": found.low,
                             "high": found.high,
@@ -204,16 +206,7 @@ def exchanged(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
     for measure in EXCHANGED:
         for at, layer in enumerate(panel.layers):
             gain = unit_gain(panel, panel.measures[measure][at], pairs)
-            rows.append(
-                {
-                    "layer": layer,
-                    "design": "swap",
-                    "mode": SWAP,
-                    "predictor": "at home",
-                    "measure": measure,
-                    **gained(gain, options, seed),
-                }
-            )
+            rows.append({**placed(layer, "swap", SWAP, "at home", measure), **gained(gain, options, seed)})
     return adjusted(rows, ("measure",), holm, HOLM)
 
 
@@ -231,9 +224,7 @@ def gained(gain: Array, options: LikelihoodOptions, seed: int) -> Row:
     p_value = np.nan
     if len(finite) > 1 and np.ptp(finite) > 0:
         p_value = float(sign_flips(finite, draws=options.permutations, seed=seed))
-    return {
-        "estimate": found.estimate, "low": found.low, "high": found.high, "p_value": p_value, "n": found.n
-    }  # fmt: skip
+    return {**interval(found), "p_value": p_value}
 
 
 def unit_gain(panel: Panel, values: Array, pairs: Array) -> Array:
@@ -276,12 +267,8 @@ def of_heads(panel: Panel, shares: Array, layers: Sequence[int], heads: Sequence
         known = means[np.isfinite(means)]
         rows.append(
             {
-                "layer": layer,
+                **placed(layer, "within", "", "log_likelihood", "share"),
                 "head": head,
-                "design": "within",
-                "mode": "",
-                "predictor": "log_likelihood",
-                "measure": "share",
                 "estimate": known.mean() if len(known) else np.nan,
                 "slope": slopes[at],
                 "z": z[at],

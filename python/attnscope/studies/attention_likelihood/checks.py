@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from attnscope.models.head_rows import LastStates
 from attnscope.studies.attention_likelihood.measure import of_span, special_keys
 from attnscope.studies.attention_likelihood.options import REAL
 from attnscope.studies.attention_likelihood.versions import chosen_rows, kind_of, replaced, source, with_words
+from attnscope.studies.checks import Check, write_checks
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
@@ -27,21 +27,6 @@ if TYPE_CHECKING:
 #: Largest departure of a row's sum from 1, by the precision of the maps.
 ROW_SUMS = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 4e-3, "float16": 4e-3}
 TEXTS = 8
-
-
-@dataclass(frozen=True)
-class Check:
-    """What a check found; `value` is None where it does not apply, and the reason says why."""
-
-    name: str
-    value: float | None
-    tolerance: float
-    reason: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether it does, as far as it applies."""
-        return self.value is None or self.value <= self.tolerance
 
 
 @dataclass(frozen=True)
@@ -72,11 +57,7 @@ def check(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> N
         checks.append(_chain(run, loaded, found, spans))
     else:
         checks.append(_first_piece(run, loaded, found, spans, mask_id))
-    for one in checks:
-        run.write(
-            "checks", check=one.name, value=np.nan if one.value is None else one.value,
-            tolerance=one.tolerance, holds=one.holds, reason=one.reason,
-        )  # fmt: skip
+    write_checks(run, checks)
     for one in checks:
         if not one.holds:
             raise LoadError(

@@ -51,16 +51,14 @@ def estimate(run: StageRun, options: LikelihoodOptions) -> None:
 
 def of_protocol(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """Rows of one protocol."""
-    rows: pd.DataFrame = table[table["protocol"] == name]
-    return rows
+    return table[table["protocol"] == name]
 
 
 def with_units(run: StageRun) -> pd.DataFrame:
     """The table `words` with the first text of equal ones."""
     targets = run.read("targets", ["sample", "text_unit", "model", "revision", "step"])
     keys = ["model", "revision", "step", "sample"]
-    words: pd.DataFrame = run.read("words").merge(targets, on=keys, how="left", validate="many_to_one")
-    return words
+    return run.read("words").merge(targets, on=keys, how="left", validate="many_to_one")
 
 
 def put(run: StageRun, table: str, rows: Iterable[Row], **keys: Any) -> None:
@@ -90,19 +88,8 @@ def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
         own = surveys[surveys["layer"] == layer]
         for design, column in (("survey", "correlation"), ("survey_partial", "partial")):
             found = bootstrap(own[column].to_numpy(), draws=options.bootstrap, seed=seed)
-            rows.append(
-                {
-                    "layer": int(layer),
-                    "design": design,
-                    "mode": REAL,
-                    "predictor": "log_likelihood",
-                    "measure": "token_boost",
-                    "estimate": found.estimate,
-                    "low": found.low,
-                    "high": found.high,
-                    "n": found.n,
-                }
-            )
+            row = associations.placed(int(layer), design, REAL, "log_likelihood", "token_boost")
+            rows.append({**row, **associations.interval(found)})
     return rows
 
 
@@ -143,16 +130,7 @@ def points(panel: Panel) -> list[Row]:
             x, y = panel.words[predictor][:, real], panel.measures[measure][at][:, real]
             for design, more in associations.designs(panel):
                 found = associations.over_texts(x, y, more, panel.units)
-                rows.append(
-                    {
-                        "layer": layer,
-                        "design": design,
-                        "mode": REAL,
-                        "predictor": predictor,
-                        "measure": measure,
-                        "estimate": found.r,
-                        "slope": associations.straight(x, y, more),
-                        "n": found.n,
-                    }
-                )
+                row = associations.placed(layer, design, REAL, predictor, measure)
+                straight = associations.straight(x, y, more)
+                rows.append({**row, "estimate": found.r, "slope": straight, "n": found.n})
     return rows

@@ -140,8 +140,7 @@ def centred_ranks(values: Array, there: Array) -> Array:
     ranks = stats.rankdata(masked, axis=-1, nan_policy="omit")
     count = np.maximum(np.isfinite(masked).sum(-1, keepdims=True), 1)
     ranks = np.where(np.isfinite(masked), ranks, 0.0)
-    centred: Array = np.where(np.isfinite(masked), ranks - ranks.sum(-1, keepdims=True) / count, 0.0)
-    return centred
+    return np.where(np.isfinite(masked), ranks - ranks.sum(-1, keepdims=True) / count, 0.0)
 
 
 def correlations(x: Array, y: Array, there: Array) -> Array:
@@ -156,8 +155,7 @@ def correlations(x: Array, y: Array, there: Array) -> Array:
     first, second = centred_ranks(np.broadcast_to(x, y.shape), both), centred_ranks(y, both)
     size = np.sqrt(np.square(first).sum(-1) * np.square(second).sum(-1))
     enough = (both.sum(-1) >= 3) & (size > 0)
-    found: Array = np.divide((first * second).sum(-1), size, out=np.full(size.shape, np.nan), where=enough)
-    return found
+    return np.divide((first * second).sum(-1), size, out=np.full(size.shape, np.nan), where=enough)
 
 
 def slope(x: Array, y: Array, there: Array) -> Array:
@@ -173,17 +171,14 @@ def slope(x: Array, y: Array, there: Array) -> Array:
 
     def centred(values: Array) -> Array:
         kept = np.where(both, values, 0.0)
-        rest: Array = np.where(both, kept - kept.sum(-1, keepdims=True) / count, 0.0)
-        return rest
+        return np.where(both, kept - kept.sum(-1, keepdims=True) / count, 0.0)
 
     first, second = centred(np.broadcast_to(x, y.shape)), centred(y)
     size = np.square(first).sum((-1, -2))
     total = (first * second).sum((-1, -2))
-    found: Array = np.divide(total, size, out=np.full(size.shape, np.nan), where=size > 0)
-    return found
+    return np.divide(total, size, out=np.full(size.shape, np.nan), where=size > 0)
 
 
 def by_unit(values: Array, units: Array) -> Array:
     """Means over texts that are equal, one number a unit, in their order; NaN is left out."""
-    means: Array = pd.Series(values).groupby(units, sort=True).mean().to_numpy()
-    return means
+    return pd.Series(values).groupby(units, sort=True).mean().to_numpy()

@@ -152,8 +152,7 @@ def _examples(page: Page, words: pd.DataFrame) -> pd.DataFrame:
         columns["text"].append(_around(str(samples[sample]), str(own["word"])))
         columns["word"].append(str(own["word"]))
     columns |= {mode: [str(cell) for cell in put[mode].reindex(chosen).fillna("–")] for mode in modes}
-    examples: pd.DataFrame = pd.DataFrame(columns)
-    return examples
+    return pd.DataFrame(columns)
 
 
 def _around(text: str, word: str) -> str:
@@ -173,8 +172,7 @@ def _layer_frame(rows: pd.DataFrame, several: bool, columns: dict[str, str]) -> 
     frame |= {"95 %": [interval(*ends) for ends in zip(rows["low"], rows["high"], strict=True)]}
     for name, label in columns.items():
         frame[label] = [str(int(one)) if name == "n" else number(one) for one in rows[name]]
-    whole: pd.DataFrame = pd.DataFrame(frame)
-    return whole
+    return pd.DataFrame(frame)
 
 
 def _write_within(page: Page) -> None:
@@ -228,8 +226,7 @@ def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
         for value, name in (("estimate", "ρ"), ("slope", "per nat")):
             if (value, design) in grid:
                 columns[f"{name}{label}"] = [number(one) for one in grid[(value, design)]]
-    both: pd.DataFrame = pd.DataFrame(columns)
-    return both
+    return pd.DataFrame(columns)
 
 
 def _write_swap(page: Page) -> None:

@@ -91,8 +91,7 @@ def best_layer(panel: Panel) -> Row:
 def _means(r: Array) -> Array:
     """Means over texts, NaN where no text has one."""
     count = np.isfinite(r).sum(-1)
-    found: Array = np.divide(np.nansum(r, -1), count, out=np.full(len(r), np.nan), where=count > 0)
-    return found
+    return np.divide(np.nansum(r, -1), count, out=np.full(len(r), np.nan), where=count > 0)
 
 
 def _deviation(values: Array) -> float:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Column, Table
+from attnscope.engine.tables import Column, Table, columns
+from attnscope.studies.checks import CHECKS
 
 WORD = (
     Column("word", "string", "text", meaning="The real word."),
@@ -37,23 +38,21 @@ OWN = (
     Column("own_joint", kind="ratio", meaning="Product over pieces, of ruscio2023.", low=0.0, high=1.0),
 )
 
-VERSIONS = (
+_SCORED = (
     *WORD,
     *OWN,
     Column(
         "prediction_entropy", label="entropy of the prediction (nats)", meaning="Of the first piece.", low=0.0
     ),
     Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
+)
+VERSIONS = (
+    *_SCORED,
     Column("token_log_likelihood", "list<float64>", "text", meaning="Of every token given those before it."),
 )
 
 WORDS = (
-    *WORD,
-    *OWN,
-    Column(
-        "prediction_entropy", label="entropy of the prediction (nats)", meaning="Of the first piece.", low=0.0
-    ),
-    Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
+    *_SCORED,
     Column("same", kind="flag", meaning="The replacement is the real word."),
     Column("partner", kind="position", meaning="The text that it exchanges words with; −1: none."),
 )
@@ -88,8 +87,7 @@ SPANS = Table(
 )
 
 _TESTED = (
-    Column("p_value", kind="ratio"),
-    Column("p_adjusted", kind="ratio"),
+    *columns("ratio", "p_value", "p_adjusted"),
     Column("correction", "string", "text"),
 )
 
@@ -98,8 +96,7 @@ ASSOCIATIONS = Table(
     (*CHECKPOINT_KEYS, "layer", "head", "protocol", "design", "mode", "predictor", "measure"),
     (
         Column("estimate", meaning="Spearman's correlation; of the design swap, a difference of shares."),
-        Column("low"),
-        Column("high"),
+        *columns("value", "low", "high"),
         Column("slope", label="change per nat", meaning="Least squares, of values and not of ranks."),
         Column("z", meaning="Of the permutation distribution of the mean correlation within texts."),
         *_TESTED,
@@ -111,9 +108,7 @@ OVERALL = Table(
     "overall",
     (*CHECKPOINT_KEYS, "protocol", "statistic"),
     (
-        Column("estimate"),
-        Column("low"),
-        Column("high"),
+        *columns("value", "estimate", "low", "high"),
         Column("p_value", kind="ratio"),
         Column("n", kind="count", label="texts, pairs of texts"),
     ),
@@ -124,8 +119,7 @@ SHIFTS = Table(
     (*CHECKPOINT_KEYS, "layer", "protocol", "mode", "measure"),
     (
         Column("difference", label="replaced less real"),
-        Column("low"),
-        Column("high"),
+        *columns("value", "low", "high"),
         *_TESTED,
         Column("real", meaning="Mean of the measure on the real word."),
         Column("log_likelihood_difference", label="change of log-likelihood (nats)"),
@@ -153,8 +147,7 @@ BEST = Table(
             for which in ("real", "perturbed")
             for end in ("", "_std")
         ),
-        Column("u_real"),
-        Column("u_perturbed"),
+        *columns("value", "u_real", "u_perturbed"),
         Column("mann_whitney_p", kind="ratio", low=0.0, high=1.0),
         Column("difference_std", low=0.0),
         Column("map_mean", label="mean of the map, 1/n", low=0.0),
@@ -174,8 +167,7 @@ TABLES = (
         (*CHECKPOINT_KEYS, "sample"),
         (
             Column("word", "string", "text"),
-            Column("start", kind="position"),
-            Column("stop", kind="position"),
+            *columns("position", "start", "stop"),
             Column("n_tokens", kind="count"),
             Column("reason", "string", "text", meaning="Why the text has no word; empty where it has."),
             Column("partner", kind="position"),
@@ -202,14 +194,5 @@ TABLES = (
         ),
     ),
     Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),
-    Table(
-        "checks",
-        (*CHECKPOINT_KEYS, "check"),
-        (
-            Column("value"),
-            Column("tolerance"),
-            Column("holds", kind="flag"),
-            Column("reason", "string", "text"),
-        ),
-    ),
+    CHECKS,
 )

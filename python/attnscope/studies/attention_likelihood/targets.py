@@ -86,8 +86,7 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
                 "text_unit": first.setdefault(given.sentence.text or str(ids[at]), samples[at]),
             }
         )
-    whole: pd.DataFrame = pd.DataFrame(rows)
-    return whole
+    return pd.DataFrame(rows)
 
 
 def candidates(ids: Sequence[int], span: Sequence[int], form: Any, which: str, tokenizer: Any) -> int:
@@ -116,8 +115,7 @@ def with_word(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataF
     """
     stored = "targets" in run.stored.tables()
     table = run.read("targets") if stored else find(unit, run, options)
-    found: pd.DataFrame = table[table["start"] >= 0].set_index("sample")
-    return found
+    return table[table["start"] >= 0].set_index("sample")
 
 
 def wanted(inputs: Sequence[Input], word: str) -> str | list[str | None]:

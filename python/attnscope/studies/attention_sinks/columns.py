@@ -19,6 +19,7 @@ from attnscope.engine.forward import Batch
 from attnscope.engine.schema import head_means_of
 from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.discovery import found
+from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import levels, reads_layers
@@ -197,7 +198,7 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
         flat = flat if values.is_floating_point() else np.ma.MaskedArray(flat, missing.ravel())
         columns[table_of(one)][one.name] = flat
         if one.name == "sink_position":
-            columns["heads"]["sink_token"] = _tokens_at(np.ma.MaskedArray(values.numpy(), missing), batch)
+            columns["heads"]["sink_token"] = batch.tokens_at(np.ma.MaskedArray(values.numpy(), missing))
         thresholds = one.options.get("thresholds", thresholds)
     keys = place.keys(batch)
     lengths = np.repeat(batch.lengths, len(keys["sample"]) // len(batch.samples))
@@ -225,26 +226,7 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
 
 def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = "bars") -> None:
     """Writes the bars of maps."""
-    each = np.diff(barcodes.offsets.numpy())
-    spread: dict[str, Any] = {
-        key: np.repeat(values, each) if np.ndim(values) else values for key, values in keys.items()
-    }
-    run.write(
-        table,
-        **spread,
-        dimension=barcodes.dimension.numpy().astype(np.int64),
-        birth=barcodes.birth.numpy(),
-        death=barcodes.death.numpy(),
-    )
-
-
-def _tokens_at(positions: np.ma.MaskedArray[Any, Any], batch: Batch) -> list[str | None]:
-    """The token at every map's position, null where there is none."""
-    return [
-        None if at < 0 else own[at]
-        for own, row in zip(batch.tokens, positions.filled(-1).tolist(), strict=True)
-        for at in row
-    ]
+    run.write(table, **bar_columns(barcodes, keys))
 
 
 def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:

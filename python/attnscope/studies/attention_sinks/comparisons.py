@@ -56,10 +56,9 @@ def measured(results: Results, table: str) -> pd.DataFrame:
     metrics = numbers_of(results, table)
     frame = results.table(table, [*keys, *metrics])
     columns = {name: frame[name].to_numpy(float, na_value=np.nan) for name in metrics}
-    made: pd.DataFrame = frame.assign(
+    return frame.assign(
         **{name: np.where(np.isfinite(values), values, np.nan) for name, values in columns.items()}
     )
-    return made
 
 
 def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -60,8 +60,7 @@ class Question:
                 "sentences": "n",
             }  # fmt: skip
         rows = pd.DataFrame([vars(one) for one in self.answers])[list(columns)]
-        renamed: pd.DataFrame = rows.rename(columns=columns)
-        return renamed
+        return rows.rename(columns=columns)
 
 
 def questions(

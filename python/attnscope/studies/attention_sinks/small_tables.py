@@ -57,8 +57,7 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                 "consistent heads": consistent,
             }
         )
-    table: pd.DataFrame = pd.DataFrame(rows)
-    return table
+    return pd.DataFrame(rows)
 
 
 def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
@@ -86,8 +85,7 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     if "emergence" not in tables or tables["emergence"].empty:
         return None
     if "verdict" not in tables["emergence"]:
-        sentence: pd.DataFrame = pd.DataFrame({"steps of this run": [UNTESTED]})
-        return sentence
+        return pd.DataFrame({"steps of this run": [UNTESTED]})
     table = tables["emergence"]
     rows = []
     table = table.assign(group="") if "group" not in table else table
@@ -133,10 +131,9 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
             )
     if not rows:
         return None
-    frame: pd.DataFrame = pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
     empty = [name for name in ("input", "published change") if not frame[name].any()]
-    shown: pd.DataFrame = frame.drop(columns=empty)
-    return shown
+    return frame.drop(columns=empty)
 
 
 def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
@@ -165,8 +162,7 @@ def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                 "as published": mean_text(published, "trace")[0],
             }
         )
-    table: pd.DataFrame = pd.DataFrame(rows)
-    return table
+    return pd.DataFrame(rows)
 
 
 def _head(row: pd.Series) -> str:

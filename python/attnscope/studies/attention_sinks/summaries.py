@@ -153,17 +153,12 @@ def specialization(results: Results) -> list[dict[str, Any]]:
             continue
         # a text without a sink agrees with no other
         found = head_specialization([*places, *(f"none in {text}" for text in range(len(own) - len(places)))])
-        made.append(
-            {
-                **named,
-                "consistency": found.consistency,
-                "modal": str(found.modal),
-                "samples": found.samples,
-                "specialised": found.specialised,
-                "specialised_half": found.specialised_half,
-            }
-        )
+        made.append({**named, **found._asdict(), "modal": str(found.modal)})
     return made
+
+
+#: What `graph_depth` calls the fields of `ruscio2025.MiddlePeak`.
+_PEAK = ("early", "middle", "late", "middle_peak", "peak_factor")
 
 
 def graph_depth(results: Results) -> list[dict[str, Any]]:
@@ -180,18 +175,13 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
             means = rows.groupby("layer", sort=True)[numbers].mean()
             columns = {name: means[name].tolist() for name in partners}
             columns["fiedler_value"] = means["graph_fiedler_value"].tolist()
-            peak = middle_peak(columns["fiedler_value"])
             found = fiedler_correlations(columns)
             made.append(
                 {
                     **named,
                     "protocol": protocol,
                     "threshold": float(str(threshold)),
-                    "early": peak.early,
-                    "middle": peak.middle,
-                    "late": peak.late,
-                    "middle_peak": peak.peak,
-                    "peak_factor": peak.factor,
+                    **dict(zip(_PEAK, middle_peak(columns["fiedler_value"]), strict=True)),
                     **{f"correlation_{name}": found[name] for name in partners},
                     "layers": len(means),
                     "reported_layers": len(reported_layers(means["density"].tolist())),

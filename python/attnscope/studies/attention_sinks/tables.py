@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.engine.tables import Column, Table
+from attnscope.engine.tables import Column, Table, columns
 from attnscope.metrics.quantity import Quantity
 from attnscope.studies.attention_sinks.columns import METRICS, table_of, taken
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
@@ -28,22 +28,6 @@ _SAMPLES = Column("samples", kind="count", label="texts")
 _TOKENS = Column("n_tokens", kind="count", label="tokens")
 
 
-def _texts(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name, "string", "text") for name in names)
-
-
-def _counts(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name, kind="count") for name in names)
-
-
-def _values(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name) for name in names)
-
-
-def _flags(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name, kind="flag") for name in names)
-
-
 def _quantities(table: str) -> tuple[Quantity, ...]:
     """The quantities of a table in all protocols, each name once."""
     every: Sequence[Quantity] = [one for protocol in METRICS for one in taken(protocol, (), (0.1,))]
@@ -60,7 +44,7 @@ _OF_HEADS = (
     Table(
         "heads",
         HEAD_KEYS,
-        (_TOKENS, *_texts("sink_token"), SUPPORT, *_texts("mp_law"), *_quantities("heads")),
+        (_TOKENS, *columns("text", "sink_token"), SUPPORT, *columns("text", "mp_law"), *_quantities("heads")),
     ),
     Table("graphs", (*HEAD_KEYS, "threshold"), (SUPPORT, *_quantities("graphs"))),
     Table("bars", (*HEAD_KEYS, "dimension", "birth", "death")),
@@ -68,41 +52,45 @@ _OF_HEADS = (
 
 TABLES = (
     *(one for table in _OF_HEADS for one in (table, table.head_means())),
-    Table("layers", _LAYER, (_TOKENS, *_quantities("layers"), *_values(*RANDOM.values()))),
+    Table("layers", _LAYER, (_TOKENS, *_quantities("layers"), *columns("value", *RANDOM.values()))),
     Table("examples", HEAD_KEYS, (_TOKENS, Column("attention", "list<float64>", "values"))),
     Table(
         "fisher",
         (*_SAMPLE, "layer", "group", "protocol"),
-        (*_counts("parameters"), *_values("trace", "trace_per_parameter", "trace_sampled")),
+        (*columns("count", "parameters"), *columns("value", "trace", "trace_per_parameter", "trace_sampled")),
     ),
     Table(
         "ablation",
         (*_SAMPLE, "keys"),
-        (_TOKENS, *_counts("key_count"), *_values("output_kl", "loss_before", "loss_after", "loss_change")),
+        (
+            _TOKENS,
+            *columns("count", "key_count"),
+            *columns("value", "output_kl", "loss_before", "loss_after", "loss_change"),
+        ),
     ),
     Table(
         "baselines",
         ("n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
-        (*_values("value", "std"), *_counts("count")),
+        (*columns("value", "value", "std"), *columns("count", "count")),
         version=2,
     ),
     Table(
         "sink_sums",
         (*CHECKPOINT_KEYS, "group", "layer", "head", "label_kind", "label", "first_sample"),
         (
-            *_counts("texts", "above"),
-            *_values("mass", "expected", "variance", "largest", "uniform"),
-            *_counts("queries"),
+            *columns("count", "texts", "above"),
+            *columns("value", "mass", "expected", "variance", "largest", "uniform"),
+            *columns("count", "queries"),
         ),
     ),
     Table(
         "sink_heads",
         (*CHECKPOINT_KEYS, "group", "layer", "head"),
         (
-            *(*_flags("has_sink"), *_counts("texts_tested", "texts_with_sink")),
+            *(*columns("flag", "has_sink"), *columns("count", "texts_tested", "texts_with_sink")),
             *(
-                *_texts("pooled_by", "pooled_label"),
-                *_values("pooled_mean", "pooled_uniform", "pooled_excess"),
+                *columns("text", "pooled_by", "pooled_label"),
+                *columns("value", "pooled_mean", "pooled_uniform", "pooled_excess"),
             ),
         ),
     ),
@@ -110,26 +98,36 @@ TABLES = (
         "frames",
         (*CHECKPOINT_KEYS, "group", "protocol"),
         (
-            *(*_counts("heads_with_sink", "heads_tested"), *_values("share_with_sink")),
-            *_texts("frame", "token_frame"),
-            *_values("margin", "probability"),
-            *(_SAMPLES, *_flags("causal"), Column("modal_position", kind="position"), *_texts("modal_token")),
-            *_values("modal_position_share", "modal_token_share"),
+            *(*columns("count", "heads_with_sink", "heads_tested"), *columns("value", "share_with_sink")),
+            *columns("text", "frame", "token_frame"),
+            *columns("value", "margin", "probability"),
+            *(
+                _SAMPLES,
+                *columns("flag", "causal"),
+                Column("modal_position", kind="position"),
+                *columns("text", "modal_token"),
+            ),
+            *columns("value", "modal_position_share", "modal_token_share"),
         ),
     ),
     Table(
         "frame_evidence",
         (*CHECKPOINT_KEYS, "group", "protocol", "kind", "third"),
         (
-            *_counts("sinks"),
-            *_texts("top"),
-            *_values("top_1", "top_2", "top_3", "entropy", "first_anchor", "last_anchor"),
+            *columns("count", "sinks"),
+            *columns("text", "top"),
+            *columns("value", "top_1", "top_2", "top_3", "entropy", "first_anchor", "last_anchor"),
         ),
     ),
     Table(
         "specialization",
         (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
-        (*_values("consistency"), *_texts("modal"), _SAMPLES, *_flags("specialised", "specialised_half")),
+        (
+            *columns("value", "consistency"),
+            *columns("text", "modal"),
+            _SAMPLES,
+            *columns("flag", "specialised", "specialised_half"),
+        ),
     ),
     Table(
         "layer_tests",
@@ -139,38 +137,41 @@ TABLES = (
     Table(
         "removal_tests",
         (*CHECKPOINT_KEYS, "layer", "percentile", "protocol"),
-        (*_values("kl_reduction", "kl_random"), *_INTERVAL, *_TESTS, _SAMPLES),
+        (*columns("value", "kl_reduction", "kl_random"), *_INTERVAL, *_TESTS, _SAMPLES),
     ),
     Table(
         "null_tests",
         (*CHECKPOINT_KEYS, "kind", "metric", "scope", "protocol"),
-        (*_INTERVAL, *_TESTS, _SAMPLES, *_counts("controls"), *_texts("unit")),
+        (*_INTERVAL, *_TESTS, _SAMPLES, *columns("count", "controls"), *columns("text", "unit")),
     ),
     Table(
         "graph_depth",
         (*CHECKPOINT_KEYS, "protocol", "threshold"),
         (
-            *_values("early", "middle", "late"),
-            *(*_flags("middle_peak"), *_values("peak_factor")),
-            *_values(*(f"correlation_{one}" for one in ("gini", "hub_share", "centralization"))),
-            *(*_values("correlation_degree_variance"), *_counts("layers", "reported_layers")),
+            *columns("value", "early", "middle", "late"),
+            *(*columns("flag", "middle_peak"), *columns("value", "peak_factor")),
+            *columns("value", *(f"correlation_{one}" for one in ("gini", "hub_share", "centralization"))),
+            *(
+                *columns("value", "correlation_degree_variance"),
+                *columns("count", "layers", "reported_layers"),
+            ),
         ),
     ),
     Table(
         "emergence",
         ("model", "group", "scope", "place", "protocol", "metric"),
         (
-            *(Column("layer", kind="position"), Column("head", kind="position"), *_texts("verdict")),
+            *(Column("layer", kind="position"), Column("head", kind="position"), *columns("text", "verdict")),
             Column("step", kind="count", meaning="First checkpoint of the new level, null without a step."),
             Column("p_value", label="p", meaning="Of the best split, over orders of the checkpoints."),
             Column("p_holm", label="p (Holm)", meaning="Corrected over the tested quantities of the run."),
-            *(*_INTERVAL, *_values("start", "end")),
+            *(*_INTERVAL, *columns("value", "start", "end")),
             Column(
                 "half_way",
                 kind="count",
                 meaning="First checkpoint past half of the way from start to end; noise has one too.",
             ),
-            *(*_values("change"), *_counts("change_first_step", "change_last_step")),
+            *(*columns("value", "change"), *columns("count", "change_first_step", "change_last_step")),
         ),
         version=2,
     ),

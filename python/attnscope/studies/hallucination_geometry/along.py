@@ -187,13 +187,11 @@ def _gradients(steps: PromptSteps, refusal: list[int] | None) -> dict[str, Any]:
         log_p = out.logits[0, -1].double().log_softmax(-1)
         inside = torch.zeros_like(log_p, dtype=torch.bool)
         inside[refusal] = True
-        odds: Tensor = log_p[inside].logsumexp(0) - log_p[~inside].logsumexp(0)
-        return odds
+        return log_p[inside].logsumexp(0) - log_p[~inside].logsumexp(0)
 
     def loss(out: Any) -> Tensor:
         log_p = out.logits[0, -1].double().log_softmax(-1)
-        lost: Tensor = -log_p[log_p.argmax().detach()]
-        return lost
+        return -log_p[log_p.argmax().detach()]
 
     found: dict[str, Any] = {"refusal": None, "loss": None}
     for name, of in (("refusal", refused), ("loss", loss)):

@@ -109,8 +109,7 @@ class Choice:
 
 def decoded(tokenizer: Any, ids: Tensor) -> str:
     """The text of an answer, without what ends it."""
-    text: str = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
-    return text
+    return tokenizer.decode(ids.tolist(), skip_special_tokens=True)
 
 
 def _pad(model: Any) -> int:

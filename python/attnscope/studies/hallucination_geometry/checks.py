@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection, SetState
 from attnscope.models import LoadError
 from attnscope.models.head import readout
+from attnscope.studies.checks import Check, write_checks
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
@@ -23,21 +23,6 @@ if TYPE_CHECKING:
 
 #: Largest relative difference that is rounding, by dtype; the other identities are exact.
 TOLERANCES = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 0.1, "float16": 2e-2}
-
-
-@dataclass(frozen=True)
-class Check:
-    """What a check found; `value` is None where it does not apply, and the reason says why."""
-
-    name: str
-    value: float | None
-    tolerance: float
-    reason: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether it does, as far as it applies."""
-        return self.value is None or self.value <= self.tolerance
 
 
 def check_model(unit: Unit, run: StageRun) -> None:
@@ -56,11 +41,7 @@ def check_model(unit: Unit, run: StageRun) -> None:
         found = [*identities(model, prompts, tolerance, run.encoder.pad_id)]
     except (RuntimeError, ValueError) as error:
         raise LoadError(f"hallucination_geometry: {error}") from None
-    for one in found:
-        run.write(
-            "checks", check=one.name, value=np.nan if one.value is None else one.value,
-            tolerance=one.tolerance, holds=one.holds, reason=one.reason,
-        )  # fmt: skip
+    write_checks(run, found)
     if failed := [one for one in found if not one.holds]:
         shown = ", ".join(f"{one.name} {one.value:.3g} (at most {one.tolerance:.3g})" for one in failed)
         raise LoadError(f"hallucination_geometry: identities of edits do not hold: {shown}")

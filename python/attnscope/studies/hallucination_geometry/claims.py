@@ -60,10 +60,7 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
 def _with_outcomes(prompts: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Prompts in the buckets that their answers put them into."""
     right = tables["answers"].set_index("sample")["correct"].reindex(prompts["sample"])
-    known: pd.DataFrame = prompts.assign(
-        bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong")
-    )
-    return known
+    return prompts.assign(bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong"))
 
 
 def judged(every: list[Evidence]) -> list[Claim]:

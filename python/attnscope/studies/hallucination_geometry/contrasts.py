@@ -54,11 +54,7 @@ class Contrast:
 
 
 def contrasts(table: pd.DataFrame, options: HallucinationOptions, rng: np.random.Generator) -> list[Contrast]:
-    """Every other bucket beside the reference.
-
-    Args:
-        table: of the prompts, with sample, bucket, template, pair and fold.
-    """
+    """Every other bucket beside the reference."""
     reference, others = buckets(options)
     found = []
     for other in others:
@@ -99,12 +95,10 @@ def balanced(table: pd.DataFrame, options: HallucinationOptions, rng: np.random.
     paired = own[own["pair"] != ""].groupby("pair")["bucket"].nunique()
     whole = paired.index[paired == 1 + len(others)]
     if len(whole):
-        paired_rows: pd.DataFrame = own[own["pair"].isin(whole)].sort_values("sample")
-        return paired_rows
+        return own[own["pair"].isin(whole)].sort_values("sample")
     size = int(own["bucket"].value_counts().min())
     parts = [stratified(part, size, rng) for _, part in own.groupby("bucket")]
-    drawn: pd.DataFrame = pd.concat(parts).sort_values("sample")
-    return drawn
+    return pd.concat(parts).sort_values("sample")
 
 
 def stratified(part: pd.DataFrame, size: int, rng: np.random.Generator) -> pd.DataFrame:
@@ -114,8 +108,7 @@ def stratified(part: pd.DataFrame, size: int, rng: np.random.Generator) -> pd.Da
     order = part.assign(draw=rng.random(len(part)))
     order["turn"] = order.sort_values("draw").groupby("template").cumcount()
     rows = order.sort_values(["turn", "draw"]).index[:size]
-    kept: pd.DataFrame = part.loc[rows].sort_values("sample")
-    return kept
+    return part.loc[rows].sort_values("sample")
 
 
 def chosen_prompts(contrast: Contrast, size: int, rng: np.random.Generator) -> pd.DataFrame:

@@ -27,13 +27,7 @@ SPLITS = 20
 
 
 def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Clouds, contrasts, detection and boundaries of every layer.
-
-    Args:
-        run: of a stage that has the states.
-        table: of the prompts.
-        options: of the study.
-    """
+    """Clouds, contrasts, detection and boundaries of every layer."""
     stored = Stored(run)
     every = contrasts(table, options, run.rng("contrasts"))
     of_prompts = {one.name: _baselines(run, one) for one in every}
@@ -242,8 +236,7 @@ def _mean(values: Any) -> float:
 def _difference(data: Array, labels: Array) -> Array:
     along = data[labels].mean(0) - data[~labels].mean(0)
     length = np.linalg.norm(along)
-    unit: Array = along / length if length > 0 else np.full_like(along, np.nan)
-    return unit
+    return along / length if length > 0 else np.full_like(along, np.nan)
 
 
 def _between(data: Array, labels: Array, half: Array) -> float:

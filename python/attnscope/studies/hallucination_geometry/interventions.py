@@ -291,8 +291,7 @@ def _main(centred: Tensor) -> Tensor:
     """The directions [D, k] that hold 95 % of the variance."""
     _, values, turned = torch.linalg.svd(centred, full_matrices=False)
     share = values.square().cumsum(0) / values.square().sum().clamp_min(1e-300)
-    main: Tensor = turned[: int((share < 0.95).sum()) + 1].T
-    return main
+    return turned[: int((share < 0.95).sum()) + 1].T
 
 
 def steered(

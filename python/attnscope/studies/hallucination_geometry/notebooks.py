@@ -34,15 +34,7 @@ def measure(
     layers: list[int],
     options: HallucinationOptions,
 ) -> None:
-    """Rows of `contrasts` of the published protocol.
-
-    Args:
-        run: of a stage that has the states.
-        table: of the prompts.
-        every: contrasts of the study.
-        layers: blocks whose states are finite.
-        options: of the study.
-    """
+    """Rows of `contrasts` of the published protocol."""
     assert options.sensitivity is not False
     ruscio2026 = importlib.import_module("attnscope.protocols.ruscio2026")
     model, stored = run.model().model, Stored(run)

@@ -225,7 +225,7 @@ def check_neighbours(size: int, options: HallucinationOptions) -> None:
 
 def as_table(rows: Sequence[Sentence]) -> pd.DataFrame:
     """Questions with their columns, one row each; folds are filled in."""
-    table: pd.DataFrame = pd.DataFrame([{"sample": one.sample, **one.extra} for one in rows])
+    table = pd.DataFrame([{"sample": one.sample, **one.extra} for one in rows])
     given = table["fold"] != ""
     names = sorted(table["template"].unique())
     own = table["template"].map({name: f"t{at % FOLDS}" for at, name in enumerate(names)})

@@ -29,10 +29,6 @@ WORDS = {
 }
 
 
-def _sentences(table: pd.DataFrame) -> dict[str, str]:
-    return {code: f"{WORDS.get(code.split()[0], '')} ({code.partition(' ')[2]})" for code in table["claim"]}
-
-
 def _place(code: str) -> int:
     """The number of a claim."""
     return int(code.partition(" ")[0].removeprefix("C"))
@@ -89,7 +85,10 @@ def _found(page: Page) -> None:
     page.figure("confounds")
     order = np.argsort([_place(code) for code in table["claim"]], kind="stable")
     table = table.iloc[order]
-    claims_frame(page, table, _sentences(table))
+    sentences = {
+        code: f"{WORDS.get(code.split()[0], '')} ({code.partition(' ')[2]})" for code in table["claim"]
+    }
+    claims_frame(page, table, sentences)
     page.figure("published")
 
 

@@ -167,8 +167,7 @@ class HallucinationGeometry(Study):
                 f"templates that have both, got {counts}"
             )
         questions.check_neighbours(min(counts.values()), self.options)
-        whole: pd.DataFrame = own
-        return whole
+        return own
 
 
 #: Tables of which the random-weight control has its own.

@@ -5,32 +5,19 @@ from __future__ import annotations
 
 from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Column, Table
+from attnscope.engine.tables import Column, Table, columns
+from attnscope.studies.checks import CHECKS
 
 C = CHECKPOINT_KEYS
 _RATES = tuple(Column(one, kind="ratio", low=0.0, high=1.0) for one in ("p_value", "p_adjusted"))
 
 TABLES = (
-    Table(
-        "checks",
-        (*C, "check"),
-        (
-            Column("value"),
-            Column("tolerance"),
-            Column("holds", kind="flag"),
-            Column("reason", "string", "text"),
-        ),
-    ),
+    CHECKS,
     Table(
         "prompts",
         (*C, "sample"),
         (
-            Column("bucket", "string", "text"),
-            Column("template", "string", "text"),
-            Column("pair", "string", "text"),
-            Column("fold", "string", "text"),
-            Column("answer", "string", "text"),
-            Column("question", "string", "text"),
+            *columns("text", "bucket", "template", "pair", "fold", "answer", "question"),
             Column("tokens", kind="count", label="tokens of the prompt"),
             Column("surprisal", label="surprisal (nats per token)", low=0.0),
         ),
@@ -43,9 +30,7 @@ TABLES = (
             Column("value", meaning="Of null clouds their mean."),
             Column("low", meaning="Delete-a-template interval; of null clouds the range of 95 %."),
             Column("high"),
-            Column("n", kind="count"),
-            Column("duplicates", kind="count"),
-            Column("tied", kind="count"),
+            *columns("count", "n", "duplicates", "tied"),
         ),
         variants="full",
     ),
@@ -53,12 +38,7 @@ TABLES = (
         "contrasts",
         (*C, "layer", "contrast", "quantity", "k", "protocol"),
         (
-            Column("value"),
-            Column("low"),
-            Column("high"),
-            Column("null_mean"),
-            Column("null_low"),
-            Column("null_high"),
+            *columns("value", "value", "low", "high", "null_mean", "null_low", "null_high"),
             *_RATES,
             Column("correction", "string", "text"),
             Column("n_pairs", kind="count"),
@@ -71,8 +51,7 @@ TABLES = (
         (*C, "layer", "contrast", "score"),
         (
             Column("auc", label="area under the curve", low=-1.0, high=1.0),
-            Column("low"),
-            Column("high"),
+            *columns("value", "low", "high"),
             Column("n", kind="count"),
         ),
         variants="full",
@@ -82,10 +61,7 @@ TABLES = (
         (*C, "layer", "bucket", "null", "draw", "scale_number"),
         (
             Column("scale"),
-            Column("beta0", kind="count"),
-            Column("beta1", kind="count"),
-            Column("clusters", kind="count"),
-            Column("singletons", kind="count"),
+            *columns("count", "beta0", "beta1", "clusters", "singletons"),
             Column("largest"),
             Column("n", kind="count"),
         ),
@@ -117,8 +93,7 @@ TABLES = (
             Column("curvature"),
             Column("entropy_slope", label="slope of the entropy along v"),
             Column("refusal_slope", label="slope of the logit of refusal along v"),
-            Column("refusal_alignment", low=-1.0, high=1.0),
-            Column("loss_alignment", low=-1.0, high=1.0),
+            *columns("value", "refusal_alignment", "loss_alignment", low=-1.0, high=1.0),
             Column("amplification", label="‖J b‖ of the next block", low=0.0),
             Column("compute_dtype", "string", "text", meaning="In which derivatives were taken."),
         ),
@@ -128,13 +103,10 @@ TABLES = (
         (*C, "layer", "contrast", "direction", "k"),
         (
             Column("readout_gain", label="bᵀGb / (tr G/D)", low=0.0),
-            Column("top_share", kind="ratio", low=0.0, high=1.0),
-            Column("bottom_share", kind="ratio", low=0.0, high=1.0),
-            Column("chance", kind="ratio", low=0.0, high=1.0),
+            *columns("ratio", "top_share", "bottom_share", "chance", low=0.0, high=1.0),
             *_RATES,
             Column("correction", "string", "text"),
-            Column("low"),
-            Column("high"),
+            *columns("value", "low", "high"),
         ),
     ),
     Table(
@@ -152,8 +124,7 @@ TABLES = (
         (*C, "sample"),
         (
             Column("text", "string", "text"),
-            Column("correct", kind="flag"),
-            Column("refused", kind="flag"),
+            *columns("flag", "correct", "refused"),
         ),
     ),
     Table(
@@ -161,10 +132,7 @@ TABLES = (
         (*C, "sample", "layer", "contrast", "arm", "control", "draw", "strength"),
         (
             Column("forced", kind="flag", meaning="The first token is the refusal's, by force."),
-            Column("refused", kind="flag"),
-            Column("correct", kind="flag"),
-            Column("changed", kind="flag"),
-            Column("loop", kind="flag"),
+            *columns("flag", "refused", "correct", "changed", "loop"),
             Column("kl", label="KL of the next token (nats)"),
             Column("text", "string", "text"),
         ),
@@ -177,11 +145,7 @@ TABLES = (
             Column("step", kind="count", meaning="First checkpoint of the new level, null without a step."),
             Column("p_value", label="p", meaning="Of the best split, over orders of the checkpoints."),
             Column("p_adjusted", label="p (Holm)", meaning="Over the quantities of the run."),
-            Column("start"),
-            Column("end"),
-            Column("difference"),
-            Column("low"),
-            Column("high"),
+            *columns("value", "start", "end", "difference", "low", "high"),
             Column("half_way", kind="count", meaning="First checkpoint past half of the way; noise has one."),
         ),
     ),

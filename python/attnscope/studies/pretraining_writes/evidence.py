@@ -98,8 +98,7 @@ class Pair:
         if not len(table):
             return table
         found = table[table["role"].isin(roles) & (table["side"] == side) & (table["subspace"] == subspace)]
-        positive: pd.DataFrame = found[found["relative"] > 0]
-        return positive
+        return found[found["relative"] > 0]
 
     def mean(self, roles: Sequence[str], side: str, subspace: str, null: str = "") -> Mean | None:
         """Mean of log2 of the relative fractions of some roles; None without any."""
@@ -148,13 +147,11 @@ def _deviation(rows: pd.DataFrame) -> float:
 
 def _own(table: pd.DataFrame | None, keys: Mapping[str, Any]) -> pd.DataFrame:
     if table is None:
-        nothing: pd.DataFrame = pd.DataFrame()
-        return nothing
+        return pd.DataFrame()
     taken = np.ones(len(table), dtype=bool)
     for name, value in keys.items():
         taken &= (table[name] == value).to_numpy()
-    chosen: pd.DataFrame = table[taken]
-    return chosen
+    return table[taken]
 
 
 def pairs_of(tables: Mapping[str, pd.DataFrame]) -> list[Pair]:

@@ -75,8 +75,7 @@ def phases(results: Results) -> pd.DataFrame:
             mean = float(good.mean())
             numbers = {"mean": mean, "low": low, "high": high, "samples": len(good)}
             rows.append({**keys, "metric": metric, **numbers})
-    table: pd.DataFrame = pd.DataFrame(rows, columns=columns)
-    return table
+    return pd.DataFrame(rows, columns=columns)
 
 
 def _by_sentence(own: Mapping[str, pd.DataFrame], known: Container[str]) -> Iterator[tuple[str, Any]]:
@@ -125,5 +124,4 @@ def published(table: pd.DataFrame) -> pd.DataFrame:
                         "samples": int(row["samples"]),
                     }
                 )
-    found: pd.DataFrame = pd.DataFrame(rows)
-    return found
+    return pd.DataFrame(rows)

@@ -8,8 +8,9 @@ import pandas as pd
 
 from attnscope.plots.axes import logarithmic
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, with_values
+from attnscope.plots.selection import first_model
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_columns, panels
-from attnscope.studies.absolute_position.figures.declared import figure, first_model, layers_below
+from attnscope.studies.absolute_position.figures.declared import figure, layers_below
 
 #: The share that the paper prints, of a statistic and a vector that it does not name where it could be read.
 PUBLISHED = 0.40

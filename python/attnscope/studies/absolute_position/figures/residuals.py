@@ -20,9 +20,9 @@ from attnscope.plots.figure import (
     stored,
     with_values,
 )
-from attnscope.plots.selection import last_step
+from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, SEQUENTIAL, legend_columns, panels
-from attnscope.studies.absolute_position.figures.declared import ARMS, figure, first_model, layers_below
+from attnscope.studies.absolute_position.figures.declared import ARMS, figure, layers_below
 
 
 @figure("offset_means")

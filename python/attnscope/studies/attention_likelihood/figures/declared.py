@@ -25,8 +25,7 @@ ZERO: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (5, 2
 def exact(results: Tables, name: str, *columns: str) -> pd.DataFrame:
     """Rows of the exact protocol at each model's last checkpoint."""
     table = last_step(stored(results, name, *columns))
-    rows: pd.DataFrame = table[table["protocol"] == "exact"]
-    return rows
+    return table[table["protocol"] == "exact"]
 
 
 def models_of(table: pd.DataFrame) -> tuple[list[str], list[str]]:

@@ -8,18 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from attnscope.plots.figure import (
-    Drawn,
-    NotDrawable,
-    Options,
-    Tables,
-    captioned,
-    compared_with,
-    optional,
-    stored,
-)
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, compared_with, stored
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import estimate, last_step, with_groups
+from attnscope.plots.selection import estimate, in_series, last_step
 from attnscope.plots.style import PALETTE, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import figure
 
@@ -75,13 +66,8 @@ def power(value: float) -> str:
 @figure("fisher")
 def fisher(results: Tables, options: Options) -> Drawn:
     """Fisher information by block and kind of parameters: as published, exact, and per parameter."""
-    table = last_step(
-        with_groups(
-            stored(results, "fisher", "protocol").rename(columns={"group": "part"}),
-            optional(results, "samples"),
-        )
-    )
-    table = table.rename(columns={"group": "input", "part": "group"})
+    table = stored(results, "fisher", "protocol").rename(columns={"group": "part"})
+    table = last_step(in_series(table, results)).rename(columns={"group": "input", "part": "group"})
     wanted = [
         ("exact", "trace", "labels as written"),
         ("exact", "trace_sampled", "labels drawn"),

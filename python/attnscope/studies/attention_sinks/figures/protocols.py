@@ -10,18 +10,9 @@ from matplotlib.ticker import MaxNLocator
 
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import depth_axis, drawn_range
-from attnscope.plots.figure import (
-    Drawn,
-    NotDrawable,
-    Options,
-    Tables,
-    captioned,
-    compared_with,
-    optional,
-    stored,
-)
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, compared_with, stored
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import defined, estimate, last_step, with_groups
+from attnscope.plots.selection import defined, estimate, in_series, last_step
 from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_COLORS, PROTOCOL_NAMES, figure
 
@@ -63,7 +54,7 @@ def protocols(results: Tables, options: Options) -> Drawn:
     heads = stored(results, "head_means", "protocol")
     if set(heads["protocol"]) < {"exact", "ruscio2025"}:
         raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")
-    heads = defined(last_step(with_groups(heads, optional(results, "samples"))))
+    heads = defined(last_step(in_series(heads, results)))
     names = list(dict.fromkeys(heads["series"]))[:3]
     heads = heads[heads["series"].isin(names)]
     both = [heads[heads["protocol"] == protocol] for protocol in ("exact", "ruscio2025")]

@@ -18,12 +18,11 @@ from attnscope.plots.figure import (
     Tables,
     captioned,
     compared_with,
-    optional,
     stored,
     with_values,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import estimate, last_step, with_groups
+from attnscope.plots.selection import estimate, in_series, last_step
 from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
@@ -77,7 +76,7 @@ def kl_by_threshold(
 @figure("layers")
 def sink_removal(results: Tables, options: Options) -> Drawn:
     """KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
-    layers = last_step(with_groups(stored(results, "layers", "protocol"), optional(results, "samples")))
+    layers = last_step(in_series(stored(results, "layers", "protocol"), results))
     there = with_values(layers, "layers", [f"kl_reduction_{at}" for at in PERCENTILES])
     kinds = [
         kind for kind in PROTOCOL_NAMES if layers[layers["protocol"] == kind][there].notna().any(axis=None)
@@ -135,7 +134,7 @@ NAMED = 0.85
 @figure("ablation")
 def ablation(results: Tables, options: Options) -> Drawn:
     """Sink keys masked inside the model: divergence of its output and change of its loss."""
-    table = last_step(with_groups(stored(results, "ablation", "keys"), optional(results, "samples")))
+    table = last_step(in_series(stored(results, "ablation", "keys"), results))
     shown = [
         (column, label)
         for column, label in (

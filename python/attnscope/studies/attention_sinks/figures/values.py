@@ -20,7 +20,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import depth_profile
-from attnscope.plots.selection import is_series, last_step, measured_heads, with_groups
+from attnscope.plots.selection import in_series, is_series, last_step, measured_heads
 from attnscope.plots.style import MUTED, legend_row, panels
 from attnscope.studies.attention_sinks.figures.declared import figure
 
@@ -29,9 +29,8 @@ def published_means(results: Tables) -> pd.DataFrame:
     """Head means under the published protocol with their series; no rows where there are none."""
     means = optional(results, "head_means")
     if means is None or "protocol" not in means:
-        none: pd.DataFrame = pd.DataFrame(columns=["model", "step"])
-        return none
-    return with_groups(means[means["protocol"] == "ruscio2025"], optional(results, "samples"))
+        return pd.DataFrame(columns=["model", "step"])
+    return in_series(means[means["protocol"] == "ruscio2025"], results)
 
 
 @figure("heads")

@@ -200,7 +200,7 @@ class _Run:
         return int(heads[heads["model"] == model]["layer"].max()) + 1
 
     def _rows_of(self, table: str, model: str, protocol: str) -> pd.DataFrame:
-        rows: pd.DataFrame = self.tables[table]
+        rows = self.tables[table]
         rows = rows[rows["model"] == model]
         return rows[rows["protocol"] == protocol] if "protocol" in rows else rows
 
@@ -346,5 +346,4 @@ def _is_token(found: str, name: str) -> bool:
 def _last(table: pd.DataFrame) -> pd.DataFrame:
     if "step" not in table:
         return table
-    rows: pd.DataFrame = table[table["step"] == table.groupby("model")["step"].transform("max")]
-    return rows
+    return table[table["step"] == table.groupby("model")["step"].transform("max")]

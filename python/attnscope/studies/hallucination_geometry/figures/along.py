@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
     colors,
     decades,
     figure,
-    first_model,
     layers_below,
     legend,
     level,

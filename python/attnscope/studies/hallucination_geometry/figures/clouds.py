@@ -6,12 +6,12 @@ from __future__ import annotations
 import numpy as np
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned
+from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
     colors,
     controls,
     figure,
-    first_model,
     layers_below,
     legend,
     level,

@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from attnscope.plots.figure import Figure, NotDrawable, Tables, declared_in, optional, stored
-from attnscope.plots.selection import last_step
+from attnscope.plots.figure import Figure, Tables, declared_in, optional
 from attnscope.plots.style import MUTED, PALETTE, legend_row
 
 FIGURES: dict[str, Figure] = {}
@@ -21,22 +20,12 @@ COLORS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3])
 BUCKETS = {"factual": COLORS[0], "impossible": COLORS[1], "unknown": COLORS[2]}
 
 
-def first_model(results: Tables, name: str, *columns: str) -> tuple[pd.DataFrame, str]:
-    """A table's rows of the first model at its last checkpoint, and a sentence when there are more."""
-    table = last_step(stored(results, name, *columns))
-    models = list(dict.fromkeys(table["model"]))
-    rows: pd.DataFrame = table[table["model"] == models[0]]
-    if rows.empty:
-        raise NotDrawable(f"the {name} table has no row")
-    return rows, f"{models[0]}; the run holds {len(models) - 1} more." if len(models) > 1 else ""
-
-
 def controls(results: Tables, name: str, model: str) -> pd.DataFrame | None:
     """Rows of a model's random-weight control."""
     table = optional(results, f"{name}_variants")
     if table is None:
         return None
-    own: pd.DataFrame = table[table["model"] == model]
+    own = table[table["model"] == model]
     return None if own.empty else own
 
 

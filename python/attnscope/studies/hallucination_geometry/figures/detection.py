@@ -16,13 +16,13 @@ from attnscope.plots.figure import (
     over_steps,
     stored,
 )
+from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.hallucination_geometry.claims import beforehand
 from attnscope.studies.hallucination_geometry.figures.declared import (
     colors,
     controls,
     figure,
-    first_model,
     layers_below,
     legend,
     level,

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
-from attnscope.studies.hallucination_geometry.figures.declared import figure, first_model, legend, level
+from attnscope.studies.hallucination_geometry.figures.declared import figure, legend, level
 
 DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 

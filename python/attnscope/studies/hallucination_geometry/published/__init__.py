@@ -131,7 +131,7 @@ def _answered(quantity: str, bucket: str, own: dict[str, pd.DataFrame]) -> float
     if quantity not in ARMS or "interventions" not in own or "prompts" not in own:
         return math.nan
     arm, control, column, strength = ARMS[quantity]
-    rows: pd.DataFrame = own["interventions"]
+    rows = own["interventions"]
     # theirs steers factual prompts alone, and changes the logits and states of uncertain ones alone
     asked = "factual" if arm == "steering" else bucket
     samples = own["prompts"].loc[own["prompts"]["bucket"] == asked, "sample"]
@@ -144,7 +144,7 @@ def _answered(quantity: str, bucket: str, own: dict[str, pd.DataFrame]) -> float
 
 def _of(own: dict[str, pd.DataFrame], table: str, layer: int, contrast: str) -> pd.DataFrame:
     """Rows of a table of one layer and contrast; none where the run has no such table."""
-    rows: pd.DataFrame = own.get(table, pd.DataFrame())
+    rows = own.get(table, pd.DataFrame())
     if len(rows):
         rows = rows[(rows["layer"] == layer) & (rows["contrast"] == contrast)]
     return rows

@@ -94,8 +94,7 @@ def _arms(results: Tables) -> pd.DataFrame:
             row[label] = mean_log2(some["relative"]) if len(some) else math.nan
             row[f"{label} spread"] = spread_of(some) if len(some) else math.nan
         rows.append(row)
-    made: pd.DataFrame = pd.DataFrame(rows)
-    return made
+    return pd.DataFrame(rows)
 
 
 @figure("fractions")

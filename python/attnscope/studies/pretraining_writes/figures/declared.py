@@ -45,9 +45,7 @@ def grid(
 def measured(results: Tables, subspace: str = "") -> pd.DataFrame:
     """Measured fractions at the tested k of the seven roles."""
     table = stored(results, "fractions", "relative")
-    own: pd.DataFrame = table[
-        table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)
-    ]
+    own = table[table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)]
     if subspace:
         own = own[own["subspace"] == subspace]
     if own.empty:
@@ -60,11 +58,9 @@ def controls(results: Tables, subspace: str) -> pd.DataFrame:
     table = optional(results, "fractions_variants")
     columns = ["variant", "role", "layer", "relative", *PAIR]
     if table is None or not {*columns, "subspace"} <= set(table):
-        nothing: pd.DataFrame = pd.DataFrame(columns=columns)
-        return nothing
+        return pd.DataFrame(columns=columns)
     own = table[table["role"].isin(ROLES) & (table["subspace"] == subspace)]
-    positive: pd.DataFrame = own[own["relative"] > 0]
-    return positive
+    return own[own["relative"] > 0]
 
 
 def titles(table: pd.DataFrame) -> pd.Series[str]:

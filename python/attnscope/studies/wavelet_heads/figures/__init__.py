@@ -4,6 +4,6 @@
 from __future__ import annotations
 
 from attnscope.studies.wavelet_heads.figures import scalograms, signals
-from attnscope.studies.wavelet_heads.figures.declared import FIGURES
+from attnscope.studies.wavelet_heads.figures.scalograms import FIGURES
 
 __all__ = ["FIGURES", "scalograms", "signals"]

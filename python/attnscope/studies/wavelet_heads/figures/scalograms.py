@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
 from attnscope.plots.axes import layer_colors
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Tables, captioned, declared_in, stored
 from attnscope.plots.selection import heads_only, last_step
 from attnscope.plots.style import (
     INK,
@@ -26,7 +26,10 @@ from attnscope.plots.style import (
     panels,
     styled,
 )
-from attnscope.studies.wavelet_heads.figures.declared import figure
+
+#: The study's figures by name.
+FIGURES: dict[str, Figure] = {}
+figure = declared_in(FIGURES)
 
 #: Below this many tokens a signal has no scales to tell apart.
 FEWEST = 16

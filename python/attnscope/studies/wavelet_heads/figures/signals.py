@@ -31,13 +31,13 @@ from attnscope.plots.selection import (
     estimate,
     first_step,
     heads_only,
+    in_series,
     last_step,
     measured_heads,
-    with_groups,
 )
 from attnscope.plots.standard import depth, metric_grid
 from attnscope.plots.style import INK, MUTED, UNIFORM, UNTRAINED, axes_or_new, legend_columns, panels, styled
-from attnscope.studies.wavelet_heads.figures.declared import FIGURES, figure
+from attnscope.studies.wavelet_heads.figures.scalograms import FIGURES, figure
 
 #: Metrics of the depth figure and of the phases, in this order.
 DEPTH = (
@@ -72,7 +72,7 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 @figure("spectra")
 def power_spectra(results: Tables, options: Options) -> Drawn:
     """Power spectra of attention along the keys by layer, one panel per series, at the last checkpoint."""
-    spectra = with_groups(stored(results, "spectra", "power_share"), optional(results, "samples"))
+    spectra = in_series(stored(results, "spectra", "power_share"), results)
     final, before = last_step(spectra), first_step(spectra)
     final = final[final["power_share"] > 0]
     if final.empty:
@@ -203,7 +203,7 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
 @figure("scale_sensitivity")
 def scale_sensitivity(results: Tables, options: Options) -> Drawn:
     """1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
-    table = with_groups(heads_only(stored(results, "scale_sensitivity")), optional(results, "samples"))
+    table = in_series(heads_only(stored(results, "scale_sensitivity")), results)
     table = last_step(table)
     titles = {"energy": "energies of the scales", "coefficients": "resampled coefficients"}
     there = [name for name in titles if name in table and table[name].notna().any()]
