@@ -86,7 +86,7 @@ def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
     """
     _, checked = head_mean("participation_ratio", attention)
     result, count = _core.participation_ratio(checked.tensor, None, "eigen")
-    return _checks.finished(PROTOCOL + "participation_ratio", checked, result, count)  # type: ignore[no-any-return]
+    return _checks.finished(PROTOCOL + "participation_ratio", checked, result, count)
 
 
 def stable_rank(attention: torch.Tensor) -> torch.Tensor:
@@ -169,7 +169,7 @@ def bulk(attention: torch.Tensor) -> Bulk:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     sizes, checked, bad = _eigenvalue_sizes("bulk", attention)
-    return _checks.finished(PROTOCOL + "bulk", checked, _bulk_of(sizes, bad), int(bad.sum()))  # type: ignore[no-any-return]
+    return _checks.finished(PROTOCOL + "bulk", checked, _bulk_of(sizes, bad), int(bad.sum()))
 
 
 def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
@@ -326,11 +326,11 @@ def _eigenvalue_sizes(
 def _singular_values(function: str, attention: torch.Tensor) -> torch.Tensor:
     _, checked = head_mean(function, attention)
     result, count = _core.singular_values(checked.tensor, None)
-    return _checks.finished(PROTOCOL + function, checked, result, count)  # type: ignore[no-any-return]
+    return _checks.finished(PROTOCOL + function, checked, result, count)
 
 
 def _finished(
     function: str, checked: _checks.Attention, bad: torch.Tensor, result: torch.Tensor
 ) -> torch.Tensor:
     result = torch.where(bad, torch.nan, result)
-    return _checks.finished(PROTOCOL + function, checked, result, int(bad.sum()))  # type: ignore[no-any-return]
+    return _checks.finished(PROTOCOL + function, checked, result, int(bad.sum()))
