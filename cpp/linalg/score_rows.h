@@ -53,7 +53,8 @@ class SumOfEntries {
   }
   // Whether all of them are numbers or -infinity; where not, numbers may have been too large for their sum.
   bool is_readable() const {
-    return lane_bits(sums_ < std::numeric_limits<WideType>::infinity()) == (1u << kWidth) - 1;
+    const auto below = reinterpret_cast<Numbers>(sums_ < std::numeric_limits<WideType>::infinity());
+    return lane_bits(below) == (1u << kWidth) - 1;
   }
 
  private:
