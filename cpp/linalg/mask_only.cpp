@@ -285,7 +285,6 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
   sums.take_logs();
 
   const double number = static_cast<double>(rows);
-  const double* last = kept.sums + size;
   for (Index k = 0; k < size; k += kPackWidth) {
     store(sums.logs + k, (sums.shared_tops + load(sums.tops + k) + load(sums.logs + k)) / number);
     store(sums.lost + k, smaller(broadcast(1.0), larger(Lanes{}, load(sums.lost + k) / number)));
@@ -293,7 +292,8 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
   std::reverse_copy(sums.logs + (size - m), sums.logs + size, lse);
   std::reverse_copy(sums.lost + (size - m), sums.lost + size, share);
   for (Index d = 0; d < m; ++d) cut[d] = std::max(0.0, lse[m - 1] - lse[d]);
-  for (Index q = 0; q < count; ++q, last += size) {
+  for (Index q = 0; q < count; ++q) {
+    const double* last = kept.sums + (q + 1) * size;
     const Index i = queries[q];
     const Index seen = kept.seen(q);
     double* to = attention + q * ld;
