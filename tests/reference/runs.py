@@ -11,7 +11,6 @@ import hashlib
 import json
 import sys
 import tempfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import attnscope as asc
 from attnscope import _isa
+from attnscope.demo.training import one_thread
 from folders import WORDS, model_folder, sentences
 
 HERE = Path(__file__).resolve().parent
@@ -36,16 +36,6 @@ RUNS = {
     "wavelets-tiny": {"study": "wavelet_study", "options": {"nulls": "all"}},
     "wavelets-stories": {"study": "wavelet_study", "options": {"nulls": "all"}},
 }
-
-
-@contextmanager
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def arithmetic(name, home):
