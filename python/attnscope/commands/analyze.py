@@ -15,7 +15,7 @@ from attnscope._warn import warn, warned_once
 from attnscope.capture.anatomy import choose, text_argument
 from attnscope.capture.sites import SITES
 from attnscope.commands.analyze_tables import Column, Tables, place, table_of
-from attnscope.engine.forward import Batch, batch_of, depth, head_mean, padded, self_attention
+from attnscope.engine.forward import Batch, batch_of, head_mean, padded, self_attention
 from attnscope.engine.results import Results
 from attnscope.engine.texts.encoding import batches, samples_table
 from attnscope.engine.texts.sources import Sentence
@@ -26,6 +26,7 @@ from attnscope.metrics.plan import MAPS, THRESHOLDS
 from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.metrics.requests import metric_names, requests_of
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
+from attnscope.models.architecture import depth
 from attnscope.models.loading import context_length
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ class ConfigError(ValueError):
     """A study cannot be understood; the message says where, what was expected and what was given."""
 
 
-def _as_list(value: object) -> object:
+def as_list(value: object) -> object:
     return [value] if isinstance(value, (str, Mapping, Path)) else value
 
 
@@ -46,7 +46,7 @@ def _as_text(value: object) -> object:
 #: Where something lies on the disk, or what the hub calls it.
 Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 #: A list of names; one name is short for a list of it.
-Names = Annotated[list[str], BeforeValidator(_as_list)]
+Names = Annotated[list[str], BeforeValidator(as_list)]
 
 
 def parse_bytes(value: int | str) -> int:
@@ -86,7 +86,7 @@ class ModelSource(Strict):
 
     path: Place = Field(min_length=1)
     label: str = ""
-    revisions: Annotated[list[Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(_as_list)] = []
+    revisions: Annotated[list[Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(as_list)] = []
     tokenizer: str = ""
     dtype: Literal["auto", "float32", "float16", "bfloat16", "float64"] = "auto"
     device: str = "auto"
@@ -170,9 +170,9 @@ class TextSource(Strict):
 
 
 Models = Annotated[
-    list[Annotated[ModelSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list), Field(min_length=1)
+    list[Annotated[ModelSource, BeforeValidator(_as_mapping)]], BeforeValidator(as_list), Field(min_length=1)
 ]
-Texts = Annotated[list[Annotated[TextSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list)]
+Texts = Annotated[list[Annotated[TextSource, BeforeValidator(_as_mapping)]], BeforeValidator(as_list)]
 
 
 class Settings(Strict):
@@ -351,7 +351,7 @@ def assign(data: dict[str, Any], key: str, value: Any) -> None:
         case ["options" | "workers" as name, inner]:
             data[name] = {**(data.get(name) or {}), inner: value}
         case ["models" | "texts" as name, *at, inner] if len(at) < 2:
-            given: Any = _as_list(data.get(name) or [])
+            given: Any = as_list(data.get(name) or [])
             data[name] = entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload]
             chosen = [entry for index, entry in enumerate(entries) if at in ([], [str(index)])]
             if not chosen:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from attnscope.capture.layer import PER_HEAD
 from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
-from attnscope.models.architecture import depth as depth
+from attnscope.models.architecture import depth
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Recording

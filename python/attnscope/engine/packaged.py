@@ -39,8 +39,7 @@ def packaged() -> list[str]:
 
 def is_packaged(name: str) -> bool:
     """Whether `packaged_text` knows the name."""
-    study = find_study(name)
-    return (study.name if study else name) in packaged()
+    return _own_name(name) in packaged()
 
 
 def analyses() -> list[str]:
@@ -50,8 +49,7 @@ def analyses() -> list[str]:
 
 def packaged_text(name: str) -> str:
     """The YAML of a packaged study."""
-    study = find_study(name)
-    name = study.name if study else name
+    name = _own_name(name)
     if name in _files():
         return _files()[name].read_text("utf-8")
     keys = dict(_entries("models")[name])
@@ -85,6 +83,11 @@ def catalogue() -> list[Packaged]:
         revisions = tuple(str(revision) for model in models for revision in model.get("revisions", ()))
         found.append(Packaged(name, about, tuple(model["path"] for model in models), revisions))
     return sorted(found, key=lambda one: (bool(one.models), one.name))
+
+
+def _own_name(name: str) -> str:
+    study = find_study(name)
+    return study.name if study else name
 
 
 def _files() -> dict[str, Path]:

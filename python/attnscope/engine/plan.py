@@ -27,20 +27,16 @@ Found = dict[int, list[tuple[Checkpoint, str]]]
 
 @dataclass
 class Plan:
-    """What a run will do.
+    """What a run will do; models go by their position in the settings, stages by their name.
 
     Attributes:
-        settings: of the run.
-        stages: of the study, by name.
         units: in the order in which they are done and stored.
-        encoders: one per model of the study, by position.
         heads: attention heads per layer of each model.
         skipped: title and reason of checkpoints that cannot be used.
         notes: what a person should know before trusting the numbers.
         counts: sentences cut, of one token, empty, without BOS; per model label.
-        sentences: of all sources.
-        phases: number of barriers before each stage, by its name.
-        found: checkpoints of each model with the fingerprints of their weights, by position.
+        phases: number of barriers before each stage.
+        found: checkpoints of each model with the fingerprints of their weights.
     """
 
     settings: Settings
@@ -124,9 +120,7 @@ class Plan:
 
 @dataclass
 class _Series:
-    """A model of the settings: its checkpoints with the fingerprints of their weights, its texts, and whether
-    it can be used.
-    """
+    """A model of the settings: checkpoints, fingerprints of their weights, texts, whether it can be used."""
 
     position: int
     checkpoints: list[Checkpoint]

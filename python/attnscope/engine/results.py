@@ -21,7 +21,6 @@ from attnscope.engine.schema import (
     MissingError,
     ResultsError,
     check_columns,
-    in_order,
     keys_in,
     stamped,
 )
@@ -99,7 +98,8 @@ class Results:
 
     def tables(self) -> list[str]:
         """Names of the tables: `samples`, then the others by name."""
-        return in_order({*self._tables, *self.files, *self._stored()})
+        there = {*self._tables, *self.files, *self._stored()}
+        return sorted(there, key=lambda name: (name != "samples", name))
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """One table as a DataFrame, keys first.
@@ -167,11 +167,7 @@ class Results:
         return as_xarray(self, table, metrics=metrics, protocol=protocol)
 
     def variants(self, table: str | None = None) -> pd.DataFrame:
-        """Averages of controls, a row for each number; see `attnscope.engine.reading`.
-
-        Args:
-            table: only controls of this table; None takes those of all.
-        """
+        """Averages of controls of a table, None of all, a row for each; see `attnscope.engine.reading`."""
         from attnscope.engine.reading import in_rows
 
         return in_rows(self, table)
@@ -209,9 +205,6 @@ class Results:
 
     def save(self, path: str | Path) -> Results:
         """Writes a run folder (`tables/`, `study.yaml`, `provenance.json`) that `attnscope.load` reads.
-
-        Args:
-            path: a folder that does not exist yet, or is empty.
 
         Raises:
             FileExistsError: the folder has something in it.

@@ -29,7 +29,6 @@ from attnscope.engine.run_folder import (
     refuse_existing,
     resolved,
     stored,
-    units_of_machines,
     write_provenance,
 )
 from attnscope.engine.stage_run import StageRun
@@ -98,9 +97,7 @@ def resume(
 
     Args:
         folder: the run folder.
-        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
-        say: called with what a person should know.
-        executor: who does the units; None is this process.
+        progress, say, executor: as `run` takes them.
 
     Returns:
         the stored results.
@@ -138,7 +135,6 @@ class Engine:
     """One run of one study, whose settings have resolved paths.
 
     Args:
-        executor: does the units; None is this process, one unit after the other.
         folder: where units are stored; None is the run folder that the settings name.
         beside: folders of the same plan whose units count as stored.
     """
@@ -233,7 +229,7 @@ class Engine:
             raise LoadError(self.plan.reasons)
         self._write_tables(self.plan)
         facts["seconds"] = round(time.monotonic() - started, 3)
-        self.write_provenance(facts, "finished")
+        write_provenance(self, facts, "finished")
         for note in self.notes:
             self.say(note)
         for metric, count in self.tally.non_finite.items():
@@ -245,7 +241,7 @@ class Engine:
 
     def do(self, facts: dict[str, Any], lock: FolderLock) -> None:
         """Has the executor do every missing unit, and stores each."""
-        self.write_provenance(facts, "running")
+        write_provenance(self, facts, "running")
         total, done = len(self.plan.units), self.store.count()
         with StopSignals(self.say) as signals, self.bar(total, self.label, done) as self._bar:
             self.stopping = lambda: signals.received is not None
@@ -254,10 +250,10 @@ class Engine:
                     self._take(outcome)
                 lock.beat()
         if signals.received is not None:
-            self.write_provenance(facts, "interrupted")
+            write_provenance(self, facts, "interrupted")
             raise Interrupted(signals.received, str(self.folder))
         if self.failed:
-            self.write_provenance(facts, "failed")
+            write_provenance(self, facts, "failed")
             raise UnitsFailed(
                 f"{len(self.failed)} of {len(self.plan.units)} units were given up, all others are stored: "
                 f"{'; '.join(self.failed)}; {resume_command(self.folder)}"
@@ -357,18 +353,6 @@ class Engine:
         for name in sorted({name for unit in done for name in self.store.rows(unit)}):
             if not name.startswith("reduced-"):
                 self.store.gather(done, name, target / f"{name}.parquet")
-
-    def write_provenance(self, facts: dict[str, Any], state: str) -> None:
-        """Writes what made the numbers, as far as the run has come."""
-        done = [self.store.about(unit.id) for unit in self.plan.units if self.store.own(unit.id)]
-        write_provenance(
-            self.folder,
-            {**facts, "state": state, "machines": units_of_machines(self.folder, self.machines, done)},
-            self.plan,
-            self.tally,
-            self.notes,
-            self.failed,
-        )
 
     def bar(self, total: int, label: str, initial: int = 0, *, inner: bool = False) -> Any:
         """How far the run is, or with `inner` how far one unit of it is."""

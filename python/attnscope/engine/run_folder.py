@@ -13,7 +13,7 @@ import shlex
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -27,8 +27,7 @@ from attnscope.engine.schema import SCHEMA_VERSION
 from attnscope.engine.store import write_bytes
 
 if TYPE_CHECKING:
-    from attnscope.engine.executors.executor import Tally
-    from attnscope.engine.plan import Plan
+    from attnscope.engine.run import Engine
 
 #: Where the shards of a job array lie inside the run folder.
 SHARDS = "parts"
@@ -94,42 +93,30 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def write_provenance(
-    folder: Path,
-    facts: Mapping[str, Any],
-    plan: Plan,
-    tally: Tally,
-    notes: Sequence[str],
-    failed: Sequence[str],
-) -> None:
-    """Writes `provenance.json`; models that only an earlier process loaded stay in it."""
+def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> None:
+    """Writes `provenance.json`, as far as the run has come; models and machines of earlier processes stay."""
+    plan, tally, before = engine.plan, engine.tally, stored(engine.folder)
+    own = [engine.store.about(unit.id) for unit in plan.units if engine.store.own(unit.id)]
+    machines = {**before.get("machines", {}), **engine.machines}
+    counts = Counter(str(unit.get("machine", "")) for unit in own)
     whole = {
         **facts,
-        "models": {**stored(folder).get("models", {}), **tally.models},
+        "state": state,
+        "machines": {host: {**machines.get(host, {}), "units": n} for host, n in sorted(counts.items())},
+        "models": {**before.get("models", {}), **tally.models},
         "sentences": plan.counts,
-        "notes": [*plan.notes, *notes],
+        "notes": [*plan.notes, *engine.notes],
         "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
-        "failed": list(failed),
+        "failed": engine.failed,
         "units": {"planned": len(plan.units), "done_by_this_process": tally.units},
         "forward_seconds": round(tally.forward_seconds, 3),
         "metric_seconds": round(tally.metric_seconds, 3),
         "unit_seconds": round(tally.unit_seconds, 3),
-        "non_finite": dict(tally.non_finite),
-        "undefined": dict(tally.undefined),
+        "non_finite": tally.non_finite,
+        "undefined": tally.undefined,
     }
-    write_bytes(
-        folder / "provenance.json",
-        json.dumps(whole, indent=2, ensure_ascii=False, default=str).encode() + b"\n",
-    )
-
-
-def units_of_machines(
-    folder: Path, known: Mapping[str, Mapping[str, Any]], units: Iterable[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """How many units each machine did, and what it is; a run's provenance tells of machines that are gone."""
-    about: dict[str, Any] = {**stored(folder).get("machines", {}), **known}
-    counts = Counter(str(unit.get("machine", "")) for unit in units)
-    return {host: {**about.get(host, {}), "units": count} for host, count in sorted(counts.items())}
+    text = json.dumps(whole, indent=2, ensure_ascii=False, default=str)
+    write_bytes(engine.folder / "provenance.json", f"{text}\n".encode())
 
 
 def stored(folder: Path) -> dict[str, Any]:

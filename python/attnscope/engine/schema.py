@@ -74,11 +74,6 @@ def variants_of(table: str) -> str:
     return f"{table}_variants"
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Names of tables as they are listed: the samples, the others by name."""
-    return sorted(names, key=lambda name: (name != "samples", name))
-
-
 def check_columns(table: str, columns: Sequence[str], present: Iterable[str]) -> None:
     """Raises MissingError where a column is not there."""
     names = list(present)

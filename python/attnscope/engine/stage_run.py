@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -38,12 +38,7 @@ if TYPE_CHECKING:
 
 
 class StageRun:
-    """The hand of one unit: models, batches, tables, reductions, draws.
-
-    Args:
-        engine: of the run.
-        unit: at work.
-    """
+    """What one unit is given: models, batches, tables, reductions, draws."""
 
     def __init__(self, engine: Engine, unit: Unit) -> None:
         self._engine = engine
@@ -67,20 +62,12 @@ class StageRun:
         return self._engine.plan.checkpoints
 
     def model(self, checkpoint: Checkpoint | None = None) -> LoadedModel:
-        """A checkpoint in memory, loaded when it is asked for; one at a time is held.
-
-        Args:
-            checkpoint: None is the unit's own, or its control's.
-        """
+        """A checkpoint in memory, loaded when asked for; None is the unit's own, or its control."""
         own = checkpoint is None or checkpoint == self.unit.checkpoint
         return self._engine.loaded(self._chosen("model", checkpoint), self.unit, control=own)
 
     def folder(self, checkpoint: Checkpoint | None = None) -> Path:
-        """The folder of a checkpoint's files; nothing is loaded.
-
-        Args:
-            checkpoint: None is the unit's own.
-        """
+        """The folder of a checkpoint's files, None the unit's own; nothing is loaded."""
         return folder_of(self._chosen("folder", checkpoint))
 
     def _chosen(self, what: str, checkpoint: Checkpoint | None) -> Checkpoint:
@@ -153,13 +140,7 @@ class StageRun:
         tally.forward_seconds += time.perf_counter() - began
 
     def forward(self, batch: Batch, what: Forward, *, model: Any = None) -> AbstractContextManager[Run]:
-        """One forward pass of the unit's model, as declared; see `attnscope.capture.forward`.
-
-        Args:
-            batch: from `batches`.
-            what: what is kept, changed and differentiated.
-            model: None is the unit's own.
-        """
+        """One forward pass of a model, None the unit's own, as declared; see `attnscope.capture.forward`."""
         from attnscope.capture import forward
 
         return forward(self.model().model if model is None else model, self.inputs(batch), what)
@@ -167,11 +148,9 @@ class StageRun:
     def write(self, table: str, *, variant: Any = "", **columns: Any) -> None:
         """Adds rows to a table; the unit's model, revision and step are filled in.
 
-        Rows of a control, which the unit's own variant or `variant` names, go to the table `NAME_variants`.
-
         Args:
             table: one that the stage declares among its `writes`.
-            variant: "" is the unit's own.
+            variant: the control that rows are of, "" the unit's own; they go to the table `NAME_variants`.
             columns: arrays of one length, or single values that hold for all rows.
 
         Raises:
@@ -180,58 +159,50 @@ class StageRun:
         variant = variant or self.unit.variant
         key = (table, variant)
         if key not in self._rows:
-            self._check_written(table)
+            self._check("writes", table)
             declared = self._engine.study.table(table)
             self._rows[key] = Rows(declared, self._engine.study.name, self.constants(declared.keys))
         self._rows[key].add(**columns)
 
     def store(self, table: str, rows: pa.Table) -> None:
         """Stores a table as it stands, instead of `write`."""
-        self._check_written(table)
+        self._check("writes", table)
         self._whole[table] = rows
 
     def read(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """A table of an earlier stage: of this checkpoint, or of the whole run, as the stage says.
 
         Args:
-            table: one that the stage declares among its `reads`.
+            table: one that the stage declares among its `reads`; ValueError where it does not.
             columns: only these; None reads all.
-
-        Raises:
-            ValueError: it does not.
         """
-        self._check_read(table)
+        self._check("reads", table)
         return self.stored.table(table, columns)
 
     @property
     def stored(self) -> Results:
         """The tables of earlier stages that this one may read, from their units' files."""
-        ids = [one.id for one in self._engine.plan.reads(self.unit)]
-        found = {name: self._engine.store.files(ids, name) for name in self._stage.reads}
-        return Results(files={name: files for name, files in found.items() if files})
+        return Results(files={name: files for name in self._stage.reads if (files := self._files(name))})
 
     def reduce(self, name: str, tensor: Any, **keys: Any) -> None:
-        """Adds to a sum over units, in float64 and in the order of the calls.
+        """Adds a tensor, always of one shape, to a sum over units, in float64 and in the order of the calls.
 
         Args:
             name: one that the stage declares among its `writes`.
-            tensor: always of one shape.
             keys: what is summed apart.
         """
-        self._check_written(name)
+        self._check("writes", name)
         self.partials.add(name, tensor, **keys)
 
     def reduced(self, name: str, by: Sequence[str] = (), **only: Any) -> dict[tuple[Any, ...], Reduced]:
         """Sums of an earlier stage, folded in the order of the plan, one unit in memory at a time.
 
         Args:
-            name: one that the stage declares among its `reads`.
             by: keys that stay apart, in the order of the result's keys.
             only: values of keys; other sums are not read.
         """
-        self._check_read(name)
-        ids = [one.id for one in self._engine.plan.reads(self.unit)]
-        return folded(self._engine.store.files(ids, f"reduced-{name}"), by, only)
+        self._check("reads", name)
+        return folded(self._files(f"reduced-{name}"), by, only)
 
     def rng(self, *key: int | str) -> np.random.Generator:
         """A generator that depends on the run's seed and the key alone."""
@@ -260,19 +231,19 @@ class StageRun:
         unit = self.unit
         known: dict[str, Any] = {}
         if unit.checkpoint is not None:
-            whose = ("", -1) if unit.variant else (unit.checkpoint.revision, unit.checkpoint.step)
-            known = {"model": unit.checkpoint.model, "revision": whose[0], "step": whose[1]}
+            revision, step = ("", -1) if unit.variant else (unit.checkpoint.revision, unit.checkpoint.step)
+            known = {"model": unit.checkpoint.model, "revision": revision, "step": step}
         if unit.other is not None:
             known |= {"base_revision": unit.other.revision, "base_step": unit.other.step}
         return {name: value for name, value in known.items() if name in keys}
 
-    def _check_written(self, table: str) -> None:
-        if table not in self._stage.writes:
-            raise ValueError(f"the stage {self._stage.name!r} does not declare that it writes {table!r}")
+    def _check(self, what: Literal["reads", "writes"], table: str) -> None:
+        if table not in getattr(self._stage, what):
+            raise ValueError(f"the stage {self._stage.name!r} does not declare that it {what} {table!r}")
 
-    def _check_read(self, table: str) -> None:
-        if table not in self._stage.reads:
-            raise ValueError(f"the stage {self._stage.name!r} does not declare that it reads {table!r}")
+    def _files(self, table: str) -> list[Path]:
+        """The files of a table that the unit may read."""
+        return self._engine.store.files([one.id for one in self._engine.plan.reads(self.unit)], table)
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:

@@ -13,12 +13,7 @@ from attnscope.engine.results import resume_command
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run was asked to stop and stopped between two units; what is done is stored.
-
-    Attributes:
-        signal: number of the signal; a shell sees 128 + it as exit code.
-        folder: the run folder.
-    """
+    """A run was asked by `signal` to stop, and did between two units; a shell sees 128 + it as exit code."""
 
     def __init__(self, number: int, folder: str) -> None:
         super().__init__(f"interrupted; everything done so far is stored: {resume_command(folder)}")
@@ -27,10 +22,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopSignals:
-    """While inside, SIGINT and SIGTERM are noted instead of ending the process.
-
-    Python runs signal handlers in the main thread only; in another thread nothing is changed.
-    """
+    """While inside, SIGINT and SIGTERM are noted; Python handles signals in its main thread alone."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say

@@ -218,20 +218,18 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
         self._names, self._known, self._elsewhere = dict(units), {}, {}
-        there = set(os.listdir(self.folder))
-        for unit, name in units.items():
-            if name in there and (about := checked(self.folder / name, unit)) is not None:
-                self._known[unit] = about
-        trusted = {self._names[unit] for unit in self._known} | {"set-aside"}
+        ids = {name: unit for unit, name in units.items()}
         for path in sorted(self.folder.iterdir()):
-            if path.name not in trusted:
+            about = checked(path, ids[path.name]) if path.name in ids else None
+            if about is not None:
+                self._known[about["unit"]] = about
+            elif path.name != "set-aside":
                 self._set_aside(path, say)
         for folder in self.beside:
-            there = set(os.listdir(folder)) if folder.is_dir() else set()
-            for unit, name in units.items():
-                if name in there and unit not in self._known:
-                    self._elsewhere[unit] = folder / name
-        return list(self._known)
+            for name in os.listdir(folder) if folder.is_dir() else ():
+                if name in ids and ids[name] not in self._known:
+                    self._elsewhere[ids[name]] = folder / name
+        return [unit for unit in units if unit in self._known]
 
     def write(
         self, unit: str, tables: Mapping[str, pa.Table], about: Mapping[str, Any] | None = None
@@ -279,9 +277,9 @@ class Store:
 
     def about(self, unit: str) -> dict[str, Any]:
         """What `unit.json` of a stored unit holds."""
-        if unit not in self._known:
-            return json.loads((self._elsewhere[unit] / _ABOUT).read_text("utf-8"))
-        return self._known[unit]
+        if unit in self._known:
+            return self._known[unit]
+        return json.loads((self._elsewhere[unit] / _ABOUT).read_text("utf-8"))
 
     def rows(self, unit: str) -> dict[str, int]:
         """Number of rows of each table of a stored unit."""
@@ -361,17 +359,12 @@ def checked(folder: Path, unit: str) -> dict[str, Any] | None:
     """What a unit's folder says of itself, None where a file of it is not as it was written."""
     try:
         about = json.loads((folder / _ABOUT).read_text("utf-8"))
-        files = about["files"]
-        whole = about["unit"] == unit and {path.name for path in folder.iterdir()} == {
-            _ABOUT,
-            *(f"{name}.parquet" for name in files),
-        }
-        whole = whole and all(
-            _hash(folder / f"{name}.parquet") == one["sha256"] for name, one in files.items()
-        )
+        hashes = {f"{name}.parquet": one["sha256"] for name, one in about["files"].items()}
+        whole = about["unit"] == unit and {path.name for path in folder.iterdir()} == {_ABOUT, *hashes}
+        whole = whole and all(_hash(folder / name) == own for name, own in hashes.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return about if whole and isinstance(about, dict) else None
+    return about if whole else None
 
 
 def _link(source: Path, target: Path) -> None:

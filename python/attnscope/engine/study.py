@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, ValidationError
 
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError, Strict, explain
+from attnscope.engine.config import ConfigError, Strict, as_list, explain
 from attnscope.engine.config import Names as Names
 from attnscope.engine.tables import Table
 from attnscope.engine.units import Stage, Units
@@ -44,14 +44,7 @@ class Options(Strict):
 
 
 class Study:
-    """A paper's part of a run; the engine does the rest.
-
-    Args:
-        settings: of the run.
-
-    Raises:
-        ConfigError: an option or a protocol that the study does not know.
-    """
+    """A paper's part of a run; the engine does the rest."""
 
     #: What `Settings.study` and `attnscope run` call it: the name of its folder.
     name: ClassVar[str]
@@ -72,17 +65,10 @@ class Study:
 
     @classmethod
     def settled(cls, values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-        """Values of settings with this study's part checked and filled in.
+        """Values of settings with this study's part checked and filled in; ConfigError where it is wrong.
 
-        A key that the settings do not know and the study's options have goes to the options by name, so that
-        `bars: true` in a file and `--set bars=true` are short for `options.bars`.
-
-        Args:
-            values: as they were given.
-            known: keys of the settings themselves.
-
-        Raises:
-            ConfigError: an option or a protocol that the study does not know.
+        A key that is not `known` to the settings themselves and that the study's options have goes to the
+        options, so that `bars: true` in a file and `--set bars=true` are short for `options.bars`.
         """
         options = values.get("options") or {}
         if not isinstance(options, Mapping):
@@ -90,8 +76,7 @@ class Study:
         fields = cls.Options.model_fields
         own = {key: value for key, value in values.items() if key not in known and key in fields}
         rest = {key: value for key, value in values.items() if key not in own}
-        protocols = rest.get("protocols", ["exact"])
-        protocols = [protocols] if isinstance(protocols, str) else protocols
+        protocols = as_list(rest.get("protocols", ["exact"]))
         if protocols == ["both"]:
             rest["protocols"] = protocols = [*cls.protocols]
         for place, protocol in enumerate(protocols if isinstance(protocols, list) else ()):
@@ -129,9 +114,5 @@ class Study:
         return []
 
     def stages(self, units: Units) -> list[Stage]:
-        """What is done, in order; a later stage may read tables of an earlier one.
-
-        Args:
-            units: the ways to cut a stage into units.
-        """
+        """What is done, in order, each cut by `units`; a later stage may read tables of an earlier one."""
         raise NotImplementedError(f"{type(self).__name__}.stages")

@@ -143,14 +143,13 @@ class Rows:
         self.table = table
         self.study = study
         self.constants = dict(constants or {})
-        self._parts: list[dict[str, np.ndarray[Any, Any]]] = []
+        self._types = {one.name: arrow_type(one) for one in table.columns or () if one.name not in table.keys}
+        self._parts: list[pa.Table] = []
 
     def add(self, **columns: Any) -> None:
-        """Adds rows; single values are repeated.
+        """Adds rows: arrays, or tensors on the CPU, of one length; single values are repeated."""
+        import pyarrow as pa
 
-        Args:
-            columns: arrays, or tensors on the CPU, of one length; what a row lacks is null.
-        """
         whose = f"table {self.table.name!r}"
         if self.table.columns is not None:
             known = [*self.table.keys, *(column.name for column in self.table.columns)]
@@ -164,62 +163,33 @@ class Rows:
         if len(lengths) > 1:
             found = {name: values.shape for name, values in arrays.items()}
             raise ValueError(f"{whose}: columns of different lengths: {found}")
-        length = lengths.pop() if lengths else 1
-        self._parts.append(
-            {
-                name: values if values.ndim else np.full(length, values.item(), dtype=values.dtype)
-                for name, values in arrays.items()
-            }
-        )
+        part = {}
+        for name, values in arrays.items():
+            column = arrow_of(np.atleast_1d(values), self._types.get(name), key=name in self.table.keys)
+            part[name] = column if values.ndim or not lengths else pa.repeat(column[0], *lengths)
+        self._parts.append(pa.table(part))
 
     def __len__(self) -> int:
-        return sum(len(next(iter(part.values()))) for part in self._parts)
+        return sum(map(len, self._parts))
 
     def arrow(self) -> pa.Table:
         """The table, keys first, rows in the order of their keys."""
         import pyarrow as pa
 
-        lengths = [len(next(iter(part.values()))) for part in self._parts]
-        names = list(dict.fromkeys(name for part in self._parts for name in part))
-        keys = [key for key in self.table.keys if key in names]
-        columns = {name: self._column(name, lengths) for name in names}
-        order = None
-        if keys:
-            order = np.lexsort([columns[key].to_numpy(zero_copy_only=False) for key in reversed(keys)])
-        declared = self.table.columns
-        more = names if declared is None else [column.name for column in declared]
-        whole: dict[str, pa.Array] = {}
+        table = pa.concat_tables(self._parts, promote_options="permissive").combine_chunks()
+        there = table.column_names
+        if keys := [key for key in self.table.keys if key in there]:
+            table = table.take(np.lexsort([table[key].to_numpy() for key in reversed(keys)]))
+        whole = {}
+        more = there if self.table.columns is None else [column.name for column in self.table.columns]
         for name in dict.fromkeys([*self.constants, *self.table.keys, *more]):
-            if name in self.constants and name not in columns:
-                value = self.constants[name]
-                kind = pa.string() if isinstance(value, str) else pa.int64()
-                whole[name] = pa.array([value] * sum(lengths), kind)
-            elif name in columns:
-                whole[name] = columns[name] if order is None else columns[name].take(pa.array(order))
-            elif declared is not None:
-                whole[name] = pa.nulls(sum(lengths), self._type(name))
+            if name in there:
+                whole[name] = table[name]
+            elif name in self.constants:
+                whole[name] = pa.repeat(self.constants[name], len(table))
+            elif name in self._types:
+                whole[name] = pa.nulls(len(table), self._types[name])
         return described(pa.table(whole), self.table, self.study)
-
-    def _column(self, name: str, lengths: Sequence[int]) -> pa.Array:
-        import pyarrow as pa
-
-        parts = [part.get(name) for part in self._parts]
-        kind, key = self._type(name), name in self.table.keys
-        if len({getattr(one, "dtype", None) for one in parts}) == 1:
-            masked = any(isinstance(one, np.ma.MaskedArray) for one in parts)
-            return arrow_of((np.ma if masked else np).concatenate(parts), kind, key=key)
-        arrays = [None if one is None else arrow_of(one, kind, key=key) for one in parts]
-        kind = kind or next(one.type for one in arrays if one is not None)
-        whole = [
-            pa.nulls(length, kind) if one is None else one.cast(kind)
-            for one, length in zip(arrays, lengths, strict=True)
-        ]
-        return pa.concat_arrays(whole)
-
-    def _type(self, name: str) -> Any:
-        """The declared Arrow type, None where the values say it."""
-        columns = () if name in self.table.keys else self.table.columns or ()
-        return next((arrow_type(column) for column in columns if column.name == name), None)
 
 
 def arrow_type(column: Any) -> pa.DataType:
@@ -244,7 +214,7 @@ def arrow_of(values: np.ndarray[Any, Any], kind: Any = None, *, key: bool = Fals
     if hidden is not None and values.dtype.kind == "f" and not key:
         hidden = hidden | np.isnan(np.ma.getdata(values))
     found = pa.array(np.ma.getdata(values), mask=hidden, from_pandas=not key)
-    return found if kind is None else found.cast(kind)
+    return found if kind in (None, found.type) else found.cast(kind)
 
 
 def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
@@ -254,12 +224,10 @@ def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
     columns = {column.name: column for column in declared.columns or ()}
     fields = []
     for field in table.schema:
-        column = columns.get(field.name)
         about = {
             name: value if isinstance(value, str) else json.dumps(value)
             for name in ("kind", "label", "symbol", "low", "high")
-            if column is not None
-            and (value := getattr(column, name, None)) not in (None, "")
+            if (value := getattr(columns.get(field.name), name, None)) not in (None, "")
             and not callable(value)
         }
         fields.append(pa.field(field.name, field.type, metadata=about or None))

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""Declared tables: types, nulls, the tables of head means and of controls, and what is refused."""
+"""What stages write: declared tables with their companions, sums over units, p-values of claims together."""
 
 import math
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
+from attnscope.engine.claims import UNDECIDED, Claim, adjusted
+from attnscope.engine.reductions import Partials, folded
 from attnscope.engine.results import Results
 from attnscope.engine.tables import Column, Rows, Table, control_rows
 
@@ -113,3 +119,80 @@ def test_whole_rows_of_controls_are_kept_where_a_table_says_so():
     assert made.arrow()["log_p"].to_pylist() == [1.0, 3.0]
     # which are no averages
     assert Results({"tokens_variants": made.arrow()}).variants().empty
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Two units with sums of shape [2, 3] by group and layer."""
+    made = []
+    for unit in range(2):
+        partials = Partials()
+        for group in "ab":
+            for layer in range(3):
+                term = np.full((2, 3), 100.0 * unit + 10 * layer + (group == "b"))
+                partials.add("x", term, group=group, layer=layer)
+        made.append(tmp_path / f"{unit}.parquet")
+        pq.write_table(partials.tables()["reduced-x"], made[-1])
+    return made
+
+
+def test_sums_are_folded_over_units_and_over_the_keys_that_are_not_kept(files):
+    found = folded(files, ("layer",))
+    assert set(found) == {(0,), (1,), (2,)}
+    assert found[2,].count == 4
+    assert (found[2,].sum == 2 * (20 + 120) + 2).all()
+    assert found[2,].sum.shape == (2, 3)
+
+
+def test_only_sums_of_one_value_are_read(files):
+    found = folded(files, ("group",), {"layer": 1})
+    assert {key: one.sum[0, 0] for key, one in found.items()} == {("a",): 120.0, ("b",): 122.0}
+    assert folded(files, ("group",), {"layer": 7}) == {}
+    assert folded(files, (), {"layer": 1, "group": "b"})[()].mean[1, 2] == 61.0
+
+
+def claims(**p_values):
+    return [Claim(code, "a statistic", UNDECIDED, p_value=p) for code, p in p_values.items()]
+
+
+def test_the_primary_list_is_holms_and_the_rest_benjamini_and_hochbergs():
+    """The smallest of m counts m-fold, the next m − 1-fold; none below the one before it."""
+    every = claims(C1=0.01, C7=0.03, C2=0.04, C9=np.nan, C4=0.02, C8=0.01, C10=0.03)
+    found, names = adjusted(every, ("C7", "C8"))
+    np.testing.assert_allclose(found, [0.04, 0.03, 0.06, np.nan, 0.06, 0.02, 0.06], rtol=1e-12)
+    assert names == ["holm", "benjamini_hochberg", "holm", "", "holm", "benjamini_hochberg", "holm"]
+
+
+def test_without_a_list_of_its_own_every_claim_is_primary():
+    found, names = adjusted(claims(a=0.6, b=0.01))
+    np.testing.assert_allclose(found, [0.6, 0.02], rtol=1e-12)
+    assert names == ["holm", "holm"]
+
+
+@pytest.mark.parametrize("secondary", [(), ("a",)])
+def test_what_was_not_tested_has_no_adjusted_p(secondary):
+    found, names = adjusted(claims(a=np.nan), secondary)
+    assert np.isnan(found).all()
+    assert names == [""]
+    assert adjusted([], secondary)[1] == []
+
+
+@settings(max_examples=60)
+@given(
+    primary=st.lists(st.floats(0, 1), max_size=8),
+    rest=st.lists(st.floats(0, 1), min_size=1, max_size=8),
+    order=st.randoms(use_true_random=False),
+)
+def test_each_list_is_adjusted_by_itself_in_any_order(primary, rest, order):
+    every = claims(
+        **{f"p{at}": p for at, p in enumerate(primary)}, **{f"s{at}": p for at, p in enumerate(rest)}
+    )
+    order.shuffle(every)
+    secondary = [one.claim for one in every if one.claim.startswith("s")]
+    found = dict(zip([one.claim for one in every], adjusted(every, secondary)[0], strict=True))
+    expected = stats.false_discovery_control(rest)
+    np.testing.assert_allclose([found[f"s{at}"] for at in range(len(rest))], expected, rtol=1e-12)
+    ranked = sorted(primary)
+    for at, p in enumerate(primary):
+        below = [(len(primary) - place) * one for place, one in enumerate(ranked) if one <= p]
+        assert found[f"p{at}"] == pytest.approx(min(1.0, max(below)), rel=1e-12)

@@ -28,7 +28,15 @@ from attnscope.engine.executors.executor import Local
 from attnscope.engine.plan import Plan
 from attnscope.engine.results import Results, load, resume_command
 from attnscope.engine.run import Engine, Say, settings_of
-from attnscope.engine.run_folder import SHARDS, begun, changes, other_numbers, refuse_another, stored
+from attnscope.engine.run_folder import (
+    SHARDS,
+    begun,
+    changes,
+    other_numbers,
+    refuse_another,
+    stored,
+    write_provenance,
+)
 from attnscope.engine.schema import ResultsError
 from attnscope.engine.store import FolderLock
 from attnscope.engine.units import Unit
@@ -192,7 +200,7 @@ def run_shard(
         mine |= shares(engine.plan, shard.of)[shard.number - 1]
         facts["shard"] = f"{shard.number}/{shard.of}"
         engine.do(facts, lock)
-        engine.write_provenance(facts, "shard finished")
+        write_provenance(engine, facts, "shard finished")
         own = [unit for unit in engine.plan.units if unit.id in mine]
         done = sum(unit.id in engine.store for unit in own)
         left = sum(
@@ -285,7 +293,7 @@ def gather(
             and unit.checkpoint.title not in skipped
         ]
         if missing:
-            engine.write_provenance(facts, "units missing")
+            write_provenance(engine, facts, "units missing")
             names = "; ".join(f"{unit.folder} ({unit.title})" for unit in missing[:5])
             raise ResultsError(
                 f"gather: {len(missing)} of {len(engine.plan.units)} units are in no shard: {names}"

@@ -80,17 +80,12 @@ def _config_and_tokenizer(
     reasons = []
     needs_tokenizer = any(sentence.token_ids is None for sentence in plan.sentences)
     for checkpoint in checkpoints:
+        config, trust = None, source.trust_remote_code
         try:
-            config = load_config(checkpoint, trust_remote_code=source.trust_remote_code)
+            config = load_config(checkpoint, trust_remote_code=trust)
+            return config, load_tokenizer(checkpoint, source.tokenizer, trust_remote_code=trust)
         except LoadError as error:
-            reasons.append(str(error))
-            continue
-        try:
-            return config, load_tokenizer(
-                checkpoint, source.tokenizer, trust_remote_code=source.trust_remote_code
-            )
-        except LoadError as error:
-            if not needs_tokenizer and not source.tokenizer:
+            if config is not None and not needs_tokenizer and not source.tokenizer:
                 return config, None
             reasons.append(str(error))
     raise LoadError(reasons[0])

@@ -8,7 +8,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, pairwise
@@ -37,6 +37,7 @@ RESERVED = (
     "model", "revision", "step", "sample", "group", "text", "tokens", "token_ids", "n_tokens", "truncated",
     "bos", "causal", "source", "source_row",
 )  # fmt: skip
+_LINE_ENDS = re.compile(r"\r\n|\n|\r")
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,14 @@ def read_sentences(
             raise ConfigError(f"texts[{position}]: {source.path} holds no sentence")
         rows = _of_length(rows, source, f"texts[{position}]: {source.path}")
         if source.per == "window":
-            chosen.append(joined(rows, source, position))
+            chosen.append(_joined(rows, source, position))
             continue
         keep = choose(rows, source, np.random.default_rng([seed, position]), samplers)
         for row, content, extra in (rows[index] for index in keep):
-            ids = None if isinstance(content, str) else tuple(content)
-            text = content if isinstance(content, str) else None
-            cut = text is not None and len(text) > (source.max_characters or len(text))
-            text = text[: source.max_characters] if cut and text else text
-            chosen.append(Sentence(len(chosen), source.group, text, ids, origin(source), row, extra, cut))
+            text, ids = (content, None) if isinstance(content, str) else (None, tuple(content))
+            kept = text and text[: source.max_characters]
+            number, cut = len(chosen), kept != text
+            chosen.append(Sentence(number, source.group, kept, ids, origin(source), row, extra, cut))
     return chosen
 
 
@@ -90,13 +90,11 @@ def origin(source: TextSource) -> str:
     return Path(source.path).name if Path(source.path).exists() else source.path
 
 
-def joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
+def _joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
     """All sentences of a source as one text, a space between two; lists of token ids as one list."""
     texts = [content[: source.max_characters] for _, content, _ in rows if isinstance(content, str)]
-    if texts:
-        return Sentence(position, source.group, " ".join(texts), None, origin(source), 0)
-    ids = tuple(one for _, content, _ in rows for one in content)
-    return Sentence(position, source.group, None, ids, origin(source), 0)
+    ids = None if texts else tuple(one for _, content, _ in rows for one in content)
+    return Sentence(position, source.group, " ".join(texts) if texts else None, ids, origin(source), 0)
 
 
 def words(content: Any) -> int:
@@ -164,9 +162,9 @@ def _rows(source: TextSource) -> Iterator[Row]:
 def _decoded(path: Path, encoding: str) -> str:
     """The file's text; another encoding is named by place, never replaced by question marks."""
     data = path.read_bytes()
+    if encoding.lower().replace("-", "") == "utf8":
+        encoding = "utf-8-sig"
     try:
-        if encoding.lower().replace("-", "") == "utf8":
-            encoding = "utf-8-sig"
         return str(data.decode(encoding))
     except LookupError:
         raise ConfigError(f"texts: {path}: unknown encoding {encoding!r}") from None
@@ -182,7 +180,7 @@ def _decoded(path: Path, encoding: str) -> str:
 def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
     if source.column:
         raise ConfigError(f"texts: {path} has no columns, {source.column!r} was asked for")
-    lines = re.split(r"\r\n|\n|\r", _decoded(path, source.encoding))
+    lines = _LINE_ENDS.split(_decoded(path, source.encoding))
     if source.per == "paragraph":
         for filled, block in groupby(enumerate(lines), lambda pair: bool(pair[1].strip())):
             if filled:
@@ -198,7 +196,7 @@ def looks_wrapped(source: TextSource) -> bool:
     path = Path(source.path)
     if path.suffix.lower() != ".txt" or source.per != "line" or not path.is_file():
         return False
-    lines = re.split(r"\r\n|\n|\r", _decoded(path, source.encoding).strip())
+    lines = _LINE_ENDS.split(_decoded(path, source.encoding).strip())
     blank = sum(not line.strip() for line in lines)
     broken = sum(
         bool(above.strip() and below[:1].islower()) and above.rstrip()[-1:] not in ".!?"
@@ -256,11 +254,8 @@ def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
         # Each column costs kilobytes as soon as the file is opened.
         file = pq.ParquetFile(path, thrift_container_size_limit=MOST_PARQUET_COLUMNS)
         column = _column(source, file.schema_arrow.names, path)
-        number = 0
-        for batch in file.iter_batches():
-            for cells in batch.to_pylist():
-                yield number, _content(cells.pop(column), f"texts: {path}, row {number}", column), cells
-                number += 1
+        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+        yield from _of_cells(rows, column, path)
     except (pa.ArrowInvalid, OSError) as error:
         why = str(error)
         if "size limit" in why:
@@ -280,22 +275,22 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
     try:
         if any((path / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
             table = datasets.load_from_disk(str(path))
-            if isinstance(table, dict):
-                if source.split not in table:
-                    raise ConfigError(
-                        f"texts: {path} has no split {source.split!r}{nearest(source.split, table)}"
-                    )
-                table = table[source.split]
         else:
             table = datasets.load_dataset(source.path, source.subset or None, split=source.split)
-    except ConfigError:
-        raise
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(f"texts: there is no file {source.path}, and as a data set: {error}") from error
-    column = _column(source, list(table.column_names), Path(source.path))
-    for number, row in enumerate(table):
+    if isinstance(table, dict):
+        if source.split not in table:
+            raise ConfigError(f"texts: {path} has no split {source.split!r}{nearest(source.split, table)}")
+        table = table[source.split]
+    yield from _of_cells(table, _column(source, list(table.column_names), path), path)
+
+
+def _of_cells(rows: Iterable[Mapping[str, Any]], column: str, path: Path) -> Iterator[Row]:
+    """Rows whose cells bear the names of their columns."""
+    for number, row in enumerate(rows):
         cells = dict(row)
-        yield number, _content(cells.pop(column), f"texts: {source.path}, row {number}", column), cells
+        yield number, _content(cells.pop(column), f"texts: {path}, row {number}", column), cells
 
 
 def _builtin(source: TextSource) -> Iterator[Row]:

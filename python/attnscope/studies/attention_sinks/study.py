@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from attnscope.engine.forward import Batch, depth
+from attnscope.engine.forward import Batch
 from attnscope.engine.stage_run import StageRun
 from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
+from attnscope.models.architecture import depth
 from attnscope.studies.attention_sinks import summaries
 from attnscope.studies.attention_sinks.columns import (
     Place,
