@@ -9,9 +9,7 @@ from torch import Tensor
 
 def star(n: int) -> Tensor:
     """Every query on key 0."""
-    maps = torch.zeros(n, n, dtype=torch.float64)
-    maps[:, 0] = 1
-    return maps
+    return torch.eye(1, n, dtype=torch.float64).repeat(n, 1)
 
 
 def causal(n: int) -> Tensor:
@@ -38,10 +36,8 @@ def ring() -> Tensor:
 
 def hadamard() -> Tensor:
     """Rows 1 to 7 standardise to orthogonal signs, so that all seven eigenvalues are 1; row 0 is constant."""
-    signs = torch.ones(1, 1, dtype=torch.float64)
-    for _ in range(3):
-        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
-    return 0.125 + 0.0625 * signs
+    signs = torch.tensor([[1, 1], [1, -1]], dtype=torch.float64)
+    return 0.125 + 0.0625 * torch.kron(signs, torch.kron(signs, signs))
 
 
 def aligned() -> tuple[Tensor, Tensor]:

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: MIT
 """A number per map and everything that is known of it, declared once beside the metric that gives it.
 
-A metric returns what its words promise: a tensor, a named result, bars. Tables, figures and reports want
-single columns with a name, a label, a range and a kind. A `Quantity` is that column: which public function is
-called with which options, what of its result is read, and a closed form that it must reproduce.
-
-Modules declare `QUANTITIES`, and `found` walks the packages for them, so that no list is edited when a metric
-is added; packages of others name theirs in the entry point group `attnscope.metrics`.
+A metric returns a tensor, a named result or bars. Tables, figures and reports want columns with a name, a
+label, a range and a kind. A `Quantity` is one: which public function is called with which options, what of
+its result is read, and a closed form that it must reproduce. `attnscope.metrics.discovery` finds those that
+modules declare.
 
     >>> from attnscope.metrics.quantity import quantity
     >>> quantity("sink_boost").label, quantity("bar_count_1").kind

@@ -79,13 +79,10 @@ def fiedler_vector(
     positive. Where λ2 is degenerate it is one unit vector of that eigenspace.
 
     Args:
-        attention: maps [..., n, n]; this and all that follow are as in `fiedler_value`.
+        attention: maps [..., n, n]; arguments and errors are those of `fiedler_value`.
 
     Returns:
         [..., n] float64, NaN past a map's own length and for one token.
-
-    Raises:
-        ValueError: as `fiedler_value`.
 
     Example:
         A path of three nodes is cut between its ends.

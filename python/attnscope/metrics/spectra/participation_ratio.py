@@ -54,12 +54,8 @@ def participation_ratio(
     """
     name = "participation_ratio"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    return _checks.computed(
-        _core.participation_ratio,
-        name,
-        checked,
-        _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian")),
-    )
+    _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
+    return _checks.computed(_core.participation_ratio, name, checked, spectrum)
 
 
 QUANTITIES = (
