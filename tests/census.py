@@ -41,7 +41,7 @@ NEW = {
     " */inference/residuals.py */inference/sink_heads.py */inference/emergence.py */inference/detection.py"
     " */inference/exchange.py */inference/partial.py */inference/mean_intervals.py",
     "stages, sweeps and claims": "*/engine/executors/* */engine/claims.py */engine/discovery.py"
-    " */engine/reductions.py */engine/units.py */engine/reading/migration.py */engine/texts/windows.py"
+    " */engine/reductions.py */engine/units.py */engine/migration.py */engine/texts/windows.py"
     " */report/claims.py",
     "trained models": "*/demo/tuning.py */demo/encoder.py */demo/encodings.py */demo/objectives.py",
     "studies": "*/studies/absolute_position/* */studies/attention_likelihood/*"

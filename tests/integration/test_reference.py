@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from attnscope import _isa
-from attnscope.engine.reading.migration import migrated
+from attnscope.engine.migration import migrated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 import runs

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from attnscope._progress import progress_bar
 from attnscope.demo.texts import documentation
-from attnscope.engine.disk.files import atomic_folder
+from attnscope.engine.store import atomic_folder
 
 BOS, PAD, MASK, UNKNOWN = "<s>", "[PAD]", "[MASK]", "<unk>"
 PIECES = 512

@@ -14,7 +14,7 @@ from filelock import FileLock
 from attnscope.demo.texts import documentation
 from attnscope.demo.tokenizer import byte_tokenizer
 from attnscope.demo.training import Recipe, checkpoint_steps, train
-from attnscope.engine.disk.files import atomic_folder
+from attnscope.engine.store import atomic_folder
 from attnscope.models.loading import without_progress_bars
 
 SHORT = Recipe(steps=128)

@@ -24,7 +24,7 @@ from attnscope.demo.texts import (
     training_batch,
 )
 from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
-from attnscope.engine.disk.files import atomic_file, atomic_folder, remove
+from attnscope.engine.store import atomic_file, atomic_folder, remove
 from attnscope.models.head_rows import evaluating
 from attnscope.models.loading import without_progress_bars
 

@@ -31,7 +31,7 @@ from attnscope.demo.ready import demo_checkpoints, last_checkpoint
 from attnscope.demo.texts import text_windows
 from attnscope.demo.tokenizer import byte_tokenizer
 from attnscope.demo.training import evaluate_loss, one_thread
-from attnscope.engine.disk.files import atomic_folder, remove
+from attnscope.engine.store import atomic_folder, remove
 from attnscope.models.loading import without_progress_bars
 
 if TYPE_CHECKING:

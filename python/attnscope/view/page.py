@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from attnscope._warn import warned_once
-from attnscope.engine.disk.files import write_bytes
+from attnscope.engine.store import write_bytes
 
 _HOME = Path(__file__).parent
 _SCRIPTS = ("matrix.js", "view.js")
