@@ -41,15 +41,14 @@ NEW = {
     " */inference/residuals.py */inference/sink_heads.py */inference/emergence.py */inference/detection.py"
     " */inference/exchange.py */inference/partial.py */inference/mean_intervals.py",
     "stages, sweeps and claims": "*/engine/executors/* */engine/claims.py */engine/discovery.py"
-    " */engine/reductions.py */engine/units.py */engine/reading/migration.py */engine/texts/windows.py"
-    " */report/claims.py",
+    " */engine/reductions.py */engine/units.py */engine/migration.py */engine/texts/windows.py",
     "trained models": "*/demo/tuning.py */demo/encoder.py */demo/encodings.py */demo/objectives.py",
     "studies": "*/studies/absolute_position/* */studies/attention_likelihood/*"
     " */studies/hallucination_geometry/* */studies/pretraining_writes/* */studies/checks.py",
     "masks and learned sinks": "*/studies/supports.py */_learned_sink.py */null_law.py",
     "any version of torch": "cpp/bindings/dlpack.h cpp/bindings/exchange.* cpp/bindings/threads.*"
     " cpp/bindings/torch_symbols.*",
-    "help": "*/commands/exits.py */models/hub.py */report/strongest.py */texts/sample.csv",
+    "help": "*/commands/exits.py */models/hub.py */texts/sample.csv",
     "pages": "*/plots/adapted.py */plots/latex.py */view/captured.py */commands/settings.py */_row_sums.py"
     " */_progress.py */_tokens.py",
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What every metric refuses, and the words it uses; provoked through one metric of each kind.
 
-A warning names the line of whoever called, whichever function was called. What is not attention is named
-once, and with its likely cause.
+A warning names the line of whoever called, whichever function that was. What is not attention is named, once
+and with its likely cause.
 """
 
 import inspect
