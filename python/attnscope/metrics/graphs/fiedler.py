@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full, star
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, full, star
 
 
 def fiedler_value(

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import ring
 from attnscope.metrics.homology.barcodes import Barcodes, alive
 from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, ring
 
 
 def betti_numbers(

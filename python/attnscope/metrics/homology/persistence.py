@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import ring
 from attnscope.metrics.homology.barcodes import (
     DIMENSIONS,
     Barcodes,
@@ -20,7 +19,7 @@ from attnscope.metrics.homology.barcodes import (
     persistent_entropy,
     total_persistence,
 )
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, ring
 
 Symmetrize = Literal["max", "mean", "min"]
 Metric = Literal["attention", "hellinger"]

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core, _device
-from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import divergence_of_mass, sink_mass_argument
 from attnscope.metrics.information.sink_sets import PERCENTILES
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many, two_heads, uneven_heads
 
 
 @shown_by_shape

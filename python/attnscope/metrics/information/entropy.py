@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full
 from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_pairs
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, full
 
 
 def attention_entropy(

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import causal
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, causal
 
 
 def local_global_ratio(

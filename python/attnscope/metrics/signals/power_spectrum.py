@@ -11,9 +11,8 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core, _device
-from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of, full
 
 SIGNALS = ("rows", "last", "mean", "offset")
 #: Only "rows" gives a number per query.

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full, identity
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, full, identity
 
 
 def singular_values(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:

@@ -13,9 +13,8 @@ import torch
 
 from attnscope import _checks, _core, _device
 from attnscope._warn import NonFiniteWarning, warn
-from attnscope.metrics._closed_forms import aligned, causal
 from attnscope.metrics.information.entropy import attention_entropy
-from attnscope.metrics.quantity import Known, Quantity, Shared, Site
+from attnscope.metrics.quantity import Known, Quantity, Shared, Site, aligned, causal
 
 
 def geometric_semantic_alignment(

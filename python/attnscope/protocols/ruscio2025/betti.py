@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import torch
 
-from attnscope.metrics._closed_forms import identity, ring
 from attnscope.metrics.homology.barcodes import bar_count
-from attnscope.metrics.quantity import Known
+from attnscope.metrics.quantity import Known, identity, ring
 from attnscope.protocols.ruscio2025._maps import declared
 from attnscope.protocols.ruscio2025.persistence import bars_of
 

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope.metrics._closed_forms import full, identity, ring
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity, ring
 from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, zeroed
 from attnscope.protocols.ruscio2025.entropy import bits
 from attnscope.protocols.ruscio2025.persistence import bars_of
