@@ -61,9 +61,6 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
     Returns:
         Topology; NaN, and −1 for indices, where a map holds a NaN or infinite entry.
 
-    Raises:
-        ValueError: as the exact `persistence`.
-
     Example:
         Finite H0 lengths of uniform causal attention are 1/2, 1/3 and 1/4.
 
