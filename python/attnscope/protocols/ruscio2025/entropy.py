@@ -7,11 +7,11 @@ import math
 
 import torch
 
-from attnscope import _checks
+from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics.information import entropy as exact
 from attnscope.metrics.quantity import Known
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, as_exact, declared, head_mean, non_finite, plogp
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, as_exact, declared, head_mean, non_finite
 
 # The value notebook drops entries up to a hundred float32 roundings.
 SMALLEST = 100 * 2.0**-23
@@ -55,14 +55,19 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
     maps, checked = head_mean("attention_entropy", attention)
     bad = non_finite(maps)
     if base == 2:
-        result = -(maps * (maps + 1e-10).log2()).sum(-1)
+        result = bits(maps)
     else:
         kept = torch.where(maps > SMALLEST, maps, 0.0)
         mass = kept.sum(-1, keepdim=True)
         share = kept / torch.where(mass > 0, mass, 1.0)
-        result = -plogp(share).sum(-1)
+        result, _ = _core.attention_entropy(share, None, "full", False)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
     return _checks.finished(name, checked, result, int(bad.sum()))
+
+
+def bits(maps: torch.Tensor) -> torch.Tensor:
+    """−Σ a·log2(a + 1e-10) of every row."""
+    return -(maps * (maps + 1e-10).log2()).sum(-1)
 
 
 QUANTITIES = (

@@ -215,7 +215,7 @@ def _eigenvalue_sizes(function: str, attention: torch.Tensor) -> tuple[torch.Ten
     bad = non_finite(maps)
     maps = zeroed(maps, bad)
     sizes = maps.diagonal(dim1=-2, dim2=-1).abs().clone()
-    general = maps.triu(1).ne(0).any(-1).any(-1)
+    general = maps.triu(1).any(-1).any(-1)
     if general.any():
         # not torch.linalg.eigvals: its solver gives up on uniform attention of 48 tokens and other lengths
         with _blas.one_thread():

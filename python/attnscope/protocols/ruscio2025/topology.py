@@ -15,6 +15,7 @@ from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.metrics.quantity import Known, Quantity, Shared, field_of
 from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, zeroed
+from attnscope.protocols.ruscio2025.entropy import bits
 from attnscope.protocols.ruscio2025.persistence import bars_of
 
 DENSITY_THRESHOLDS = (0.2, 0.4)
@@ -47,7 +48,9 @@ class Topology(NamedTuple):
     strongest_edge: torch.Tensor
 
 
-def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> Topology:
+def topology(
+    attention: torch.Tensor, *, barcodes: Barcodes | None = None, row_entropy: torch.Tensor | None = None
+) -> Topology:
     """Lengths of bars, densities and moments of a map, as the topology notebook stores them.
 
     Bars come from at most 30 tokens (`ruscio2025.persistence`), everything else from the whole map. On a
@@ -57,6 +60,7 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
         attention: head mean [..., n, n]; the notebook also takes the moments, the entropy, the top key and
             the strongest edge of every head.
         barcodes: what `ruscio2025.persistence` says of the same maps, where it is known already.
+        row_entropy: what `ruscio2025.attention_entropy` with base 2 says of them, likewise.
 
     Returns:
         Topology; NaN, and −1 for indices, where a map holds a NaN or infinite entry.
@@ -95,8 +99,9 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
     flat = clean.flatten(-2)
     # in float32, where an entry of 1/5 does not exceed 0.2
     single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32)
-    density = torch.stack([(single > level).double().mean(-1) for level in levels], -1)
-    entropy = -(flat * torch.log2(flat + 1e-10)).sum(-1)
+    # counts below 2**24 are exact in float32, and quick
+    density = torch.stack([(single > level).float().sum(-1).double() / checked.n**2 for level in levels], -1)
+    rows = bits(clean) if row_entropy is None else row_entropy
     strongest = flat.argmax(-1)
     edge = torch.stack([strongest // checked.n, strongest % checked.n], -1)
     return Topology(
@@ -106,7 +111,7 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
         torch.where(bad, torch.nan, flat.mean(-1)),
         torch.where(bad, torch.nan, flat.amax(-1)),
         torch.where(bad, torch.nan, (flat - flat.mean(-1, keepdim=True)).square().mean(-1).sqrt()),
-        torch.where(bad, torch.nan, entropy),
+        torch.where(bad, torch.nan, rows.sum(-1)),
         torch.where(bad, -1, clean.mean(-2).argmax(-1)),
         torch.where(bad[..., None], -1, edge),
     )
