@@ -73,35 +73,26 @@ def attention_argument(
 
 def heads_argument(
     function: str, heads: Any, lengths: Lengths = None, *, validate: bool = False
-) -> tuple[Attention, torch.Tensor | None]:
-    """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h].
-
-    Returns the batch with a length per matrix, and the lengths per layer.
-    """
-    checked = attention_argument(function, heads, None, validate=False, name="heads")
+) -> Attention:
+    """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h]."""
+    checked = attention_argument(function, heads, name="heads")
     if checked.tensor.ndim < 3 or checked.tensor.shape[-3] == 0:
         raise ValueError(
             f"{function}: heads must have at least three dimensions [..., h, n, n] with h >= 1, "
             f"got shape {tuple(checked.tensor.shape)}"
         )
-    layers = _one_per_layer(function, lengths, checked)
-    each = None if layers is None else layers.unsqueeze(-1).expand(checked.leading).contiguous()
+    leading = checked.leading
+    per_layer = lengths is None or as_tensor(function, "lengths", lengths).ndim < len(leading)
+    each = lengths_argument(function, lengths, leading[:-1] if per_layer else leading, checked.n)
+    if each is not None and per_layer:
+        each = each.unsqueeze(-1).expand(leading).contiguous()
+    elif each is not None and bool((each != each[..., :1]).any()):
+        raise ValueError(f"{function}: lengths of the heads of one layer must be equal, got {each.tolist()}")
     checked = Attention(checked.tensor, each)
     if flag(function, "validate", validate):
         _validate(function, "heads", checked)
     judge_rows(function, checked.tensor, each, refuse=validate)
-    return checked, layers
-
-
-def _one_per_layer(function: str, lengths: Lengths, heads: Attention) -> torch.Tensor | None:
-    """A length for each layer, from one per layer or from equal ones for its heads, as [B, 1] of a batch."""
-    if lengths is None or as_tensor(function, "lengths", lengths).ndim < len(heads.leading):
-        return lengths_argument(function, lengths, heads.leading[:-1], heads.n)
-    each = lengths_argument(function, lengths, heads.leading, heads.n)
-    assert each is not None
-    if bool((each != each[..., :1]).any()):
-        raise ValueError(f"{function}: lengths of the heads of one layer must be equal, got {each.tolist()}")
-    return each[..., 0].contiguous()
+    return checked
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
@@ -130,37 +121,24 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
             if isinstance(value, (tuple, list)) and len(value) and hasattr(value[0], "shape"):
                 got += f"; torch.stack makes one tensor of its {len(value)}"
             raise TypeError(f"{function}: {name} must be a torch.Tensor or an array, got {got}")
-        if not hasattr(value, "__dlpack__"):  # a pandas or xarray object, which torch does not know
-            value = np.asarray(value)
         value = _shared(value)
-        with warnings.catch_warnings():
-            # The core only reads, so a read-only NumPy array is as good as any.
-            warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
-            value = as_tensor(function, name, value)
-    if value.is_nested:
-        raise ValueError(f"{function}: {name} must be one dense tensor, got a nested tensor; pad it")
-    if value.dtype not in FLOATS:
+    tensor = as_tensor(function, name, value)
+    if tensor.dtype not in FLOATS:
         raise ValueError(
-            f"{function}: {name} must be float16, bfloat16, float32 or float64, got {value.dtype}"
+            f"{function}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}"
         )
-    if value.layout != torch.strided:
-        raise ValueError(f"{function}: {name} must be a dense tensor, got layout {value.layout}")
-    if value.device.type == "meta":
-        raise ValueError(
-            f"{function}: {name} must hold data, got shape {tuple(value.shape)} on the meta device"
-        )
-    detached: torch.Tensor = value.detach()
     # A conjugate or negative view keeps its sign beside its memory, which is what the core reads.
-    return detached.resolve_neg()
+    return tensor.detach().resolve_neg()
 
 
 def _shared(value: Any) -> Any:
     """An array of JAX, CuPy or another library as a tensor of the same memory, where it gives that away.
 
-    NumPy's own arrays are left to torch, which reads those that must not be written too.
+    NumPy's own arrays are left to torch, which reads those that must not be written too; objects of pandas
+    and xarray, which torch does not know, become such arrays.
     """
-    if isinstance(value, np.ndarray):
-        return value
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
     try:
         return torch.utils.dlpack.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError):
@@ -172,26 +150,24 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
 
     With no `dtype` a list of Python numbers becomes float32.
     """
+    # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
+    read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
-        with warnings.catch_warnings() if _is_read_only(value) else nullcontext():
-            if _is_read_only(value):
-                # torch warns of memory that must not be written, and nothing here writes into an argument
+        with warnings.catch_warnings() if read_only else nullcontext():
+            if read_only:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.as_tensor(value, dtype=dtype)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:
         raise ValueError(f"{function}: {name} cannot be read as a tensor: {error}") from None
-    if tensor.device.type == "meta":
-        raise TypeError(f"{function}: {name} must hold data, got a tensor on the meta device")
-    if tensor.layout != torch.strided or tensor.is_nested:
+    if tensor.is_nested:
+        raise ValueError(f"{function}: {name} must be one dense tensor, got a nested tensor; pad it")
+    if tensor.layout != torch.strided:
         raise ValueError(f"{function}: {name} must be a dense tensor, got layout {tensor.layout}")
+    if tensor.device.type == "meta":
+        raise ValueError(f"{function}: {name} must hold data, got {tuple(tensor.shape)} on the meta device")
     return tensor
-
-
-def _is_read_only(value: Any) -> bool:
-    """Whether it is an array that must not be written, as pandas gives the columns of its tables."""
-    return isinstance(value, np.ndarray) and not value.flags.writeable
 
 
 def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:
@@ -208,19 +184,17 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
         thresholds = [thresholds]
     if not isinstance(thresholds, Iterable):
         raise TypeError(f'{function}: thresholds must be numbers or "k/n", got {thresholds!r}')
-    values: list[float] = []
-    over_n: list[bool] = []
-    for entry in thresholds:
-        over_n.append(isinstance(entry, str))
-        value = (
-            _fraction_of_n(function, entry) if isinstance(entry, str) else real(function, "thresholds", entry)
-        )
-        if not isinstance(entry, str) and not 0.0 < value < 1.0:
-            raise ValueError(f"{function}: thresholds must lie strictly between 0 and 1, got {value!r}")
-        values.append(value)
-    if not values:
+    entries = list(thresholds)
+    if not entries:
         raise ValueError(f"{function}: thresholds must hold at least one value, got none")
+    values = [
+        _fraction_of_n(function, one)
+        if isinstance(one, str)
+        else fraction_argument(function, "thresholds", one)
+        for one in entries
+    ]
     given = torch.tensor(values, dtype=torch.float64)
+    over_n = [isinstance(one, str) for one in entries]
     if not any(over_n):
         return given
     n: Any = attention.n if attention.lengths is None else attention.lengths.reshape(-1, 1)
@@ -301,8 +275,7 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
     """`support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
     if isinstance(support, str):
         return choice_argument(function, "support", support, ("auto", "causal", "full"))
-    if not isinstance(support, torch.Tensor):
-        support = as_tensor(function, "support", support)
+    support = as_tensor(function, "support", support)
     if support.dtype != torch.bool:
         raise ValueError(f"{function}: support must be boolean, got {support.dtype}")
     expanded(
@@ -334,12 +307,12 @@ def finished(
 
 
 def _fraction_of_n(function: str, text: str) -> float:
-    numerator, slash, denominator = text.partition("/")
+    numerator, _, denominator = text.partition("/")
     try:
         value = float(numerator)
     except ValueError:
         value = math.nan
-    if slash != "/" or denominator.strip() != "n" or not value > 0.0 or not math.isfinite(value):
+    if denominator.strip() != "n" or not 0.0 < value < math.inf:
         raise ValueError(f'{function}: a threshold in words must read "k/n" with k > 0, got {text!r}')
     return value
 

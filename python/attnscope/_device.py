@@ -18,8 +18,6 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type == "cpu":
         return tensor
-    if tensor.device.type == "meta":
-        raise ValueError("attention must hold data, got a tensor on the meta device")
     _warn_once(tensor.device)
     if tensor.device.type != "cuda":
         return tensor.cpu()

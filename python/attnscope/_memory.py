@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -45,14 +46,11 @@ _ROW_BY_ROW = frozenset(
 
 def free_bytes() -> int:
     """Memory that this process can still get: what the machine has free, within the process's own limit."""
-    free = 0
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
+    available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text("ascii"))
+    free = int(available[1]) * 1024 if available else 0
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        taken = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
-        free = min(free, max(0, limit - taken))
+        free = min(free, max(0, limit - _own_bytes(0)))
     return free
 
 
@@ -100,8 +98,12 @@ def announce_results(need: float, shape: str) -> None:
 
 def resident_bytes() -> int:
     """Memory of this process now."""
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return pages * 4096
+    return _own_bytes(1)
+
+
+def _own_bytes(column: int) -> int:
+    """What this process has asked for (0), or has in memory (1)."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[column]) * resource.getpagesize()
 
 
 def give_back_large_blocks() -> bool:

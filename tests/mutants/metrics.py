@@ -71,7 +71,7 @@ LEFT_ALONE = [
     r'^\s*f"',
     r'^\s*"[^"]*"\s*$',
     r"choice_argument|_checks\.(real|whole|flag|as_tensor|float_tensor)",
-    r"_check\(|check_draws\(|check_confidence\(|table_argument\(|pairs\(|vector\(|number\(",
+    r"_check\(|check_draws\(|fraction_argument\(|table_argument\(|pairs\(|vector\(|number\(",
 ]
 # An editable install finds the package by a finder of its own, which would hand out the unbroken files.
 # pandas, which the package imports when it is needed, is imported once and not in every mutant.

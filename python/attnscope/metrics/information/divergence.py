@@ -89,7 +89,7 @@ def divergence_of(
 ) -> torch.Tensor:
     """`head_divergence`, to the same bits, where `attention_entropy` of the same maps may be at hand."""
     name = "head_divergence"
-    checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
+    checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     result, non_finite = _core.head_divergence(
         checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), entropy
     )
@@ -148,7 +148,7 @@ def sink_removal(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "sink_removal"
-    checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
+    checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     before, after, excluded, attention, non_finite = _core.sink_removal(
         checked.tensor,
         checked.lengths,

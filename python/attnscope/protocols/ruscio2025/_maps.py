@@ -36,7 +36,7 @@ def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, _checks.Atte
 
 def all_heads(function: str, heads: Any) -> tuple[torch.Tensor, _checks.Attention]:
     """`heads` [..., h, n, n] in float64 and the checked argument."""
-    checked, _ = _checks.heads_argument(PROTOCOL + function, heads)
+    checked = _checks.heads_argument(PROTOCOL + function, heads)
     return checked.tensor.double(), checked
 
 

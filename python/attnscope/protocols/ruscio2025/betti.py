@@ -12,19 +12,14 @@ from attnscope.protocols.ruscio2025.persistence import bars_of
 
 
 def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
-    """Number of bars of the whole diagram, the infinite one included, which the topology notebook calls β.
+    """Number of bars of a head mean [..., n, n], which the topology notebook calls β.
 
-    A Betti number belongs to one scale; the exact `betti_numbers` asks for it. On a causal map whose tokens
-    all give themselves some attention this is (min(n, 30), 0) whatever else the model attends to.
-
-    Args:
-        attention: head mean [..., n, n].
+    Of the whole diagram, the infinite bar included, where a Betti number belongs to one scale, as the exact
+    `betti_numbers` has it. On a causal map whose tokens all give themselves some attention this is
+    (min(n, 30), 0) whatever else the model attends to.
 
     Returns:
         [..., 2] int64; −1 for a map with a NaN or infinite entry.
-
-    Raises:
-        ValueError: as the exact `persistence`.
 
     Example:
         >>> import torch

@@ -32,19 +32,13 @@ class SinkRemoval(NamedTuple):
 
 
 def head_divergence(heads: torch.Tensor) -> torch.Tensor:
-    """KL of every head from the head mean, in nats, averaged over queries.
+    """KL of every head of a layer [..., h, n, n] from the head mean, averaged over queries.
 
     Quirk of the KL notebook: every row is first divided by its sum, which hides maps that do not sum to 1; a
     row without mass becomes uniform over all n keys.
 
-    Args:
-        heads: all heads of a layer [..., h, n, n].
-
     Returns:
-        [..., h] float64; a layer with a NaN or infinite entry is NaN.
-
-    Raises:
-        ValueError: as the exact `head_divergence`.
+        [..., h] float64, nats; a layer with a NaN or infinite entry is NaN.
 
     Example:
         >>> import torch
@@ -85,7 +79,7 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         is a sink, so that nothing is left. A layer with a NaN or infinite entry is NaN and without sinks.
 
     Raises:
-        ValueError: a percentile outside 0..100, and as `head_divergence`.
+        ValueError: a percentile outside 0..100.
 
     Example:
         Two heads that differ only in how much they rest on key 0.

@@ -34,7 +34,7 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         [..., n] float64; a map with a NaN or infinite entry is NaN.
 
     Raises:
-        ValueError: another base, and as the exact `attention_entropy`.
+        ValueError: another base.
 
     Example:
         Uniform causal attention: the mean over rows is log2(n!)/n bits.

@@ -63,9 +63,6 @@ def fisher_trace(
         parameters, trace, trace_per_parameter and n, or sample with `per_sentence`. The notebook's norms
         per layer also count the parameters that are in no group.
 
-    Raises:
-        ValueError: as the exact `fisher_trace`.
-
     Example:
         >>> import torch
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -153,11 +150,7 @@ def _padded(
             cut = text[:LONGEST_TEXT]
             text = tokenizer(cut, truncation=True, max_length=LONGEST_INPUT, return_tensors="pt")
         ids = text["input_ids"][:, :LONGEST_INPUT].long().cpu()
-        real = (
-            text["attention_mask"][:, :LONGEST_INPUT].cpu()
-            if "attention_mask" in text
-            else ids.new_ones(ids.shape)
-        )
+        real = text.get("attention_mask", torch.ones_like(ids))[:, :LONGEST_INPUT].cpu()
         encoded.append((ids, real))
     longest = max((ids.shape[-1] for ids, _ in encoded), default=0)
     longest = max(longest, min(padded_to or 0, LONGEST_INPUT))

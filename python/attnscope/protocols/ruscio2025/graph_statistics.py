@@ -97,7 +97,7 @@ def graph_statistics(
         is NaN and False.
 
     Raises:
-        ValueError: an unknown variant, a threshold outside (0, 1), and as the exact `graph_statistics`.
+        ValueError: an unknown variant, a threshold outside (0, 1).
 
     Example:
         The causal star with self-loops: key 0 has all n incoming edges, so that a "share" is n/(n−1).
@@ -170,14 +170,13 @@ def _statistics(
     return result
 
 
-def _degrees(incoming: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:
-    """The fields made of the degrees [m, T, n] of graphs."""
-    n = incoming.shape[-1]
+def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:
+    """The fields made of the in-degrees [m, T, n] of graphs."""
+    n = degree.shape[-1]
     # a dropped node has no part in any sum: its degree is 0, so that it comes first in the order
-    isolated = (incoming + outgoing) == 0
+    isolated = (degree + outgoing) == 0
     if variant == "laplacian" and n <= MANY_NODES:
         isolated = torch.zeros_like(isolated)
-    degree = incoming
     dropped = isolated.sum(-1, keepdim=True)
     nodes = (n - dropped.squeeze(-1)).double()
     largest, total = degree.amax(-1), degree.sum(-1)

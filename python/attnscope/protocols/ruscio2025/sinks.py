@@ -43,7 +43,7 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
         NaN or infinite entry.
 
     Raises:
-        ValueError: an unknown rule, a percentile outside 0..100, and as the exact `sink_tokens`.
+        ValueError: an unknown rule, a percentile outside 0..100.
 
     Example:
         >>> import torch
