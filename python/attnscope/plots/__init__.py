@@ -21,11 +21,15 @@ from attnscope.engine.disk.files import write_bytes
 from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Tables
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
-from attnscope.plots.maps import attention_map, layer_head_map
-from attnscope.plots.spectra import spectrum_against_null
+from attnscope.plots.maps import (
+    attention_map,
+    betti_curve,
+    layer_head_map,
+    persistence_diagram,
+    spectrum_against_null,
+)
 from attnscope.plots.standard import figures_of_any_run
 from attnscope.plots.style import save, style
-from attnscope.plots.topology import betti_curve, persistence_diagram
 
 __all__ = [
     "Drawn",
