@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullFormatter
 
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import (
@@ -221,8 +222,10 @@ def threshold_curve(
         ax.plot(thresholds, uniform, label="uniform attention", gid="uniform", **UNIFORM)
     ax.set_xscale("log")
     ticks = spread(thresholds, 3.9)
-    ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
-    ax.set_xticks([value for value in thresholds if value not in ticks], [], minor=True)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_locator(FixedLocator([value for value in thresholds if value not in ticks]))
+    ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("threshold on attention")
     ax.set_ylabel(quantity(metric).axis)
     _limits(ax, metric)

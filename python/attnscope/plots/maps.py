@@ -147,7 +147,8 @@ def attention_map(
     # The frame would cover the first key, which is the one to look at.
     ax.spines[:].set_visible(False)
     if tokens is None:
-        ax.locator_params(nbins=5, integer=True)
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
     else:
         places = range(0, n, -(-n // 40))
         names = [printable(tokens[place]) for place in places]

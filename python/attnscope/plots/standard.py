@@ -30,6 +30,7 @@ from attnscope.plots.figure import (
     Tables,
     captioned,
     compared_with,
+    instead_of,
     optional,
     over_layers,
     over_steps,
@@ -252,9 +253,7 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
             if seen in ("causal", "full"):
                 spectrum_against_null(matrix, ax=axes_row[1])
             else:
-                axes_row[1].set_axis_off()
-                lawless = f"no law of random entries\nwhere queries see a {seen}"
-                axes_row[1].text(0.5, 0.5, lawless, ha="center", va="center", transform=axes_row[1].transAxes)
+                instead_of(axes_row[1], f"no law of random entries\nwhere queries see a {seen}")
             if len(bars):
                 own = bars[(bars[MAP_KEYS] == row[MAP_KEYS]).all(axis=1)]
                 persistence_diagram(own, ax=axes_row[2])
