@@ -93,9 +93,9 @@ class _Call(NamedTuple):
     value: Tensor
     mask: Tensor | None
     scaling: float | None
-    softcap: float | None
-    s_aux: Tensor | None
-    position_bias: Tensor | None
+    softcap: float | None = None
+    s_aux: Tensor | None = None
+    position_bias: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -128,29 +128,21 @@ def attention_function(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """What a model calls in place of its own attention while it is being captured."""
     recorder = LIVE.get()
     if recorder is not None and not recorder.owns(module):
         recorder = None
-    special: dict[str, Any] = {
-        "scaling": scaling, "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias,
-    }  # fmt: skip
+    given = {name: value for name, value in kwargs.items() if value is not None}
     if recorder is None:
         edits = softmax.active(module)
-        if not edits:
-            return _bystander(module, query, key, value, attention_mask, **special, **kwargs)
-        own = _eager(module)
-        if own is not None and not any(isinstance(a.edit, softmax.SubtractRead) for a in edits):
-            # Edits of the mask alone keep the model's own arithmetic.
+        # Edits of the mask alone keep the model's own arithmetic.
+        if not edits or (_eager(module) and not any(isinstance(a.edit, softmax.SubtractRead) for a in edits)):
             mask, _ = softmax.attended(edits, module, query, key, attention_mask)
-            given = {k: v for k, v in (special | kwargs).items() if v is not None or k == "scaling"}
-            return own(module, query, key, value, mask, **given)
-    unknown = {name: type(v).__name__ for name, v in kwargs.items() if v is not None and name not in INERT}
+            return _beside(module, query, key, value, mask, bool(edits), scaling=scaling, **given)
+    special = {name: given.pop(name, None) for name in ("softcap", "s_aux", "position_bias")}
+    unknown = {name: type(value).__name__ for name, value in given.items() if name not in INERT}
     if unknown:
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"
@@ -160,7 +152,7 @@ def attention_function(
     differentiated = recorder.differentiated if recorder else torch.is_grad_enabled() and query.requires_grad
     compute = _out_of_place if differentiated else _captured
     with torch.autocast(query.device.type, enabled=False):
-        out = compute(recorder, _Call(module, query, key, value, attention_mask, **special))
+        out = compute(recorder, _Call(module, query, key, value, attention_mask, scaling, **special))
     return out, None
 
 
@@ -216,10 +208,11 @@ def _out_of_place(recorder: Recorder | None, call: _Call) -> Tensor:
     heads, keys = query.shape[1], key.shape[2]
     everything, every = slice(0, query.shape[0]), slice(0, heads)
     draft, biases, unread = call.begun(recorder)
-    if recorder is not None:
-        query = recorder.in_graph(draft, "query", query)
-        key = recorder.in_graph(draft, "key", key)
-        value = recorder.in_graph(draft, "value", value)
+
+    def in_graph(site: str, tensor: Tensor) -> Tensor:
+        return tensor if recorder is None else recorder.in_graph(draft, site, tensor)
+
+    query, key, value = in_graph("query", query), in_graph("key", key), in_graph("value", value)
     group = heads // key.shape[1]
     scores = query.to(dtype) @ _repeat(key, every, group).to(dtype).mT * call.scale
     if call.softcap is not None:
@@ -229,9 +222,7 @@ def _out_of_place(recorder: Recorder | None, call: _Call) -> Tensor:
             scores = scores.masked_fill(~bias[..., :keys], torch.finfo(dtype).min)
         else:
             scores = scores + bias[..., :keys]
-    sink = call.sink
-    if recorder is not None:
-        scores = recorder.in_graph(draft, "scores", scores)
+    sink, scores = call.sink, in_graph("scores", scores)
     if draft.wants_scores:
         plain = _visible(scores.detach(), biases, everything, every)
         draft.keep_scores(everything, every, plain, None if sink is None else sink.detach())
@@ -240,10 +231,9 @@ def _out_of_place(recorder: Recorder | None, call: _Call) -> Tensor:
     else:
         column = sink.expand(*scores.shape[:3], 1)
         p = torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]
-    if recorder is not None:
-        p = recorder.in_graph(draft, "attention", p)
-        draft.full = None
-        draft.keep(everything, every, p.detach())
+    p = in_graph("attention", p)
+    draft.full = None
+    draft.keep(everything, every, p.detach())
     if unread is not None:
         p = p.masked_fill(unread, 0.0)
     out = (p @ _repeat(value, every, group).to(dtype)).transpose(1, 2).to(value.dtype)
@@ -288,24 +278,23 @@ def _eager(module: nn.Module) -> Any:
     return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 
-def _bystander(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+def _beside(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, edited: bool, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
     """A forward pass that nobody captures (another thread's, or the consumer's own) in spite of the name.
 
-    It gets the implementation that the model had. The name may have come between its mask and its attention,
-    so a four-dimensional mask goes to a function that reads one.
+    It gets the implementation that the model had, an edited one eager attention. The name may have come
+    between its mask and its attention, so a four-dimensional mask goes to a function that reads one.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = original_implementation(module)
+    own = _eager(module)
+    name = "eager" if edited else original_implementation(module)
     dense = torch.is_tensor(mask) and mask.ndim == 4
     if name not in (None, "eager", "sdpa") and dense:
         name = "sdpa"
-    own = _eager(module)
-    if own is not None and (kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None):
+    if own is not None and ("softcap" in given or "s_aux" in given):
         name = "eager"
-    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "scaling"}
     function = own if name in (None, "eager") else ALL_ATTENTION_FUNCTIONS[name]
     if function is None:
         raise RuntimeError(
@@ -314,4 +303,4 @@ def _bystander(
         )
     if function is own and dense and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
-    return function(module, query, key, value, mask, **kwargs)
+    return function(module, query, key, value, mask, **given)

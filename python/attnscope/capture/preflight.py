@@ -134,8 +134,7 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
 
 
 def _signature(model: nn.Module) -> tuple[Any, ...]:
-    parameter = next(model.parameters(), None)
-    kind = (parameter.dtype, parameter.device) if parameter is not None else ()
+    kind = next(((one.dtype, one.device) for one in model.parameters()), ())
     return (*kind, sum(1 for _ in model.modules()))
 
 
