@@ -132,7 +132,7 @@ def attention_function(
 ) -> tuple[Tensor, Tensor | None]:
     """What a model calls in place of its own attention while it is being captured."""
     recorder = LIVE.get()
-    if recorder is not None and not recorder.owns(module):
+    if recorder is not None and id(module) not in recorder.names:
         recorder = None
     given = {name: value for name, value in kwargs.items() if value is not None}
     if recorder is None:
@@ -150,8 +150,8 @@ def attention_function(
     call = Call(module, query, key, value, attention_mask, scaling, **special)
     if recorder is not None:
         recorder.check_mask(call)
-    differentiated = recorder.differentiated if recorder else torch.is_grad_enabled() and query.requires_grad
-    compute = _out_of_place if differentiated else _captured
+    graph = torch.is_grad_enabled() and (recorder is not None or query.requires_grad)
+    compute = _out_of_place if graph or (recorder is not None and recorder.dual) else _captured
     with torch.autocast(query.device.type, enabled=False):
         return compute(recorder, call), None
 

@@ -26,7 +26,6 @@ from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import ALONE, HOOKS, INTERFACE, OUTPUTS
 from attnscope.models.architecture import Parts, Structure, block_of, feed_forward, starred, text_config
 
-PLAIN = ALONE
 TOKENS = 16
 
 
@@ -151,7 +150,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
 
     def done(tier: int, found: _Pass, *, ask: bool = False) -> Plan:
         plan = _plan(tier, found, reasons, ask=ask)
-        usual = attempt("usual forward pass", tier=PLAIN)
+        usual = attempt("usual forward pass", tier=ALONE)
         if usual and (gap := _output_gap(found, usual)):
             plan.caution = (
                 f"{name} under its own attention implementation: {gap}; the maps are those of eager attention"
@@ -231,7 +230,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
         arguments.setdefault("output_attentions", True)
     if anatomy.takes(model, "use_cache"):
         arguments.setdefault("use_cache", False)
-    name = {PLAIN: "", INTERFACE: NAME}.get(tier, "eager")
+    name = {ALONE: "", INTERFACE: NAME}.get(tier, "eager")
     token = LIVE.set(recorder)
     try:
         with torch.no_grad(), implementation(model, name), recorder.listening(), ExitStack() as stack:

@@ -93,10 +93,6 @@ class Recorder:
         self._masks: list[tuple[Tensor, Tensor]] = []
         self._scratch = Scratch()
 
-    def owns(self, module: nn.Module) -> bool:
-        """Whether the module belongs to the captured model."""
-        return id(module) in self.names
-
     def _enter_model(self, name: str, kwargs: dict[str, Any]) -> None:
         """A (sub)model's forward pass starts: the call counters of the stacks below it start again."""
         prefix = f"{name}." if name else ""
@@ -214,14 +210,12 @@ class Recorder:
 
     def _fill(self, draft: Draft, parts: Parts, site: str) -> None:
         """Moves what a hook has kept of the site into the layer."""
-        moment = TABLE[site].moment
-        place = parts.block if moment in OF_BLOCK else draft.name
-        tensor = self.kept.get((place or "", site))
-        if tensor is None:
+        place = (parts.block or "" if TABLE[site].moment in OF_BLOCK else draft.name), site
+        if place not in self.kept:
             raise RuntimeError(f"capture: site {site!r} was not seen in {draft.stack}, layer {draft.index}")
-        draft.tensors[site] = draft.shaped(site, tensor)
-        if (place or "", site) in self.roots:
-            draft.roots[site] = self.roots.pop((place or "", site))
+        draft.tensors[site] = draft.shaped(site, self.kept[place])
+        if place in self.roots:
+            draft.roots[site] = self.roots.pop(place)
 
     def _send(self, draft: Draft) -> None:
         tensors, draft.tensors = draft.tensors, {}
@@ -287,11 +281,6 @@ class Recorder:
         root = self.roots[place, site] = self.rooted(tensor)
         return None if root is tensor else root
 
-    @property
-    def differentiated(self) -> bool:
-        """Whether the pass has a graph or carries tangents."""
-        return self.dual or torch.is_grad_enabled()
-
     def in_graph(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
         """A tensor of the attention, as part of the graph where its gradient is asked for."""
         if site not in self.graph or not draft.wanted:
@@ -312,8 +301,7 @@ class Recorder:
         draft.wanted = draft.index in anatomy.choose(self.layers, self.stacks[stack], f"layers of {stack}")
         if not draft.wanted:
             return
-        batch, queries = leaving.shape[:2]
-        draft.size = (batch, queries)
+        batch, queries = draft.size = leaving.shape[0], leaving.shape[1]
         draft.total = self.alone.heads.get(core or "", 0) if self.alone else 0
         draft.heads = anatomy.choose(self.heads, draft.total, f"heads of {stack}") if draft.total else []
         given = None if "decoder" in block and not self._simple else self.input_mask
@@ -337,5 +325,4 @@ class Recorder:
                     self._fill(draft, parts, site)
             self._send(draft)
         inside = {block, *(core for core, parts in self.parts.items() if parts.block == block)}
-        for key in [key for key in self.kept if key[0] in inside]:
-            del self.kept[key]
+        self.kept = {place: tensor for place, tensor in self.kept.items() if place[0] not in inside}

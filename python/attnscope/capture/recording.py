@@ -28,6 +28,8 @@ from attnscope.capture.recorder import Recorder
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.stream import Stream
 
+Numbers = Sequence[int] | None
+
 
 def capture(
     model: nn.Module,
@@ -68,7 +70,7 @@ def capture(
         0 [1, 4, 6, 6] True
         1 [1, 4, 6, 6] True
     """
-    return Recording(model, layers=layers, heads=heads, sites=sites, chunk=chunk)
+    return Recording(model, layers, heads, sites, chunk)
 
 
 class Recording:
@@ -81,13 +83,7 @@ class Recording:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        layers: Sequence[int] | None,
-        heads: Sequence[int] | None,
-        sites: Sequence[str],
-        chunk: int | None,
+        self, model: nn.Module, layers: Numbers, heads: Numbers, sites: Sequence[str], chunk: int | None
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -129,7 +125,7 @@ class Recording:
                 f"{anatomy.instead(self._model)}; pass attention tensors of other frameworks to "
                 "measure(...) directly"
             )
-        self._check_mode()
+        self._check()
         if any(parameter.is_meta for parameter in self._model.parameters()):
             raise RuntimeError(
                 f"capture: {self._name} has parameters on the meta device, which hold no "
@@ -161,7 +157,7 @@ class Recording:
             TypeError: for an input without a name.
             RuntimeError: when no attention module ran, and outside of the ``with`` block.
         """
-        self._check_inside("run")
+        self._check("run")
         if unnamed:
             raise TypeError(
                 "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
@@ -190,7 +186,7 @@ class Recording:
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
         ``recording.output`` holds the generated tokens at the end.
         """
-        self._check_inside("generate")
+        self._check("generate")
         if not callable(getattr(self._model, "generate", None)):
             raise TypeError(f"generate: {self._name} does not generate text")
         if self._plan is None:
@@ -199,14 +195,12 @@ class Recording:
             raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
         return self._start(self._plan, self._model.generate, inputs)
 
-    def _check_inside(self, what: str) -> None:
-        if not self._inside:
+    def _check(self, inside: str = "") -> None:
+        """Raises for a model in training mode, and outside of the block for what is done inside it."""
+        if inside and not self._inside:
             raise RuntimeError(
-                f"{what}: the recording is closed; use it inside 'with capture(model) as recording:'"
+                f"{inside}: the recording is closed; use it inside 'with capture(model) as recording:'"
             )
-        self._check_mode()
-
-    def _check_mode(self) -> None:
         if self._model.training:
             raise RuntimeError(
                 f"capture: {self._name} is in training mode, where dropout changes its "
