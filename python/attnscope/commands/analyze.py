@@ -25,6 +25,7 @@ from attnscope.metrics.measure import measure_quantities, metric_names, requests
 from attnscope.metrics.plan import MAPS, THRESHOLDS
 from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
+from attnscope.models.architecture import text_config
 from attnscope.models.loading import context_length
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def analyze(
     """
     recipe = _everything(options) if metrics is None else _chosen(metrics, options)
     loaded, tokenizer, label = _model_of(model, tokenizer)
-    text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
+    text = text_config(loaded.config)
     choose(layers, depth(loaded), f"layers of {type(loaded).__name__}")
     encoder = Encoder(
         tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
