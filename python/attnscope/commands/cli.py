@@ -59,7 +59,7 @@ def metrics(
 
     Example: attnscope metrics fiedler_value
     """
-    from attnscope.commands.catalogue import describe, first_lines
+    from attnscope.commands.doctor import describe, first_lines
 
     if name:
         text = describe(name)
@@ -67,11 +67,8 @@ def metrics(
         return
     lines = first_lines()
     width = max(map(len, lines))
-    typer.echo(
-        json.dumps(lines, ensure_ascii=False)
-        if as_json
-        else "\n".join(f"{metric:<{width}}  {line}" for metric, line in lines.items())
-    )
+    text = "\n".join(f"{metric:<{width}}  {line}" for metric, line in lines.items())
+    typer.echo(json.dumps(lines, ensure_ascii=False) if as_json else text)
 
 
 def configs(
@@ -85,24 +82,17 @@ def configs(
     Example: attnscope configs phi-2
     """
     from attnscope._nearest import nearest
-    from attnscope.engine.packaged import (
-        analyses,
-        analysis_keys,
-        catalogue,
-        is_packaged,
-        packaged,
-        packaged_text,
-    )
+    from attnscope.engine import packaged
     from attnscope.engine.schema import MissingError
 
     if name:
-        if not is_packaged(name):
-            raise MissingError(f"there is no packaged study {name!r}{nearest(name, packaged())}")
-        typer.echo(
-            json.dumps({"name": name, "yaml": packaged_text(name)}) if as_json else packaged_text(name)
-        )
+        if not packaged.is_packaged(name):
+            raise MissingError(f"there is no packaged study {name!r}{nearest(name, packaged.packaged())}")
+        text = packaged.packaged_text(name)
+        typer.echo(json.dumps({"name": name, "yaml": text}) if as_json else text)
         return
-    found, parts = catalogue(), {name: analysis_keys(name) for name in analyses()}
+    found = packaged.catalogue()
+    parts = {name: packaged.analysis_keys(name) for name in packaged.analyses()}
     if as_json:
         typer.echo(json.dumps({"studies": [vars(one) for one in found], "analyses": parts}))
         return
@@ -140,10 +130,8 @@ def doctor(as_json: Json = False) -> None:
 
     checks = examine()
     if as_json:
-        report = {
-            "config": facts(), "checks": [vars(check) for check in checks], "verdict": verdict(checks),
-        }  # fmt: skip
-        typer.echo(json.dumps(report, ensure_ascii=False))
+        report = {"config": facts(), "checks": [vars(check) for check in checks]}
+        typer.echo(json.dumps({**report, "verdict": verdict(checks)}, ensure_ascii=False))
     else:
         typer.echo(show_config() + "\n")
         width = max(len(check.name) for check in checks)

@@ -97,15 +97,8 @@ def run(
         values["models"] = [{"path": path, "revisions": revision or []} for path in model]
     if texts:
         values["texts"] = [{"path": path, "column": column} for path in texts]
-    given = {
-        "block": block,
-        "name": name,
-        "output": output,
-        "protocols": protocol,
-        "bos": bos,
-        "seed": seed,
-        "max_memory": max_memory,
-    }
+    given = dict(block=block, name=name, output=output, protocols=protocol, bos=bos, seed=seed)
+    given["max_memory"] = max_memory
     values |= {key: value for key, value in given.items() if value not in (None, "")}
     of_entries = {
         "models.revisions": json.dumps(revision) if revision and not model else "",
@@ -114,16 +107,13 @@ def run(
         "texts.sampling": sampling,
     }
     sets = [f"{key}={value}" for key, value in of_entries.items() if value]
-    overrides = [*sets, *(assignments or [])]
-    study = Study.from_yaml(config or default_study(), overrides=overrides, **values)
+    study = Study.from_yaml(config or default_study(), overrides=[*sets, *(assignments or [])], **values)
     if plan_only:
         _plan(study, as_json, draw)
-        return
-    shown: dict[str, Any] = {"progress": not quiet, "say": silent if quiet else None}
-    if shard:
-        _shard(study, shard, as_json, shown)
-        return
-    finished(run_study(study, **shown, executor=_cluster(ray)), quiet, as_json, draw)
+    elif shard:
+        _shard(study, shard, as_json, quiet)
+    else:
+        finished(run_study(study, **_said(quiet), executor=_cluster(ray)), quiet, as_json, draw)
 
 
 def resume(
@@ -135,9 +125,7 @@ def resume(
     """
     from attnscope.engine.run import resume as resume_study
 
-    say_no_more = silent if quiet else None
-    results = resume_study(folder, progress=not quiet, say=say_no_more, executor=_cluster(ray))
-    finished(results, quiet, as_json, draw)
+    finished(resume_study(folder, **_said(quiet), executor=_cluster(ray)), quiet, as_json, draw)
 
 
 def gather(
@@ -153,8 +141,7 @@ def gather(
     """
     from attnscope.engine.executors.shards import gather as gather_shards
 
-    results = gather_shards(folders, into=into, progress=not quiet, say=silent if quiet else None)
-    finished(results, quiet, as_json, draw)
+    finished(gather_shards(folders, into=into, **_said(quiet)), quiet, as_json, draw)
 
 
 def slurm(
@@ -172,6 +159,11 @@ def slurm(
     typer.echo(slurm_script(config, array, overrides=assignments or [], time=time), nl=False)
 
 
+def _said(quiet: bool) -> dict[str, Any]:
+    """What a run shows of its course."""
+    return {"progress": not quiet, "say": silent if quiet else None}
+
+
 def _cluster(address: str) -> Executor | None:
     """The executor of a Ray cluster, None where no address is given."""
     if not address:
@@ -181,13 +173,13 @@ def _cluster(address: str) -> Executor | None:
     return Cluster(address)
 
 
-def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> None:
+def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
     from attnscope.engine.executors.shards import gather_command, run_shard
 
-    done = run_shard(study, shard, **shown)
+    done = run_shard(study, shard, **_said(quiet))
     if as_json:
         typer.echo(json.dumps(vars(done), ensure_ascii=False, default=str))
-    elif shown["say"] is None:
+    elif not quiet:
         say(f"shard {shard}: {done.stored} units stored in {done.folder}")
         if done.left:
             say(f"{done.left} units wait for other shards: when all are done, start every shard once more")
@@ -208,23 +200,22 @@ def demo(
     """
     from attnscope.demo import run_demo
 
-    say_lines = silent if quiet else typer.echo
-    run_demo(folder, samples=samples, progress=not quiet, say=say_lines, steps_before=steps_before)
+    say = silent if quiet else typer.echo
+    run_demo(folder, samples=samples, progress=not quiet, say=say, steps_before=steps_before)
 
 
 def _plan(study: Study, as_json: bool, draw: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
-    draws = draw and not _not_installed()
-    estimate = dry_run(
-        study, (lambda text: None) if as_json else typer.echo, draw=draws, started=time.process_time()
-    )
+    say = silent if as_json else typer.echo
+    estimate = dry_run(study, say, draw=draw and not _not_installed(), started=time.process_time())
     typer.echo(json.dumps(vars(estimate), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
 
 
 def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
+    """Draws what a run has measured, says where it is and how to go on, and ends with its exit code."""
     skipped = results.provenance.get("skipped", [])
     left_out: list[LeftOut] = []
     report = _drawn(results, quiet or as_json, left_out) if draw else None
@@ -238,10 +229,8 @@ def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
         }
         typer.echo(json.dumps(answer, ensure_ascii=False))
     elif not quiet:
-        if report is not None:
-            typer.echo(f"report: {report}")
-        else:
-            typer.echo(f"tables: {Path(str(results.path)) / 'tables'}")
+        tables = Path(str(results.path)) / "tables"
+        typer.echo(f"tables: {tables}" if report is None else f"report: {report}")
         folder = shlex.quote(str(results.path))
         for command, words in (
             (f"attnscope view {folder}", "every head as a picture"),

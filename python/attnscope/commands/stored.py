@@ -68,24 +68,15 @@ def figures(
         for name, figure in own.items():
             typer.echo(f"{name:<22} {figure.caption}")
         return
-    left_out: list[LeftOut] = []
     for name in names or []:
         if name not in own:
             raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
+    left_out: list[LeftOut] = []
+    options = {"width": width, "font": font, "font_size": font_size, "letters": letters, "dpi": dpi}
+    options |= {"formats": formats or ("pdf", "png"), "palette": listed_in(palette)}
+    options["labels"] = dict(one.partition("=")[::2] for one in labels or ())
     try:
-        files = results.figures(
-            output,
-            names or None,
-            left_out=left_out,
-            formats=formats or ("pdf", "png"),
-            dpi=dpi,
-            width=width,
-            font=font,
-            font_size=font_size,
-            palette=[color.strip() for color in palette.split(",") if color.strip()],
-            labels=dict(one.partition("=")[::2] for one in labels or ()),
-            letters=letters,
-        )
+        files = results.figures(output, names or None, left_out=left_out, **options)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except NotDrawable as error:
@@ -135,13 +126,14 @@ def tables(
             raise ResultsError(f"tables: {error}") from error
         return
     table = table or "heads"
-    keys = [key.strip() for key in by.split(",") if key.strip()]
-    keys = keys or [key for key in ("model", "layer") if key in results.keys(table)]
+    keys = listed_in(by) or [key for key in ("model", "layer") if key in results.keys(table)]
     frame = statistics(results, table, keys, "" if columns == "all" else columns)
     if as_json:
         typer.echo(frame.to_json(orient="records"))
     elif latex:
-        typer.echo(latex_table(frame))
+        styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+        floats = [name for name in frame if frame[name].dtype.kind == "f"]
+        typer.echo(styler.format("{:.4g}", subset=floats).to_latex(hrules=True).rstrip())
     else:
         width = 10_000 if columns else shutil.get_terminal_size((100, 24)).columns
         text, hidden = narrow(frame, kinds_of(results, table), width)
@@ -175,20 +167,17 @@ def compare(
         for warning in caught:
             say(f"warning: {warning.message}")
         text = frame.to_string(index=False, float_format="{:.6g}".format)
+        answer = frame.to_json(orient="records")
     else:
         from attnscope.published import compare_published
 
         found = compare_published(opened(first), published, against or None)
         frame, text = found.table, str(found)
+        rows = json.loads(frame.to_json(orient="records", double_precision=15))
+        answer = json.dumps({"statements": found.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:
         frame.to_csv(csv, index=False)
-    if not as_json:
-        typer.echo(text)
-    elif second is not None:
-        typer.echo(frame.to_json(orient="records"))
-    else:
-        rows = json.loads(frame.to_json(orient="records", double_precision=15))
-        typer.echo(json.dumps({"statements": found.statements, "rows": rows}, ensure_ascii=False))
+    typer.echo(answer if as_json else text)
 
 
 def view(
@@ -243,7 +232,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     if "protocol" in frame and "protocol" not in by and frame["protocol"].nunique() > 1:
         by = [*by, "protocol"]
     kinds = kinds_of(results, table)
-    names = [name.strip() for name in columns.split(",") if name.strip()]
+    names = listed_in(columns)
     check_columns(table, names, kinds)
     kinds = {name: kinds[name] for name in names or kinds if frame[name].notna().any()}
     inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
@@ -255,24 +244,18 @@ def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[s
     """The leading columns that fit into a width, each under its statistic where that is no mean."""
     from attnscope.engine.reading.statistics import STATISTIC
 
-    def text(columns: Sequence[str]) -> str:
-        titles = {
-            name: f"{name} ({STATISTIC[kinds[name]]})" for name in columns if kinds.get(name) in STATISTIC
-        }
-        shown = frame[list(columns)].rename(columns=titles)
-        return str(shown.to_string(index=False, float_format="{:.4g}".format))
+    titles = {name: f"{name} ({STATISTIC[kind]})" for name, kind in kinds.items() if kind in STATISTIC}
+    titled = frame.rename(columns=titles)
 
-    names = [str(name) for name in frame.columns]
-    keys = sum(name not in kinds for name in names)
-    room = len(names)
-    while room > keys + 1 and max(map(len, text(names[:room]).splitlines()), default=0) > width:
+    def text(room: int) -> str:
+        return str(titled.iloc[:, :room].to_string(index=False, float_format="{:.4g}".format))
+
+    keys, room = sum(name not in kinds for name in frame), len(frame.columns)
+    while room > keys + 1 and max(map(len, text(room).splitlines()), default=0) > width:
         room -= 1
-    return text(names[:room]), len(names) - room
+    return text(room), len(frame.columns) - room
 
 
-def latex_table(frame: pd.DataFrame) -> str:
-    """The frame as a LaTeX tabular with booktabs rules, four significant digits."""
-    styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-    floats = [name for name in frame if frame[name].dtype.kind == "f"]
-    source: str = styler.format("{:.4g}", subset=floats).to_latex(hrules=True)
-    return source.rstrip()
+def listed_in(text: str) -> list[str]:
+    """The parts of a text between its commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
