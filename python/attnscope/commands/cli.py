@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from attnscope.commands import runs, stored
 from attnscope.commands.exits import DONE, FAILED, Json, exits
@@ -43,7 +44,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Version, and no more.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Version, and no more.")
     ] = False,
 ) -> None:
     """Options of `attnscope` itself."""
@@ -51,7 +52,7 @@ def _options(
 
 def metrics(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A metric, or a column; without it, all metrics are listed.")
+        str, Argument(metavar="NAME", help="A metric, or a column; without it, all metrics are listed.")
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -72,9 +73,7 @@ def metrics(
 
 
 def configs(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A packaged study; without it, all are listed.")
-    ] = "",
+    name: Annotated[str, Argument(metavar="NAME", help="A packaged study; without it, all are listed.")] = "",
     as_json: Json = False,
 ) -> None:
     """List the studies that come with the package and the analyses of NAME:ANALYSIS, or print one as YAML.
@@ -106,8 +105,8 @@ def configs(
 
 
 def init(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="Which study; the default one.")] = "",
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("study.yaml"),
+    study: Annotated[str, Argument(metavar="STUDY", help="Which study; the default one.")] = "",
+    output: Annotated[Path, Option("--output", "-o", help="The file.")] = Path("study.yaml"),
 ) -> None:
     """Write a YAML file with every setting of a study, its type, meaning and default.
 

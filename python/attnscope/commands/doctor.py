@@ -128,13 +128,10 @@ def _instruction_set(live: str, best: str) -> Check:
 
 def _by_metric() -> dict[str, list[Quantity]]:
     """Every quantity under the public function that gives it."""
-    everything = found()
     groups: dict[str, list[Quantity]] = {}
-    for one in everything.quantities:
-        name = one.metric
-        if name.startswith("_"):
-            source = everything.derived.get((one.protocol, name), (name,))[0]
-            name = one.name if source.startswith("_") else source
+    for one in found().quantities:
+        name = metric_of(one)
+        name = one.name if name.startswith("_") else name
         groups.setdefault(name if one.protocol == "exact" else f"{one.protocol}.{name}", []).append(one)
     return groups
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, say, silent
 
@@ -21,61 +22,49 @@ if TYPE_CHECKING:
     from attnscope.plots import LeftOut
 
 Ray = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Do the units on a Ray cluster: auto, local, ray://HOST:PORT.")
+    str, Option(metavar="ADDRESS", help="Do the units on a Ray cluster: auto, local, ray://HOST:PORT.")
 ]
 Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated."),
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated.")
 ]
 
 
 def run(
     config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG", help="A YAML file or the name of a packaged study; the default one."
-        ),
+        str, Argument(metavar="CONFIG", help="A YAML file or the name of a packaged study; the default one.")
     ] = "",
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model", "-m", help="Folder, pattern of checkpoint folders, or hub id; may be repeated."
-        ),
+        Option("--model", "-m", help="Folder, pattern of checkpoint folders, or hub id; may be repeated."),
     ] = None,
     revision: Annotated[
-        list[str] | None, typer.Option("--revision", "-r", help="Revision such as step512; may be repeated.")
+        list[str] | None, Option("--revision", "-r", help="Revision such as step512; may be repeated.")
     ] = None,
     texts: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--texts",
             "-t",
             help=".txt (a sentence a line), .csv, .jsonl, .parquet, a data set's folder or name, or sample: "
             "sentences that come with the package.",
         ),
     ] = None,
-    column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
-    samples: Annotated[int | None, typer.Option(min=1, help="How many texts of each source.")] = None,
+    column: Annotated[str, Option(help="Column of the texts.")] = "",
+    samples: Annotated[int | None, Option(min=1, help="How many texts of each source.")] = None,
     sampling: Annotated[
-        str, typer.Option(help="By which rule they are chosen: first, random, or one of the study.")
+        str, Option(help="By which rule they are chosen: first, random, or one of the study.")
     ] = "",
-    block: Annotated[int | None, typer.Option(min=1, help="Texts per unit of work.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the run folder.")] = "",
-    output: Annotated[str, typer.Option(help="Folder that holds the run folders.")] = "",
-    protocol: Annotated[
-        str, typer.Option(help="exact, one that the study declares, or both: all of them.")
-    ] = "",
-    bos: Annotated[
-        Literal["keep", "drop", "replace"] | None, typer.Option(help="What becomes of BOS.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
-    max_memory: Annotated[str, typer.Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
+    block: Annotated[int | None, Option(min=1, help="Texts per unit of work.")] = None,
+    name: Annotated[str, Option(help="Name of the run folder.")] = "",
+    output: Annotated[str, Option(help="Folder that holds the run folders.")] = "",
+    protocol: Annotated[str, Option(help="exact, one that the study declares, or both: all of them.")] = "",
+    bos: Annotated[Literal["keep", "drop", "replace"] | None, Option(help="What becomes of BOS.")] = None,
+    seed: Annotated[int | None, Option(min=0)] = None,
+    max_memory: Annotated[str, Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
     assignments: Assignments = None,
-    plan_only: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and what it will take.")
-    ] = False,
+    plan_only: Annotated[bool, Option("--dry-run", help="Print the plan and what it will take.")] = False,
     shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Do share I of N of the units; `attnscope gather` joins them.")
+        str, Option(metavar="I/N", help="Do share I of N of the units; `attnscope gather` joins them.")
     ] = "",
     ray: Ray = "",
     draw: Draw = True,
@@ -129,8 +118,8 @@ def resume(
 
 
 def gather(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run folder, or its shards.")],
-    into: Annotated[Path | None, typer.Option(help="The run folder; the one of the shards.")] = None,
+    folders: Annotated[list[Path], Argument(metavar="DIR...", help="A run folder, or its shards.")],
+    into: Annotated[Path | None, Option(help="The run folder; the one of the shards.")] = None,
     draw: Draw = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -145,9 +134,9 @@ def gather(
 
 
 def slurm(
-    config: Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file or a packaged study.")],
-    array: Annotated[int, typer.Option(min=1, help="How many shards.")],
-    time: Annotated[str, typer.Option(help="Limit of each shard.")] = "24:00:00",
+    config: Annotated[str, Argument(metavar="STUDY", help="A YAML file or a packaged study.")],
+    array: Annotated[int, Option(min=1, help="How many shards.")],
+    time: Annotated[str, Option(help="Limit of each shard.")] = "24:00:00",
     assignments: Assignments = None,
 ) -> None:
     """Print a Slurm script that does a study in an array of shards.
@@ -189,9 +178,9 @@ def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
-    samples: Annotated[int, typer.Option(min=1, help="Sequences of each kind of input.")] = 12,
-    steps_before: Annotated[int, typer.Option(min=0, hidden=True)] = 0,
+    folder: Annotated[Path, Argument(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
+    samples: Annotated[int, Option(min=1, help="Sequences of each kind of input.")] = 12,
+    steps_before: Annotated[int, Option(min=0, hidden=True)] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train a small model, run the sink study over its checkpoints, draw, report. No download.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from attnscope.commands.exits import SKIPPED, Folder, Json, say
 
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 def report(
     folder: Folder,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/report.html.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/report.html.")] = None,
 ) -> None:
     """Write the self-contained report of a run.
 
@@ -36,23 +35,19 @@ def report(
 
 def figures(
     folder: Folder,
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these figures.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/figures.")
-    ] = None,
+    names: Annotated[list[str] | None, Argument(metavar="NAME", help="Only these figures.")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/figures.")] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="pdf, png, svg, eps, ...; may be repeated.")
+        list[str] | None, Option("--format", help="pdf, png, svg, eps, ...; may be repeated.")
     ] = None,
-    width: Annotated[str, typer.Option(help="single (3.4 in), double (7 in), or inches.")] = "double",
-    font: Annotated[str, typer.Option(help="A family of letters, such as serif.")] = "",
-    font_size: Annotated[float, typer.Option(help="Points, of labels.")] = 8.0,
-    palette: Annotated[str, typer.Option(help="Colours in the place of the style's, comma separated.")] = "",
-    labels: Annotated[
-        list[str] | None, typer.Option("--label", help="OLD=NEW words; may be repeated.")
-    ] = None,
-    letters: Annotated[bool, typer.Option("--letters", help="Letter the panels a, b, c.")] = False,
-    dpi: Annotated[float | None, typer.Option(help="Of PNG; 200.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Only say what figures there are.")] = False,
+    width: Annotated[str, Option(help="single (3.4 in), double (7 in), or inches.")] = "double",
+    font: Annotated[str, Option(help="A family of letters, such as serif.")] = "",
+    font_size: Annotated[float, Option(help="Points, of labels.")] = 8.0,
+    palette: Annotated[str, Option(help="Colours in the place of the style's, comma separated.")] = "",
+    labels: Annotated[list[str] | None, Option("--label", help="OLD=NEW words; may be repeated.")] = None,
+    letters: Annotated[bool, Option("--letters", help="Letter the panels a, b, c.")] = False,
+    dpi: Annotated[float | None, Option(help="Of PNG; 200.")] = None,
+    listed: Annotated[bool, Option("--list", help="Only say what figures there are.")] = False,
 ) -> None:
     """Draw the figures of a run, with their captions for LaTeX.
 
@@ -91,17 +86,13 @@ def figures(
 
 def tables(
     folder: Folder,
-    table: Annotated[str, typer.Option(help="Which table; heads.")] = "",
-    by: Annotated[
-        str, typer.Option(help="Key columns that stay apart; model,layer where there are such.")
-    ] = "",
-    columns: Annotated[
-        str, typer.Option(help='These columns, comma separated, or "all"; as many as fit.')
-    ] = "",
+    table: Annotated[str, Option(help="Which table; heads.")] = "",
+    by: Annotated[str, Option(help="Key columns that stay apart; model,layer where there are such.")] = "",
+    columns: Annotated[str, Option(help='These columns, comma separated, or "all"; as many as fit.')] = "",
     latex: Annotated[
-        bool, typer.Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
+        bool, Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
     ] = False,
-    csv: Annotated[Path | None, typer.Option(help="Write every table as CSV into this folder.")] = None,
+    csv: Annotated[Path | None, Option(help="Write every table as CSV into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print a stored table's means (medians of counts), the report's tables as LaTeX, or export all tables.
@@ -143,15 +134,14 @@ def tables(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A run folder.")],
-    second: Annotated[Path | None, typer.Argument(metavar="B", help="Another run folder.")] = None,
-    table: Annotated[str, typer.Option(help="Which table.")] = "heads",
+    first: Annotated[Path, Argument(metavar="A", help="A run folder.")],
+    second: Annotated[Path | None, Argument(metavar="B", help="Another run folder.")] = None,
+    table: Annotated[str, Option(help="Which table.")] = "heads",
     published: Annotated[
-        str,
-        typer.Option(metavar="PAPER", help="Beside the numbers of ruscio2025 or ruscio2024 instead of B."),
+        str, Option(metavar="PAPER", help="Beside the numbers of ruscio2025 or ruscio2024 instead of B.")
     ] = "",
-    against: Annotated[str, typer.Option(metavar="MODEL", help="Only this published model.")] = "",
-    csv: Annotated[Path | None, typer.Option(help="Write the comparison to this CSV file.")] = None,
+    against: Annotated[str, Option(metavar="MODEL", help="Only this published model.")] = "",
+    csv: Annotated[Path | None, Option(help="Write the comparison to this CSV file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two runs metric by metric over the rows that both have, or a run with published numbers.
@@ -182,11 +172,9 @@ def compare(
 
 def view(
     folder: Folder,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/view.html.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/view.html.")] = None,
     sample: Annotated[
-        int | None, typer.Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
+        int | None, Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
     ] = None,
 ) -> None:
     """Build an interactive page of every head: maps of all metrics, and the matrices of a sentence.

@@ -60,9 +60,9 @@ def test_analyze_takes_the_name_of_a_column():
 def test_a_column_that_is_asked_for_comes_alone():
     assert {column.name for column in _chosen(["mp_ks"], {}).columns} == {"mp_ks"}
     named = _chosen({"law": {"metric": "mp_ks", "null": "full"}}, {}).columns
-    assert [(column.name, column.quantity.options["null"]) for column in named] == [("law", "full")]
+    assert [(column.name, column.options["null"]) for column in named] == [("law", "full")]
     (hidden,) = _chosen(["alignment_hidden"], {}).columns
-    assert hidden.quantity.needs[-1] == "hidden"
+    assert hidden.needs[-1] == "hidden"
     with pytest.raises(ValueError, match="the column sink_concentration takes no option, got 'draws'"):
         _chosen({"sink_concentration": {"draws": 3}}, {})
 
