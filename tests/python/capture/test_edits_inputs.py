@@ -6,7 +6,7 @@ import torch
 
 from attnscope.capture import capture, edit
 from attnscope.capture.edits import SetEmbedding, SetPositionIds, SetRotary
-from editing import ROTARY, changed, layers_of, made, out
+from models import ROTARY, changed, layers_of, made, out
 
 TABLE_OF_POSITIONS = ("gpt2", "opt", "bert", "roberta")
 

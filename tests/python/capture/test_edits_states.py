@@ -7,7 +7,7 @@ import torch
 import models
 from attnscope.capture import capture, edit
 from attnscope.capture.edits import AddDirection, AddLogits, Project, Scale, SetState
-from editing import changed, layers_of, made, out
+from models import changed, layers_of, made, out
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "bert", "albert", "falcon", "bloom", "gemma2"])
