@@ -264,24 +264,22 @@ def _data_uri(figure: Any) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[tuple[str, str]]:
+def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> dict[str, str]:
     """What was measured, in a few lines."""
-    facts = []
+    facts = {}
     samples = tables.get("samples")
     if samples is not None and not samples.empty:
-        facts.append(("models", ", ".join(map(str, samples["model"].unique()))))
+        facts["models"] = ", ".join(map(str, samples["model"].unique()))
         steps = sorted({int(step) for step in samples["step"]})
         if len(steps) > 1:
-            facts.append(("checkpoints", f"{len(steps)}: steps {', '.join(map(str, steps))}"))
+            facts["checkpoints"] = f"{len(steps)}: steps {', '.join(map(str, steps))}"
         one = samples.drop_duplicates(["model", "sample"])
         # models cut and split the same sentences each in its own way
         for group, own in one.groupby("group", sort=False):
-            shortest, longest = own["n_tokens"].min(), own["n_tokens"].max()
-            lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-            facts.append((f"input “{group}”", f"{own['sample'].nunique()} texts of {lengths} tokens"))
-        cut = one[one["truncated"].astype(bool)]["sample"].nunique() if "truncated" in one else 0
-        if cut:
-            facts.append(("cut", f"{cut} texts were longer than the study takes and were cut"))
+            lengths = " to ".join(map(str, dict.fromkeys(own["n_tokens"].agg(["min", "max"]))))
+            facts[f"input “{group}”"] = f"{own['sample'].nunique()} texts of {lengths} tokens"
+        if "truncated" in one and (cut := one[one["truncated"].astype(bool)]["sample"].nunique()):
+            facts["cut"] = f"{cut} texts were longer than the study takes and were cut"
     if heads is not None and not heads.empty:
         sizes = {
             str(model): f"{own['layer'].nunique()} layers of {own['head'].nunique()} heads"
@@ -289,7 +287,7 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> li
         }
         alike = len(set(sizes.values())) == 1
         named = set(sizes.values()) if alike else [f"{model}: {one}" for model, one in sizes.items()]
-        facts.append(("heads", f"{'; '.join(named)}; {len(heads):,} maps measured"))
+        facts["heads"] = f"{'; '.join(named)}; {len(heads):,} maps measured"
     return facts
 
 
