@@ -26,7 +26,7 @@ inline GraphOptions graph_options(const std::string& symmetrize, std::optional<d
   return {symmetrize_from(symmetrize), threshold, normalized};
 }
 
-// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals._signals sees to it.
+// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals.power_spectrum sees to it.
 inline SignalOptions signal_options(const std::string& signal, bool drop_first, bool detrend,
                                     Index min_keys) {
   using Kind = SignalOptions::Kind;

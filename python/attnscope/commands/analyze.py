@@ -20,16 +20,14 @@ from attnscope.engine.forward import Batch, batch_of, depth, head_mean, padded, 
 from attnscope.engine.results import Results
 from attnscope.engine.schema import HEAD_KEYS
 from attnscope.engine.tables import Rows, Table
-from attnscope.engine.texts.encoding import batches
-from attnscope.engine.texts.samples import samples_table
+from attnscope.engine.texts.encoding import batches, samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.homology.barcodes import bar_columns
-from attnscope.metrics.measure import Measured, measure_quantities
+from attnscope.metrics.measure import Measured, measure_quantities, metric_names, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS, levels
 from attnscope.metrics.quantity import Quantity, Shared, Site
-from attnscope.metrics.requests import metric_names, requests_of
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
 

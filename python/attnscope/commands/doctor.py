@@ -59,7 +59,7 @@ def show_config() -> str:
 def facts() -> dict[str, str]:
     """The facts of `show_config`, by name."""
     from attnscope import _core, _isa
-    from attnscope.engine.provenance import installed, machine
+    from attnscope.engine.run_folder import installed, machine
 
     here = machine()
     beside = ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")

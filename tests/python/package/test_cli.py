@@ -15,9 +15,8 @@ import yaml
 import attnscope
 from attnscope.commands import cli
 from attnscope.commands.settings import _meanings, _name, written
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.config import ConfigError, Settings, models_in
 from attnscope.engine.discovery import studies, study_class
-from attnscope.engine.mistakes import models_in
 from attnscope.engine.packaged import packaged_text
 from attnscope.metrics.discovery import found
 from folders import model_folder, sentences, series
