@@ -52,9 +52,9 @@ Neighbours order_statistics(const MatrixView<Scalar>& attention, const Support& 
   for (int shift = 64 - kDigitBits; inside > (low == 0 ? 4096 : kFew) && low != high;
        shift = std::max(0, shift - kDigitBits)) {
     auto& histogram = workspace.histogram;
-    histogram.assign(static_cast<std::size_t>(((high - low) >> shift) + 1), 0);
+    histogram.assign(((high - low) >> shift) + 1, 0);
     for_each_visible(attention, support, workspace.rows, [&](Key key) {
-      if (key >= low && key <= high) ++histogram[static_cast<std::size_t>((key - low) >> shift)];
+      if (key >= low && key <= high) ++histogram[(key - low) >> shift];
     });
     std::size_t digit = 0;
     while (below + histogram[digit] <= rank) below += histogram[digit++];

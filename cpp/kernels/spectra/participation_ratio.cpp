@@ -33,13 +33,7 @@ RowsMap widened(const MatrixView<Scalar>& matrix, ParticipationRatioWorkspace& w
 // Copies row i up to column `end` to float64 and returns Σ x² of it and its largest |x|.
 template <class Scalar>
 double copy_row(const MatrixView<Scalar>& matrix, Index i, Index end, double* to, double& largest) {
-  const Scalar* from = matrix.data() + i * matrix.outerStride();
-  const Index right = matrix.innerStride();
-  if (right == 1) {
-    for (Index j = 0; j < end; ++j) to[j] = static_cast<double>(from[j]);
-  } else {
-    for (Index j = 0; j < end; ++j) to[j] = static_cast<double>(from[j * right]);
-  }
+  widen_row(matrix, i, end, to);
   const Lanes* lanes = reinterpret_cast<const Lanes*>(to);
   Lanes squares{}, most{};
   Index j = 0;
