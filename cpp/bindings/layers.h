@@ -72,11 +72,11 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
   return non_finite;
 }
 
-// Calls kernel(group, supports, states, begin, end, block, workspace) for blocks of state_rows(n) rows of
-// every group of matrices that share one state: `group` holds the indices of its finite matrices, `supports`
-// those of all, `states` [n, width] the state in float64, its rows scaled to norm 1 where `unit`.
-// States are widened once for each group, about 32 MiB of them at a time. Returns how many matrices
-// are not finite or stand beside a state that is not.
+// Calls kernel(group, supports, states, begin, end, block, workspace) for blocks of state_rows(n)
+// rows of every group of matrices that share one state: `group` holds the indices of its finite
+// matrices, `supports` those of all, `states` [n, width] the state in float64, its rows scaled to
+// norm 1 where `unit`. States are widened once for each group, about 32 MiB of them at a time.
+// Returns how many matrices are not finite or stand beside a state that is not.
 template <class Workspace, class Kernel>
 Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states, bool unit,
                 Kernel&& kernel) {

@@ -81,7 +81,8 @@ bool is_plain_list(const ArrayView& array, dlpack::DataType type) {
   return array.type() == type && array.is_contiguous() && array.on_cpu();
 }
 
-// The memory of such a list of `size` numbers, null where it is None; an error says `what` must be which `list`.
+// The memory of such a list of `size` numbers, null where it is None; an error says `what` must be
+// which `list`.
 template <class T>
 const T* list_of(Argument object, Index size, const char* what, const char* list) {
   if (object.is_none()) return nullptr;
@@ -92,7 +93,8 @@ const T* list_of(Argument object, Index size, const char* what, const char* list
   return static_cast<const T*>(array.data());
 }
 
-// Results of fewer bytes are no question of memory, and the question takes as long as two maps of 64 tokens.
+// Results of fewer bytes are no question of memory, and the question takes as long as two maps of
+// 64 tokens.
 constexpr double kWorthAsking = 1 << 26;
 
 }  // namespace

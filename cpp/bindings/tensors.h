@@ -49,7 +49,9 @@ struct Batch : Strided {
   const std::int64_t* lengths = nullptr;
 
   Index length(Index index) const { return lengths == nullptr ? n : lengths[index]; }
-  Index shortest() const { return lengths == nullptr || count == 0 ? n : *std::min_element(lengths, lengths + count); }
+  Index shortest() const {
+    return lengths == nullptr || count == 0 ? n : *std::min_element(lengths, lengths + count);
+  }
 };
 
 // A boolean [n, n] or [..., n, n] tensor beside a batch, or a rule.
@@ -69,7 +71,8 @@ struct SupportBatch : Strided {
   }
 };
 
-// A [..., m, n] tensor of any shape seen as `count` matrices. An axis of stride 0 is one that several share.
+// A [..., m, n] tensor of any shape seen as `count` matrices. An axis of stride 0 is one that
+// several share.
 struct MatrixBatch : Strided {
   Index rows = 0;
   Index columns = 0;

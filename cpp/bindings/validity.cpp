@@ -34,7 +34,9 @@ py::object first_invalid(Argument attention, Argument lengths, double upper) {
   py::object found = py::none();
   if (matrix == batch.count) return found;
   visit_matrix(batch, matrix, [&](const auto& view, Index) {
-    visit_invalid(view, upper, [&](Index i, Index j, double entry) { found = py::make_tuple(matrix, i, j, entry); });
+    visit_invalid(view, upper, [&](Index i, Index j, double entry) {
+      found = py::make_tuple(matrix, i, j, entry);
+    });
   });
   return found;
 }

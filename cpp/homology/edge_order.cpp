@@ -102,7 +102,7 @@ template <class S, class Scalar, class KeyOf>
 void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_of) {
   using Key = typename decltype(sorter.triangle)::value_type;
   using Float = FloatOf<Key>;
-  const MatrixView<Scalar> lines = along_memory(attention);  // keys are symmetric functions of A and its transpose
+  const MatrixView<Scalar> lines = along_memory(attention);  // a key is a symmetric function of A, Aᵀ
   const Index outer = lines.outerStride();
   const Index inner = lines.innerStride();
   const Scalar* data = lines.data();

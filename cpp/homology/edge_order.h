@@ -26,8 +26,8 @@ inline Edge make_edge(std::uint32_t a, std::uint32_t b) {
 // matrix holding distances of points, none below 0.
 enum class Metric { attention, hellinger, distance };
 
-// Calls visit(Float{}, similarity): similarity(a, b) is how close two tokens are whose entries are a and b, in the
-// type that decides which of two pairs is closer. Not for `hellinger`.
+// Calls visit(Float{}, similarity): similarity(a, b) is how close two tokens are whose entries are
+// a and b, in the type that decides which of two pairs is closer. Not for `hellinger`.
 template <class Scalar, class Visit>
 void with_similarity(Symmetrize symmetrize, Metric metric, Visit&& visit) {
   constexpr Wide<Scalar> kOwn{};

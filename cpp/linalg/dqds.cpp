@@ -42,8 +42,8 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
   }
 }
 
-void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n, Index count, double* values,
-                             DqdsWorkspace& workspace) {
+void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n, Index count,
+                             double* values, DqdsWorkspace& workspace) {
   double* roots = workspace.factors.resize(2 * n * kWidth);
   double* above = roots + n * kWidth;
   alignas(64) double shifts[kWidth];

@@ -8,9 +8,9 @@
 
 #include "simd/lanes.h"
 
-// Symmetric matrices of a pack made tridiagonal, and the smallest eigenvalues of tridiagonal ones. Every
-// step is done in all lanes with the same operations, so that a lane's result does not depend on its
-// neighbours.
+// Symmetric matrices of a pack made tridiagonal, and the smallest eigenvalues of tridiagonal ones.
+// Every step is done in all lanes with the same operations, so that a lane's result does not depend
+// on its neighbours.
 namespace attnscope {
 
 // Where row i of a lower triangle begins that is stored without the upper one: half the room, and no two
@@ -215,9 +215,9 @@ inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, In
   return found;
 }
 
-// Minors p and q of a tridiagonal matrix minus x, one row apart, and how many eigenvalues the rows so far
-// have below x: as often as consecutive minors differ in sign. Without a division a step waits for two
-// products alone.
+// Minors p and q of a tridiagonal matrix minus x, one row apart, and how many eigenvalues the rows
+// so far have below x: as often as consecutive minors differ in sign. Without a division a step
+// waits for two products alone.
 struct SturmMinors {
   Lanes p, q;
   LaneMask changes;

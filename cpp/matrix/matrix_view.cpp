@@ -12,8 +12,8 @@ constexpr Index kBlockBytes = 64;
 // Lines that are fetched ahead of the one that is looked at.
 constexpr Index kAhead = 4;
 
-// A whole number of the size of an entry. Magnitudes have no sign bit, so signed numbers order them, and
-// processors compare those.
+// A whole number of the size of an entry. Magnitudes have no sign bit, so signed numbers order
+// them, and processors compare those.
 template <class Scalar>
 using Bits = std::conditional_t<sizeof(Scalar) == 2, std::int16_t,
                                 std::conditional_t<sizeof(Scalar) == 4, std::int32_t, std::int64_t>>;
@@ -26,8 +26,8 @@ Bits<Scalar> magnitude_bits(const Scalar* entry) {
   return bits & std::numeric_limits<Bits<Scalar>>::max();
 }
 
-// fold(fold(0, a), b) … over the magnitudes of a run, in any order: without a branch per entry, so that it
-// vectorises.
+// fold(fold(0, a), b) … over the magnitudes of a run, in any order: without a branch per entry, so
+// that it vectorises.
 template <class Scalar, class Fold>
 Bits<Scalar> fold_magnitudes(const Scalar* run, Index n, Index stride, Fold fold) {
   Bits<Scalar> found = 0;

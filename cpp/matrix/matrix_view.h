@@ -46,7 +46,8 @@ bool lines_are_rows(const MatrixView<Scalar>& matrix) {
   return matrix.innerStride() <= matrix.outerStride();
 }
 
-// The matrix or its transpose, whichever has its rows along memory: for what does not depend on the order.
+// The matrix or its transpose, whichever has its rows along memory: for what does not depend on the
+// order.
 template <class Scalar>
 MatrixView<Scalar> along_memory(const MatrixView<Scalar>& matrix) {
   if (lines_are_rows(matrix)) return matrix;
@@ -59,8 +60,9 @@ struct MatrixReading {
   bool causal;
 };
 
-// Both in one read, of some lines at a time for who uses each while it lies in the cache. `reading` holds what the
-// lines before say, at first { true, n >= 2 }; { true, false } asks for entries that are not finite alone.
+// Both in one read, of some lines at a time for who uses each while it lies in the cache. `reading`
+// holds what the lines before say, at first { true, n >= 2 }; { true, false } asks for entries that
+// are not finite alone.
 template <class Scalar>
 void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading);
 

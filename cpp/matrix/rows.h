@@ -66,7 +66,8 @@ Lanes load_head(const WideType* from, Index count, Index readable) {
   return lanes;
 }
 
-// visit(lanes from entry j on, j) for entries [begin, end) of a row, zeros behind the last; `n` entries may be read.
+// visit(lanes from entry j on, j) for entries [begin, end) of a row, zeros behind the last; `n`
+// entries may be read.
 template <class WideType, class Visit>
 void for_each_lane(const WideType* row, Index begin, Index end, Index n, Visit&& visit) {
   Index j = begin;

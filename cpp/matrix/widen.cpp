@@ -80,7 +80,8 @@ void widen_row(const MatrixView<Scalar>& matrix, Index i, Index count, double* o
 }
 
 template <class Scalar>
-void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count, double* lines, double* out) {
+void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count, double* lines,
+                    double* out) {
   assert(1 <= matrices.size() && static_cast<Index>(matrices.size()) <= kPackWidth);
   for (std::size_t lane = 0; lane < matrices.size(); ++lane) {
     widen_row(matrices[lane], i, count, lines + static_cast<Index>(lane) * count);

@@ -18,10 +18,11 @@ double widen(const MatrixView<Scalar>& matrix, double* out, Index ld);
 template <class Scalar>
 void widen_row(const MatrixView<Scalar>& matrix, Index i, Index count, double* out);
 
-// The same of one to a pack's number of matrices, entry j of all of them side by side and 0 for one that is not there;
-// `lines`: scratch of as many numbers as `out` gets.
+// The same of one to a pack's number of matrices, entry j of all of them side by side and 0 for one
+// that is not there; `lines`: scratch of as many numbers as `out` gets.
 template <class Scalar>
-void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count, double* lines, double* out);
+void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count, double* lines,
+                    double* out);
 
 // The largest |x| of `count` numbers; 0 when there is none.
 double largest_magnitude(const double* values, Index count);

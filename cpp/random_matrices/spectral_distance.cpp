@@ -28,7 +28,8 @@ CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullL
     return differences(i, low, high);
   };
   // Values within the error of the floor may lie on either side.
-  const std::size_t start = place_of(floor - error), below = place_of(floor), sure = place_of(floor + error);
+  const std::size_t start = place_of(floor - error), below = place_of(floor);
+  const std::size_t sure = place_of(floor + error);
   const double at_floor = law.cdf(floor);
   const double fewest = static_cast<double>(start) / k;
   const double most = static_cast<double>(sure) / k;

@@ -14,9 +14,9 @@ namespace attnscope {
 // below.
 inline constexpr double kResolvedShare = 1e-12;
 
-// sup |F_emp(x) − F(x)| over x >= floor, of values that are known to ±error: the largest difference may be
-// `uncertain` away from `distance`. A table of the law, where there is one, brackets every difference, and
-// only those that can be the largest are computed.
+// sup |F_emp(x) − F(x)| over x >= floor, of values that are known to ±error: the largest difference
+// may be `uncertain` away from `distance`. A table of the law, where there is one, brackets every
+// difference, and only those that can be the largest are computed.
 struct CertifiedDistance {
   double distance, uncertain;
 };

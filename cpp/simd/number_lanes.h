@@ -11,8 +11,8 @@
 
 #include "simd/lanes.h"
 
-// Vectors of either float type, and of whole numbers, along a row, and square tiles turned about their
-// diagonal. Only kernel sources include it.
+// Vectors of either float type, and of whole numbers, along a row, and square tiles turned about
+// their diagonal. Only kernel sources include it.
 namespace attnscope {
 
 // One vector of Float, and of whole numbers of its size, which a comparison gives: all bits set

@@ -48,7 +48,8 @@ py::tuple bars(Argument attention, Argument lengths, int max_dimension,
   }
   const auto birth = make_empty<double>({total}, {}), death = make_empty<double>({total}, {});
   const auto dimension = make_empty<std::int8_t>({total}, {});
-  const auto birth_edge = make_empty<std::int32_t>({total}, {2}), death_edge = make_empty<std::int32_t>({total}, {2});
+  const auto birth_edge = make_empty<std::int32_t>({total}, {2});
+  const auto death_edge = make_empty<std::int32_t>({total}, {2});
   std::size_t at = 0;
   for (const Slice& slice : slices) {
     for (std::size_t k = slice.begin; k < slice.end; ++k, ++at) {

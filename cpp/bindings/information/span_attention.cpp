@@ -18,8 +18,9 @@ py::tuple span_attention_of(Argument attention, Argument lengths, Argument suppo
   const auto given = static_cast<Index>(spans.size());
   if (given != 2 && given != 2 * batch.count) throw py::value_error("spans must be two numbers for each map");
   using S = SpanAttention;
-  const Fields fields(batch.sizes, {}, S{kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN}, &S::share, &S::uniform,
-                      &S::boost, &S::diagonal, &S::special, &S::context, &S::received, &S::received_uniform);
+  const S none{kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN};
+  const Fields fields(batch.sizes, {}, none, &S::share, &S::uniform, &S::boost, &S::diagonal, &S::special,
+                      &S::context, &S::received, &S::received_uniform);
   const Index non_finite =
       per_matrix_checked_by_kernel<NoWorkspace>(batch, [&](const auto& view, Index index, NoWorkspace&) {
         const std::int64_t* ends = spans.data() + (given == 2 ? 0 : 2 * index);

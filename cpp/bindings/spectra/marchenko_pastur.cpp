@@ -15,8 +15,8 @@ SpectralNull null_from(const std::string& name) {
                         "'");
 }
 
-// The seven fields, the number of matrices that are too short or vary in no row, and the number that are
-// not finite. The table of the triangular law is made once.
+// The seven fields, the number of matrices that are too short or vary in no row, and the number
+// that are not finite. The table of the triangular law is made once.
 struct Comparison {
   TriangularTable triangular;
 

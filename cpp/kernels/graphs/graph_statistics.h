@@ -40,13 +40,13 @@ struct GraphStatisticsWorkspace {
 };
 
 // Statistics of the simple undirected graphs 1[max(A_ij, A_ji) >= t], i ≠ j, for each of `count`
-// thresholds in any order to the same place of `out`, and of the in-degrees of the directed graphs 1[A_ij >= t], i ≠ j. A is read
-// once for all thresholds; each entry is compared as the float64 number it stands for.
-// Ranges: shares, densities, gini and centralization in [0, 1]. Without a divisor (gap and
-// centralization for n < 3, hub share and density for n < 2, star likeness without two nodes beside the
-// hub) a statistic is NaN; gini of a graph without edges is 0.
-// fiedler_value and laplacian_gap are there after finish_graph_statistics.
-// Cost O(T n²) and one O(n³) spectrum for every graph with at most two components.
+// thresholds in any order to the same place of `out`, and of the in-degrees of the directed graphs
+// 1[A_ij >= t], i ≠ j. A is read once for all thresholds; each entry is compared as the float64
+// number it stands for. Ranges: shares, densities, gini and centralization in [0, 1]. Without a
+// divisor (gap and centralization for n < 3, hub share and density for n < 2, star likeness without
+// two nodes beside the hub) a statistic is NaN; gini of a graph without edges is 0. fiedler_value
+// and laplacian_gap are there after finish_graph_statistics. Cost O(T n²) and one O(n³) spectrum
+// for every graph with at most two components.
 template <class Scalar>
 void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
                       GraphStatistics* out, GraphStatisticsWorkspace& workspace);

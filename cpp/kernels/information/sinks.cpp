@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "matrix/row_statistics.h"
 #include "matrix/rows.h"
@@ -43,15 +44,12 @@ Index position_of(double min_visibility, const SinkWorkspace& workspace) {
 
 // The share of workspace.mass that its k largest entries hold; reorders it.
 double top_mass_of(Index k, std::vector<double>& mass) {
-  double total = 0.0;
-  for (const double m : mass) total += m;
+  const double total = std::accumulate(mass.begin(), mass.end(), 0.0);
   if (total == 0.0) return kNaN;
   const Index taken = std::min(k, static_cast<Index>(mass.size()));
   if (taken == 1) return *std::max_element(mass.begin(), mass.end()) / total;
   std::partial_sort(mass.begin(), mass.begin() + taken, mass.end(), std::greater<>());
-  double top = 0.0;
-  for (Index j = 0; j < taken; ++j) top += mass[j];
-  return top / total;
+  return std::accumulate(mass.begin(), mass.begin() + taken, 0.0) / total;
 }
 
 // Number, sum, sum of squared distances from their mean, and largest of the far visible entries of a row.

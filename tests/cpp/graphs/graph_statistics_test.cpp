@@ -16,10 +16,12 @@ using testing::RowMatrix;
 using testing::view;
 
 template <class Scalar>
-std::vector<GraphStatistics> statistics(const RowMatrix<Scalar>& a, const std::vector<double>& thresholds) {
+std::vector<GraphStatistics> statistics(const RowMatrix<Scalar>& a,
+                                        const std::vector<double>& thresholds) {
   std::vector<GraphStatistics> found(thresholds.size());
   GraphStatisticsWorkspace workspace;
-  graph_statistics(view(a), thresholds.data(), static_cast<Index>(thresholds.size()), found.data(), workspace);
+  const auto count = static_cast<Index>(thresholds.size());
+  graph_statistics(view(a), thresholds.data(), count, found.data(), workspace);
   finish_graph_statistics(workspace);
   return found;
 }

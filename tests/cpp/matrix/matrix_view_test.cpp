@@ -13,6 +13,9 @@
 namespace attnscope {
 namespace {
 
+using testing::RowMatrix;
+using testing::view;
+
 TEST(MatrixView, ReadsRowsAndTransposeInPlace) {
   const std::vector<float> data = {1, 2, 3, 4, 5, 6, 7, 8, 9};
   const auto rows = matrix_view(data.data(), 3, 3, 1);
@@ -117,9 +120,6 @@ TEST(Support, AutoJudgesEveryLayoutAndType) {
   expect_judged_entry_by_entry<Eigen::half>();
   expect_judged_entry_by_entry<Eigen::bfloat16>();
 }
-
-using testing::RowMatrix;
-using testing::view;
 
 TEST(Widen, ScalesByAPowerOfTwoWhateverRowAndSignTheLargestHas) {
   // Rows of any length beside a pair of vectors; the largest entry in each place.

@@ -55,7 +55,8 @@ TEST(NullLaw, MarchenkoPasturMomentsAreNarayana) {
     const double expected[] = {1.0, 1.0 + gamma, 1.0 + 3.0 * gamma + gamma * gamma,
                                1.0 + 6.0 * gamma + 6.0 * gamma * gamma + std::pow(gamma, 3)};
     for (int k = 1; k <= 4; ++k) {
-      EXPECT_NEAR(moment(law, lower_edge(gamma), k) / expected[k - 1], 1.0, 1e-10) << "γ = " << gamma << " k = " << k;
+      EXPECT_NEAR(moment(law, lower_edge(gamma), k) / expected[k - 1], 1.0, 1e-10)
+          << "γ = " << gamma << " k = " << k;
     }
   }
 }
