@@ -16,11 +16,12 @@
 namespace attnscope {
 
 // Runs work(begin, end, worker) over [0, count) in blocks of `grain`, handed out one by one to
-// torch.get_num_threads() workers, with the GIL released: `work` must not touch Python. The calling
-// thread looks for a pending signal between blocks; a KeyboardInterrupt stops all workers and is
+// torch.get_num_threads() workers, with the GIL released: `work` must not touch Python. With a larger
+// `most`, blocks begin with up to that many and shrink as less is left, so that workers end together. The
+// calling thread looks for a pending signal between blocks; a KeyboardInterrupt stops all workers and is
 // re-raised, and so is the first exception that `work` throws.
 void run_blocks(Index count, Index grain,
-                const std::function<void(Index begin, Index end, int worker)>& work);
+                const std::function<void(Index begin, Index end, int worker)>& work, Index most = 0);
 
 // Number of workers that run_blocks will use for `count` items.
 int worker_count(Index count);
@@ -70,25 +71,38 @@ class BatchOrder {
 // answer Ctrl-C, large enough that handing it out costs nothing.
 Index block_size(const Batch& batch, Index width);
 
-// Calls kernel(view, index, worker) for every matrix, where worker is the worker's own element of
-// `workers`, which holds worker_count(batch.count) of them, and the kernel returns whether all entries
-// are finite; one that sees a number that is not leaves the results as they were filled. Returns how
-// many matrices were not finite. `block`: matrices handed out at a time, 1 where their costs are very
-// uneven.
+// Calls kernel(view, index, next, worker) for every matrix, where worker is the worker's own element of
+// `workers`, which holds worker_count(batch.count) of them, and next is the matrix that it takes after
+// this one, -1 where that is not known. The kernel returns whether all entries are finite; one that sees a
+// number that is not leaves the results as they were filled. Returns how many matrices were not finite.
+// `block`: matrices handed out at a time, 1 where their costs are very uneven; `most`: as in run_blocks.
 template <class Worker, class Kernel>
-Index per_matrix_checked_by_kernel(const Batch& batch, std::vector<Worker>& workers, Index block,
-                            Kernel&& kernel) {
+Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index block, Index most,
+                         Kernel&& kernel) {
   const BatchOrder order(batch);
   std::atomic<Index> non_finite{0};
-  run_blocks(batch.count, block, [&](Index begin, Index end, int number) {
+  const auto work = [&](Index begin, Index end, int number) {
     Worker& worker = workers[static_cast<std::size_t>(number)];
+    const Index known = workers.size() == 1 ? batch.count : end;
     for (Index position = begin; position < end; ++position) {
+      const Index next = position + 1 < known ? order[position + 1] : -1;
       visit_matrix(batch, order[position], [&](const auto& view, Index index) {
-        if (!kernel(view, index, worker)) non_finite.fetch_add(1, std::memory_order_relaxed);
+        if (!kernel(view, index, next, worker)) non_finite.fetch_add(1, std::memory_order_relaxed);
       });
     }
-  });
+  };
+  run_blocks(batch.count, block, work, most);
   return non_finite.load();
+}
+
+// The same with a kernel(view, index, worker), and with blocks of one size.
+template <class Worker, class Kernel>
+Index per_matrix_checked_by_kernel(const Batch& batch, std::vector<Worker>& workers, Index block,
+                                   Kernel&& kernel) {
+  return per_matrix_in_turn(batch, workers, block, block,
+                            [&](const auto& view, Index index, Index, Worker& worker) {
+                              return kernel(view, index, worker);
+                            });
 }
 
 // The same with a Workspace per worker that lives as long as the call.

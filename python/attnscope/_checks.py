@@ -39,6 +39,12 @@ class Attention(NamedTuple):
     def leading(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape[:-2])
 
+    def inside(self) -> torch.Tensor:
+        """Which tokens lie within the lengths, bool [..., n]."""
+        place = torch.arange(self.n)
+        within = place >= 0 if self.lengths is None else place < self.lengths[..., None]
+        return within.expand(*self.leading, self.n)
+
 
 def attention_argument(
     function: str,
@@ -274,11 +280,6 @@ def flag(function: str, name: str, value: Any) -> bool:
         return bool(value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}") from None
-
-
-def threshold_argument(function: str, threshold: float | None) -> float | None:
-    """One threshold in (0, 1), or None."""
-    return None if threshold is None else fraction_argument(function, "threshold", threshold)
 
 
 def fraction_argument(function: str, name: str, value: Any) -> float:

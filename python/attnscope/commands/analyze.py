@@ -17,15 +17,13 @@ from attnscope.capture.sites import SITES
 from attnscope.commands.analyze_tables import Column, Tables, place, table_of
 from attnscope.engine.forward import Batch, batch_of, depth, head_mean, padded, self_attention
 from attnscope.engine.results import Results
-from attnscope.engine.texts.encoding import batches
-from attnscope.engine.texts.samples import samples_table
+from attnscope.engine.texts.encoding import batches, samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.metrics.discovery import columns_of, found, metric_of
-from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.measure import measure_quantities, metric_names, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS
 from attnscope.metrics.quantity import Quantity, Shared, Site
-from attnscope.metrics.requests import metric_names, requests_of
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
 

@@ -13,7 +13,7 @@ import torch
 
 from attnscope._warn import warned_once
 from attnscope.commands.catalogue import first_lines
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import found, metric_of
 from attnscope.metrics.quantity import Quantity
 
 
@@ -60,7 +60,7 @@ def show_config() -> str:
 def facts() -> dict[str, str]:
     """The facts of `show_config`, by name."""
     from attnscope import _core, _isa
-    from attnscope.engine.provenance import installed, machine
+    from attnscope.engine.run_folder import installed, machine
 
     here = machine()
     cuda = "kernels run on the CPU; tensors are brought over"
@@ -133,13 +133,10 @@ def _instruction_set(live: str, best: str) -> Check:
 
 def _by_metric() -> dict[str, list[Quantity]]:
     """Every quantity under the public function that gives it."""
-    everything = found()
     groups: dict[str, list[Quantity]] = {}
-    for one in everything.quantities:
-        name = one.metric
-        if name.startswith("_"):
-            source = everything.derived.get((one.protocol, name), (name,))[0]
-            name = one.name if source.startswith("_") else source
+    for one in found().quantities:
+        name = metric_of(one)
+        name = one.name if name.startswith("_") else name
         groups.setdefault(name if one.protocol == "exact" else f"{one.protocol}.{name}", []).append(one)
     return groups
 

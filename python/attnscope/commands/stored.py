@@ -117,7 +117,7 @@ def tables(
 
     Example: attnscope tables runs/demo --by step,layer --columns sink_share,entropy
     """
-    from attnscope.engine.reading.statistics import kinds_of
+    from attnscope.engine.reading import kinds_of
     from attnscope.engine.schema import ResultsError
 
     results = opened(folder)
@@ -220,8 +220,7 @@ def view(
 
 def opened(folder: Path) -> Results:
     """The results of a run folder; of a run that is not finished it is said what is missing."""
-    from attnscope.engine.reading.unfinished import unfinished
-    from attnscope.engine.results import load
+    from attnscope.engine.results import load, unfinished
 
     results = load(folder)
     if missing := unfinished(results):
@@ -232,7 +231,7 @@ def opened(folder: Path) -> Results:
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
     """What stands for the numeric columns by their kind: first within each sentence, then over sentences."""
     from attnscope._nearest import nearest
-    from attnscope.engine.reading.statistics import grouped, kinds_of
+    from attnscope.engine.reading import grouped, kinds_of
     from attnscope.engine.schema import MissingError, check_columns
 
     frame = results.table(table)
@@ -253,7 +252,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:
     """The leading columns that fit into a width, each under its statistic where that is no mean."""
-    from attnscope.engine.reading.statistics import STATISTIC
+    from attnscope.engine.reading import STATISTIC
 
     def text(columns: Sequence[str]) -> str:
         titles = {

@@ -32,12 +32,7 @@ Bound = float | Callable[[int], float] | None
 
 @dataclass(frozen=True)
 class Site:
-    """An option that stands for what was captured at a site.
-
-    Attributes:
-        name: of the site.
-        origin: zeros of that shape instead, for states that are counted from nothing.
-    """
+    """An option that stands for what was captured at a site, or for zeros of that shape, its `origin`."""
 
     name: str
     origin: bool = False
@@ -45,13 +40,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Shared:
-    """An option that is itself the result of a metric, computed once for all that ask for it.
-
-    Attributes:
-        metric: of the same protocol.
-        options: of that call.
-        of: the site that holds its maps.
-    """
+    """An option that is itself the result of a metric of the maps at a site, computed once for all."""
 
     metric: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -155,11 +144,9 @@ class Quantity:
                 raise ValueError(f"{self.name}: no axis {axis!r} in {', '.join(self.axes) or 'none'}")
         index = (..., *(where.get(axis, slice(None)) for axis in self.axes))
         read = self.read
-        texts = {}
-        for name in ("label", "symbol", "meaning"):
-            texts[name] = getattr(self, name)
-            for axis, place in where.items():
-                texts[name] = texts[name].replace(f"{{{axis}}}", str(place))
+        texts = {name: getattr(self, name) for name in ("label", "symbol", "meaning")}
+        for axis, place in where.items():
+            texts = {name: text.replace(f"{{{axis}}}", str(place)) for name, text in texts.items()}
         known = self.known
         if isinstance(known.expected, Sequence):
             (place,) = where.values()
@@ -178,28 +165,22 @@ class Quantity:
         if axis not in self.axes:
             return self
         place, read = self.axes.index(axis) - len(self.axes), self.read
-        rest = tuple(name for name in self.axes if name != axis)
-        entry = self.known.entry
-        known = replace(self.known, entry=entry[:place] + entry[len(entry) + place + 1 :])
-        return replace(self, read=lambda result: read(result).nanmean(place), axes=rest, known=known)
+        return self._without({axis}, read=lambda result: read(result).nanmean(place))
 
     def with_options(self, **run: Any) -> Quantity:
         """The same quantity under the settings of a run."""
-        gone = {
-            axis
-            for axis, (option, value) in self.axis_when.items()
-            if run.get(option, value) != value and axis in self.axes
-        }
-        entry = self.known.entry
-        if gone and entry:
-            kept = zip(self.axes, entry[-len(self.axes) :], strict=True)
-            entry = tuple(place for axis, place in kept if axis not in gone)
-        return replace(
-            self,
-            options={**self.options, **run},
-            axes=tuple(axis for axis in self.axes if axis not in gone),
-            known=replace(self.known, entry=entry),
+        gone = {axis for axis, (option, value) in self.axis_when.items() if run.get(option, value) != value}
+        return self._without(gone, options={**self.options, **run})
+
+    def _without(self, gone: set[str], **changed: Any) -> Quantity:
+        """Without some axes, and without their entries of the closed form."""
+        places = self.known.entry
+        front = len(places) - len(self.axes)  # the number of a head, where there is one
+        entry = tuple(
+            place for at, place in enumerate(places) if at < front or self.axes[at - front] not in gone
         )
+        axes = tuple(axis for axis in self.axes if axis not in gone)
+        return replace(self, axes=axes, known=replace(self.known, entry=entry), **changed)
 
     def example(self) -> tuple[float, float]:
         """What is computed of the closed form, and what it must be."""

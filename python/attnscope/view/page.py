@@ -14,10 +14,13 @@ from typing import Any
 import torch
 
 from attnscope._warn import warned_once
-from attnscope.engine.disk.files import write_bytes
+from attnscope.capture.anatomy import instead
+from attnscope.engine.results import Results
+from attnscope.engine.store import write_bytes
+from attnscope.view.captured import stacks_of_model
+from attnscope.view.measured import contents_of_stacks, contents_of_tensors
+from attnscope.view.stored import contents_of_results
 
-_HOME = Path(__file__).parent
-_SCRIPTS = ("matrix.js", "view.js")
 #: Makes a frame as high as the page in it says; 940 pixels until then.
 _FRAME = """<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
 style="width:100%;height:940px;border:0" title="attnscope view"></iframe><script>
@@ -53,8 +56,7 @@ class View:
         )
         return environment.get_template("template.html").render(
             title=self.title,
-            style=Markup((_HOME / "view.css").read_text(encoding="utf-8")),
-            script=Markup("".join((_HOME / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
+            script=Markup((Path(__file__).parent / "view.js").read_text(encoding="utf-8")),
             data=Markup(data),
         )
 
@@ -127,9 +129,6 @@ def view(
         >>> asc.view(torch.full((2, 3, 4, 4), 0.25), tokens=["the", "cat", "sat", "."], title="uniform")
         View('uniform': 2 layers × 3 heads, ... metrics, 6 attention matrices)
     """
-    from attnscope.capture.anatomy import instead
-    from attnscope.engine.results import Results
-
     if isinstance(shown, str):
         raise TypeError(f"view: want a model, results or attention, got {shown!r}{instead(shown)}")
     results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
@@ -138,25 +137,16 @@ def view(
     for one in _OF_OTHERS[what]:
         if given[one] is not None:
             raise ValueError(f"view: {one} does not go with {what}, {_INSTEAD[one]}")
-    if results:
-        from attnscope.view.stored import contents_of_results
-
-        name = shown.path.resolve().name if shown.path else "results in memory"
-        with warned_once("maps"):
+    with warned_once("maps", rows=what == "tensors"):
+        if results:
+            name = shown.path.resolve().name if shown.path else "results in memory"
             contents = contents_of_results(shown, max_bytes, sample, model)
-    elif network:
-        from attnscope.view.captured import stacks_of_model
-        from attnscope.view.measured import contents_of_stacks
-
-        path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
-        name = "/".join(path.parts[-2:])
-        with warned_once("maps"):
+        elif network:
+            path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
+            name = "/".join(path.parts[-2:])
             contents = contents_of_stacks(stacks_of_model(shown, text, tokenizer), max_bytes)
-    else:
-        from attnscope.view.measured import contents_of_tensors
-
-        name = "attention"
-        with warned_once("maps", rows=True):
+        else:
+            name = "attention"
             contents = contents_of_tensors(shown, tokens, max_bytes)
     if head is not None:
         layer, number = (int(one) for one in head)

@@ -9,9 +9,9 @@ import pytest
 
 import figure_tables as made
 from attnscope.report import report
+from attnscope.report.any_run import strongest_heads
 from attnscope.report.numbers import number
 from attnscope.report.section import Page
-from attnscope.report.strongest import strongest_heads
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,8 @@ import pytest
 import yaml
 
 from attnscope.commands.settings import _meanings, _name, written
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.config import ConfigError, Settings, models_in
 from attnscope.engine.discovery import studies, study_class
-from attnscope.engine.mistakes import models_in
 from attnscope.engine.packaged import packaged_text
 
 

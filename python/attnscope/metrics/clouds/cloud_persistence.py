@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.clouds._clouds import Metric, metric_argument
+from attnscope.metrics.clouds.cloud_distances import Metric, metric_argument
 from attnscope.metrics.homology.barcodes import Barcodes
 
 

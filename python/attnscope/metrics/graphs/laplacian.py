@@ -14,6 +14,17 @@ from attnscope.metrics.quantity import Known, Quantity
 Symmetrize = Literal["mean", "max"]
 
 
+def graph_arguments(
+    function: str, symmetrize: str, threshold: float | None, normalized: bool
+) -> tuple[str, float | None, bool]:
+    """How a head becomes a graph, checked, in the order in which the core takes it."""
+    return (
+        _checks.choice_argument(function, "symmetrize", symmetrize, ("mean", "max")),
+        None if threshold is None else _checks.fraction_argument(function, "threshold", threshold),
+        _checks.flag(function, "normalized", normalized),
+    )
+
+
 def laplacian_eigenvalues(
     attention: torch.Tensor,
     k: int | None = None,
@@ -60,26 +71,8 @@ def laplacian_eigenvalues(
     count = checked.n if k is None else _checks.whole(name, "k", k)
     if not 1 <= count <= checked.n:
         raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
-    return _smallest(name, checked, count, symmetrize, threshold, normalized)
-
-
-def _smallest(
-    name: str,
-    checked: _checks.Attention,
-    count: int,
-    symmetrize: str,
-    threshold: float | None,
-    normalized: bool,
-) -> torch.Tensor:
-    return _checks.computed(
-        _core.laplacian_eigenvalues,
-        name,
-        checked,
-        count,
-        _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
-        _checks.threshold_argument(name, threshold),
-        _checks.flag(name, "normalized", normalized),
-    )
+    given = graph_arguments(name, symmetrize, threshold, normalized)
+    return _checks.computed(_core.laplacian_eigenvalues, name, checked, count, *given)
 
 
 def laplacian_gap(
@@ -94,12 +87,7 @@ def laplacian_gap(
     """The gap λ3 − λ2 of the graph Laplacian of each head.
 
     Args:
-        attention: attention maps [..., n, n].
-        symmetrize: as in `laplacian_eigenvalues`.
-        threshold: as in `laplacian_eigenvalues`.
-        normalized: as in `laplacian_eigenvalues`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; this and all that follow are as in `laplacian_eigenvalues`.
 
     Returns:
         [...] float64, >= 0; NaN for maps of fewer than three tokens, which have no third eigenvalue.
@@ -118,9 +106,11 @@ def laplacian_gap(
     References:
         Ruscio et al., What are you sinking?, 2025, section on spectral graph analysis.
     """
-    checked = _checks.attention_argument("laplacian_gap", attention, lengths, validate=validate)
+    name = "laplacian_gap"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    given = graph_arguments(name, symmetrize, threshold, normalized)
     count = min(checked.n, 3)
-    return gap_of(_smallest("laplacian_gap", checked, count, symmetrize, threshold, normalized))
+    return gap_of(_checks.computed(_core.laplacian_eigenvalues, name, checked, count, *given))
 
 
 def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:

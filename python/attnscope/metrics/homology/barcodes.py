@@ -170,18 +170,22 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
     values = np.atleast_1d(values)
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
-    order = np.argsort(values, kind="stable")
-    count, size = barcodes._count(), values.size
-    place = _places(barcodes)
-    change = np.zeros((count * DIMENSIONS, size + 1), dtype=np.int64)
-    # Along ascending scales a bar counts from the first that is >= its birth to the last below its death.
-    np.add.at(change, (place, np.searchsorted(values[order], barcodes.birth.numpy())), 1)
-    np.add.at(change, (place, np.searchsorted(values[order], barcodes.death.numpy())), -1)
-    alive = np.empty((count * DIMENSIONS, size), dtype=np.int64)
-    alive[:, order] = np.cumsum(change, axis=1)[:, :size]
-    curve = torch.from_numpy(alive).reshape(count, DIMENSIONS, size).transpose(1, 2).contiguous()
-    curve[~barcodes._valid()] = -1
-    return curve.reshape(*barcodes.shape, size, DIMENSIONS)
+    curve = alive(barcodes, barcodes.birth, barcodes.death, values)
+    curve[~barcodes._valid().reshape(barcodes.shape)] = -1
+    return curve
+
+
+def alive(barcodes: Barcodes, birth: torch.Tensor, death: torch.Tensor, scales: Array) -> torch.Tensor:
+    """Number of bars of each dimension with birth <= s < death at each scale, [..., S, 2]."""
+    levels, inverse = np.unique(scales, return_inverse=True)
+    width, rows = levels.size + 1, barcodes._count() * DIMENSIONS
+    # A bar counts from the first level that is >= its birth to the last below its death.
+    begin, end = (
+        np.bincount(_places(barcodes) * width + np.searchsorted(levels, ends.numpy()), minlength=rows * width)
+        for ends in (birth, death)
+    )
+    curve = (begin - end).reshape(-1, DIMENSIONS, width).cumsum(-1)[..., inverse].swapaxes(1, 2)
+    return torch.from_numpy(np.ascontiguousarray(curve)).reshape(*barcodes.shape, len(inverse), DIMENSIONS)
 
 
 def bar_columns(barcodes: Barcodes, keys: Mapping[str, Any]) -> dict[str, Any]:

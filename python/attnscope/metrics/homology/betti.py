@@ -12,7 +12,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import ring
-from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
+from attnscope.metrics.homology.barcodes import Barcodes, alive
 from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
 from attnscope.metrics.quantity import Known, Quantity
 
@@ -90,17 +90,8 @@ def bars_hold(given: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
 
 def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) -> torch.Tensor:
     """`betti_numbers` of maps whose bars are known, as far as `bars_hold`: bars born and not yet dead."""
-    levels, inverse = np.unique(np.ravel(thresholds), return_inverse=True)
-    count, size = barcodes._count(), levels.size
-    owner = (barcodes._owner() * DIMENSIONS + barcodes.dimension).numpy() * (size + 1)
-    alive = np.zeros(count * DIMENSIONS * (size + 1), dtype=np.int64)
-    # A weight is in the graphs of all thresholds up to itself.
-    for ends, sign in ((barcodes.birth, 1), (barcodes.death, -1)):
-        reached = np.searchsorted(levels, 1.0 - ends.numpy(), side="right")
-        alive += sign * np.bincount(owner + reached, minlength=alive.size)
-    graphs = alive.reshape(count, DIMENSIONS, size + 1)[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
-    found = np.ascontiguousarray(graphs[:, :, 1:][:, :, inverse].transpose(0, 2, 1))
-    return torch.from_numpy(found).reshape(*barcodes.shape, -1, DIMENSIONS)
+    # births and deaths are 1 − w of weights, and a weight is in the graphs of all thresholds up to itself
+    return alive(barcodes, barcodes.birth - 1.0, barcodes.death - 1.0, -np.ravel(thresholds))
 
 
 _BETTI = Quantity(

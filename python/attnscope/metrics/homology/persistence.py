@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -115,36 +115,30 @@ def _mean_persistence(barcodes: Barcodes) -> torch.Tensor:
     return torch.where(finite > 0, mean, torch.nan)
 
 
+OF_BARS = (betti_curve, bar_count, total_persistence, max_persistence, persistent_entropy, _mean_persistence)
 SOURCES = (persistence,)
-DERIVED = {
-    "betti_curve": ("persistence", betti_curve),
-    "bar_count": ("persistence", bar_count),
-    "total_persistence": ("persistence", total_persistence),
-    "max_persistence": ("persistence", max_persistence),
-    "persistent_entropy": ("persistence", persistent_entropy),
-    "_mean_persistence": ("persistence", _mean_persistence),
-}
-
-# In the ring of four, tokens are at distance 1/2 from their neighbours and 1 from the token across: three
-# bars of length 1/2 in dimension 0 and one loop from 1/2 to 1.
-_BAR_COUNT = Quantity.of(
-    "bar_count",
-    "H{dimension} bars",
-    "Number of loops that appear anywhere in the filtration.",
-    Known((4, 1), ring()),
-    kind="count",
-    low=0,
-    axes=("dimension",),
-)
+DERIVED = {function.__name__: ("persistence", function) for function in OF_BARS}
 
 
 def _of_bars(
-    name: str, label: str, meaning: str, expected: tuple[float, float], *, metric: str = ""
+    name: str, label: str, meaning: str, expected: tuple[float, float], *, metric: str = "", **more: Any
 ) -> Quantity:
+    """A number of each dimension, with its values on the ring of four tokens.
+
+    They are at distance 1/2 from their neighbours and 1 from the token across: three bars of length 1/2 in
+    dimension 0 and one loop from 1/2 to 1.
+    """
     known = Known(expected, ring())
-    return Quantity(name, metric or name, label, meaning, known, low=0, axes=("dimension",))
+    return Quantity(name, metric or name, label, meaning, known, low=0, axes=("dimension",), **more)
 
 
+_BAR_COUNT = _of_bars(
+    "bar_count",
+    "H{dimension} bars",
+    "Number of loops that appear anywhere in the filtration.",
+    (4, 1),
+    kind="count",
+)
 _LENGTHS = (
     _of_bars(
         "total_persistence",

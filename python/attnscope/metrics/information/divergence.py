@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,7 +101,7 @@ def divergence_of(
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         more = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
-        result += more / _rows(checked)
+        result += more / checked.inside().sum(-1)
     return _checks.finished(name, _layers(checked), result, non_finite, "layers")
 
 
@@ -128,17 +129,14 @@ def sink_removal(
         keep_attention: return the rescaled maps, float64; they are as large as `heads` in double precision.
         sink_mass: what a learned sink takes of each row, [..., h, n]: one more key, which stays, and with
             which rows are rescaled to sum 1.
-        support: as in `head_divergence`.
-        lengths: tokens per layer.
-        validate: refuse bad entries.
+        support: like lengths and validate as in `head_divergence`.
 
     Returns:
         SinkRemoval. kl_reduction is NaN where no row survives; maps are NaN past a layer's own length and 0
         in excluded rows.
 
     Raises:
-        ValueError: keys that do not broadcast to [..., n], positions outside 0..n−1, and as
-            `head_divergence`.
+        ValueError: keys that do not broadcast to [..., n] or lie outside, and as `head_divergence`.
 
     Example:
         Heads that differ only in how much they attend to key 0 are equal without it.
@@ -168,48 +166,38 @@ def sink_removal(
     kl_before = _mean_over(before, excluded, checked)
     kl_after = _mean_over(after, excluded, checked)
     # A head without a surviving row says nothing about the layer; any other NaN does.
-    difference = kl_before - kl_after
     dropped = excluded.sum(-1)
-    silent = dropped == _rows(checked)
-    reduction = torch.where(silent, 0.0, difference).sum(-1) / (~silent).sum(-1)
+    silent = dropped == checked.inside().sum(-1)
+    reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
     result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)
     return _checks.finished(name, _layers(checked), result, non_finite, "layers")
 
 
-def _rows(checked: _checks.Attention) -> torch.Tensor:
-    """Number of rows of each matrix, broadcast to its leading axes."""
-    if checked.lengths is None:
-        return torch.full(checked.leading, checked.n)
-    return checked.lengths.reshape(checked.leading)
-
-
 def _mean_over(rows: torch.Tensor, excluded: torch.Tensor, checked: _checks.Attention) -> torch.Tensor:
     """Mean over the queries inside the lengths that are not excluded; NaN without any."""
-    count = _rows(checked) - excluded.sum(-1)
-    inside = torch.arange(checked.n) < _rows(checked).unsqueeze(-1)
-    return torch.where(inside, rows, 0.0).sum(-1) / count
+    inside = checked.inside()
+    return torch.where(inside, rows, 0.0).sum(-1) / (inside.sum(-1) - excluded.sum(-1))
 
 
 def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     n = checked.n
-    flags = _checks.as_tensor(function, "keys", keys)
-    if flags.dtype != torch.bool:
-        whole = not flags.is_floating_point() and not flags.is_complex()
-        if flags.ndim > 1 or not (whole or flags.numel() == 0):
-            raise ValueError(
-                f"{function}: keys must be a boolean tensor [..., n] or a list of positions, got "
-                f"{flags.dtype} of shape {tuple(flags.shape)}"
-            )
-        positions = [int(position) for position in flags.reshape(-1)]
-        for position in positions:
-            if not 0 <= position < n:
-                raise ValueError(f"{function}: keys must lie between 0 and n - 1 = {n - 1}, got {position}")
-        flags = torch.zeros(n, dtype=torch.bool)
-        flags[positions] = True
-        return flags
-    _checks.expanded(f"{function}: keys", flags, (*checked.leading[:-1], n), "do not broadcast to")
-    return _device.to_host(flags)
+    given = _checks.as_tensor(function, "keys", keys)
+    if given.dtype == torch.bool:
+        _checks.expanded(f"{function}: keys", given, (*checked.leading[:-1], n), "do not broadcast to")
+        return _device.to_host(given)
+    whole = not given.is_floating_point() and not given.is_complex()
+    if given.ndim > 1 or not (whole or given.numel() == 0):
+        raise ValueError(
+            f"{function}: keys must be a boolean tensor [..., n] or a list of positions, got "
+            f"{given.dtype} of shape {tuple(given.shape)}"
+        )
+    positions = [int(position) for position in given.reshape(-1)]
+    if outside := [position for position in positions if not 0 <= position < n]:
+        raise ValueError(f"{function}: keys must lie between 0 and n - 1 = {n - 1}, got {outside[0]}")
+    flags = torch.zeros(n, dtype=torch.bool)
+    flags[positions] = True
+    return flags
 
 
 def _layers(checked: _checks.Attention) -> _checks.Attention:
@@ -290,20 +278,18 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     )
 
 
+_DIVERGENCE = Quantity.of(
+    "head_divergence",
+    "KL from head mean (nats)",
+    "Mean over queries of KL(head ‖ mean of the heads).",
+    Known(math.log(2) / 2, two_heads()),
+    low=0,
+)
 QUANTITIES = (
-    Quantity.of(
-        "head_divergence",
-        "KL from head mean (nats)",
-        "Mean over queries of KL(head ‖ mean of the heads).",
-        Known(math.log(2) / 2, two_heads()),
-        low=0,
-    ),
-    Quantity.of(
-        "head_divergence",
-        "KL from head mean (nats)",
-        "Mean over heads and queries of KL(head ‖ mean of the heads).",
-        Known(math.log(2) / 2, two_heads()),
-        low=0,
+    _DIVERGENCE,
+    replace(
+        _DIVERGENCE,
+        meaning="Mean over heads and queries of KL(head ‖ mean of the heads).",
         read=_mean_over_heads,
         scope="layer",
     ),

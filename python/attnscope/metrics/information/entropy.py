@@ -89,7 +89,7 @@ QUANTITIES = (
         "Mean over queries of the entropy of a row.",
         Known(math.log(4), full(4), entry=(0,)),
         low=0,
-        high=lambda n: math.log(n),
+        high=math.log,
         axes=("query",),
     ),
     Quantity(

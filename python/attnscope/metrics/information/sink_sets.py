@@ -12,7 +12,7 @@ import torch
 
 from attnscope import _checks
 from attnscope.metrics._closed_forms import causal, star
-from attnscope.metrics.information._learned_sink import inside, visible_pairs
+from attnscope.metrics.information._learned_sink import visible_pairs
 from attnscope.metrics.information.sinks import (
     incoming_attention,
     sink_position,
@@ -34,11 +34,9 @@ def _keys_by_percentile(
     incoming = incoming_attention(attention, support=support, lengths=lengths)
     n = attention.shape[-1]
     checked = _checks.attention_argument("_keys_by_percentile", attention, lengths)
-    seen_by = visible_pairs(checked, _checks.support_argument("_keys_by_percentile", support, checked)).sum(
-        -2
-    )
-    each = seen_by.expand(incoming.shape).reshape(-1, n).numpy()
-    sizes = inside(checked).sum(-1).flatten().tolist()
+    seen = visible_pairs(checked, _checks.support_argument("_keys_by_percentile", support, checked))
+    each = seen.sum(-2).expand(incoming.shape).reshape(-1, n).numpy()
+    sizes = checked.inside().sum(-1).flatten().tolist()
     flags = {percentile: np.zeros((len(sizes), n), dtype=bool) for percentile in PERCENTILES}
     for at, (row, size) in enumerate(zip(incoming.reshape(-1, n).numpy(), sizes, strict=True)):
         eligible = each[at, :size] >= math.ceil(0.3 * size)
@@ -56,9 +54,8 @@ def _keys_above(keys: Mapping[int, torch.Tensor], percentile: int) -> torch.Tens
 
 def _incoming_mass(attention: torch.Tensor, *, lengths: _checks.Lengths = None) -> torch.Tensor:
     """What all queries inside the lengths give each key, [..., n]."""
-    n = attention.shape[-1]
-    each = torch.full((), n) if lengths is None else torch.as_tensor(lengths)
-    inside = torch.arange(n) < each.expand(attention.shape[:-2]).unsqueeze(-1)
+    each = None if lengths is None else torch.as_tensor(lengths).expand(attention.shape[:-2])
+    inside = _checks.Attention(attention, each).inside()
     return torch.where(inside[..., None] & inside[..., None, :], attention, 0.0).sum(-2)
 
 

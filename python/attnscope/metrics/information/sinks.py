@@ -59,7 +59,7 @@ def incoming_attention(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
-    return _from_one_read(name, attention, {name: {}}, support, lengths, validate)[1][name]
+    return from_one_read(name, attention, {name: {}}, support, lengths, validate)[1][name]
 
 
 def sink_rate(
@@ -80,9 +80,7 @@ def sink_rate(
         attention: attention maps [..., n, n].
         epsilon: the mean incoming attention that a sink must exceed, in (0, 1).
         position: the key, counted from 0; one that a map does not have is no sink.
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         [...] bool; False for a map with NaN or infinite entries.
@@ -101,7 +99,7 @@ def sink_rate(
     """
     name = "sink_rate"
     asked = {name: {"epsilon": epsilon, "position": position}}
-    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]
+    return from_one_read(name, attention, asked, support, lengths, validate)[1][name]
 
 
 def sink_tokens(
@@ -131,9 +129,7 @@ def sink_tokens(
         min_visibility: in [0, 1]; keeps the last keys of causal maps, which few queries see, from winning
             by chance.
         alpha: the chance of any sink in a map without one, in (0, 1).
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         [..., n] bool; False past a map's own length and for a map with NaN or infinite entries.
@@ -159,15 +155,8 @@ def sink_tokens(
     gamma = _checks.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
-    return _checks.computed(
-        _core.sink_tokens,
-        name,
-        checked,
-        _checks.support_argument(name, support, checked),
-        tau,
-        gamma,
-        _visibility(name, min_visibility),
-    )
+    seen, visibility = _checks.support_argument(name, support, checked), _visibility(name, min_visibility)
+    return _checks.computed(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
 
 def sink_position(
@@ -183,9 +172,7 @@ def sink_position(
     Args:
         attention: attention maps [..., n, n].
         min_visibility: only keys that at least ⌈min_visibility·n⌉ queries see compete, in [0, 1].
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         [...] int64, the first such key on ties; −1 when no key competes or the map is not finite.
@@ -206,7 +193,7 @@ def sink_position(
     """
     name = "sink_position"
     asked = {name: {"min_visibility": min_visibility}}
-    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]
+    return from_one_read(name, attention, asked, support, lengths, validate)[1][name]
 
 
 def sink_share(
@@ -230,9 +217,7 @@ def sink_share(
         queries: only the last so many queries of each map (64 is a profiler's convention); None: all.
             Queries that see no key are left out.
         sink_mass: what a learned sink takes of each row, [..., n]; share and uniform stay those of real keys.
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         SinkShare, each [...] float64; share and learned in [0, 1], boost 1 for uniform attention.
@@ -253,7 +238,7 @@ def sink_share(
     """
     name = "sink_share"
     asked = {name: {"first": first, "queries": queries}}
-    checked, found = _from_one_read(name, attention, asked, support, lengths, validate)
+    checked, found = from_one_read(name, attention, asked, support, lengths, validate)
     result: SinkShare = found[name]
     if sink_mass is None:
         return result
@@ -277,9 +262,7 @@ def top_mass(
         attention: attention maps [..., n, n].
         k: how many keys; all of them in a map that has no more.
         sink_mass: what a learned sink takes of each row, [..., n]: one more key.
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         [...] float64, in [min(k/n, 1), 1] for rows that sum to 1; NaN for a map without mass.
@@ -297,7 +280,7 @@ def top_mass(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "top_mass"
-    checked, found = _from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
+    checked, found = from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
     if sink_mass is None:
         return found[name]
     seen = _checks.support_argument(name, support, checked)
@@ -311,18 +294,6 @@ FROM_ONE_READ = frozenset(
 
 
 def from_one_read(
-    attention: torch.Tensor,
-    asked: Mapping[str, Mapping[str, Any]],
-    *,
-    support: Any,
-    lengths: _checks.Lengths,
-    validate: bool,
-) -> dict[str, Any]:
-    """Several functions named in FROM_ONE_READ, each with all its own options, from one read of the maps."""
-    return _from_one_read("measure", attention, asked, support, lengths, validate)[1]
-
-
-def _from_one_read(
     function: str,
     attention: torch.Tensor,
     asked: Mapping[str, Mapping[str, Any]],
@@ -330,23 +301,21 @@ def _from_one_read(
     lengths: _checks.Lengths,
     validate: bool,
 ) -> tuple[_checks.Attention, dict[str, Any]]:
+    """Several functions named in FROM_ONE_READ, each with all its own options, from one read of the maps."""
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     n = checked.n
-    rate = asked.get("sink_rate")
-    if rate is not None:
+    if (rate := asked.get("sink_rate")) is not None:
         epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
         at = _checks.whole(function, "position", rate["position"])
         if at < 0:
             raise ValueError(f"{function}: position must be 0 or larger, got {at}")
     first_and_queries = None
     if (share := asked.get("sink_share")) is not None:
-        first = _checks.whole(function, "first", share["first"])
-        queries = None if share["queries"] is None else _checks.whole(function, "queries", share["queries"])
-        if first < 1:
-            raise ValueError(f"{function}: first must be at least 1, got {first}")
-        if queries is not None and queries < 1:
+        first = _checks.at_least(function, "first", share["first"], 1)
+        queries = n if share["queries"] is None else _checks.whole(function, "queries", share["queries"])
+        if queries < 1:
             raise ValueError(f"{function}: queries must be at least 1 or None, got {queries}")
-        first_and_queries = (min(first, n), n if queries is None else min(queries, n))
+        first_and_queries = (min(first, n), min(queries, n))
     k = _checks.at_least(function, "k", asked["top_mass"]["k"], 1) if "top_mass" in asked else 0
     position = asked.get("sink_position")
     *answers, non_finite = _core.sink_statistics(
@@ -360,12 +329,8 @@ def _from_one_read(
         min(k, n),
     )
     incoming, entropy, positions, shares, uniform, top = answers
-    results: dict[str, Any] = {
-        "incoming_attention": incoming,
-        "attention_entropy": entropy,
-        "sink_position": positions,
-        "top_mass": top,
-    }
+    results: dict[str, Any] = {"incoming_attention": incoming, "attention_entropy": entropy}
+    results |= {"sink_position": positions, "top_mass": top}
     if rate is not None:
         seen = incoming[..., at] if at < n else torch.full(checked.leading, torch.nan)
         results["sink_rate"] = seen > epsilon

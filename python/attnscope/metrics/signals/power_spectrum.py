@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,10 @@ from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, field_of
-from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
+SIGNALS = ("rows", "last", "mean", "offset")
+#: Only "rows" gives a number per query.
+BY_ROW = {"query": ("signal", "rows")}
 _FIELDS = 7
 
 
@@ -106,9 +109,8 @@ def power_spectrum(
     """
     name = "power_spectrum"
     checked, given = signal_arguments(
-        name, attention, lengths, support, validate,
-        signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
-    )  # fmt: skip
+        name, attention, lengths, support, validate, signal, drop_first, detrend, min_keys
+    )
     _checks.choice_argument(name, "window", window, ("hann", "none"))
     padding = _checks.real(name, "padding", padding)
     if not 1.0 <= padding <= 64.0:
@@ -118,6 +120,37 @@ def power_spectrum(
     result = _checks.finished(name, checked, result, non_finite)
     low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)
     return PowerSpectrum(low, mid, high, selectivity, peak, flatness, entropy, result[..., _FIELDS:])
+
+
+def signal_arguments(
+    function: str,
+    attention: Any,
+    lengths: _checks.Lengths,
+    support: Any,
+    validate: bool,
+    signal: str,
+    drop_first: bool,
+    detrend: str,
+    min_keys: int,
+    *,
+    choices: Sequence[str] = SIGNALS,
+) -> tuple[_checks.Attention, dict[str, Any]]:
+    """The arguments that all functions of signals share, checked, by the core's names."""
+    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+    _checks.choice_argument(function, "signal", signal, choices)
+    _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
+    keys = _checks.whole(function, "min_keys", min_keys)
+    if isinstance(min_keys, bool) or keys < 2:
+        raise ValueError(f"{function}: min_keys must be a whole number of at least 2, got {min_keys!r}")
+    return checked, {
+        "attention": checked.tensor,
+        "lengths": checked.lengths,
+        "support": _checks.support_argument(function, support, checked),
+        "signal": signal,
+        "drop_first": _checks.flag(function, "drop_first", drop_first),
+        "detrend": detrend == "mean",
+        "min_keys": keys,
+    }
 
 
 # A constant signal through a Hann window is bin 0 with two thirds of the power and bin 1 with one third.

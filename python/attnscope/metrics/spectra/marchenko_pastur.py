@@ -70,9 +70,8 @@ def marchenko_pastur(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight tokens and for maps in
-        which no row varies. Error of ks below 1e-10 where no eigenvalue lies within
-        rounding of the 1e-12·edge cut.
+        MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight tokens and for maps in which
+        no row varies. Error of ks below 1e-10 where no eigenvalue lies within rounding of the 1e-12·edge cut.
 
     Raises:
         ValueError: not square, empty, wrong dtype, unknown null, draws < 1, support that does not broadcast.
@@ -106,19 +105,10 @@ def marchenko_pastur_deviation(
     """The Kolmogorov–Smirnov distance of each head's spectrum from its null: `ks` of `marchenko_pastur`.
 
     Args:
-        attention: attention maps [..., n, n].
-        null: as in `marchenko_pastur`.
-        support: as in `marchenko_pastur`.
-        draws: as in `marchenko_pastur`.
-        seed: as in `marchenko_pastur`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; the arguments are those of `marchenko_pastur`.
 
     Returns:
-        [...] float64, in [0, 1]; NaN as in `marchenko_pastur`.
-
-    Raises:
-        ValueError: as `marchenko_pastur`.
+        [...] float64, in [0, 1]; NaN and errors as in `marchenko_pastur`.
 
     Example:
         The n − 1 equal eigenvalues of a permutation matrix are far from any law.
@@ -126,9 +116,6 @@ def marchenko_pastur_deviation(
         >>> import torch, attnscope as asc
         >>> bool(asc.marchenko_pastur_deviation(torch.eye(16).roll(1, 0)) > 0.3)
         True
-
-    References:
-        As `marchenko_pastur`.
     """
     return _compared(
         "marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=False
@@ -173,14 +160,13 @@ DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda found: foun
 _KS, _WASSERSTEIN, _EDGE = 0.6015919507048966, 0.7762012825143158, (1 + math.sqrt(7 / 8)) ** 2
 
 
-def _of_spectrum(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
-    known = Known(expected, hadamard())
-    return Quantity(name, "marchenko_pastur", label, meaning, known, low=0, read=field_of(field), **more)
+def _of_spectrum(field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+    more |= {"low": 0, "read": field_of(field)}
+    return Quantity(f"mp_{field}", "marchenko_pastur", label, meaning, Known(expected, hadamard()), **more)
 
 
 QUANTITIES = (
     _of_spectrum(
-        "mp_ks",
         "ks",
         "KS from random law",
         "Kolmogorov-Smirnov distance between the spectrum of the row-standardised map and the law of random "
@@ -190,7 +176,6 @@ QUANTITIES = (
         also=("marchenko_pastur_deviation",),
     ),
     _of_spectrum(
-        "mp_wasserstein",
         "wasserstein",
         "distance from random law",
         "Wasserstein distance from the law of random entries.",
@@ -198,30 +183,16 @@ QUANTITIES = (
         symbol=r"$W_1$",
     ),
     _of_spectrum(
-        "mp_outliers",
-        "outliers",
-        "outliers",
-        "Eigenvalues above the edge of the random law.",
-        0,
-        kind="count",
-        high=float,
+        "outliers", "outliers", "Eigenvalues above the edge of the random law.", 0, kind="count", high=float
     ),
     _of_spectrum(
-        "mp_outlier_energy",
-        "outlier_energy",
-        "energy of outliers",
-        "Share of the spectrum's sum held by outliers.",
-        0.0,
-        high=1,
+        "outlier_energy", "energy of outliers", "Share of the spectrum's sum held by outliers.", 0.0, high=1
     ),
     _of_spectrum(
-        "mp_largest",
         "largest",
         "largest eigenvalue",
         "Largest eigenvalue of the row-standardised map's Gram matrix over n.",
         1.0,
     ),
-    _of_spectrum(
-        "mp_edge", "edge", "edge of the law", "Upper edge of the random law.", _EDGE, kind="constant"
-    ),
+    _of_spectrum("edge", "edge of the law", "Upper edge of the random law.", _EDGE, kind="constant"),
 )

@@ -46,9 +46,7 @@ def stable_rank(
     """‖A‖_F²/σ1² of each head: how many directions as strong as the strongest its energy would fill.
 
     Args:
-        attention: attention maps [..., n, n].
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; the arguments are those of `singular_values`.
 
     Returns:
         [...] float64, in [1, n]; NaN for a map of zeros; one token gives 1.
@@ -62,8 +60,7 @@ def stable_rank(
         5.0
 
     References:
-        Rudelson and Vershynin, Sampling from large matrices, 2007. Ruscio et al., What are you sinking?,
-        2025.
+        Rudelson and Vershynin, Sampling from large matrices, 2007. Ruscio et al., arXiv 2508.02546, 2025.
     """
     return stable_rank_of(_values("stable_rank", attention, lengths, validate))
 
@@ -74,9 +71,7 @@ def effective_rank(
     """exp(−Σ p log p) of each head, p = σ/Σσ: the number of directions the singular values spread over.
 
     Args:
-        attention: attention maps [..., n, n].
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; the arguments are those of `singular_values`.
 
     Returns:
         [...] float64, in [1, n]; NaN for a map of zeros; one token gives 1.
@@ -101,9 +96,7 @@ def spectral_gap(
     """σ1 − σ2 of each head.
 
     Args:
-        attention: attention maps [..., n, n].
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; the arguments are those of `singular_values`.
 
     Returns:
         [...] float64, >= 0; NaN for one token, which has no second singular value.
@@ -130,9 +123,7 @@ def spectral_ratio(
     """σ1/σ2 of each head.
 
     Args:
-        attention: attention maps [..., n, n].
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; the arguments are those of `singular_values`.
 
     Returns:
         [...] float64, >= 1; infinite for a map of rank one, that is σ2 <= n·2⁻⁵²·σ1, below which rounding
@@ -167,19 +158,20 @@ def effective_rank_of(sigma: torch.Tensor) -> torch.Tensor:
 
 def spectral_gap_of(sigma: torch.Tensor) -> torch.Tensor:
     """σ1 − σ2 of descending singular values [..., n] -> [...]; NaN where there is no second."""
-    if sigma.shape[-1] < 2:
-        return torch.full(sigma.shape[:-1], torch.nan, dtype=torch.float64)
-    return sigma[..., 0] - sigma[..., 1]
+    first, second = _first_two(sigma)
+    return first - second
 
 
 def spectral_ratio_of(sigma: torch.Tensor) -> torch.Tensor:
     """σ1/σ2 of descending singular values [..., n] -> [...]; NaN with no second, inf at rank one."""
-    if sigma.shape[-1] < 2:
-        return torch.full(sigma.shape[:-1], torch.nan, dtype=torch.float64)
-    first, second = sigma[..., 0], sigma[..., 1]
+    first, second = _first_two(sigma)
     count = sigma.isfinite().sum(-1)
     rank_one = (second <= count * torch.finfo(torch.float64).eps * first) & (first > 0)
     return torch.where(rank_one, torch.inf, first / second)
+
+
+def _first_two(sigma: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.nn.functional.pad(sigma[..., :2], (0, 1), value=torch.nan)[..., :2].unbind(-1)
 
 
 def _values(function: str, attention: torch.Tensor, lengths: _checks.Lengths, validate: bool) -> torch.Tensor:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +15,6 @@ from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics._closed_forms import aligned, causal
 from attnscope.metrics.information.entropy import attention_entropy
 from attnscope.metrics.quantity import Known, Quantity, Shared, Site
-from attnscope.metrics.states._states import states_argument, tokens_argument
 
 
 def geometric_semantic_alignment(
@@ -76,6 +78,40 @@ def geometric_semantic_alignment(
     )
 
 
+def states_argument(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
+    """`states` [..., n, d] with one entry per matrix of `attention`, shared ones by stride 0, no copy.
+
+    Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
+    states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
+    """
+    tensor = _device.to_host(_checks.float_tensor(function, "states", states))
+    if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
+        raise ValueError(
+            f"{function}: states must have shape [..., n, d] with n = {attention.n} and d >= 1, got "
+            f"{tuple(tensor.shape)}"
+        )
+    leading, own, trailing = attention.leading, tuple(tensor.shape[:-2]), tensor.shape[-2:]
+    with contextlib.suppress(RuntimeError):
+        return tensor.expand(*leading, *trailing)
+    if leading and own and own[-1] > 1 and leading[-1] % own[-1] == 0:
+        grouped = (*leading[:-1], own[-1], leading[-1] // own[-1])
+        with contextlib.suppress(RuntimeError):
+            return tensor.unsqueeze(-3).expand(*grouped, *trailing)
+    raise ValueError(
+        f"{function}: states of shape {tuple(tensor.shape)} neither broadcast to attention of shape "
+        f"{tuple(attention.tensor.shape)} nor divide its heads into groups"
+    )
+
+
+def tokens_argument(function: str, name: str, flags: Any, attention: _checks.Attention) -> torch.Tensor:
+    """`flags`, a boolean tensor [..., n] that broadcasts to attention's leading axes."""
+    tensor = _checks.as_tensor(function, name, flags)
+    if tensor.dtype != torch.bool:
+        raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
+    _checks.expanded(f"{function}: {name}", tensor, (*attention.leading, attention.n))
+    return _device.to_host(tensor)
+
+
 def transformation_magnitude(
     before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
 ) -> torch.Tensor:
@@ -136,22 +172,18 @@ def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 def _warn_of(magnitude: torch.Tensor, inside: torch.Tensor) -> None:
     """Warns of tokens inside the lengths that have no magnitude; padding may hold anything."""
-    bad = int((magnitude.isnan() & inside).sum())
-    if bad:
+    if bad := int((magnitude.isnan() & inside).sum()):
         name = "transformation_magnitude"
-        message = (
-            f"{name}: {bad} of {magnitude.numel()} tokens hold NaN or infinite entries; their results are NaN"
-        )
+        tokens = f"{bad} of {magnitude.numel()} tokens"
+        message = f"{name}: {tokens} hold NaN or infinite entries; their results are NaN"
         warn(NonFiniteWarning(message, name, bad))
 
 
 def _inside(function: str, lengths: _checks.Lengths, values: torch.Tensor) -> torch.Tensor:
     """Which entries of [..., n] belong to a text."""
-    n = values.shape[-1]
-    each = _checks.lengths_argument(function, lengths, tuple(values.shape[:-1]), n)
-    if each is None:
-        return torch.ones(values.shape, dtype=torch.bool)
-    return torch.arange(n) < each.unsqueeze(-1)
+    *leading, n = values.shape
+    each = _checks.lengths_argument(function, lengths, tuple(leading), n)
+    return _checks.Attention(values.unsqueeze(-2), each).inside()
 
 
 def entropy_magnitude_correlation(
@@ -241,37 +273,41 @@ _GROWING = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
 _RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64)
 
 
-def _alignment(site: str, label: str, meaning: str, *, without: bool) -> Quantity:
-    return Quantity(
-        f"alignment_{site}" + ("_without_sinks" if without else ""),
+_CORRELATION: dict[str, Any] = {"symbol": "r", "low": -1, "high": 1}
+
+
+def _alignments(site: str, label: str, states: str) -> Iterator[Quantity]:
+    """The alignment with the states of a site, and the same without the head's sinks."""
+    one = Quantity(
+        f"alignment_{site}",
         "geometric_semantic_alignment",
-        label + (", no sinks" if without else ""),
-        "The same with the head's sink tokens left out of the keys." if without else meaning,
+        f"alignment with {label}",
+        f"Correlation of attention with the cosine of {states}, over visible pairs.",
         Known(1.0, _ATTENTION, {site: _STATES[None] if site == "value" else _STATES}),
-        symbol="r",
-        low=-1,
-        high=1,
-        options={"states": Site(site), **({"without": Shared("sink_tokens")} if without else {})},
+        options={"states": Site(site)},
         needs=("attention", site),
+        **_CORRELATION,
+    )
+    yield one
+    yield replace(
+        one.with_options(without=Shared("sink_tokens")),
+        name=f"{one.name}_without_sinks",
+        label=f"{one.label}, no sinks",
+        meaning="The same with the head's sink tokens left out of the keys.",
     )
 
 
-def _moved(
-    name: str, label: str, meaning: str, site: str, after: str = "", *, median: bool = False
-) -> Quantity:
-    """How far the tokens of a text move: from a site to another, or from nothing to what it holds."""
-    known = {site: _RIGHT_ANGLE} | ({after: 2 * _RIGHT_ANGLE} if after else {})
+def _correlation(name: str, label: str, mover: str, options: dict[str, Site]) -> Quantity:
+    sites = {site.name: torch.zeros(5, 1, dtype=torch.float64) for site in options.values()}
     return Quantity(
         name,
-        "transformation_magnitude",
+        "entropy_magnitude_correlation",
         label,
-        meaning,
-        Known(5.0, torch.eye(2, dtype=torch.float64), known),
-        low=0,
-        options={"before": Site(site, origin=not after), "after": Site(after or site)},
-        read=_middle if median else _mean,
-        scope="layer",
-        needs=(site, after) if after else (site,),
+        f"Correlation over tokens of a row's entropy with how far the {mover} moves the token.",
+        Known(1.0, causal(5), {**sites, options["after"].name: _GROWING}),
+        options=options,
+        needs=("attention", *sites),
+        **_CORRELATION,
     )
 
 
@@ -283,43 +319,38 @@ def _middle(magnitude: torch.Tensor) -> torch.Tensor:
     return magnitude.nanquantile(0.5, -1)
 
 
-def _correlation(name: str, label: str, meaning: str, options: dict[str, Site]) -> Quantity:
-    sites = {site.name: torch.zeros(5, 1, dtype=torch.float64) for site in options.values()}
+def _moved(
+    name: str, label: str, meaning: str, site: str, after: str = "", read: Callable[..., Any] = _mean
+) -> Quantity:
+    """How far the tokens of a text move: from a site to another, or from nothing to what it holds."""
+    known = {site: _RIGHT_ANGLE} | ({after: 2 * _RIGHT_ANGLE} if after else {})
     return Quantity(
         name,
-        "entropy_magnitude_correlation",
+        "transformation_magnitude",
         label,
         meaning,
-        Known(1.0, causal(5), {**sites, options["after"].name: _GROWING}),
-        symbol="r",
-        low=-1,
-        high=1,
-        options=options,
-        needs=("attention", *sites),
+        Known(5.0, torch.eye(2, dtype=torch.float64), known),
+        low=0,
+        options={"before": Site(site, origin=not after), "after": Site(after or site)},
+        read=read,
+        scope="layer",
+        needs=tuple(known),
     )
 
 
 QUANTITIES = (
-    *(
-        _alignment(
-            site,
-            f"alignment with {word}",
-            f"Correlation of attention with the cosine of {said}, over visible pairs.",
-            without=without,
-        )
-        for site, word, said in (("value", "values", "value vectors"), ("hidden", "states", "hidden states"))
-        for without in (False, True)
-    ),
+    *_alignments("value", "values", "value vectors"),
+    *_alignments("hidden", "states", "hidden states"),
     _correlation(
         "entropy_magnitude_correlation",
         "entropy with change",
-        "Correlation over tokens of a row's entropy with how far the block moves the token.",
+        "block",
         {"before": Site("hidden"), "after": Site("block_output")},
     ),
     _correlation(
         "entropy_magnitude_correlation_attention",
         "entropy with change by attention",
-        "Correlation over tokens of a row's entropy with how far the attention sub-layer moves the token.",
+        "attention sub-layer",
         {"before": Site("attention_output", origin=True), "after": Site("attention_output")},
     ),
     _moved(
@@ -338,7 +369,7 @@ QUANTITIES = (
         "Median over tokens of the distance between a block's output and input.",
         "hidden",
         "block_output",
-        median=True,
+        _middle,
     ),
     _moved(
         "transformation_magnitude_attention",

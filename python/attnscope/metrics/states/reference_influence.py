@@ -10,7 +10,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of
-from attnscope.metrics.states._states import states_argument, tokens_argument
+from attnscope.metrics.states.alignment import states_argument, tokens_argument
 
 
 @shown_by_shape

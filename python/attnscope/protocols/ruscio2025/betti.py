@@ -13,7 +13,7 @@ from attnscope.protocols.ruscio2025.persistence import bars_of
 
 
 def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
-    """Number of bars of the whole diagram, the infinite one included, which the notebook calls β.
+    """Number of bars of the whole diagram, the infinite one included, which the topology notebook calls β.
 
     A Betti number belongs to one scale; the exact `betti_numbers` asks for it. On a causal map whose tokens
     all give themselves some attention this is (min(n, 30), 0) whatever else the model attends to.
@@ -32,9 +32,6 @@ def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.betti_numbers(torch.rand(40, 40).tril() + torch.eye(40)).tolist()
         [30, 0]
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
     return bar_count(bars_of("betti_numbers", attention))
 

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks
-from attnscope.metrics._closed_forms import two_heads, uneven_heads
+from attnscope.metrics._closed_forms import uneven_heads
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.information import divergence as exact
 from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import all_heads, declared, named, non_finite, plogp, zeroed
+from attnscope.protocols.ruscio2025._maps import all_heads, as_exact, declared, non_finite, plogp, zeroed
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -34,8 +35,8 @@ class SinkRemoval(NamedTuple):
 def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     """KL of every head from the head mean, in nats, averaged over queries.
 
-    Quirk: every row is first divided by its sum, which hides maps that do not sum to 1; a row without mass
-    becomes uniform over all n keys.
+    Quirk of the KL notebook: every row is first divided by its sum, which hides maps that do not sum to 1; a
+    row without mass becomes uniform over all n keys.
 
     Args:
         heads: all heads of a layer [..., h, n, n].
@@ -52,9 +53,6 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
         >>> heads = torch.zeros(2, 3, 3); heads[0, :, 0] = 1; heads[1, :, 1] = 5
         >>> ruscio2025.head_divergence(heads).exp()
         tensor([2., 2.], dtype=torch.float64)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     maps, checked = all_heads("head_divergence", heads)
     bad = non_finite(maps).any(-1)
@@ -72,11 +70,11 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
     the mean over heads of KL before − KL after; sink_concentration the mean over heads of the share of each
     one's mass that lies on the sinks, 0 for a head without mass.
 
-    Quirks: sinks and concentration are of the maps as they are, while for the divergences rows are
-    normalised, and uniform over all n keys where they hold no mass; a row that removal empties becomes
-    uniform over all non-sinks, keys it cannot see included, and stays in the average; in speed mode (the
-    notebook's default) only 20 query rows and, for the concentration, 4 heads are looked at, and p-values
-    are 1. In full mode the paired t-test takes the heads of one sample as replicates.
+    Quirks of the KL notebook: sinks and concentration are of the maps as they are, while for the divergences
+    rows are as `head_divergence` makes them; a row that removal empties becomes uniform over all non-sinks,
+    keys it cannot see included, and stays in the average; in speed mode (the notebook's default) only 20
+    query rows and, for the concentration, 4 heads are looked at, and p-values are 1. In full mode the paired
+    t-test takes the heads of one sample as replicates.
 
     Args:
         heads: all heads of a layer [..., h, n, n].
@@ -100,9 +98,6 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         >>> found = ruscio2025.sink_removal(torch.stack([strong, weak]), percentile=80)
         >>> found.sinks, round(found.sink_concentration.item(), 6)
         (tensor([ True, False, False]), 0.5)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     name = "ruscio2025.sink_removal"
     percentile = _checks.real(name, "percentile", percentile)
@@ -174,7 +169,7 @@ def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.T
 
 
 def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
-    """Fisher's combination of p-values, the notebook's way: χ² = −2 Σ ln(p + 1e-10), 2m degrees of freedom.
+    """Fisher's combination of p-values as in the KL notebook: χ² = −2 Σ ln(p + 1e-10), 2m degrees of freedom.
 
     Quirk: the 1e-10 caps what one sample can say, and p-values of 1 (speed mode) are combined like any.
 
@@ -310,21 +305,11 @@ def _sinks_from(percentile: int) -> Iterator[Quantity]:
 
 
 QUANTITIES = (
-    named(
+    as_exact(
+        exact,
         "head_divergence",
-        "KL from head mean (nats)",
-        "Mean over queries of KL(head ‖ mean of the heads), rows made to sum to 1 first.",
-        Known(math.log(2) / 2, two_heads()),
-        low=0,
+        meaning="Mean over queries of KL(head ‖ mean of the heads), rows made to sum to 1 first.",
     ),
-    named(
-        "head_divergence",
-        "KL from head mean (nats)",
-        "Mean over heads and queries of that divergence.",
-        Known(math.log(2) / 2, two_heads()),
-        low=0,
-        read=lambda divergence: divergence.mean(-1),
-        scope="layer",
-    ),
+    as_exact(exact, "head_divergence", "layer", meaning="Mean over heads and queries of that divergence."),
     *(quantity for percentile in PERCENTILES for quantity in _sinks_from(percentile)),
 )

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 LONGEST_TEXT = 500
 LONGEST_INPUT = 128
-WINDOW = 3
 # Of the real tokens of a text that a masked-language model reads.
 MASK_SHARE = 0.15
 # The first that occurs in a parameter's name wins; parameters without any are skipped.
@@ -27,16 +25,6 @@ SUBSTRINGS = (
     ("mlp", ("mlp", "feed_forward", "ffn", "dense", "fc")),
     ("embedding", ("embed", "token", "wte", "wpe")),
 )
-
-
-class DepthTrend(NamedTuple):
-    """Correlation of a number with depth, and its mean over a window of three layers."""
-
-    pearson: float
-    pearson_p: float
-    spearman: float
-    spearman_p: float
-    smoothed: list[float]
 
 
 def fisher_trace(
@@ -50,10 +38,10 @@ def fisher_trace(
 ) -> pd.DataFrame:
     """Squared gradient norms of the loss by group of parameters, the mean over sentences.
 
-    Quirks: all texts are padded to the longest of the list, and the labels are the input ids, padding
-    included, so that a text's number depends on the others. For masked-language models 15 % of a text's
-    tokens are masked at random and all positions are scored, so that the loss is mostly that of copying.
-    Texts are cut to 500 characters and 128 tokens. A parameter's group is the first of attention
+    Quirks of the Fisher notebook: all texts are padded to the longest of the list, and the labels are the
+    input ids, padding included, so that a text's number depends on the others. For masked-language models
+    15 % of a text's tokens are masked at random and all positions are scored, so that the loss is mostly that
+    of copying. Texts are cut to 500 characters and 128 tokens. A parameter's group is the first of attention
     (attention, attn, self, q_proj, k_proj, v_proj), mlp (mlp, feed_forward, ffn, dense, fc) and embedding
     (embed, token, wte, wpe) of which a part occurs in its name, so that `post_attention_layernorm` is
     attention; all others, most norms among them, are skipped. Its layer is the number after `layers.` or
@@ -88,9 +76,6 @@ def fisher_trace(
         >>> found = ruscio2025.fisher_trace(LlamaForCausalLM(config), inputs)
         >>> sorted(set(found.group)), sorted(set(found.layer))
         (['attention', 'embedding', 'mlp'], [-1, 0, 1])
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
     """
     name = "ruscio2025.fisher_trace"
     exact.refuse_half_precision(name, model)
@@ -141,43 +126,6 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
         if group is not None:
             places[name] = (_layer(name), group)
     return places
-
-
-def depth_trend(values: Sequence[float]) -> DepthTrend:
-    """Pearson's and Spearman's correlation of a number per layer with depth, and its moving mean.
-
-    Args:
-        values: one number per layer, from the first.
-
-    Returns:
-        DepthTrend; correlations are NaN for fewer than three layers or without variance; `smoothed` has
-        two entries fewer than `values`.
-
-    Raises:
-        ValueError: no value.
-
-    Example:
-        >>> from attnscope.protocols import ruscio2025
-        >>> trend = ruscio2025.depth_trend([1.0, 2.0, 4.0, 8.0])
-        >>> round(trend.pearson, 3), trend.spearman, [round(v, 3) for v in trend.smoothed]
-        (0.959, 1.0, [2.333, 4.667])
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
-    """
-    from scipy import stats
-
-    given = np.asarray(values, dtype=np.float64)
-    if given.ndim != 1 or given.size == 0:
-        raise ValueError(f"ruscio2025.depth_trend: values must be a list of numbers, got shape {given.shape}")
-    window = np.ones(WINDOW) / WINDOW
-    smoothed = np.convolve(given, window, mode="valid").tolist() if given.size >= WINDOW else []
-    if given.size < 3 or not np.isfinite(given).all() or np.ptp(given) == 0:
-        return DepthTrend(np.nan, np.nan, np.nan, np.nan, smoothed)
-    depth = np.arange(given.size)
-    r, p = stats.pearsonr(depth, given)
-    rho, q = stats.spearmanr(depth, given)
-    return DepthTrend(float(r), float(p), float(rho), float(q), smoothed)
 
 
 def _layer(name: str) -> int:

@@ -111,9 +111,6 @@ def graph_statistics(
         [0.4751, 0.6429]
         >>> found.fiedler_value.item(), round(found.hub_share.item() * 29, 9)
         (0.5, 30.0)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
     _checks.choice_argument(f"{PROTOCOL}graph_statistics", "variant", variant, ("laplacian", "fiedler"))
     return _statistics(attention, thresholds, (variant,))[0]
@@ -208,8 +205,6 @@ def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Te
     n = maps.shape[-1]
     fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64)
     gap = fiedler.clone()
-    if n < 2:
-        return {"fiedler_value": fiedler, "laplacian_gap": gap}
     lowest = maps > float(levels.min())
     both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
     one_way = ~both_ways
@@ -275,25 +270,18 @@ DERIVED = {"graph_statistics": ("both_variants", _variant_of)}
 
 
 def _of_graph(
-    field: str,
-    label: str,
-    meaning: str,
-    expected: float,
-    *,
-    column: str = "",
-    variant: Variant = "laplacian",
-    **more: Any,
+    name: str, label: str, meaning: str, expected: float, *, variant: Variant = "laplacian", **more: Any
 ) -> Quantity:
     """A field, with its value on the star of six tokens with its self-loop."""
     return declared(
-        column or field,
+        name,
         "graph_statistics",
         label,
         meaning,
         Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)}),
         low=0,
         options={"variant": variant},
-        read=field_of(field),
+        read=field_of(name.removeprefix("graph_").removesuffix("_fiedler")),
         axes=("threshold",),
         **more,
     )
@@ -322,20 +310,18 @@ _OF_DEGREES = (
 
 QUANTITIES = (
     _of_graph(
-        "fiedler_value",
+        "graph_fiedler_value",
         "Fiedler value of the graph",
         "Second smallest eigenvalue of the Laplacian of (B + Bᵀ)/2, B the entries above the threshold.",
         0.5,
-        column="graph_fiedler_value",
     ),
     _of_graph(
-        "laplacian_gap",
+        "graph_laplacian_gap",
         "Laplacian gap of the graph",
         "Distance from its second to its third eigenvalue.",
         0.0,
-        column="graph_laplacian_gap",
     ),
-    *(_of_graph(field, label, meaning, expected) for field, label, meaning, expected, _ in _OF_DEGREES),
+    *(_of_graph(name, label, meaning, expected) for name, label, meaning, expected, _ in _OF_DEGREES),
     _of_graph("density", "density", "Entries above the threshold over n².", 1 / 6, high=1),
     _of_graph(
         "average_shortest_path",
@@ -363,13 +349,12 @@ QUANTITIES = (
     ),
     *(
         _of_graph(
-            field,
+            f"{name}_fiedler",
             f"{label} (Fiedler notebook)",
             f"{meaning} Isolated nodes are dropped.",
             expected,
-            column=f"{field}_fiedler",
             variant="fiedler",
         )
-        for field, label, meaning, _, expected in _OF_DEGREES
+        for name, label, meaning, _, expected in _OF_DEGREES
     ),
 )

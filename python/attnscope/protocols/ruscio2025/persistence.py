@@ -28,7 +28,7 @@ def kept_tokens(n: int) -> torch.Tensor:
 
 
 def persistence(attention: torch.Tensor) -> Barcodes:
-    """The notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
+    """The topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
 
     What the ripser package makes of a matrix with a non-zero diagonal: vertex i is born at D_ii; only
     entries above the diagonal are read, and an edge enters at its own D_ij even before its ends; entries
@@ -50,14 +50,12 @@ def persistence(attention: torch.Tensor) -> Barcodes:
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(4, 4).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
         >>> ruscio2025.persistence(uniform)[()][0].round(6).tolist()
         [[0.0, inf], [0.5, 1.0], [0.666667, 1.0], [0.75, 1.0]]
 
     References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook. Tralie, Saul, Bar-On,
-        Ripser.py, 2018.
+        Tralie, Saul, Bar-On, Ripser.py, 2018.
     """
     return bars_of("persistence", attention)
 

@@ -100,8 +100,7 @@ def published(table: pd.DataFrame) -> pd.DataFrame:
     """The table `published`: the paper's values for models of this run, beside the run's own."""
     import pandas as pd
 
-    from attnscope.published import published_numbers
-    from attnscope.published.numbers import same_model
+    from attnscope.published import published_numbers, same_model
     from attnscope.studies.wavelet_heads.published import step_belongs
 
     rows = []

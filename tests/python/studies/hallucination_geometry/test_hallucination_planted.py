@@ -267,7 +267,7 @@ def known_model(name, tmp_path):
     from transformers import AutoConfig
 
     from attnscope.demo import demo_checkpoints
-    from attnscope.demo.ready import last_checkpoint
+    from attnscope.demo.training import last_checkpoint
     from editing import DATA
 
     if name == "demo":
