@@ -59,9 +59,8 @@ Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_
   return non_finite;
 }
 
-py::tuple dimensions(Argument distances, Argument lengths,
-                     Argument groups, bool one_group_for_all, Argument subsets,
-                     Index subset_count, const std::vector<Index>& k) {
+py::tuple dimensions(Argument distances, Argument lengths, Argument groups, bool one_group_for_all,
+                     Argument subsets, Index subset_count, const std::vector<Index>& k) {
   const Batch batch = make_batch(distances, lengths);
   const Subsets chosen = make_subsets(subsets, subset_count, batch.n);
   const std::int64_t* labels =

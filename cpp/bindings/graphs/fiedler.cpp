@@ -7,9 +7,8 @@
 namespace attnscope {
 namespace {
 
-py::tuple value(Argument attention, Argument lengths,
-                const std::string& symmetrize, std::optional<double> threshold, bool normalized,
-                const std::string& precision) {
+py::tuple value(Argument attention, Argument lengths, const std::string& symmetrize,
+                std::optional<double> threshold, bool normalized, const std::string& precision) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
   const Precision wanted = precision == "fast" ? Precision::fast : Precision::exact;

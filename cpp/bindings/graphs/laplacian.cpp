@@ -7,9 +7,8 @@
 namespace attnscope {
 namespace {
 
-py::tuple eigenvalues(Argument attention, Argument lengths, Index k,
-                      const std::string& symmetrize, std::optional<double> threshold,
-                      bool normalized) {
+py::tuple eigenvalues(Argument attention, Argument lengths, Index k, const std::string& symmetrize,
+                      std::optional<double> threshold, bool normalized) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
   const Result<double> result = make_result(batch.sizes, {k}, kNaN);

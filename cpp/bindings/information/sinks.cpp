@@ -9,10 +9,9 @@ namespace attnscope {
 namespace {
 
 // (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not asked for.
-py::tuple sink_statistics_of(Argument attention, Argument lengths,
-                     Argument support, bool incoming, bool entropy,
-                     std::optional<double> min_visibility,
-                     std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
+py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument support, bool incoming,
+                             bool entropy, std::optional<double> min_visibility,
+                             std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const auto [first, queries] = first_and_queries.value_or(std::pair<Index, Index>(0, 0));

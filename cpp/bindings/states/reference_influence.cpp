@@ -6,8 +6,7 @@
 namespace attnscope {
 namespace {
 
-py::tuple influence(Argument attention, Argument lengths,
-                    Argument support, Argument states,
+py::tuple influence(Argument attention, Argument lengths, Argument support, Argument states,
                     Argument reference) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);

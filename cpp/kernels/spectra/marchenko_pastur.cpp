@@ -146,11 +146,7 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   draw_spectra(rows, support, n, draws, workspace);
   workspace.pool.clear();
   for (const double value : spectrum) workspace.pool.emplace_back(value, 0);
-  for (Index draw = 0; draw < draws; ++draw) {
-    for (Index i = 0; i < k; ++i) {
-      workspace.pool.emplace_back(workspace.null[draw * k + i], draw + 1);
-    }
-  }
+  for (Index i = 0; i < draws * k; ++i) workspace.pool.emplace_back(workspace.null[i], i / k + 1);
   std::sort(workspace.null.begin(), workspace.null.end());
   result.edge = workspace.null.back();
   leave_one_out_deviations(workspace.pool, draws + 1, k, kResolvedShare * result.edge,
@@ -168,7 +164,7 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   result.p_value = static_cast<double>(1 + at_least) / static_cast<double>(1 + draws);
 }
 
-// Eigenvalues that are known to ±error with the law of the support; how far that may move ks.
+// Compares eigenvalues that are known to ±error with the law of the support; how far ks may be off.
 double compare_with_law(bool causal, std::span<const double> spectrum, double error, Index n,
                         const MarchenkoPasturOptions& options, MarchenkoPastur& result) {
   const double gamma = static_cast<double>(spectrum.size()) / static_cast<double>(n);
