@@ -6,14 +6,13 @@
 #include <mutex>
 #include <numeric>
 #include <thread>
-#include <vector>
 
 #include "bindings/threads.h"
 
 namespace attnscope {
 BatchOrder::BatchOrder(const Batch& batch) {
   if (batch.lengths == nullptr) return;
-  order_.resize(static_cast<std::size_t>(batch.count));
+  order_.resize(batch.count);
   std::iota(order_.begin(), order_.end(), Index{0});
   std::stable_sort(order_.begin(), order_.end(),
                    [&](Index a, Index b) { return batch.lengths[a] > batch.lengths[b]; });

@@ -3,7 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,11 +18,6 @@ inline Symmetrize symmetrize_from(const std::string& name) {
   if (name == "max") return Symmetrize::max;
   if (name == "min") return Symmetrize::min;
   throw py::value_error("symmetrize must be 'mean', 'max' or 'min', got '" + name + "'");
-}
-
-inline GraphOptions graph_options(const std::string& symmetrize, std::optional<double> threshold,
-                                  bool normalized) {
-  return {symmetrize_from(symmetrize), threshold, normalized};
 }
 
 // `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals.power_spectrum sees to it.

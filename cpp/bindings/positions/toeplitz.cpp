@@ -28,15 +28,14 @@ Ahead memory_of(const Batch& batch, const MatrixView<Scalar>& view, Index next) 
   return {from, entries * static_cast<Index>(sizeof(Scalar))};
 }
 
-py::tuple split(const py::object& scores, const py::object& lengths, bool late, const py::object& weights,
-                Index weight_matrices) {
+py::tuple split(Argument scores, Argument lengths, bool late, Argument weights, Index weight_matrices) {
   const Batch batch = make_batch(scores, lengths);
   const Index m = split_rows(batch.n, late);
-  const double* weighing = weights.is_none() ? nullptr : numbers_of(weights, weight_matrices * m * m);
+  const double* weighing = numbers_of(weights, weight_matrices * m * m);
   const auto vector = [&] { return results(batch, {m}); };
   const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
   const Result<double> residual = results(batch, {m, m});
-  std::vector<ToeplitzWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  std::vector<ToeplitzWorkspace> workers(worker_count(batch.count));
   const Index bad = per_matrix_in_turn(
       batch, workers, block_size(batch, 1), largest_block(batch),
       [&](const auto& view, Index index, Index next, auto& workspace) {
@@ -56,16 +55,16 @@ py::tuple split(const py::object& scores, const py::object& lengths, bool late, 
       py::make_tuple(profile.tensor, residual.tensor, row.tensor, variance.tensor, first.tensor, lse.tensor), bad);
 }
 
-py::tuple cut(const py::object& scores, const py::object& lengths, const py::object& sinks, Index sink_count,
+py::tuple cut(Argument scores, Argument lengths, Argument sinks, Index sink_count,
               const std::vector<std::int64_t>& queries, bool body) {
   const Batch batch = make_batch(scores, lengths);
   const Index m = split_rows(batch.n, true);
   const auto count = static_cast<Index>(queries.size());
-  const double* logits = sinks.is_none() ? nullptr : numbers_of(sinks, sink_count);
+  const double* logits = numbers_of(sinks, sink_count);
   const auto vector = [&] { return results(batch, {m}); };
   const Result<double> lse = vector(), cut = vector(), share = vector();
   const Result<double> attention = results(batch, {count, m});
-  std::vector<MaskOnlyWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  std::vector<MaskOnlyWorkspace> workers(worker_count(batch.count));
   const Index bad = per_matrix_in_turn(
       batch, workers, block_size(batch, 1), largest_block(batch),
       [&](const auto& view, Index index, Index next, auto& workspace) {
@@ -81,7 +80,7 @@ py::tuple cut(const py::object& scores, const py::object& lengths, const py::obj
   return py::make_tuple(py::make_tuple(lse.tensor, cut.tensor, share.tensor, attention.tensor), bad);
 }
 
-py::tuple by_offset(const py::object& values, const py::object& lengths) {
+py::tuple by_offset(Argument values, Argument lengths) {
   const Batch batch = make_batch(values, lengths);
   const Index n = batch.n;
   const Result<double> mean = make_result(batch.sizes, {n}, kNaN);
