@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope.metrics._closed_forms import full, identity, ring
+from attnscope import _checks
+from attnscope.metrics._closed_forms import full, identity
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.metrics.quantity import Known, Quantity, Shared, field_of
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, zeroed
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, non_finite, zeroed
 from attnscope.protocols.ruscio2025.entropy import bits
-from attnscope.protocols.ruscio2025.persistence import bars_of
+from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
 DENSITY_THRESHOLDS = (0.2, 0.4)
 
@@ -75,17 +76,15 @@ def topology(
         >>> round(found.mean_length[0].item(), 6), found.top_key.item(), found.strongest_edge.tolist()
         (0.361111, 0, [0, 0])
     """
+    name = f"{PROTOCOL}topology"
     maps, checked = head_mean("topology", attention)
     bad = non_finite(maps)
     bars = bars_of("topology", attention) if barcodes is None else barcodes
     if not isinstance(bars, Barcodes):
-        raise TypeError(
-            f"ruscio2025.topology: barcodes must be what persistence returns, got {type(bars).__name__}"
-        )
+        raise TypeError(f"{name}: barcodes must be what persistence returns, got {type(bars).__name__}")
     if bars.shape != checked.leading:
         raise ValueError(
-            f"ruscio2025.topology: barcodes must be of maps of leading shape {checked.leading}, "
-            f"got {bars.shape}"
+            f"{name}: barcodes must be of maps of leading shape {checked.leading}, got {bars.shape}"
         )
     length, dimension = (bars.death - bars.birth).numpy(), bars.dimension.numpy()
     mean_length, max_length = np.full((2, len(bars.offsets) - 1, 2), np.nan)
@@ -101,7 +100,8 @@ def topology(
     single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32)
     # counts below 2**24 are exact in float32, and quick
     density = torch.stack([(single > level).float().sum(-1).double() / checked.n**2 for level in levels], -1)
-    rows = bits(clean) if row_entropy is None else row_entropy
+    rows = bits(clean) if row_entropy is None else _checks.as_tensor(name, "row_entropy", row_entropy)
+    rows = _checks.expanded(f"{name}: row_entropy", rows, (*checked.leading, checked.n))
     strongest = flat.argmax(-1)
     edge = torch.stack([strongest // checked.n, strongest % checked.n], -1)
     return Topology(
@@ -117,9 +117,6 @@ def topology(
     )
 
 
-# Half of each query's attention on itself: tokens are born at 1/2 and meet at 3/4, and the loop of four fills
-# at 1.
-_RING = (identity(4) + ring()) / 2
 _CORNER = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], dtype=torch.float64)
 
 
@@ -135,7 +132,10 @@ def _of_topology(
         meaning,
         known,
         low=0,
-        options={"barcodes": Shared("persistence")},
+        options={
+            "barcodes": Shared("persistence"),
+            "row_entropy": Shared("attention_entropy", (("base", 2),)),
+        },
         read=whole if at is None else lambda found: whole(found)[..., at],
         **more,
     )
@@ -158,7 +158,7 @@ QUANTITIES = (
             f"{said} H{dimension} bar",
             f"{said.capitalize()} finite bar of at most 30 tokens in dimension {dimension}; of a causal map "
             "in dimension 0, self-attentions.",
-            Known(0.25, _RING),
+            Known(0.25, RING),
             at=dimension,
         )
         for dimension in (0, 1)
