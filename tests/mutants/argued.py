@@ -129,9 +129,9 @@ ARGUED: dict[str, dict[str, str]] = {
         "name = None": NAMED,
         'name = "XXgeometric_semantic_alignmentXX"': NAMED,
         'name = "GEOMETRIC_SEMANTIC_ALIGNMENT"': NAMED,
-        "_checks.support_argument(None, support, checked),": NAMED,
-        "states_argument(None, states, checked),": NAMED,
-        'None if without is None else tokens_argument(None, "without", without, checked),': NAMED,
+        "seen, beside = _checks.support_argument(None, support, checked), states_argument(name, states, checked)": NAMED,
+        "seen, beside = _checks.support_argument(name, support, checked), states_argument(None, states, checked)": NAMED,
+        'left_out = None if without is None else tokens_argument(None, "without", without, checked)': NAMED,
         "if leading and own and own[-1] >= 1 and leading[-1] % own[-1] == 0:": (
             "one state for all heads has been broadcast already, or fits no axis before them"
         ),
@@ -139,7 +139,7 @@ ARGUED: dict[str, dict[str, str]] = {
         "rounding = 5 * torch.finfo(torch.float64).eps * size * count.squeeze(-1).sqrt()": "a threshold of rounding",
         "return torch.where(length >= rounding, length, torch.nan)": "a threshold of rounding, met exactly",
     },
-    "harmonics": {
+    "power_spectrum": {
         "name = None": NAMED,
         'name = "XXsoftmax_harmonicsXX"': NAMED,
         'name = "SOFTMAX_HARMONICS"': NAMED,

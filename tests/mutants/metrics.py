@@ -51,7 +51,6 @@ MODULES = {
     "fisher": ["fisher"],
     "frames": ["frames"],
     "graph_statistics": ["graph_statistics", "arguments"],
-    "harmonics": ["harmonics"],
     "laplacian": ["laplacian", "measure", "arguments"],
     "locality": ["locality", "arguments"],
     "marchenko_pastur": ["marchenko_pastur", "measure", "arguments"],

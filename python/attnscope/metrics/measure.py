@@ -33,11 +33,7 @@ Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 
 def measure(
-    attention: torch.Tensor,
-    metrics: Metrics,
-    *,
-    lengths: _checks.Lengths = None,
-    **options: Any,
+    attention: Tensor, metrics: Metrics, *, lengths: _checks.Lengths = None, **options: Any
 ) -> dict[str, Any]:
     """Several metrics of the same maps, with shared intermediates computed once.
 
@@ -109,9 +105,7 @@ class Measured:
 
     def beside(self, other: Measured, quantities: Sequence[Quantity]) -> Measured:
         """These quantities out of both, of the other where both hold them."""
-        values, defined = (
-            {**a, **b} for a, b in ((self.values, other.values), (self.defined, other.defined))
-        )
+        values, defined = {**self.values, **other.values}, {**self.defined, **other.defined}
         return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
 
     def known(self, *names: str) -> dict[str, Tensor]:
@@ -220,7 +214,11 @@ def _measured(
     held: torch.dtype | None = None,
 ) -> Measured:
     maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
-    known = [one for one in quantities if _is_there(one, sites, heads)]
+    known = [
+        one
+        for one in quantities
+        if set(one.needs) <= set(sites) and (heads is not None or not reads_layers(one))
+    ]
     each = None if lengths is None else lengths[:, None]
     plan = _plan_for(tuple(known), whole, int(maps.shape[-1]))
     results = Execution(plan, sites, each, "measure_quantities", held).results()
@@ -254,11 +252,6 @@ def _finite(maps: Tensor, lengths: Tensor | None) -> Tensor:
     """Which of [batch, maps, n, n] hold finite entries only, inside their lengths."""
     each = None if lengths is None else lengths.expand(maps.shape[:2]).contiguous()
     return _core.finite_matrices(maps, each)
-
-
-def _is_there(one: Quantity, sites: Mapping[str, Tensor], heads: Sequence[int] | None) -> bool:
-    """Whether what a quantity needs was captured, and the maps are the heads of a layer if it reads those."""
-    return set(one.needs) <= set(sites) and (heads is not None or not reads_layers(one))
 
 
 def _where_defined(one: Quantity, values: Tensor, finite: Tensor | None) -> tuple[Tensor, Tensor]:

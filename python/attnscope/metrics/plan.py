@@ -171,10 +171,7 @@ class Execution:
         with judged_once():
             for group in self.plan.groups:
                 self._read_once(group)
-            return [
-                self._answer(request, call)
-                for request, call in zip(self.plan.requests, self.plan.calls, strict=True)
-            ]
+            return [self._answer(*one) for one in zip(self.plan.requests, self.plan.calls, strict=True)]
 
     def _answer(self, request: Request, call: Call) -> Any:
         result = self._result(call)
@@ -231,11 +228,17 @@ class Execution:
         return own | {name: about[name] for name in about if name in parameters_of(function)}
 
     def _lengths_of(self, call: Call) -> Tensor | None:
-        """One length per layer."""
-        if call.of in MAPS:
-            return layer_lengths(self.lengths, self.sites[call.of], self.function)
-        own = self.lengths
-        return None if own is None else _checks.as_tensor(self.function, "lengths", own).flatten()
+        """One length per layer, out of lengths that broadcast against its heads."""
+        if self.lengths is None:
+            return None
+        each = _checks.as_tensor(self.function, "lengths", self.lengths)
+        if call.of not in MAPS:
+            return each.flatten()
+        shape, words = self.sites[call.of].shape[:-2], "do not broadcast to the leading shape"
+        each = _checks.expanded(f"{self.function}: lengths", each, shape, words)
+        if each.ndim == 0 or not bool((each == each[..., :1]).all()):
+            raise ValueError(f"{self.function}: metrics of a whole layer need one length for all its heads")
+        return each[..., 0].contiguous()
 
     def _read_once(self, group: Mapping[str, Call]) -> None:
         first = next(iter(group.values()))
@@ -279,18 +282,6 @@ def reads_maps(function: Callable[..., Any]) -> bool:
 def reads_layers(one: Quantity) -> bool:
     """Whether the function of a quantity reads all heads of a layer together, [..., h, n, n]."""
     return first_of(found().function(one.protocol, one.metric)) == "heads"
-
-
-def layer_lengths(lengths: _checks.Lengths, heads: Tensor, function: str) -> Tensor | None:
-    """One length per layer of heads [..., h, n, n], out of lengths that broadcast against [..., h]."""
-    if lengths is None:
-        return None
-    each = _checks.as_tensor(function, "lengths", lengths)
-    words = "do not broadcast to the leading shape"
-    each = _checks.expanded(f"{function}: lengths", each, heads.shape[:-2], words)
-    if each.ndim == 0 or not bool((each == each[..., :1]).all()):
-        raise ValueError(f"{function}: metrics of a whole layer need one length for all its heads")
-    return each[..., 0].contiguous()
 
 
 def levels(thresholds: Sequence[float | str], n: int) -> list[float]:

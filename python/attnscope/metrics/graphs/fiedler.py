@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full, star
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, full, star
 
 
 def fiedler_value(
@@ -79,13 +78,10 @@ def fiedler_vector(
     positive. Where λ2 is degenerate it is one unit vector of that eigenspace.
 
     Args:
-        attention: maps [..., n, n]; this and all that follow are as in `fiedler_value`.
+        attention: maps [..., n, n]; arguments and errors are those of `fiedler_value`.
 
     Returns:
         [..., n] float64, NaN past a map's own length and for one token.
-
-    Raises:
-        ValueError: as `fiedler_value`.
 
     Example:
         A path of three nodes is cut between its ends.

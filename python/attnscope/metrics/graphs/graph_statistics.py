@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.graphs.laplacian import Symmetrize
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of, star
 
 
 @shown_by_shape
@@ -60,20 +59,19 @@ def graph_statistics(
 ) -> GraphStatistics:
     """Statistics of the simple graphs that join tokens i and j where max(A_ij, A_ji) reaches a threshold.
 
-    One pass over the map serves all thresholds. The formulas are those of `GraphStatistics`.
+    The formulas are those of `GraphStatistics`; one pass over the map serves all thresholds.
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         thresholds: numbers in (0, 1), or "k/n" for k over each map's own number of tokens, because uniform
             attention is 1/n. 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2 is the paper's list.
-        symmetrize: accepted for symmetry with `fiedler_value`; a thresholded graph always takes the larger
-            of the two entries, as the Betti numbers do, so that components are β0.
+        symmetrize: accepted as by `fiedler_value`; a thresholded graph always takes the larger entry of the
+            two, as the Betti numbers do, so that components are β0.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        GraphStatistics of [..., T] tensors in the order of `thresholds`: float64, `components` int64,
-        `effective` bool.
+        GraphStatistics, [..., T] in the order of `thresholds`: float64, `components` int64, `effective` bool.
 
     Raises:
         ValueError: not square, empty, wrong dtype, a threshold outside (0, 1), lengths outside 1..n.
@@ -94,8 +92,8 @@ def graph_statistics(
         tensor([4])
 
     References:
-        Freeman, Centrality in social networks, 1978. Fiedler, Algebraic connectivity of graphs, 1973.
-        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+        Freeman, Centrality in social networks, 1978. Fiedler, Algebraic connectivity of graphs, 1973. Ruscio
+        et al., What are you sinking?, 2025.
     """
     name = "graph_statistics"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import star
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, star
 
 Symmetrize = Literal["mean", "max"]
 
@@ -87,13 +86,10 @@ def laplacian_gap(
     """The gap λ3 − λ2 of the graph Laplacian of each head.
 
     Args:
-        attention: maps [..., n, n]; this and all that follow are as in `laplacian_eigenvalues`.
+        attention: maps [..., n, n]; arguments and errors are those of `laplacian_eigenvalues`.
 
     Returns:
         [...] float64, >= 0; NaN for maps of fewer than three tokens, which have no third eigenvalue.
-
-    Raises:
-        ValueError: as `laplacian_eigenvalues`.
 
     Example:
         A star with edges of weight 1 has the spectrum {0, 1, …, 1, n}.

@@ -10,7 +10,6 @@ from typing import Any, Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import ring
 from attnscope.metrics.homology.barcodes import (
     DIMENSIONS,
     Barcodes,
@@ -20,7 +19,7 @@ from attnscope.metrics.homology.barcodes import (
     persistent_entropy,
     total_persistence,
 )
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, ring
 
 Symmetrize = Literal["max", "mean", "min"]
 Metric = Literal["attention", "hellinger"]
@@ -84,15 +83,10 @@ def persistence(
     dimension = _checks.whole(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}")
-    birth, death, dimensions, birth_edge, death_edge, offsets, non_finite = _core.persistence(
-        checked.tensor,
-        checked.lengths,
-        dimension,
-        _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min")),
-        _checks.choice_argument(name, "metric", metric, ("attention", "hellinger")),
-    )
-    bars = Barcodes(birth, death, dimensions, birth_edge, death_edge, offsets, checked.leading)
-    return _checks.finished(name, checked, bars, non_finite)
+    _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
+    _checks.choice_argument(name, "metric", metric, ("attention", "hellinger"))
+    bars = _checks.computed(_core.persistence, name, checked, dimension, symmetrize, metric)
+    return Barcodes(*(*bars, checked.leading))
 
 
 def attention_of_topology(

@@ -11,17 +11,9 @@ import numpy as np
 import torch
 
 from attnscope import _checks
-from attnscope.metrics._closed_forms import causal, star
+from attnscope.metrics.information import sinks
 from attnscope.metrics.information._learned_sink import visible_pairs
-from attnscope.metrics.information.sinks import (
-    incoming_attention,
-    sink_position,
-    sink_rate,
-    sink_share,
-    sink_tokens,
-    top_mass,
-)
-from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
+from attnscope.metrics.quantity import Known, Quantity, causal, field_of, how_many, star
 
 #: Percentiles of incoming attention from which on a key counts as a sink to be removed.
 PERCENTILES = (80, 90, 95)
@@ -31,7 +23,7 @@ def _keys_by_percentile(
     attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None
 ) -> dict[int, torch.Tensor]:
     """Keys [..., n] whose incoming attention reaches a percentile over the keys that 3 in 10 queries see."""
-    incoming = incoming_attention(attention, support=support, lengths=lengths)
+    incoming = sinks.incoming_attention(attention, support=support, lengths=lengths)
     n = attention.shape[-1]
     checked = _checks.attention_argument("_keys_by_percentile", attention, lengths)
     seen = visible_pairs(checked, _checks.support_argument("_keys_by_percentile", support, checked))
@@ -64,8 +56,8 @@ def _mass_on(mass: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 SOURCES = (
-    *(incoming_attention, sink_position, sink_rate, sink_share, sink_tokens, top_mass),
-    *(_keys_by_percentile, _incoming_mass),
+    *(sinks.incoming_attention, sinks.sink_position, sinks.sink_rate, sinks.sink_share, sinks.sink_tokens),
+    *(sinks.top_mass, _keys_by_percentile, _incoming_mass),
 )
 DERIVED = {"_keys_above": ("_keys_by_percentile", _keys_above), "_mass_on": ("_incoming_mass", _mass_on)}
 

@@ -39,9 +39,8 @@ def incoming_attention(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [..., n] float64, in [0, 1]; NaN past a map's own length and for a key that no query sees. The last
-        keys of a causal map are seen by few queries, so their values are noisy. Relative error below
-        n·2⁻⁵².
+        [..., n] float64, in [0, 1], relative error below n·2⁻⁵²; NaN past a map's length and for keys that
+        no query sees. The last keys of a causal map are seen by few queries, so their values are noisy.
 
     Raises:
         ValueError: not square, empty, wrong dtype, an unknown support, lengths outside 1..n.
@@ -77,10 +76,9 @@ def sink_rate(
     `incoming_attention` of uniform attention of the same n beside it (H_n/n at position 0).
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         epsilon: the mean incoming attention that a sink must exceed, in (0, 1).
         position: the key, counted from 0; one that a map does not have is no sink.
-        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         [...] bool; False for a map with NaN or infinite entries.
@@ -121,22 +119,18 @@ def sink_tokens(
     local heads have many such keys. By "test" a sink receives more than chance gives any key: `sink_test`.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         rule: "frequency", with tau, gamma and min_visibility; "test", with alpha.
-        tau: how strong is strong, in (0, 1); None takes each map's own 90th percentile (linear
-            interpolation) of its visible entries, which every map has, a diffuse one too.
+        tau: in (0, 1); None takes the 90th percentile of each map's visible entries, by linear interpolation.
         gamma: the share of queries, in (0, 1].
-        min_visibility: in [0, 1]; keeps the last keys of causal maps, which few queries see, from winning
-            by chance.
+        min_visibility: in [0, 1]; leaves out the last keys of causal maps, which few queries see.
         alpha: the chance of any sink in a map without one, in (0, 1).
-        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         [..., n] bool; False past a map's own length and for a map with NaN or infinite entries.
 
     Raises:
-        ValueError: an unknown rule, tau or alpha outside (0, 1), gamma outside (0, 1], min_visibility outside
-            [0, 1], and as `incoming_attention`.
+        ValueError: an unknown rule, a share outside its bounds, and as `incoming_attention`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -170,9 +164,8 @@ def sink_position(
     """The key that receives most: argmax of α_j over keys that enough queries see.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         min_visibility: only keys that at least ⌈min_visibility·n⌉ queries see compete, in [0, 1].
-        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         [...] int64, the first such key on ties; −1 when no key competes or the map is not finite.
@@ -181,8 +174,7 @@ def sink_position(
         ValueError: min_visibility outside [0, 1], and as `incoming_attention`.
 
     Example:
-        Under the causal mask the identity gives key j all of one query out of the n − j that see it; the
-        last key, which one query sees, does not compete.
+        Under the causal mask the last key, which one query sees, does not compete.
 
         >>> import torch, attnscope as asc
         >>> asc.sink_position(torch.eye(4)).item(), asc.sink_position(torch.eye(4), support="full").item()
@@ -212,12 +204,10 @@ def sink_share(
     first)/(visible keys), for a causal map min(first, i+1)/(i+1); boost = share/uniform.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         first: how many leading keys count as the sink; a map that has fewer is taken whole.
-        queries: only the last so many queries of each map (64 is a profiler's convention); None: all.
-            Queries that see no key are left out.
+        queries: so many last queries of each map, less those that see no key; None: all.
         sink_mass: what a learned sink takes of each row, [..., n]; share and uniform stay those of real keys.
-        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
         SinkShare, each [...] float64; share and learned in [0, 1], boost 1 for uniform attention.
@@ -259,14 +249,12 @@ def top_mass(
     """Share of a head's whole mass held by the k keys that receive most of it.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         k: how many keys; all of them in a map that has no more.
         sink_mass: what a learned sink takes of each row, [..., n]: one more key.
-        support: like lengths and validate as in `incoming_attention`.
 
     Returns:
-        [...] float64, in [min(k/n, 1), 1] for rows that sum to 1; NaN for a map without mass.
-        Error below n·2⁻⁵¹.
+        [...] float64, in [min(k/n, 1), 1] for rows that sum to 1, error below n·2⁻⁵¹; NaN without mass.
 
     Raises:
         ValueError: k below 1, and as `incoming_attention`.
@@ -318,17 +306,12 @@ def from_one_read(
         first_and_queries = (min(first, n), min(queries, n))
     k = _checks.at_least(function, "k", asked["top_mass"]["k"], 1) if "top_mass" in asked else 0
     position = asked.get("sink_position")
-    *answers, non_finite = _core.sink_statistics(
-        checked.tensor,
-        checked.lengths,
-        _checks.support_argument(function, support, checked),
-        rate is not None or "incoming_attention" in asked,
-        "attention_entropy" in asked,
-        None if position is None else _visibility(function, position["min_visibility"]),
-        first_and_queries,
-        min(k, n),
+    visibility = None if position is None else _visibility(function, position["min_visibility"])
+    wants = (rate is not None or "incoming_attention" in asked, "attention_entropy" in asked)
+    given = (_checks.support_argument(function, support, checked), *wants, visibility, first_and_queries)
+    incoming, entropy, positions, shares, uniform, top = _checks.computed(
+        _core.sink_statistics, function, checked, *given, min(k, n)
     )
-    incoming, entropy, positions, shares, uniform, top = answers
     results: dict[str, Any] = {"incoming_attention": incoming, "attention_entropy": entropy}
     results |= {"sink_position": positions, "top_mass": top}
     if rate is not None:
@@ -336,8 +319,7 @@ def from_one_read(
         results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
         results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
-    asked_for = {name: results[name] for name in asked}
-    return checked, _checks.finished(function, checked, asked_for, non_finite)
+    return checked, {name: results[name] for name in asked}
 
 
 def _visibility(function: str, value: float) -> float:

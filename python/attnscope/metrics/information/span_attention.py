@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import causal
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.quantity import Known, Quantity, Site, causal, field_of
 from attnscope.metrics.states.alignment import tokens_argument
 
 

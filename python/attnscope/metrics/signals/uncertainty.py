@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full, identity
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, full, identity
 from attnscope.metrics.signals.power_spectrum import BY_ROW, signal_arguments
 
 
@@ -60,8 +59,7 @@ def spectral_uncertainty(
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         amplitude: "root" or "signal".
-        signal: "rows", "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first,
-            support, lengths and validate.
+        signal: "rows", "last", "mean" or "offset"; this and all that follow are as in `power_spectrum`.
 
     Returns:
         Named float64 tensors [..., n] for "rows", else [...]. Entropies in [0, log m], variances in
@@ -69,8 +67,7 @@ def spectral_uncertainty(
         negative entry or nothing.
 
     Raises:
-        ValueError: not square, empty, wrong dtype; an unknown amplitude, signal or support; min_keys below
-            2; lengths outside 1..n.
+        ValueError: an unknown amplitude, and as `power_spectrum`.
 
     Example:
         Attention to one key has no spread in position and all of it in frequency; uniform attention the
@@ -93,10 +90,11 @@ def spectral_uncertainty(
         name, attention, lengths, support, validate, signal, drop_first, "none", min_keys
     )
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
-    del given["detrend"]  # which amplitudes do not have
-    result, non_finite = _core.spectral_uncertainty(**given, root=amplitude == "root")
-    result = _checks.finished(name, checked, result, non_finite)
-    return SpectralUncertainty(*result.unbind(-1))
+    seen, signal, dropped, _, shortest = given  # amplitudes have no trend
+    options = (seen, signal, dropped, shortest, amplitude == "root")
+    return SpectralUncertainty(
+        *_checks.computed(_core.spectral_uncertainty, name, checked, *options).unbind(-1)
+    )
 
 
 def _of_signal(

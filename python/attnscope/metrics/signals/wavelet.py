@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import detail, full, star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.quantity import Known, Quantity, Site, detail, field_of, full, star
 from attnscope.metrics.signals.power_spectrum import BY_ROW, signal_arguments
 
 
@@ -74,8 +73,7 @@ def wavelet_transform(
         nothing but rounding (1e-28 of the energy).
 
     Raises:
-        ValueError: not square, empty, wrong dtype; an unknown signal, detrend or support; min_keys below 2;
-            levels below 1 or more than `min_keys` allows; resample below 0; lengths outside 1..n.
+        ValueError: levels below 1 or more than `min_keys` allows, resample below 0, and as `power_spectrum`.
 
     Example:
         Uniform attention has no detail: all energy is in the approximation.
@@ -94,7 +92,7 @@ def wavelet_transform(
     checked, given = signal_arguments(
         name, attention, lengths, support, validate, signal, drop_first, detrend, min_keys
     )
-    shortest = given["min_keys"]
+    shortest = given[-1]
     most = int(_core.wavelet_levels(shortest))
     if levels is None and most < 1:
         raise ValueError(f"{name}: signals of min_keys = {shortest} carry no level; 6 is the least")
@@ -104,8 +102,7 @@ def wavelet_transform(
             f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, got {depth}"
         )
     resample = _checks.at_least(name, "resample", resample, 0, "a whole number of at least")
-    result, profile, non_finite = _core.wavelet_transform(**given, levels=depth, resample=resample)
-    result = _checks.finished(name, checked, result, non_finite)
+    result, profile = _checks.computed(_core.wavelet_transform, name, checked, *given, depth, resample)
     scales = depth + 1
     return WaveletTransform(
         energy=result[..., :scales],
@@ -131,8 +128,8 @@ def scale_sensitivity(
     S = 1 − cos(W(x), W(x_α)), where W is the vector of mean energies of the scales ("energy") or the mean
     coefficients of all scales resampled to one length ("coefficients").
 
-    Under a causal mask the first tokens never see the rest, so the map of the prefix is the leading block of
-    the whole map, and S compares the queries of a map with its own first queries.
+    Under a causal mask the map of the prefix is the leading block of the whole map, so that S compares the
+    queries of a map with its own first queries.
 
     Args:
         attention: maps of the whole texts [..., n, n].
@@ -144,8 +141,7 @@ def scale_sensitivity(
         options: of `wavelet_transform`: signal, levels, min_keys, drop_first, detrend, support, validate.
 
     Returns:
-        [...] float64 in [0, 2], in [0, 1] for energies; NaN where either map has no signal that is long
-        enough.
+        [...] float64 in [0, 2], in [0, 1] for energies; NaN where either map has no signal of enough keys.
 
     Raises:
         ValueError: as `wavelet_transform`; an unknown comparison; leading axes that differ.
@@ -212,8 +208,7 @@ def morlet_scalogram(
         [..., scales, n] float64, at least 0; NaN past the signal.
 
     Raises:
-        ValueError: not square, empty, wrong dtype; no scale or one that is not positive; omega below 5; an
-            unknown signal, detrend or support; min_keys below 2; lengths outside 1..n.
+        ValueError: no scale or one that is not positive, omega outside 5..100, and as `power_spectrum`.
 
     Example:
         All attention on key 40 is an impulse: at every scale its power peaks there, at 1/(s√π).
@@ -229,8 +224,8 @@ def morlet_scalogram(
         Torrence and Compo, A practical guide to wavelet analysis, 1998. Ruscio et al., arXiv 2410.18067.
     """
     name = "morlet_scalogram"
-    given = (attention, lengths, support, validate, signal, drop_first, detrend, min_keys)
-    checked, shared = signal_arguments(name, *given, choices=("last", "mean", "offset"))
+    shared = (attention, lengths, support, validate, signal, drop_first, detrend, min_keys)
+    checked, given = signal_arguments(name, *shared, choices=("last", "mean", "offset"))
     if scales is None:
         scales = 2.0 * (max(checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
     wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
@@ -239,8 +234,7 @@ def morlet_scalogram(
     omega = _checks.real(name, "omega", omega)
     if not 5.0 <= omega <= 100.0:
         raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
-    result, non_finite = _core.morlet_scalogram(**shared, scales=wanted, omega=omega)
-    return _checks.finished(name, checked, result, non_finite)
+    return _checks.computed(_core.morlet_scalogram, name, checked, *given, wanted, omega)
 
 
 #: What the scales are called that signals of 32 keys have, and what their shares are.

@@ -10,9 +10,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope._warn import UndefinedWarning, warn
-from attnscope.metrics._closed_forms import hadamard
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of, hadamard
 
 Null = Literal["auto", "full", "causal", "permutation"]
 Support = Literal["auto", "causal", "full"] | torch.Tensor
@@ -61,8 +60,7 @@ def marchenko_pastur(
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         null: what to compare with; "auto" chooses by the support, as above.
-        support: which keys each query sees; "auto" judges each map by itself (causal when everything above
-            its diagonal is 0), a boolean tensor [n, n] or [..., n, n] says so.
+        support: which keys a query sees, as in `incoming_attention`.
         draws: shuffled copies, for a permutation null.
         seed: of the shuffles. They depend on the seed and on the map's own entries, never on its place in
             the batch or on threads.
@@ -105,10 +103,10 @@ def marchenko_pastur_deviation(
     """The Kolmogorov–Smirnov distance of each head's spectrum from its null: `ks` of `marchenko_pastur`.
 
     Args:
-        attention: maps [..., n, n]; the arguments are those of `marchenko_pastur`.
+        attention: maps [..., n, n]; arguments and errors are those of `marchenko_pastur`.
 
     Returns:
-        [...] float64, in [0, 1]; NaN and errors as in `marchenko_pastur`.
+        [...] float64, in [0, 1]; NaN as there.
 
     Example:
         The n − 1 equal eigenvalues of a permutation matrix are far from any law.
@@ -141,16 +139,15 @@ def _compared(
     seed = _checks.whole(name, "seed", seed)
     if seed < 0:
         raise ValueError(f"{name}: seed must lie in [0, 2**63), got {seed!r}")
-    *fields, undefined, non_finite = _core.marchenko_pastur(
-        checked.tensor, checked.lengths, visible, null, draws, seed, whole
-    )
+    given = (visible, null, draws, seed, whole)
+    *fields, undefined = _checks.computed(_core.marchenko_pastur, name, checked, *given)
     if undefined:
         message = (
             f"{name}: {undefined} of {math.prod(checked.leading)} matrices have fewer than 8 tokens or no "
             "row that varies; their results are NaN (outliers -1)"
         )
         warn(UndefinedWarning(message, name, undefined))
-    return _checks.finished(name, checked, MarchenkoPastur(*fields), non_finite)
+    return MarchenkoPastur(*fields)
 
 
 DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda found: found.ks)}

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
-from attnscope.metrics._closed_forms import aligned, causal
 from attnscope.metrics.information.entropy import attention_entropy
-from attnscope.metrics.quantity import Known, Quantity, Shared, Site
+from attnscope.metrics.quantity import Known, Quantity, Shared, Site, aligned, causal
 
 
 def geometric_semantic_alignment(
@@ -38,19 +38,17 @@ def geometric_semantic_alignment(
             for all heads, and [B, kv, n, d] beside [B, h, n, n] gives each of the kv value heads to its
             h/kv query heads. Shared states are read in place and their cosines computed once.
         without: boolean [..., n], keys to leave out (the sinks, which dominate r otherwise).
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64 in [−1, 1]. NaN where attention or the cosines do not vary, and for fewer than two
-        pairs. A token whose state is zero has no direction, and its pairs are left out. Error
-        below 1e-14 for small maps whose entries vary by more than rounding.
+        pairs. A token whose state is zero has no direction, and its pairs are left out. Error below 1e-14
+        for small maps whose entries vary by more than rounding.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, states that neither broadcast nor group, an unknown
-            support, lengths outside 1..n.
+        ValueError: states that neither broadcast nor group, and as `incoming_attention`.
 
     Example:
         Two groups of tokens that attend to their own group, and point the same way within it.
@@ -67,15 +65,10 @@ def geometric_semantic_alignment(
     """
     name = "geometric_semantic_alignment"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    return _checks.computed(
-        _core.geometric_semantic_alignment,
-        name,
-        checked,
-        _checks.support_argument(name, support, checked),
-        states_argument(name, states, checked),
-        None if without is None else tokens_argument(name, "without", without, checked),
-        unit="matrices or their states",
-    )
+    seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
+    left_out = None if without is None else tokens_argument(name, "without", without, checked)
+    given, unit = (seen, beside, left_out), "matrices or their states"
+    return _checks.computed(_core.geometric_semantic_alignment, name, checked, *given, unit=unit)
 
 
 def states_argument(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
@@ -200,12 +193,9 @@ def entropy_magnitude_correlation(
     Between `attention_entropy` of each query and `transformation_magnitude` of the same token.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `attention_entropy`.
         before: states [..., n, d]; leading axes broadcast against those of attention.
         after: the same shape.
-        support: as in `attention_entropy`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
 
     Returns:
         [...] float64 in [−1, 1]; NaN for fewer than two tokens, or where either does not vary.
@@ -311,19 +301,10 @@ def _correlation(name: str, label: str, mover: str, options: dict[str, Site]) ->
     )
 
 
-def _mean(magnitude: torch.Tensor) -> torch.Tensor:
-    return magnitude.nanmean(-1)
-
-
-def _middle(magnitude: torch.Tensor) -> torch.Tensor:
-    return magnitude.nanquantile(0.5, -1)
-
-
-def _moved(
-    name: str, label: str, meaning: str, site: str, after: str = "", read: Callable[..., Any] = _mean
-) -> Quantity:
+def _moved(name: str, label: str, meaning: str, site: str, after: str = "", **more: Any) -> Quantity:
     """How far the tokens of a text move: from a site to another, or from nothing to what it holds."""
     known = {site: _RIGHT_ANGLE} | ({after: 2 * _RIGHT_ANGLE} if after else {})
+    more = {"read": partial(torch.nanmean, dim=-1), **more}
     return Quantity(
         name,
         "transformation_magnitude",
@@ -332,9 +313,9 @@ def _moved(
         Known(5.0, torch.eye(2, dtype=torch.float64), known),
         low=0,
         options={"before": Site(site, origin=not after), "after": Site(after or site)},
-        read=read,
         scope="layer",
         needs=tuple(known),
+        **more,
     )
 
 
@@ -369,7 +350,7 @@ QUANTITIES = (
         "Median over tokens of the distance between a block's output and input.",
         "hidden",
         "block_output",
-        _middle,
+        read=partial(torch.nanquantile, q=0.5, dim=-1),
     ),
     _moved(
         "transformation_magnitude_attention",

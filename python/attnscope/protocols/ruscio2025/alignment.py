@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from attnscope import _blas, _checks, _core
-from attnscope.metrics._closed_forms import causal
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Site, field_of
+from attnscope.metrics.quantity import Known, Site, causal, field_of
 from attnscope.metrics.states import alignment as exact
 from attnscope.protocols.ruscio2025._maps import (
     PROTOCOL,

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of, star
 from attnscope.protocols.ruscio2025._maps import (
     PROTOCOL,
     declared,

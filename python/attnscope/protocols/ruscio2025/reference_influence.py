@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks
-from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Site, field_of, how_many
+from attnscope.metrics.quantity import Known, Site, field_of, full, how_many
 from attnscope.protocols.ruscio2025._maps import (
     PROTOCOL,
     declared,

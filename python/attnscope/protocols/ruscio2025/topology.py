@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from attnscope import _checks
-from attnscope.metrics._closed_forms import full, identity
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity
 from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, non_finite, zeroed
 from attnscope.protocols.ruscio2025.entropy import bits
 from attnscope.protocols.ruscio2025.persistence import RING, bars_of
@@ -100,8 +99,11 @@ def topology(
     single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32)
     # counts below 2**24 are exact in float32, and quick
     density = torch.stack([(single > level).float().sum(-1).double() / checked.n**2 for level in levels], -1)
-    rows = bits(clean) if row_entropy is None else _checks.as_tensor(name, "row_entropy", row_entropy)
-    rows = _checks.expanded(f"{name}: row_entropy", rows, (*checked.leading, checked.n))
+    if row_entropy is None:
+        rows = bits(clean)
+    else:
+        rows = _checks.float_tensor(name, "row_entropy", row_entropy)
+        rows = _checks.expanded(f"{name}: row_entropy", rows, maps.shape[:-1])
     strongest = flat.argmax(-1)
     edge = torch.stack([strongest // checked.n, strongest % checked.n], -1)
     return Topology(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.metrics.signals.harmonics import harmonic_distortion
+from attnscope.metrics.signals.power_spectrum import harmonic_distortion
 
 POSITIONS = 256
 ORDERS = 5
