@@ -14,7 +14,7 @@ from attnscope.capture.edits.edit import ACTIVE, Applied, Edit
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.preflight import structure_of
-from attnscope.capture.sites import INTERFACE
+from attnscope.capture.sites import ALONE, INTERFACE
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def require_interface(
     try:
         plan = preflight.plan_for(model, batch)
     except RuntimeError as error:
-        plan = preflight.Plan(preflight.PLAIN, reasons=(str(error),))
+        plan = preflight.Plan(ALONE, reasons=(str(error),))
     if plan is not None and plan.tier != INTERFACE:
         first = type(next((w for w in wanted if getattr(w, "of_softmax", False)), wanted[0])).__name__
         raise NotImplementedError(

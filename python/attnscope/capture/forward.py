@@ -191,13 +191,8 @@ class Run:
 
     def _attended(self) -> Generator[Layer, None, None]:
         """The layers of a pass whose attention is captured."""
-        recording = Recording(
-            self._model,
-            layers=self.what.layers,
-            heads=self.what.heads,
-            sites=self.what.of_layers,
-            chunk=None,
-        )
+        what = self.what
+        recording = Recording(self._model, what.layers, what.heads, what.of_layers, chunk=None)
         recording.around = self._around
         with recording:
             layers = recording.run(**self._batch)

@@ -24,9 +24,8 @@ from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import ALONE, HOOKS, INTERFACE, OUTPUTS
-from attnscope.models.architecture import Parts, Structure, block_of, feed_forward, starred
+from attnscope.models.architecture import Parts, Structure, block_of, feed_forward, starred, text_config
 
-PLAIN = ALONE
 TOKENS = 16
 
 
@@ -105,8 +104,7 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Plan |
 
 def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     """Sixteen seeded tokens: no padding, left padding, right padding. None for models of other inputs."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(getattr(model, "config", None))
     vocabulary = getattr(text, "vocab_size", None)
     if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
         return None
@@ -134,8 +132,7 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
 
 
 def _signature(model: nn.Module) -> tuple[Any, ...]:
-    parameter = next(model.parameters(), None)
-    kind = (parameter.dtype, parameter.device) if parameter is not None else ()
+    kind = next(((one.dtype, one.device) for one in model.parameters()), ())
     return (*kind, sum(1 for _ in model.modules()))
 
 
@@ -153,7 +150,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
 
     def done(tier: int, found: _Pass, *, ask: bool = False) -> Plan:
         plan = _plan(tier, found, reasons, ask=ask)
-        usual = attempt("usual forward pass", tier=PLAIN)
+        usual = attempt("usual forward pass", tier=ALONE)
         if usual and (gap := _output_gap(found, usual)):
             plan.caution = (
                 f"{name} under its own attention implementation: {gap}; the maps are those of eager attention"
@@ -233,7 +230,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
         arguments.setdefault("output_attentions", True)
     if anatomy.takes(model, "use_cache"):
         arguments.setdefault("use_cache", False)
-    name = {PLAIN: "", INTERFACE: NAME}.get(tier, "eager")
+    name = {ALONE: "", INTERFACE: NAME}.get(tier, "eager")
     token = LIVE.set(recorder)
     try:
         with torch.no_grad(), implementation(model, name), recorder.listening(), ExitStack() as stack:
@@ -283,12 +280,11 @@ def _difference(one: _Pass, two: _Pass, *, ordered: bool = True) -> str:
     others = list(two.prints)
     for nth, mine in enumerate(one.prints):
         pairs = others[:1] if ordered else [p for p in others if p.shape == mine.shape]
-        distances = [_distance(mine, p) for p in pairs]
-        if not distances:
+        if not pairs:
             return f"map {nth} of shape {list(mine.shape)} has no counterpart"
-        best = min(range(len(distances)), key=lambda i: distances[i])
-        if not (distances[best][0] <= largest and distances[best][1] <= mean):
-            return f"map {nth} differs by {distances[best][0]:.2g}"
+        gap, best = min((_distance(mine, p), place) for place, p in enumerate(pairs))
+        if not (gap[0] <= largest and gap[1] <= mean):
+            return f"map {nth} differs by {gap[0]:.2g}"
         others.remove(pairs[best])
     return _output_gap(one, two)
 
@@ -316,16 +312,12 @@ def _tolerance(found: _Pass) -> tuple[float, float, float]:
 def _distance(mine: _Print, other: _Print) -> tuple[float, float]:
     if mine.shape != other.shape:
         return float("inf"), float("inf")
-    keep = mine.keep & other.keep
-    a, b = mine.rows.transpose(1, 2)[keep], other.rows.transpose(1, 2)[keep]
-    if a.numel() == 0:
-        return 0.0, 0.0
+    a, b = (one.rows.transpose(1, 2)[mine.keep & other.keep] for one in (mine, other))
     known = ~b.isnan().any(-1)  # eager attention in float64 makes NaN of left padding
-    a, b = a[known], b[known]
-    if a.numel() == 0:
-        unlike = 0.0 if bool(mine.rows.transpose(1, 2)[keep].isnan().any(-1).all()) else float("inf")
+    if not bool(known.any()):
+        unlike = 0.0 if bool(a.isnan().any(-1).all()) else float("inf")
         return unlike, unlike
-    gaps = [(a - b).abs()]
+    a, b = a[known], b[known]
     # A learned sink takes part of each row; some models leave it out of the weights that they return.
-    gaps.append((a / a[..., :1].clamp_min(1e-30) - b).abs())
-    return min((float(g.max()), float(g.mean())) for g in gaps)
+    gaps = (a - b).abs(), (a / a[..., :1].clamp_min(1e-30) - b).abs()
+    return min((float(gap.max()), float(gap.mean())) for gap in gaps)

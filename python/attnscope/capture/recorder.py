@@ -20,6 +20,7 @@ from attnscope.capture.visibility import MASKED_BELOW
 from attnscope.models.architecture import Parts, Structure, is_cross, named_modules, starred
 
 if TYPE_CHECKING:
+    from attnscope.capture.interface import Call
     from attnscope.capture.preflight import Plan
 
 # The consumer of the pass under way. Another thread's pass, or one between two layers, does not see it.
@@ -92,12 +93,6 @@ class Recorder:
         self._masks: list[tuple[Tensor, Tensor]] = []
         self._scratch = Scratch()
 
-    # Which layer is this -------------------------------------------------------------------------------
-
-    def owns(self, module: nn.Module) -> bool:
-        """Whether the module belongs to the captured model."""
-        return id(module) in self.names
-
     def _enter_model(self, name: str, kwargs: dict[str, Any]) -> None:
         """A (sub)model's forward pass starts: the call counters of the stacks below it start again."""
         prefix = f"{name}." if name else ""
@@ -109,18 +104,17 @@ class Recorder:
             mask = kwargs.get("attention_mask")
             self.input_mask = mask if torch.is_tensor(mask) and mask.ndim == 2 else None
 
-    # Masks ---------------------------------------------------------------------------------------------
-
-    def check_mask(self, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
+    def check_mask(self, call: Call) -> None:
         """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
-        if mask is None and query.shape[2] > 1 and getattr(module, "is_causal", False) is True:
-            stack = starred(self.names[id(module)])
+        queries, keys = call.query.shape[2], call.key.shape[2]
+        if call.mask is None and queries > 1 and getattr(call.module, "is_causal", False) is True:
+            stack = starred(self.names[id(call.module)])
             if self.trace is not None:
                 self.unmasked.add(stack)
             elif stack not in self.unmasked:
                 raise RuntimeError(
-                    f"capture: {stack} is causal but the model passed no mask for {query.shape[2]} queries "
-                    f"and {key.shape[2]} keys; its attention would look into the future"
+                    f"capture: {stack} is causal but the model passed no mask for {queries} queries "
+                    f"and {keys} keys; its attention would look into the future"
                 )
 
     def _valid(self, draft: Draft, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
@@ -165,32 +159,23 @@ class Recorder:
         draft.kv_heads = [head // max(1, draft.total // max(1, kv_heads)) for head in draft.heads]
         return draft
 
-    def begin_layer(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dtype: torch.dtype,
-        sink: Tensor | None = None,
-    ) -> Draft:
+    def begin_layer(self, call: Call) -> Draft:
         """A layer's attention starts (first tier)."""
-        keys, device = key.shape[2], query.device
-        draft = self._draft(module, query.shape, key.shape[1])
+        queries, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
+        draft = self._draft(call.module, call.query.shape, call.key.shape[1])
         if self.trace is not None:
             self.trace.events.append(("softmax", draft.name))
-        draft.scratch = self._scratch.of(dtype, device)
+        draft.scratch = self._scratch.of(call.dtype, device)
         if not draft.wanted:
             return draft
         draft.key_offset = 0 if draft.cross else self.offsets.get(keys, 0)
-        draft.valid = self._valid(draft, keys, mask, device)
-        if sink is not None:
-            draft.sink_logits = sink.detach().to(dtype).flatten()[draft.heads]
-        draft.allocate(self.sites, query.shape[2], keys, dtype, device)
+        draft.valid = self._valid(draft, keys, call.mask, device)
+        if call.sink is not None:
+            draft.sink_logits = call.sink.detach().flatten()[draft.heads]
+        draft.allocate(self.sites, queries, keys, call.dtype, device)
         if "query" in self.sites:
-            draft.tensors["query"] = query[:, draft.heads].detach().clone()
-        for site, states in (("key", key), ("value", value)):
+            draft.tensors["query"] = call.query[:, draft.heads].detach().clone()
+        for site, states in (("key", call.key), ("value", call.value)):
             if site in self.sites:
                 draft.tensors[site] = states.detach().clone()
         return draft
@@ -225,14 +210,12 @@ class Recorder:
 
     def _fill(self, draft: Draft, parts: Parts, site: str) -> None:
         """Moves what a hook has kept of the site into the layer."""
-        moment = TABLE[site].moment
-        place = parts.block if moment in OF_BLOCK else draft.name
-        tensor = self.kept.get((place or "", site))
-        if tensor is None:
+        place = (parts.block or "" if TABLE[site].moment in OF_BLOCK else draft.name), site
+        if place not in self.kept:
             raise RuntimeError(f"capture: site {site!r} was not seen in {draft.stack}, layer {draft.index}")
-        draft.tensors[site] = draft.shaped(site, tensor)
-        if (place or "", site) in self.roots:
-            draft.roots[site] = self.roots.pop((place or "", site))
+        draft.tensors[site] = draft.shaped(site, self.kept[place])
+        if place in self.roots:
+            draft.roots[site] = self.roots.pop(place)
 
     def _send(self, draft: Draft) -> None:
         tensors, draft.tensors = draft.tensors, {}
@@ -298,11 +281,6 @@ class Recorder:
         root = self.roots[place, site] = self.rooted(tensor)
         return None if root is tensor else root
 
-    @property
-    def differentiated(self) -> bool:
-        """Whether the pass has a graph or carries tangents."""
-        return self.dual or torch.is_grad_enabled()
-
     def in_graph(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
         """A tensor of the attention, as part of the graph where its gradient is asked for."""
         if site not in self.graph or not draft.wanted:
@@ -323,8 +301,7 @@ class Recorder:
         draft.wanted = draft.index in anatomy.choose(self.layers, self.stacks[stack], f"layers of {stack}")
         if not draft.wanted:
             return
-        batch, queries = leaving.shape[:2]
-        draft.size = (batch, queries)
+        batch, queries = draft.size = leaving.shape[0], leaving.shape[1]
         draft.total = self.alone.heads.get(core or "", 0) if self.alone else 0
         draft.heads = anatomy.choose(self.heads, draft.total, f"heads of {stack}") if draft.total else []
         given = None if "decoder" in block and not self._simple else self.input_mask
@@ -348,5 +325,4 @@ class Recorder:
                     self._fill(draft, parts, site)
             self._send(draft)
         inside = {block, *(core for core, parts in self.parts.items() if parts.block == block)}
-        for key in [key for key in self.kept if key[0] in inside]:
-            del self.kept[key]
+        self.kept = {place: tensor for place, tensor in self.kept.items() if place[0] not in inside}

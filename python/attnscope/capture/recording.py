@@ -28,6 +28,8 @@ from attnscope.capture.recorder import Recorder
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.stream import Stream
 
+Numbers = Sequence[int] | None
+
 
 def capture(
     model: nn.Module,
@@ -68,7 +70,7 @@ def capture(
         0 [1, 4, 6, 6] True
         1 [1, 4, 6, 6] True
     """
-    return Recording(model, layers=layers, heads=heads, sites=sites, chunk=chunk)
+    return Recording(model, layers, heads, sites, chunk)
 
 
 class Recording:
@@ -81,13 +83,7 @@ class Recording:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        layers: Sequence[int] | None,
-        heads: Sequence[int] | None,
-        sites: Sequence[str],
-        chunk: int | None,
+        self, model: nn.Module, layers: Numbers, heads: Numbers, sites: Sequence[str], chunk: int | None
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -99,6 +95,7 @@ class Recording:
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise ValueError(f"capture: chunk must be a positive number of heads, got {chunk!r}")
         self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._name = type(self._model).__name__
         self._layers = _numbers("layers", layers)
         self._heads = _numbers("heads", heads)
         self._sites = sites
@@ -112,7 +109,7 @@ class Recording:
 
     def __repr__(self) -> str:
         """The model, what is captured and how."""
-        return f"Recording({type(self._model).__name__}, sites={self._sites}, tier={self.tier})"
+        return f"Recording({self._name}, sites={self._sites}, tier={self.tier})"
 
     @property
     def tier(self) -> int | None:
@@ -124,20 +121,18 @@ class Recording:
 
         if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
             raise TypeError(
-                f"capture: {type(self._model).__name__} holds no transformers model"
+                f"capture: {self._name} holds no transformers model"
                 f"{anatomy.instead(self._model)}; pass attention tensors of other frameworks to "
                 "measure(...) directly"
             )
-        self._check_mode()
+        self._check()
         if any(parameter.is_meta for parameter in self._model.parameters()):
             raise RuntimeError(
-                f"capture: {type(self._model).__name__} has parameters on the meta device, which hold no "
+                f"capture: {self._name} has parameters on the meta device, which hold no "
                 "weights; load them first"
             )
         if not configs(self._model):
-            raise RuntimeError(
-                f"capture: {type(self._model).__name__} has no configuration that names its attention"
-            )
+            raise RuntimeError(f"capture: {self._name} has no configuration that names its attention")
         self._settle(preflight.plan_for(self._model))
         self._inside = True
         return self
@@ -162,7 +157,7 @@ class Recording:
             TypeError: for an input without a name.
             RuntimeError: when no attention module ran, and outside of the ``with`` block.
         """
-        self._check_inside("run")
+        self._check("run")
         if unnamed:
             raise TypeError(
                 "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
@@ -191,28 +186,24 @@ class Recording:
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
         ``recording.output`` holds the generated tokens at the end.
         """
-        self._check_inside("generate")
+        self._check("generate")
         if not callable(getattr(self._model, "generate", None)):
-            raise TypeError(f"generate: {type(self._model).__name__} does not generate text")
+            raise TypeError(f"generate: {self._name} does not generate text")
         if self._plan is None:
             raise RuntimeError("generate: run the model once before, so that the way to capture it is known")
         if self._plan.tier == OUTPUTS:
-            raise RuntimeError(
-                f"generate: {type(self._model).__name__} is captured by output_attentions, use run"
-            )
+            raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
         return self._start(self._plan, self._model.generate, inputs)
 
-    def _check_inside(self, what: str) -> None:
-        if not self._inside:
+    def _check(self, inside: str = "") -> None:
+        """Raises for a model in training mode, and outside of the block for what is done inside it."""
+        if inside and not self._inside:
             raise RuntimeError(
-                f"{what}: the recording is closed; use it inside 'with capture(model) as recording:'"
+                f"{inside}: the recording is closed; use it inside 'with capture(model) as recording:'"
             )
-        self._check_mode()
-
-    def _check_mode(self) -> None:
         if self._model.training:
             raise RuntimeError(
-                f"capture: {type(self._model).__name__} is in training mode, where dropout changes its "
+                f"capture: {self._name} is in training mode, where dropout changes its "
                 "attention; call model.eval() first"
             )
 
@@ -221,8 +212,7 @@ class Recording:
         self._plan = plan
         if plan is None:
             return None
-        name = type(self._model).__name__
-        reasons = "; ".join(plan.reasons)
+        name, reasons = self._name, "; ".join(plan.reasons)
         if plan.caution:
             warn(f"capture: {plan.caution}", UserWarning)
         choose(self._layers, max(plan.stacks.values()), f"layers of {name}")
@@ -278,15 +268,16 @@ class Recording:
             except ValueError as error:
                 if "inputs_embeds" not in str(error):
                     raise
-                raise ValueError(self._lacking(inputs)) from error
+                lacking = 'takes token ids: run(**tokenizer(text, return_tensors="pt"))'
+                if "input_ids" in inputs or "inputs_embeds" in inputs:
+                    lacking = "has a decoder, which needs inputs of its own: give decoder_input_ids"
+                raise ValueError(f"run: {self._name} {lacking}") from error
 
         taken = taking(recorder, dict(plan.weights)) if hooks else nullcontext()
         with implementation(self._model, "eager" if hooks else NAME), taken:
             yield from stream.layers(recorder, self.around, work)
         if not recorder.seen:
-            raise RuntimeError(
-                f"capture: tier {plan.tier} saw no attention of {type(self._model).__name__} in this run"
-            )
+            raise RuntimeError(f"capture: tier {plan.tier} saw no attention of {self._name} in this run")
 
     def _outputs(
         self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]
@@ -305,13 +296,6 @@ class Recording:
                 layer.heads = layer.kv_heads = tuple(heads)
                 layer.tensors = {"attention": layer.attention[:, heads]}
             yield layer
-
-    def _lacking(self, inputs: dict[str, Any]) -> str:
-        """What the model lacks that refuses its inputs, in words."""
-        name = type(self._model).__name__
-        if "input_ids" in inputs or "inputs_embeds" in inputs:
-            return f"run: {name} has a decoder, which needs inputs of its own: give decoder_input_ids"
-        return f'run: {name} takes token ids: run(**tokenizer(text, return_tensors="pt"))'
 
 
 def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:

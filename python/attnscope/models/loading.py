@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from attnscope.models.architecture import text_config
 from attnscope.models.checkpoints import Checkpoint
 from attnscope.models.hub import hub_answers
 
@@ -47,7 +48,7 @@ def load_model(
     """
     import transformers
 
-    with _reading(checkpoint, trust_remote_code) as place:
+    with _place(checkpoint, trust_remote_code) as place:
         config = transformers.AutoConfig.from_pretrained(**place)
         own, auto = _classes(config, trust_remote_code)
         model, info = (own or auto).from_pretrained(
@@ -77,7 +78,7 @@ def random_weights_model(
     import transformers
 
     what = "random-weight control: "
-    with _reading(checkpoint, trust_remote_code, what) as place, torch.random.fork_rng():
+    with _place(checkpoint, trust_remote_code, what) as place, torch.random.fork_rng():
         config = transformers.AutoConfig.from_pretrained(**place)
         own, auto = _classes(config, trust_remote_code)
         kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
@@ -108,7 +109,7 @@ def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> A
     """The configuration of a checkpoint, without its weights."""
     import transformers
 
-    with _reading(checkpoint, trust_remote_code) as place:
+    with _place(checkpoint, trust_remote_code) as place:
         return transformers.AutoConfig.from_pretrained(**place)
 
 
@@ -120,7 +121,7 @@ def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code:
     """
     import transformers
 
-    with _reading(checkpoint, trust_remote_code, "tokenizer: ") as place:
+    with _place(checkpoint, trust_remote_code, "tokenizer: ") as place:
         if path:
             place = {"pretrained_model_name_or_path": path, "trust_remote_code": trust_remote_code}
         return transformers.AutoTokenizer.from_pretrained(**place)
@@ -128,7 +129,7 @@ def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code:
 
 def context_length(config: Any, tokenizer: Any) -> int | None:
     """The most tokens a model takes, None where nothing bounds them."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     limits = []
     positions = getattr(text, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
@@ -175,18 +176,6 @@ def _commit_of(checkpoint: Checkpoint, config: Any) -> str:
     return found[1] if found else ""
 
 
-def _place(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:
-    place: dict[str, Any] = {
-        "pretrained_model_name_or_path": checkpoint.path,
-        "trust_remote_code": trust_remote_code,
-    }
-    if checkpoint.local or not hub_answers():
-        place["local_files_only"] = True
-    if checkpoint.revision and not checkpoint.local:
-        place["revision"] = checkpoint.revision
-    return place
-
-
 def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
     """The class of transformers that a configuration names, None for code of its own; the automatic one."""
     import transformers
@@ -199,19 +188,27 @@ def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _reading(checkpoint: Checkpoint, trust_remote_code: bool, what: str = "") -> Iterator[dict[str, Any]]:
+def _place(checkpoint: Checkpoint, trust_remote_code: bool, what: str = "") -> Iterator[dict[str, Any]]:
     """Says to transformers where a checkpoint is, and silences its bars and warnings; ours say what matters.
 
     The many ways in which loading fails become one line that names the checkpoint.
     """
     from transformers.utils import logging
 
+    place: dict[str, Any] = {
+        "pretrained_model_name_or_path": checkpoint.path,
+        "trust_remote_code": trust_remote_code,
+    }
+    if checkpoint.local or not hub_answers():
+        place["local_files_only"] = True
+    if checkpoint.revision and not checkpoint.local:
+        place["revision"] = checkpoint.revision
     level = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         _know_own(checkpoint)
         with without_progress_bars():
-            yield _place(checkpoint, trust_remote_code)
+            yield place
     except LoadError:
         raise
     except Exception as error:

@@ -47,7 +47,7 @@ def number_rows(
         if metric not in heads or final[metric].isna().all():
             continue
         table = estimate(final, metric, ["series"]).set_index("series")
-        start = None if before is None else estimate(before, metric, ["series"]).set_index("series")
+        start = {} if before is None else estimate(before, metric, ["series"]).set_index("series")["mean"]
         about = quantity(metric)
         label = about.label + (f" at {threshold:g}" if threshold else "")
         for series in dict.fromkeys(final["series"]):
@@ -61,13 +61,11 @@ def number_rows(
                 "mean": number(at["mean"]),
                 "interval": interval_text(at["low"], at["high"]),
                 "uniform": number(uniform_value(own, baselines, metric, threshold)),
-                "untrained": "",
+                "untrained": number(start[series]) if series in start else "",
                 "strongest": "" if place is None else f"{number(per_head[place])} (L{place[0]}H{place[1]})",
                 "samples": str(int(at["samples"])),
                 "missing": str(int(at["missing"])),
             }
-            if start is not None and series in start.index:
-                row["untrained"] = number(start.loc[series, "mean"])
             for kind in NULLS:
                 value = null_value(own, baselines, kind, metric, threshold)
                 row[kind] = number(value) if value == value else ""

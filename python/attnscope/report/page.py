@@ -24,7 +24,7 @@ from attnscope.plots.figure import stored
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.report import any_run
 from attnscope.report.numbers import number
-from attnscope.report.section import Block, Page, Table
+from attnscope.report.section import Page, Table
 
 if TYPE_CHECKING:
     from attnscope.plots import Drawn, LeftOut
@@ -82,16 +82,14 @@ def report(
         >>> asc.report(asc.Results({"heads": heads}), tempfile.mkdtemp() + "/report.html").name
         'report.html'
     """
-    home = getattr(results, "path", None)
-    if path is None:
-        if home is None:
-            raise ValueError("report: these results have no run folder; say where to write")
-        path = Path(home) / "report.html"
-    target = Path(path)
+    home: Any = getattr(results, "path", None)
+    if path is None and home is None:
+        raise ValueError("report: these results have no run folder; say where to write")
+    target = Path(home) / "report.html" if path is None else Path(path)
     heading = title or f"Attention study: {Path(home).name if home else 'results in memory'}"
-    html = render(results, heading, drawn, left_out)
+    text = render(results, heading, drawn, left_out)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(target, html.encode())
+    write_bytes(target, text.encode())
     return target
 
 
@@ -137,8 +135,7 @@ def render(
     results: Tables, title: str, drawn: Mapping[str, Drawn] | None = None, without: Sequence[LeftOut] = ()
 ) -> str:
     """The page as text."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
+    from jinja2 import StrictUndefined, Template
 
     from attnscope.plots import draw_all
 
@@ -146,30 +143,16 @@ def render(
     if drawn is None:
         drawn = draw_all(results, left_out=left_out)
     page, words = Page(results, drawn), _words(results)
-    sections, shown = [], set(_OWN_TABLES)
+    sections, shown = [], _OWN_TABLES
     for section in words.SECTIONS:
         if blocks := page.written(section):
-            shown |= set(section.tables)
-            sections.append(
-                {
-                    "id": section.id,
-                    "title": section.title,
-                    "greyed": page.greyed,
-                    "blocks": [(block.kind, _content(block)) for block in blocks],
-                }
-            )
-    environment = Environment(
-        loader=PackageLoader("attnscope.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+            shown = shown.union(section.tables)
+            sections.append((section, page.greyed, blocks))
+    source = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    template = Template(
+        source, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    others = [
-        further(name, page.tables[name])
-        for name in sorted(set(page.tables) - shown)
-        if len(page.tables[name])
-    ]
+    others = {name: table for name, table in sorted(page.tables.items()) if name not in shown and len(table)}
     home = getattr(results, "path", None)
 
     def beside(*files: str) -> list[str]:
@@ -178,8 +161,9 @@ def render(
 
     pages = (("every head as a picture", "view.html"), ("captions for LaTeX", "figures/captions.tex"))
     provenance: Mapping[str, Any] = getattr(results, "provenance", {})
-    strongest = any_run.strongest_heads(page, getattr(words, "RANKED", ""))
-    rendered: str = environment.get_template("page.html").render(
+    rendered = template.render(
+        html=html,
+        picture=_data_uri,
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         facts=_facts(page.tables, page.heads()),
@@ -187,11 +171,11 @@ def render(
         links=[(words, file) for words, file in pages if beside(file)],
         files={name: beside(f"figures/{name}.pdf", f"figures/{name}.png") for name in drawn},
         unfinished=unfinished(results) if isinstance(results, Results) else "",
-        strongest=None if strongest is None else Markup(html(strongest)),
+        strongest=any_run.strongest_heads(page, getattr(words, "RANKED", "")),
         skipped=provenance.get("skipped") or [],
         sections=sections,
         meanings=page.meanings,
-        other_tables=[Markup(html(table)) for table in others],
+        other_tables=[further(name, table) for name, table in others.items()],
         left_out=[(one.name, one.reason) for one in left_out],
         samples=_samples(page.tables.get("samples")),
         provenance=_flat(provenance),
@@ -214,21 +198,6 @@ def _with_heads_linked(page: str) -> str:
             link = r'<a href="view.html#layer=\1&amp;head=\2">L\1H\2</a>'
             parts[at] = re.sub(r"\bL(\d+)H(\d+)\b", link, part)
     return "".join(parts)
-
-
-def _content(block: Block) -> Any:
-    """A block as the template takes it; words are a study's own HTML, all else is escaped."""
-    from markupsafe import Markup
-
-    if block.kind == "figure":
-        name, drawn = block.content
-        more = f" Not drawn: {', '.join(map(escape, drawn.left_out))}." if drawn.left_out else ""
-        return name, _data_uri(drawn.figure), float(drawn.figure.get_figwidth()), drawn.caption + more
-    if block.kind == "table":
-        return Markup(html(block.content))
-    if block.kind in ("notes", "published"):
-        return [Markup(line) for line in block.content]
-    return Markup(block.content) if block.kind in ("words", "definition") else block.content
 
 
 def _lines(table: Table) -> tuple[list[int], bool]:
@@ -294,24 +263,22 @@ def _data_uri(figure: Any) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[tuple[str, str]]:
+def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> dict[str, str]:
     """What was measured, in a few lines."""
-    facts = []
+    facts = {}
     samples = tables.get("samples")
     if samples is not None and not samples.empty:
-        facts.append(("models", ", ".join(map(str, dict.fromkeys(samples["model"])))))
+        facts["models"] = ", ".join(map(str, samples["model"].unique()))
         steps = sorted({int(step) for step in samples["step"]})
         if len(steps) > 1:
-            facts.append(("checkpoints", f"{len(steps)}: steps {', '.join(map(str, steps))}"))
+            facts["checkpoints"] = f"{len(steps)}: steps {', '.join(map(str, steps))}"
         one = samples.drop_duplicates(["model", "sample"])
         # models cut and split the same sentences each in its own way
         for group, own in one.groupby("group", sort=False):
-            shortest, longest = own["n_tokens"].min(), own["n_tokens"].max()
-            lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-            facts.append((f"input “{group}”", f"{own['sample'].nunique()} texts of {lengths} tokens"))
-        cut = one[one["truncated"].astype(bool)]["sample"].nunique() if "truncated" in one else 0
-        if cut:
-            facts.append(("cut", f"{cut} texts were longer than the study takes and were cut"))
+            lengths = " to ".join(map(str, dict.fromkeys(own["n_tokens"].agg(["min", "max"]))))
+            facts[f"input “{group}”"] = f"{own['sample'].nunique()} texts of {lengths} tokens"
+        if "truncated" in one and (cut := one[one["truncated"].astype(bool)]["sample"].nunique()):
+            facts["cut"] = f"{cut} texts were longer than the study takes and were cut"
     if heads is not None and not heads.empty:
         sizes = {
             str(model): f"{own['layer'].nunique()} layers of {own['head'].nunique()} heads"
@@ -319,7 +286,7 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> li
         }
         alike = len(set(sizes.values())) == 1
         named = set(sizes.values()) if alike else [f"{model}: {one}" for model, one in sizes.items()]
-        facts.append(("heads", f"{'; '.join(named)}; {len(heads):,} maps measured"))
+        facts["heads"] = f"{'; '.join(named)}; {len(heads):,} maps measured"
     return facts
 
 

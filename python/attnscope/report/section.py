@@ -39,23 +39,14 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text under a caption; the first columns hold names, the others numbers.
+    """Cells of text under a caption; the first columns hold names, the others numbers."""
 
-    Attributes:
-        label: of its own in the report.
-        caption: one sentence.
-        frame: text cells.
-        names: how many leading columns hold names.
-        certain: rows that are set bold.
-        folded: shown behind its caption only.
-    """
-
-    label: str
-    caption: str
+    label: str  # of its own in the report
+    caption: str  # one sentence
     frame: pd.DataFrame
-    names: int = 1
-    certain: tuple[int, ...] = ()
-    folded: bool = False
+    names: int = 1  # how many leading columns hold names
+    certain: tuple[int, ...] = ()  # rows that are set bold
+    folded: bool = False  # shown behind its caption only
 
     def styled(self, escape: str) -> Styler:
         """For `to_html` or `to_latex`: cells escaped, a first cell that repeats the one above empty."""

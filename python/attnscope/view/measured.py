@@ -62,11 +62,7 @@ class Maps:
         self._room = max_bytes
 
     def add(
-        self,
-        attention: Tensor,
-        tokens: Sequence[str],
-        queries: Sequence[str] | None = None,
-        **place: Any,
+        self, attention: Tensor, tokens: Sequence[str], queries: Sequence[str] | None = None, **place: Any
     ) -> None:
         """Adds a matrix, unless the page is full; queries of another text make it a matrix and no graph."""
         n = attention.shape[-1]

@@ -44,20 +44,17 @@ class View:
 
     def html(self) -> str:
         """The page as text: one HTML file with its data, script and style inside."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
+        from jinja2 import StrictUndefined, Template
+        from jinja2.utils import htmlsafe_json_dumps
 
-        # "<" can end a script element or open a comment in it; the two separators end a line in old scripts.
-        data = json.dumps(self.contents, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        for letter in "<>&\u2028\u2029":
-            data = data.replace(letter, f"\\u{ord(letter):04x}")
-        environment = Environment(
-            loader=PackageLoader("attnscope.view", "."), autoescape=True, undefined=StrictUndefined
-        )
-        return environment.get_template("template.html").render(
+        home = Path(__file__).parent
+        template = (home / "template.html").read_text(encoding="utf-8")
+        # "<" can end a script element or open a comment in it
+        plain = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
+        return Template(template, autoescape=True, undefined=StrictUndefined).render(
             title=self.title,
-            script=Markup((Path(__file__).parent / "view.js").read_text(encoding="utf-8")),
-            data=Markup(data),
+            script=(home / "view.js").read_text(encoding="utf-8"),
+            data=htmlsafe_json_dumps(self.contents, json.dumps, **plain),
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -134,9 +131,9 @@ def view(
     results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
     what = "stored results" if results else "a model" if network else "tensors"
     given = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
-    for one in _OF_OTHERS[what]:
-        if given[one] is not None:
-            raise ValueError(f"view: {one} does not go with {what}, {_INSTEAD[one]}")
+    for one, (taker, instead_of_it) in _GOES_WITH.items():
+        if given[one] is not None and taker != what:
+            raise ValueError(f"view: {one} does not go with {what}, {instead_of_it}")
     with warned_once("maps", rows=what == "tensors"):
         if results:
             name = shown.path.resolve().name if shown.path else "results in memory"
@@ -159,16 +156,11 @@ def view(
     return View(title or name, contents)
 
 
-#: Arguments that a kind of input does not take, and what takes them.
-_OF_OTHERS = {
-    "stored results": ("text", "tokens", "tokenizer"),
-    "a model": ("sample", "tokens", "model"),
-    "tensors": ("text", "sample", "model", "tokenizer"),
-}
-_INSTEAD = {
-    "text": "only with a model",
-    "tokens": "which bring their own tokens",
-    "tokenizer": "only with a model and a text",
-    "sample": "it chooses among stored results",
-    "model": "only with results whose attention is captured again",
+#: Arguments by the one kind of input that takes each, and what the others are told.
+_GOES_WITH = {
+    "text": ("a model", "only with a model"),
+    "tokens": ("tensors", "which bring their own tokens"),
+    "tokenizer": ("a model", "only with a model and a text"),
+    "sample": ("stored results", "it chooses among stored results"),
+    "model": ("stored results", "only with results whose attention is captured again"),
 }

@@ -27,15 +27,13 @@ function svg(parent, tag, attributes = {}, text = null) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   if (text !== null) node.textContent = text;
-  parent.appendChild(node);
-  return node;
+  return parent.appendChild(node);
 }
 function element(parent, tag, text = null, className = "") {
   const node = document.createElement(tag);
   if (text !== null) node.textContent = text;
   if (className) node.className = className;
-  parent.appendChild(node);
-  return node;
+  return parent.appendChild(node);
 }
 const short = (text) => (text.length > 10 ? text.slice(0, 9) + "…" : text);
 const visible = (token) => (token.trim() || token.replace(/ /g, "␣") || "∅").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
