@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _core, _device
+from attnscope import _core
 from attnscope._memory import SMALLEST_BATCH, announce
 from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
@@ -23,6 +23,8 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST_ENTRY = 1.0 + 1e-2
 
 Lengths = torch.Tensor | Sequence[int] | int | None
+
+_warned = False
 
 
 class Attention(NamedTuple):
@@ -66,7 +68,7 @@ def attention_argument(
         announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
         _validate(function, name, checked)
-    if rows and name == "attention":
+    if rows and name in ("attention", "heads"):
         judge_rows(function, tensor, given, refuse=validate)
     return checked
 
@@ -75,31 +77,27 @@ def heads_argument(
     function: str, heads: Any, lengths: Lengths = None, *, validate: bool = False
 ) -> Attention:
     """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h]."""
-    checked = attention_argument(function, heads, name="heads")
-    if checked.tensor.ndim < 3 or checked.tensor.shape[-3] == 0:
+    tensor = square_tensor(function, "heads", heads)
+    leading = tuple(tensor.shape[:-2])
+    if not leading or leading[-1] == 0:
         raise ValueError(
             f"{function}: heads must have at least three dimensions [..., h, n, n] with h >= 1, "
-            f"got shape {tuple(checked.tensor.shape)}"
+            f"got shape {tuple(tensor.shape)}"
         )
-    leading = checked.leading
     per_layer = lengths is None or as_tensor(function, "lengths", lengths).ndim < len(leading)
-    each = lengths_argument(function, lengths, leading[:-1] if per_layer else leading, checked.n)
+    each = lengths_argument(function, lengths, leading[:-1] if per_layer else leading, tensor.shape[-1])
     if each is not None and per_layer:
-        each = each.unsqueeze(-1).expand(leading).contiguous()
+        each = each.unsqueeze(-1).expand(leading)
     elif each is not None and bool((each != each[..., :1]).any()):
         raise ValueError(f"{function}: lengths of the heads of one layer must be equal, got {each.tolist()}")
-    checked = Attention(checked.tensor, each)
-    if flag(function, "validate", validate):
-        _validate(function, "heads", checked)
-    judge_rows(function, checked.tensor, each, refuse=validate)
-    return checked
+    return attention_argument(function, tensor, each, validate=validate, name="heads")
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """`value` as a float tensor [..., n, n] on the CPU."""
     if _core.is_plain_batch(value):
         return value
-    tensor = _device.to_host(float_tensor(function, name, value))
+    tensor = to_host(float_tensor(function, name, value))
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
         raise ValueError(f"{function}: {name} must have at least two dimensions [..., n, n], {got}")
@@ -129,6 +127,38 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
         )
     # A conjugate or negative view keeps its sign beside its memory, which is what the core reads.
     return tensor.detach().resolve_neg()
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself when it lives on the CPU; otherwise a host copy, as no kernel has a device version.
+
+    A CUDA tensor goes through a pinned buffer on a stream of its own, which waits for the caller's stream
+    and not for the whole device, so kernels that the caller has queued elsewhere keep running.
+    """
+    if tensor.device.type == "cpu":
+        return tensor
+    _warn_once(tensor.device)
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    side = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(tensor.device))
+    with torch.cuda.stream(side):
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(side)
+    side.synchronize()
+    return host
+
+
+def _warn_once(device: torch.device) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warn(
+            f"attnscope computes on the CPU: tensors on {device} are copied to pinned host memory once per "
+            "call, and results come back on the CPU",
+            UserWarning,
+        )
 
 
 def _shared(value: Any) -> Any:
@@ -278,10 +308,9 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
     support = as_tensor(function, "support", support)
     if support.dtype != torch.bool:
         raise ValueError(f"{function}: support must be boolean, got {support.dtype}")
-    expanded(
-        f"{function}: support", support, attention.tensor.shape, "does not broadcast to attention of shape"
-    )
-    return _device.to_host(support)
+    words = "does not broadcast to attention of shape"
+    expanded(f"{function}: support", support, attention.tensor.shape, words)
+    return to_host(support)
 
 
 def computed(

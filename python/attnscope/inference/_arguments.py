@@ -49,8 +49,6 @@ def table_argument(
     """Refuses what is no table with the columns that a function reads, `metric` of numbers among them."""
     if not hasattr(table, "groupby") or not hasattr(table, "columns"):
         raise TypeError(f"{function}: table must be a pandas DataFrame, got {type(table).__name__}")
-    if isinstance(by, str):
-        raise ValueError(f"{function}: by must be a list of columns, got the string {by!r}")
     if not isinstance(by, (list, tuple)):
         raise TypeError(f"{function}: by must be a list of columns, got {by!r}")
     present = list(table.columns)

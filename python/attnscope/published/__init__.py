@@ -64,10 +64,6 @@ def _read(file: Path) -> pd.DataFrame:
 def same_model(one: str, other: str) -> bool:
     """Whether two names are spellings of one model: hub id, label, with or without the organisation.
 
-    Args:
-        one: a name.
-        other: another.
-
     >>> same_model("meta-llama/Llama-3.2-3B", "LLaMA-3.2-3B"), same_model("Qwen/Qwen2.5-7B", "Qwen-2.5-7B")
     (True, True)
     >>> same_model("Qwen2.5-7B-Instruct", "Qwen-2.5-7B"), same_model("xlm-roberta-large", "XLM-R-large")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 
 Metric = Literal["cosine", "euclidean", "precomputed"]
 METRICS = ("cosine", "euclidean", "precomputed")
@@ -78,7 +78,7 @@ def cloud_distances(
 
 def points_argument(function: str, points: Any, lengths: _checks.Lengths, name: str = "points") -> Cloud:
     """Checks `points` [..., n, d] and `lengths`, without a copy."""
-    tensor = _device.to_host(_checks.float_tensor(function, name, points))
+    tensor = _checks.to_host(_checks.float_tensor(function, name, points))
     if tensor.ndim < 2 or 0 in tensor.shape[-2:]:
         raise ValueError(
             f"{function}: {name} must be clouds [..., n, d] with n, d >= 1, got shape {tuple(tensor.shape)}"
@@ -167,7 +167,7 @@ def subsets_argument(function: str, subsets: Any, n: int) -> Tensor | None:
             f"{function}: subsets must be boolean of shape [s, {n}], got {tensor.dtype} of shape "
             f"{tuple(tensor.shape)}"
         )
-    return _device.to_host(tensor).contiguous()
+    return _checks.to_host(tensor).contiguous()
 
 
 def labels_argument(function: str, name: str, labels: Any, cloud: _checks.Attention) -> Tensor:

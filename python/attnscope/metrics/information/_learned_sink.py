@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 
 
 def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attention) -> torch.Tensor:
     """`sink_mass` as float64 [..., n], one number a row, 0 behind the lengths."""
-    given = _device.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
+    given = _checks.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
     shape = (*attention.leading, attention.n)
     try:
         given = given.expand(shape)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import divergence_of_mass, sink_mass_argument
 from attnscope.metrics.information.sink_sets import PERCENTILES
@@ -176,7 +176,7 @@ def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     given = _checks.as_tensor(function, "keys", keys)
     if given.dtype == torch.bool:
         _checks.expanded(f"{function}: keys", given, (*checked.leading[:-1], n), "do not broadcast to")
-        return _device.to_host(given)
+        return _checks.to_host(given)
     whole = not given.is_floating_point() and not given.is_complex()
     if given.ndim > 1 or not (whole or given.numel() == 0):
         raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, field_of, full
 
@@ -195,12 +195,12 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
     """
     name = "harmonic_distortion"
     orders = _checks.at_least(name, "orders", orders, 2, "a whole number of at least")
-    values = _device.to_host(_checks.float_tensor(name, "signal", signal)).double()
+    values = _checks.to_host(_checks.float_tensor(name, "signal", signal)).double()
     if values.ndim == 0:
         raise ValueError(f"{name}: signal must have at least one dimension [..., n], got a single number")
     n = int(values.shape[-1])
     given = None if isinstance(theta, torch.Tensor) else torch.float64
-    base = _device.to_host(_checks.as_tensor(name, "theta", theta, given).detach())
+    base = _checks.to_host(_checks.as_tensor(name, "theta", theta, given).detach())
     if base.dtype.is_complex or base.dtype == torch.bool:
         raise ValueError(f"{name}: theta must be real, got {base.dtype}")
     words = "does not broadcast to the leading shape"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics.information.entropy import attention_entropy
 from attnscope.metrics.quantity import Known, Quantity, Shared, Site, aligned, causal
@@ -77,7 +77,7 @@ def states_argument(function: str, states: Any, attention: _checks.Attention) ->
     Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
     states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
     """
-    tensor = _device.to_host(_checks.float_tensor(function, "states", states))
+    tensor = _checks.to_host(_checks.float_tensor(function, "states", states))
     if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
         raise ValueError(
             f"{function}: states must have shape [..., n, d] with n = {attention.n} and d >= 1, got "
@@ -102,7 +102,7 @@ def tokens_argument(function: str, name: str, flags: Any, attention: _checks.Att
     if tensor.dtype != torch.bool:
         raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
     _checks.expanded(f"{function}: {name}", tensor, (*attention.leading, attention.n))
-    return _device.to_host(tensor)
+    return _checks.to_host(tensor)
 
 
 def transformation_magnitude(
@@ -142,8 +142,8 @@ def transformation_magnitude(
 def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """The distances, NaN for tokens whose entries are not finite, without a warning."""
     name = "transformation_magnitude"
-    start = _device.to_host(_checks.float_tensor(name, "before", before))
-    stop = _device.to_host(_checks.float_tensor(name, "after", after))
+    start = _checks.to_host(_checks.float_tensor(name, "before", before))
+    stop = _checks.to_host(_checks.float_tensor(name, "after", after))
     if start.ndim < 2 or start.shape[-1] == 0 or start.shape[-2:] != stop.shape[-2:]:
         raise ValueError(
             f"{name}: before and after must both have shape [..., n, d] with d >= 1, got "

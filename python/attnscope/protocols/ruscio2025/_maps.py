@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 from attnscope.metrics.quantity import Quantity
 
 PROTOCOL = "ruscio2025."
@@ -42,7 +42,7 @@ def all_heads(function: str, heads: Any) -> tuple[torch.Tensor, _checks.Attentio
 
 def hidden_states(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
     """`states` [..., n, d] in float64, with a row for every token of `attention`."""
-    tensor = _device.to_host(_checks.float_tensor(PROTOCOL + function, "hidden", states))
+    tensor = _checks.to_host(_checks.float_tensor(PROTOCOL + function, "hidden", states))
     if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
         raise ValueError(
             f"{PROTOCOL}{function}: hidden must have shape [..., n, d] with n = {attention.n} and d >= 1, "

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _blas, _checks, _core, _device
+from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Site, causal, field_of
 from attnscope.metrics.states import alignment as exact
@@ -143,7 +143,7 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
     """
     name = "ruscio2025.transformation_magnitude"
     start, stop = (
-        _device.to_host(_checks.float_tensor(name, key, states)).double()
+        _checks.to_host(_checks.float_tensor(name, key, states)).double()
         for key, states in (("before", before), ("after", after))
     )
     if start.ndim < 2 or 0 in start.shape[-2:] or start.shape[-2:] != stop.shape[-2:]:

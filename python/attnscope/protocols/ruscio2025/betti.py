@@ -6,9 +6,9 @@ from __future__ import annotations
 import torch
 
 from attnscope.metrics.homology.barcodes import bar_count
-from attnscope.metrics.quantity import Known, identity, ring
+from attnscope.metrics.quantity import Known
 from attnscope.protocols.ruscio2025._maps import declared
-from attnscope.protocols.ruscio2025.persistence import bars_of
+from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
 
 def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
@@ -32,14 +32,12 @@ def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
 
 DERIVED = {"betti_numbers": ("persistence", bar_count)}
 
-# Half of each query's attention on itself: tokens are born at 1/2, edges of the ring enter at 3/4.
-_RING = (identity(4) + ring()) / 2
 _COUNT = declared(
     "bar_count",
     "betti_numbers",
     "H{dimension} bars",
     "Number of bars of the whole diagram in dimension {dimension}, which the notebook calls β.",
-    Known((4, 1), _RING),
+    Known((4, 1), RING),
     kind="count",
     low=0,
     axes=("dimension",),

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-LOWEST_DENSITY, HIGHEST_DENSITY = 0.05, 0.95
-EVERY = 4
 WINDOW = 3
 
 
@@ -61,19 +59,12 @@ def reported_layers(density: Sequence[float]) -> list[int]:
     Args:
         density: of the graph of each layer, from the first.
 
-    Returns:
-        Ascending layer numbers.
-
     Example:
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.reported_layers([0.01, 0.3, 0.99, 0.95, 1.0, 1.0])
         [0, 1, 3, 4]
     """
-    return [
-        layer
-        for layer, value in enumerate(density)
-        if LOWEST_DENSITY <= value <= HIGHEST_DENSITY or layer % EVERY == 0
-    ]
+    return [layer for layer, value in enumerate(density) if 0.05 <= value <= 0.95 or layer % 4 == 0]
 
 
 def fiedler_correlations(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -121,15 +112,11 @@ class DepthTrend(NamedTuple):
 def depth_trend(values: Sequence[float]) -> DepthTrend:
     """Correlation of a number per layer with depth, and its moving mean, as in the Fisher notebook.
 
-    Args:
-        values: one number per layer, from the first.
+    The numbers are as `middle_peak` takes them.
 
     Returns:
         DepthTrend; correlations are NaN for fewer than three layers or without variance; `smoothed` has
         two entries fewer than `values`.
-
-    Raises:
-        ValueError: no value.
 
     Example:
         >>> from attnscope.protocols import ruscio2025

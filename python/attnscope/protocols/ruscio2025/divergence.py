@@ -193,13 +193,7 @@ def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
 
 
 def speed_layers(count: int) -> list[int]:
-    """The layers that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
-
-    Args:
-        count: number of layers of the model.
-
-    Returns:
-        Ascending layer numbers.
+    """The layers of `count` that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
 
     Example:
         >>> from attnscope.protocols import ruscio2025

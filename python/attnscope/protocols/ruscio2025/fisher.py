@@ -15,6 +15,8 @@ from attnscope.metrics.information.fisher import differentiable, gradient_square
 if TYPE_CHECKING:
     import pandas as pd
 
+Texts = Sequence[str] | Sequence[Mapping[str, Tensor]]
+
 LONGEST_TEXT = 500
 LONGEST_INPUT = 128
 # Of the real tokens of a text that a masked-language model reads.
@@ -29,7 +31,7 @@ SUBSTRINGS = (
 
 def fisher_trace(
     model: nn.Module,
-    texts: Sequence[str] | Sequence[Mapping[str, Tensor]],
+    texts: Texts,
     *,
     tokenizer: Any = None,
     padded_to: int | None = None,
@@ -135,11 +137,7 @@ def _layer(name: str) -> int:
 
 
 def _padded(
-    function: str,
-    model: nn.Module,
-    texts: Sequence[str] | Sequence[Mapping[str, Tensor]],
-    tokenizer: Any,
-    padded_to: int | None,
+    function: str, model: nn.Module, texts: Texts, tokenizer: Any, padded_to: int | None
 ) -> list[tuple[Tensor, Tensor]]:
     """Token ids and attention mask [1, n] of every text, all of the longest one's length."""
     encoded = []

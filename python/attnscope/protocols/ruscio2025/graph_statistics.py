@@ -67,10 +67,7 @@ class GraphStatistics(NamedTuple):
 
 
 def graph_statistics(
-    attention: Tensor,
-    thresholds: Sequence[float] | Tensor | float,
-    *,
-    variant: Variant = "laplacian",
+    attention: Tensor, thresholds: Sequence[float] | Tensor | float, *, variant: Variant = "laplacian"
 ) -> GraphStatistics:
     """Connectivity, hubs and inequality of the graphs 1[Ā > t], as two of the notebooks compute them.
 
@@ -289,13 +286,7 @@ def _of_graph(
 _OF_DEGREES = (
     ("hub_share", "largest in-degree", "Largest in-degree, self-loop included, over n − 1.", 1.2, 1.2),
     ("gini", "Gini of in-degrees", "Inequality of the in-degrees.", 5 / 6, 5 / 6),
-    (
-        "centralization",
-        "centralisation of in-degrees",
-        "Σ(max d − d)/(n − 1)² of the in-degrees.",
-        1.2,
-        1.2,
-    ),
+    ("centralization", "centralisation of in-degrees", "Σ(max d − d)/(n − 1)² of the in-degrees.", 1.2, 1.2),
     ("degree_variance", "variance of in-degrees", "Population variance of the in-degrees.", 5.0, 5.0),
     (
         "star_likeness",

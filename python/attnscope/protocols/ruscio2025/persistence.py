@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics.homology.barcodes import Barcodes
+from attnscope.metrics.quantity import identity, ring
 from attnscope.protocols.ruscio2025._maps import PROTOCOL, non_finite
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -18,13 +20,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 TOKENS = 30
 # Beyond every distance, which lie in [0, 1]: where edges go that the notebook's conversion loses.
 _NEVER = 3.0
-
-
-def kept_tokens(n: int) -> torch.Tensor:
-    """The tokens that the notebook keeps of `n`: all up to 30, else int(linspace(0, n − 1, 30))."""
-    if n <= TOKENS:
-        return torch.arange(n)
-    return torch.from_numpy(np.linspace(0, n - 1, TOKENS).astype(np.int64))
+# Half of each query's attention on itself: tokens are born at 1/2 and meet at 3/4, and the loop of four fills
+# at 1.
+RING = (identity(4) + ring()) / 2
 
 
 def persistence(attention: torch.Tensor) -> Barcodes:
@@ -60,31 +58,27 @@ def persistence(attention: torch.Tensor) -> Barcodes:
 def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     """`persistence` for another function of the protocol, which errors and warnings name."""
     checked = _checks.attention_argument(PROTOCOL + function, attention)
-    kept = kept_tokens(checked.n)
+    # all up to 30, else int(linspace(0, n − 1, 30))
+    kept = torch.from_numpy(np.linspace(0, checked.n - 1, min(checked.n, TOKENS)).astype(np.int64))
     distance = (1.0 - checked.tensor.to(torch.float32))[..., kept[:, None], kept].double()
-    m = len(kept)
     birth_of_vertex = distance.diagonal(dim1=-2, dim2=-1)
     # A diagonal of zeros alone is not converted, and then no entry is lost.
     converted = (birth_of_vertex != 0).any(-1)[..., None, None]
-    edges = torch.where(converted & (distance == 0), _NEVER, distance)
-    edges = torch.triu(edges, 1)
+    edges = torch.where(converted & (distance == 0), _NEVER, distance).triu(1)
     # As similarities that the exact kernel turns back into (1 + D)/2, without rounding: D is a float32
     # within 1e-2 of [0, 1].
     similarity = 1.0 - (1.0 + edges + edges.transpose(-1, -2)) / 2
-    missing = non_finite(checked.tensor)
-    similarity[missing] = torch.nan
+    similarity[non_finite(checked.tensor)] = torch.nan
     birth, death, dimension, opens, closes, offsets, count = _core.persistence(
         similarity, None, 1, "max", "attention"
     )
     birth, death = 2 * birth - 1, 2 * death - 1
     death[death >= _NEVER] = torch.inf
+    columns = [one.numpy() for one in (birth, death, dimension, opens, closes)]
+    each = zip(birth_of_vertex.reshape(-1, len(kept)).numpy(), pairwise(offsets.tolist()), strict=True)
     parts = [
-        _with_vertices(
-            vertices, *(column[begin:end].numpy() for column in (birth, death, dimension, opens, closes))
-        )
-        for vertices, begin, end in zip(
-            birth_of_vertex.reshape(-1, m).numpy(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True
-        )
+        _with_vertices(vertices, *(column[begin:end] for column in columns))
+        for vertices, (begin, end) in each
     ]
     if parts:
         birth, death, dimension, opens, closes = (

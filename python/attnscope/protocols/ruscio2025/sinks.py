@@ -15,11 +15,6 @@ from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, non_finite
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
 
-# Of the sinks of one head: shares of a token from which it is specialised, and of how many samples.
-CONSISTENT = 0.3
-MOSTLY_CONSISTENT = 0.5
-FEWEST_SAMPLES = 5
-
 
 def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float = 90) -> torch.Tensor:
     """Which keys are sinks, by the rule of one notebook.
@@ -115,10 +110,8 @@ def head_specialization(tokens: Sequence[Any]) -> Specialization:
     if len(tokens) == 0:
         raise ValueError("ruscio2025.head_specialization: tokens must hold at least one sample, got none")
     modal, count = Counter(tokens).most_common(1)[0]
-    share, enough = count / len(tokens), len(tokens) >= FEWEST_SAMPLES
-    return Specialization(
-        modal, share, len(tokens), enough and share >= CONSISTENT, enough and share >= MOSTLY_CONSISTENT
-    )
+    share, enough = count / len(tokens), len(tokens) >= 5
+    return Specialization(modal, share, len(tokens), enough and share >= 0.3, enough and share >= 0.5)
 
 
 QUANTITIES = (

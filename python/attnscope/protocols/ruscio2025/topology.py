@@ -13,10 +13,10 @@ import torch
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity, ring
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, zeroed
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, non_finite, zeroed
 from attnscope.protocols.ruscio2025.entropy import bits
-from attnscope.protocols.ruscio2025.persistence import bars_of
+from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
 DENSITY_THRESHOLDS = (0.2, 0.4)
 
@@ -75,17 +75,15 @@ def topology(
         >>> round(found.mean_length[0].item(), 6), found.top_key.item(), found.strongest_edge.tolist()
         (0.361111, 0, [0, 0])
     """
+    name = f"{PROTOCOL}topology"
     maps, checked = head_mean("topology", attention)
     bad = non_finite(maps)
     bars = bars_of("topology", attention) if barcodes is None else barcodes
     if not isinstance(bars, Barcodes):
-        raise TypeError(
-            f"ruscio2025.topology: barcodes must be what persistence returns, got {type(bars).__name__}"
-        )
+        raise TypeError(f"{name}: barcodes must be what persistence returns, got {type(bars).__name__}")
     if bars.shape != checked.leading:
         raise ValueError(
-            f"ruscio2025.topology: barcodes must be of maps of leading shape {checked.leading}, "
-            f"got {bars.shape}"
+            f"{name}: barcodes must be of maps of leading shape {checked.leading}, got {bars.shape}"
         )
     length, dimension = (bars.death - bars.birth).numpy(), bars.dimension.numpy()
     mean_length, max_length = np.full((2, len(bars.offsets) - 1, 2), np.nan)
@@ -104,8 +102,8 @@ def topology(
     if row_entropy is None:
         rows = bits(clean)
     else:
-        rows = _checks.float_tensor("ruscio2025.topology", "row_entropy", row_entropy)
-        rows = _checks.expanded("ruscio2025.topology: row_entropy", rows, maps.shape[:-1])
+        rows = _checks.float_tensor(name, "row_entropy", row_entropy)
+        rows = _checks.expanded(f"{name}: row_entropy", rows, maps.shape[:-1])
     strongest = flat.argmax(-1)
     edge = torch.stack([strongest // checked.n, strongest % checked.n], -1)
     return Topology(
@@ -121,9 +119,6 @@ def topology(
     )
 
 
-# Half of each query's attention on itself: tokens are born at 1/2 and meet at 3/4, and the loop of four fills
-# at 1.
-_RING = (identity(4) + ring()) / 2
 _CORNER = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], dtype=torch.float64)
 
 
@@ -139,7 +134,10 @@ def _of_topology(
         meaning,
         known,
         low=0,
-        options={"barcodes": Shared("persistence")},
+        options={
+            "barcodes": Shared("persistence"),
+            "row_entropy": Shared("attention_entropy", (("base", 2),)),
+        },
         read=whole if at is None else lambda found: whole(found)[..., at],
         **more,
     )
@@ -162,7 +160,7 @@ QUANTITIES = (
             f"{said} H{dimension} bar",
             f"{said.capitalize()} finite bar of at most 30 tokens in dimension {dimension}; of a causal map "
             "in dimension 0, self-attentions.",
-            Known(0.25, _RING),
+            Known(0.25, RING),
             at=dimension,
         )
         for dimension in (0, 1)
