@@ -13,6 +13,7 @@ from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.texts.windows import windows
 from attnscope.engine.units import Input, Unit
 from attnscope.models import Checkpoint, Encoder, LoadError, load_tokenizer
+from attnscope.models.architecture import text_config
 from attnscope.models.loading import context_length, load_config
 
 if TYPE_CHECKING:
@@ -40,8 +41,7 @@ def encode(
         if study.causal:
             raise LoadError(f"{config.model_type} has an encoder; {study.name} needs a causal map")
         plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    context = context_length(config, tokenizer)
+    text, context = text_config(config), context_length(config, tokenizer)
     limit = min((one for one in (context, settings.max_tokens) if one is not None), default=None)
     encoder = Encoder(tokenizer, limit, settings.bos, getattr(text, "vocab_size", None), settings.seed)
     read: list[Input] = []
