@@ -13,8 +13,7 @@ from torch import Tensor
 from attnscope._warn import called_from_outside, warn, warned_once
 from attnscope.capture.sites import SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, visibility_of
-from attnscope.metrics.measure import measure
-from attnscope.metrics.requests import options_taken
+from attnscope.metrics.measure import measure, options_taken
 
 # Sites with two axes of tokens.
 SQUARE = ("attention", "scores")

@@ -24,7 +24,7 @@ from attnscope.demo.texts import (
     inputs_by_group,
     training_batch,
 )
-from attnscope.engine.disk.files import atomic_file, atomic_folder, remove
+from attnscope.engine.store import atomic_file, atomic_folder, remove
 from attnscope.models.checkpoints import step_of
 from attnscope.models.head_rows import evaluating
 from attnscope.models.loading import without_progress_bars

@@ -35,7 +35,7 @@ from attnscope.demo.training import (
     one_thread,
     save_model,
 )
-from attnscope.engine.disk.files import remove
+from attnscope.engine.store import remove
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings

@@ -16,7 +16,7 @@ from attnscope.capture.edits import (
     SetRotary,
     SetState,
 )
-from editing import ROTARY, changed, layers_of, made, out
+from models import ROTARY, changed, layers_of, made, out
 
 TABLE_OF_POSITIONS = ("gpt2", "opt", "bert", "roberta")
 

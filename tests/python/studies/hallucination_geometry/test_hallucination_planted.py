@@ -268,7 +268,7 @@ def known_model(name, tmp_path):
 
     from attnscope.demo import demo_checkpoints
     from attnscope.demo.training import last_checkpoint
-    from editing import DATA
+    from models import DATA
 
     if name == "demo":
         return last_checkpoint(demo_checkpoints())

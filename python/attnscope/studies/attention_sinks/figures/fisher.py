@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
+from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, compared_with, stored
 from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import estimate, in_series, last_step
@@ -43,10 +44,9 @@ def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | No
     low, high = ax.get_ylim()
     wide = high > 300 * low
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=6))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    ax.yaxis.set_major_formatter(lambda value, _: power(value))
     ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    ax.set_xlabel("layer")
+    layers_below(ax)
     ax.set_ylabel("trace")
     return ax
 
@@ -93,10 +93,10 @@ def fisher(results: Tables, options: Options) -> Drawn:
             if not ax.get_lines():
                 ax.set_axis_off()
         axes_row[0].set_ylabel(f"{name}\ntrace of Fisher" if len(names) > 1 else "trace of Fisher")
-    if not any(ax.axison for row in axes for ax in row):
+    if not any(ax.axison for ax in figure_.axes):
         raise NotDrawable("the fisher table has no value of a group that is drawn")
-    legend_row(figure_, [ax for row in axes for ax in row])
-    ids = [str(line.get_gid()) for row in axes for ax in row for line in ax.get_lines()]
+    legend_row(figure_)
+    ids = [str(line.get_gid()) for ax in figure_.axes for line in ax.get_lines()]
     return captioned(
         figure_,
         "Trace by block on a logarithmic scale, mean over texts.",

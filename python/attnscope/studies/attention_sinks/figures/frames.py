@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import last_step
-from attnscope.plots.style import DASHES, MUTED, PALETTE, axes_or_new, legend_row, panels, styled
+from attnscope.plots.style import DASHES, MUTED, PALETTE, axes_or_new, grid, legend_row, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 
 
@@ -77,12 +77,9 @@ def frames(results: Tables, options: Options) -> Drawn:
         raise NotDrawable("no verdict on a frame has its evidence stored")
     several = verdicts["model"].nunique() > 1
     columns = min(len(cases), 2)
-    rows = -(-len(cases) // columns)
-    figure_, axes = panels(
-        rows, columns, height=2.45 * rows + 0.3, width=min(options.width, 2.6 * columns + 0.6)
-    )
-    flat = [ax for row in axes for ax in row]
-    for ax, (model, protocol) in zip(flat, cases, strict=False):
+    width = min(options.width, 2.6 * columns + 0.6)
+    figure_, axes = grid(len(cases), columns, height=2.45, above=0.3, width=width)
+    for ax, (model, protocol) in zip(axes, cases, strict=True):
         own = evidence[(evidence["model"] == model) & (evidence["protocol"] == protocol)]
         frame_shares(own, ax=ax)
         row = verdicts[(verdicts["model"] == model) & (verdicts["protocol"] == protocol)].iloc[0]
@@ -96,12 +93,9 @@ def frames(results: Tables, options: Options) -> Drawn:
         )
         ax.set_title(f"{', '.join(named)}: {frame}{certain}\nby token: {of_tokens}")
         ax.set_xlabel("third of the layers" if len(ax.get_xticks()) > 1 else "")
-    for ax in flat[len(cases) :]:
-        ax.set_axis_off()
-    for place, ax in enumerate(flat[: len(cases)]):
-        if place % columns:
-            ax.set_ylabel("")
-    legend_row(figure_, flat[: len(cases)])
+    for ax in axes[1::2]:
+        ax.set_ylabel("")
+    legend_row(figure_)
     return captioned(
         figure_,
         "Share of the most frequent sink by position and by token; dotted: the bound of a centralized frame. "

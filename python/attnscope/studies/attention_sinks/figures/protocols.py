@@ -84,9 +84,8 @@ def protocols(results: Tables, options: Options) -> Drawn:
             ax.set_xlabel("")
         if len(names) > 1:
             flat[0].set_ylabel(series)
-    drawn = [ax for row in axes for ax in row]
-    legend_row(figure_, drawn)
-    bound = any(line.get_gid() == "bound" for ax in drawn for line in ax.get_lines())
+    legend_row(figure_)
+    bound = any(line.get_gid() == "bound" for ax in figure_.axes for line in ax.get_lines())
     return captioned(
         figure_,
         "Each published quantity over depth beside the exact one, both on the head mean of the same maps.",

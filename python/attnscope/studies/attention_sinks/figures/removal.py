@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator
 
 from attnscope.plots.axes import depth_axis, series_colors
 from attnscope.plots.figure import (
@@ -66,7 +65,7 @@ def kl_by_threshold(
                 there, [rows[one].mean() for one in random], color=colors[name], linestyle=":", gid="random"
             )
     ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-    ax.xaxis.set_major_locator(FixedLocator(there))
+    ax.set_xticks(there)
     ax.set_xlim(min(there) - 2, max(there) + 2)
     ax.set_xlabel("percentile of a sink")
     ax.set_ylabel("reduction of KL (nats)")
@@ -110,7 +109,7 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
         depth.set_title(
             f"{PROTOCOL_NAMES[protocol]}, {where}" if len(kinds) > 1 else f"ΔKL by layer, {where}"
         )
-    legend_row(figure_, axes[0], colors)
+    legend_row(figure_, colors)
     return captioned(
         figure_,
         "How much closer heads come to their mean when sink keys are removed and rows renormalised, over the "
@@ -169,8 +168,7 @@ def ablation(results: Tables, options: Options) -> Drawn:
         ax.set_xlim(-0.5, len(kinds) - 0.5)
         ax.set_xlabel("keys masked")
         ax.set_title(label)
-    if len(names) > 1:
-        legend_row(figure_, axes[0], colors)
+    legend_row(figure_, colors)
     what = " and ".join({"output_kl": "divergence of the next-token distributions",
                          "loss_change": "change of the loss"}[column] for column, _ in shown)  # fmt: skip
     return captioned(

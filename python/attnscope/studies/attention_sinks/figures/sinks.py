@@ -21,7 +21,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import head_emergence
-from attnscope.plots.maps import layer_head_map, layer_head_table
+from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, persistence_diagram
 from attnscope.plots.selection import (
     CHECKPOINT,
     NULLS,
@@ -32,8 +32,7 @@ from attnscope.plots.selection import (
     uniform_value,
 )
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
-from attnscope.plots.style import legend_columns, panels
-from attnscope.plots.topology import betti_curve, persistence_diagram
+from attnscope.plots.style import legend_over, panels
 from attnscope.studies.attention_sinks.figures.declared import figure
 
 
@@ -65,21 +64,14 @@ def sink_emergence(results: Tables, options: Options) -> Drawn:
     layers = sorted(heads["layer"].unique())
     lines = {str(line.get_label()): line for ax in axes[0] for line in ax.get_lines()}
     shown = [layers[0], layers[len(layers) // 2], layers[-1]] if len(layers) > 4 else layers
-    first = {
-        layer: next(line for name, line in lines.items() if name.startswith(f"L{layer}H"))
-        for layer in dict.fromkeys(shown)
+    named = {
+        f"layer {layer}": next(line for name, line in lines.items() if name.startswith(f"L{layer}H"))
+        for layer in shown
     }
-    handles = list(first.values())
-    labels = [f"layer {layer}" for layer in first]
     levels = [name for name in ("uniform attention", *NULLS.values()) if name in lines]
-    handles += [lines[name] for name in levels]
-    labels += levels
-    legend = figure_.legend(
-        handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels)
-    )
-    for line, label in zip(legend.get_lines(), labels, strict=True):
-        if label not in levels:
-            line.set(alpha=1.0, linewidth=1.6)
+    legend = legend_over(figure_, named | {name: lines[name] for name in levels})
+    for line in legend.get_lines()[: len(named)]:
+        line.set(alpha=1.0, linewidth=1.6)
     return captioned(
         figure_,
         "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
@@ -121,13 +113,8 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
             whose = name if len(names) > 1 and ax is axes_row[0] else ""
             ax.set_title(", ".join(word for word in (whose, when) if word))
             ax.label_outer()
-    shared_colorbar(
-        figure_,
-        axes,
-        norm,
-        axis_label("sink_share"),
-        uniform_value(heads, optional(results, "baselines"), "sink_share"),
-    )
+    uniform = uniform_value(heads, optional(results, "baselines"), "sink_share")
+    shared_colorbar(figure_, figure_.axes, norm, axis_label("sink_share"), uniform)
     rows_are = f", one row per {series_are(heads)}" if len(names) > 1 else ""
     columns_are = ", one column per checkpoint" if len(steps) > 1 else ""
     return captioned(

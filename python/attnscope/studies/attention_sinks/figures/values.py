@@ -20,7 +20,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import depth_profile
-from attnscope.plots.selection import in_series, is_series, last_step, measured_heads
+from attnscope.plots.selection import in_series, last_step, measured_heads
 from attnscope.plots.style import MUTED, legend_row, panels
 from attnscope.studies.attention_sinks.figures.declared import figure
 
@@ -69,7 +69,7 @@ def alignment(results: Tables, options: Options) -> Drawn:
     ends = np.array([drawn_range(ax) for ax in axes[0]])
     room = 0.06 * float(np.nanmax(ends) - np.nanmin(ends)) or 0.1
     axes[0][0].set_ylim(float(np.nanmin(ends)) - room, float(np.nanmax(ends)) + room)
-    legend_row(figure_, axes[0], colors, untrained="before training" if is_series(heads) else None)
+    legend_row(figure_, colors)
     spaces = [
         words
         for space, words in (
@@ -111,7 +111,7 @@ def spectra(results: Tables, options: Options) -> Drawn:
         if column == "mp_over_edge":
             ax.axhline(1, color=MUTED, linewidth=0.6, zorder=1)
             ax.set_ylim(0, 1.06 * max(1.0, drawn_range(ax)[1]))
-    legend_row(figure_, axes[0], colors, untrained="before training" if is_series(heads) else None)
+    legend_row(figure_, colors)
     beside = compared_with(figure_)
     return captioned(
         figure_,
@@ -150,10 +150,7 @@ def reference(results: Tables, options: Options) -> Drawn:
                 ax.set_xlabel("")
         if len(rows) > 1:
             axes_row[0].set_ylabel("as published" if number else "exact, single heads")
-    legend_row(
-        figure_, [ax for row in axes for ax in row], colors,
-        untrained="before training" if is_series(heads) else None,
-    )  # fmt: skip
+    legend_row(figure_, colors)
     if len(rows) > 1:
         words = (
             f"{_PARTS} By layer: single heads with their value vectors (top), and the published computation "
