@@ -93,7 +93,8 @@ def output_kl_of_sets(
 def _compared(model: nn.Module, p: Tensor, q: Tensor, ids: Tensor, real: Tensor) -> OutputKl:
     divergence = (p.exp() * (p - q)).sum(-1).clamp(min=0)
     kl = torch.where(real, divergence, 0.0).sum(-1) / real.sum(-1)
-    if not _predicts_next(model):
+    name = type(model).__name__
+    if "MaskedLM" in name or not ("CausalLM" in name or "LMHead" in name):
         nothing = torch.full_like(kl, torch.nan)
         return OutputKl(kl, nothing, nothing)
     return OutputKl(kl, _loss(p, ids, real), _loss(q, ids, real))
@@ -134,8 +135,3 @@ def _loss(log_p: Tensor, ids: Tensor, real: Tensor) -> Tensor:
     scored = real[:, 1:] & real[:, :-1]
     token = log_p[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
     return -torch.where(scored, token, 0.0).sum(-1) / scored.sum(-1)
-
-
-def _predicts_next(model: nn.Module) -> bool:
-    name = type(model).__name__
-    return "MaskedLM" not in name and ("CausalLM" in name or "LMHead" in name)

@@ -86,7 +86,8 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Plan |
     Args:
         batch: inputs to try it on where `trial_inputs` makes none.
     """
-    signature = _signature(model)
+    kind = next(((one.dtype, one.device) for one in model.parameters()), ())
+    signature = (*kind, sum(1 for _ in model.modules()))
     before, plan = _plans.get(model, (None, None))
     if before == signature:
         return plan
@@ -129,11 +130,6 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
     with suppress(RuntimeError):  # a model whose attention cannot be captured still has its blocks
         plan = plan_for(model, batch)
     return Structure(model, plan.parts, plan.heads) if plan else Structure(model, {})
-
-
-def _signature(model: nn.Module) -> tuple[Any, ...]:
-    kind = next(((one.dtype, one.device) for one in model.parameters()), ())
-    return (*kind, sum(1 for _ in model.modules()))
 
 
 def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:

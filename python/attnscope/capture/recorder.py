@@ -195,8 +195,8 @@ class Recorder:
 
     def take_weights(self, module: nn.Module, weights: Tensor, mask: Tensor | None) -> None:
         """A layer's attention came out of an eager module (second tier)."""
-        heads, keys = weights.shape[1], weights.shape[3]
-        draft = self._draft(module, weights.shape, heads)
+        keys = weights.shape[3]
+        draft = self._draft(module, weights.shape, weights.shape[1])
         if not draft.wanted:
             return
         if self.input_mask is not None and not draft.cross:
@@ -204,8 +204,7 @@ class Recorder:
         draft.mask = mask
         draft.valid = self._valid(draft, keys, mask, weights.device)
         if "attention" in self.sites:
-            every = draft.heads == list(range(heads))
-            draft.tensors["attention"] = weights.detach() if every else weights.detach()[:, draft.heads]
+            draft.tensors["attention"] = draft.shaped("attention", weights.detach())
         self.end_attention(draft)
 
     def _fill(self, draft: Draft, parts: Parts, site: str) -> None:

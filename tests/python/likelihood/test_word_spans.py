@@ -8,8 +8,8 @@ import torch
 from vocabularies import blanks, byte_letters, word_pieces
 
 import attnscope as asc
-from attnscope.capture.likelihood.draws import hashed_draw
 from attnscope.capture.likelihood.vocabulary import BEGINS, GOES_ON, NEITHER, blank_ids, forms, special_ids
+from attnscope.capture.likelihood.words import hashed_draw
 from attnscope.demo.texts import byte_tokenizer
 from attnscope.models import Encoder
 

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from attnscope._nearest import nearest
 from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
 from attnscope.capture.likelihood.chain import masked_from
-from attnscope.capture.likelihood.draws import hashed_draw
 from attnscope.capture.likelihood.tokens import texts_a_pass
 from attnscope.capture.likelihood.vocabulary import NEITHER, forms, special_ids
+from attnscope.capture.likelihood.words import hashed_draw
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.head_rows import LastStates, head_plan
 

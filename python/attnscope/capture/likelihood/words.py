@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
-from attnscope.capture.likelihood.draws import hashed_draw
 from attnscope.capture.likelihood.vocabulary import NEITHER, blank_ids, forms, special_ids
 
 #: A maximal run of Unicode letters.
@@ -245,3 +245,14 @@ class _Chooser:
         ):
             return _NONE, "a piece is no text of letters"
         return (first, last), ""
+
+
+def hashed_draw(low: int, high: int, *key: object) -> int:
+    """An integer of low … high − 1: low + ⌊u·(high − low)⌋, u the first 8 bytes of SHA-256 over 2⁶⁴ of
+    the key, its parts joined by colons: the same in every order, batch and implementation.
+
+    >>> hashed_draw(0, 1, 7, "low", 0), 3 <= hashed_draw(3, 9, 0, 5, "mid", 0) < 9
+    (0, True)
+    """
+    digest = hashlib.sha256(":".join(map(str, key)).encode()).digest()
+    return low + (int.from_bytes(digest[:8], "big") * (high - low) >> 64)
