@@ -56,6 +56,9 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.geometric_semantic_alignment(torch.eye(4), torch.ones(4, 2)).item()
         0.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     name = "geometric_semantic_alignment"
     checked = _checks.attention_argument(PROTOCOL + name, attention)
@@ -98,6 +101,9 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
         >>> same = torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
         >>> round(ruscio2025.pca_correlation(same, same).absolute.item(), 6)
         1.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     name = "pca_correlation"
     maps, checked = head_mean(name, attention)
@@ -140,6 +146,9 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
         >>> before = torch.zeros(2, 1); after = torch.tensor([[2500.0], [4.0]])
         >>> ruscio2025.transformation_magnitude(before, after)
         tensor([1000.0000,    1.6000], dtype=torch.float64)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     name = "ruscio2025.transformation_magnitude"
     start, stop = (
@@ -183,6 +192,9 @@ def entropy_magnitude_correlation(
         >>> still = torch.zeros(4, 2)
         >>> ruscio2025.entropy_magnitude_correlation(torch.eye(4), still, still).item()
         0.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     return _correlation_of(attention_entropy(attention), before, after)
 

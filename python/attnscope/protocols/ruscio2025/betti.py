@@ -26,6 +26,9 @@ def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.betti_numbers(torch.rand(40, 40).tril() + torch.eye(40)).tolist()
         [30, 0]
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
     return bar_count(bars_of("betti_numbers", attention))
 

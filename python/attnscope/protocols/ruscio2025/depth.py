@@ -41,6 +41,9 @@ def middle_peak(values: Sequence[float]) -> MiddlePeak:
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.middle_peak([1.0, 1.0, 3.0, 3.0, 2.0, 2.0])
         MiddlePeak(early=1.0, middle=3.0, late=2.0, peak=True, factor=1.5)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian notebook.
     """
     given = _layers("middle_peak", values)
     if given.size < 3:
@@ -123,6 +126,9 @@ def depth_trend(values: Sequence[float]) -> DepthTrend:
         >>> trend = ruscio2025.depth_trend([1.0, 2.0, 4.0, 8.0])
         >>> round(trend.pearson, 3), trend.spearman, [round(v, 3) for v in trend.smoothed]
         (0.959, 1.0, [2.333, 4.667])
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
     """
     from scipy import stats
 

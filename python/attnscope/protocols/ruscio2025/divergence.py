@@ -46,6 +46,9 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
         >>> heads = torch.zeros(2, 3, 3); heads[0, :, 0] = 1; heads[1, :, 1] = 5
         >>> ruscio2025.head_divergence(heads).exp()
         tensor([2., 2.], dtype=torch.float64)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     maps, checked = all_heads("head_divergence", heads)
     bad = non_finite(maps).any(-1)
@@ -91,6 +94,9 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         >>> found = ruscio2025.sink_removal(torch.stack([strong, weak]), percentile=80)
         >>> found.sinks, round(found.sink_concentration.item(), 6)
         (tensor([ True, False, False]), 0.5)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     name = "ruscio2025.sink_removal"
     percentile = _checks.real(name, "percentile", percentile)

@@ -44,6 +44,9 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> round(ruscio2025.attention_entropy(uniform, base=2).mean().item(), 3)
         2.179
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks on values and random matrices.
     """
     name = f"{PROTOCOL}attention_entropy"
     base = _checks.real(name, "base", base)

@@ -75,6 +75,9 @@ def fisher_trace(
         >>> found = ruscio2025.fisher_trace(LlamaForCausalLM(config), inputs)
         >>> sorted(set(found.group)), sorted(set(found.layer))
         (['attention', 'embedding', 'mlp'], [-1, 0, 1])
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
     """
     name = "ruscio2025.fisher_trace"
     exact.refuse_half_precision(name, model)

@@ -107,6 +107,9 @@ def graph_statistics(
         [0.4751, 0.6429]
         >>> found.fiedler_value.item(), round(found.hub_share.item() * 29, 9)
         (0.5, 30.0)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
     _checks.choice_argument(f"{PROTOCOL}graph_statistics", "variant", variant, ("laplacian", "fiedler"))
     return _statistics(attention, thresholds, (variant,))[0]

@@ -59,6 +59,9 @@ def spectral_ratio(attention: torch.Tensor) -> torch.Tensor:
         >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> ruscio2025.spectral_ratio(uniform).item()
         2.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     return _of_eigenvalues("spectral_ratio", attention, _ratio_of)
 
@@ -75,6 +78,9 @@ def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
         >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> round(ruscio2025.participation_ratio(uniform).item(), 3)
         5.536
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     _, checked = head_mean("participation_ratio", attention)
     return _checks.computed(_core.participation_ratio, PROTOCOL + "participation_ratio", checked, "eigen")
@@ -91,6 +97,9 @@ def stable_rank(attention: torch.Tensor) -> torch.Tensor:
         >>> from attnscope.protocols import ruscio2025
         >>> round(ruscio2025.stable_rank(torch.eye(3)).item(), 12)
         3.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     return exact.stable_rank_of(_singular_values("stable_rank", attention))
 
@@ -109,6 +118,9 @@ def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
         >>> star = torch.zeros(9, 9, dtype=torch.float64); star[:, 0] = 1
         >>> round(ruscio2025.spectral_norm(star).item(), 12)
         3.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     return _singular_values("spectral_norm", attention)[..., 0]
 
@@ -130,6 +142,9 @@ def bulk(attention: torch.Tensor) -> Bulk:
         >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> ruscio2025.bulk(uniform).edge.item()
         0.75
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     return _of_eigenvalues("bulk", attention, _bulk_of)
 
@@ -149,6 +164,9 @@ def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
         >>> uniform = torch.ones(20, 20).tril() / torch.arange(1, 21)[:, None]
         >>> round(ruscio2025.sink_concentration(uniform).item(), 3)
         0.31
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     maps, checked = head_mean("sink_concentration", attention)
     bad = non_finite(maps)
@@ -177,6 +195,9 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.marchenko_pastur_deviation(torch.diag(torch.tensor([1.0] + [0.0] * 9))).item()
         inf
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     return _of_eigenvalues("marchenko_pastur_deviation", attention, _deviation_of)
 

@@ -63,6 +63,9 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
         tensor([0.5000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
         >>> found.directional
         tensor([0.5000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, reference notebook.
     """
     name = "reference_influence"
     maps, checked = head_mean(name, attention)

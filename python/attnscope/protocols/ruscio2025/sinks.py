@@ -48,6 +48,9 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
         tensor([0])
         >>> ruscio2025.sink_tokens(uniform, rule="reference").nonzero().flatten()
         tensor([0, 1, 2])
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks.
     """
     name = "ruscio2025.sink_tokens"
     _checks.choice_argument(name, "rule", rule, ("kl", "rmt", "reference", "topology"))
@@ -106,6 +109,9 @@ def head_specialization(tokens: Sequence[Any]) -> Specialization:
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.head_specialization(["<s>", "<s>", "the", "<s>", ","])
         Specialization(modal='<s>', consistency=0.6, samples=5, specialised=True, specialised_half=True)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
     if len(tokens) == 0:
         raise ValueError("ruscio2025.head_specialization: tokens must hold at least one sample, got none")

@@ -74,6 +74,9 @@ def topology(
         >>> found = ruscio2025.topology(uniform)
         >>> round(found.mean_length[0].item(), 6), found.top_key.item(), found.strongest_edge.tolist()
         (0.361111, 0, [0, 0])
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
     name = f"{PROTOCOL}topology"
     maps, checked = head_mean("topology", attention)
