@@ -99,16 +99,22 @@ template <class Scalar>
 double participation_ratio_eigen(const MatrixView<Scalar>& matrix,
                                  ParticipationRatioWorkspace& workspace) {
   const RowsMap a = widened(matrix, workspace);
-  Eigen::VectorXd magnitudes = a.diagonal().cwiseAbs();
-  if (matrix.rows() > 1 && !is_causal(matrix) && !eigenvalue_magnitudes(a, magnitudes)) {
-    throw std::runtime_error("participation_ratio: the eigenvalues of a matrix did not converge");
-  }
+  const Index n = matrix.rows();
   double sum = 0.0;
   double squares = 0.0;
-  for (const double magnitude : magnitudes) {
+  const auto add = [&](double magnitude) {
     sum += magnitude;
     squares += magnitude * magnitude;
+  };
+  if (n == 1 || is_causal(matrix)) {
+    for (Index i = 0; i < n; ++i) add(std::abs(a(i, i)));
+    return ratio(sum, squares);
   }
+  Eigen::VectorXd magnitudes;
+  if (!eigenvalue_magnitudes(a, magnitudes)) {
+    throw std::runtime_error("participation_ratio: the eigenvalues of a matrix did not converge");
+  }
+  for (Index i = 0; i < n; ++i) add(magnitudes[i]);
   return ratio(sum, squares);
 }
 
