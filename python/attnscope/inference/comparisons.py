@@ -126,7 +126,9 @@ def holm(p_values: Any) -> Vector:
     References:
         Holm, A simple sequentially rejective multiple test procedure, 1979.
     """
-    return _adjusted("holm", p_values, _by_holm)
+    from statsmodels.stats.multitest import multipletests
+
+    return _adjusted("holm", p_values, lambda p: multipletests(p, method="holm")[1])
 
 
 def benjamini_hochberg(p_values: Any) -> Vector:
@@ -156,15 +158,6 @@ def _adjusted(function: str, p_values: Any, adjust: Callable[[Vector], Vector]) 
     result = np.full(len(p), math.nan)
     if counted.any():
         result[counted] = adjust(p[counted])
-    return result
-
-
-def _by_holm(p: Vector) -> Vector:
-    """(m − k)·p of the k-th smallest, never less than of a smaller one."""
-    # SciPy has no Holm; statsmodels has, and would be a dependency for these four lines.
-    order = np.argsort(p)
-    result = np.empty(len(p))
-    result[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))))
     return result
 
 

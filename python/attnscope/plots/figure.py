@@ -115,7 +115,7 @@ def _has_data(ax: Axes) -> bool:
     for one in ax.collections:
         points = one.get_offset_transform() is ax.transData
         places += [one.get_offsets()] if points else [area.vertices for area in one.get_paths()]
-    places += [np.reshape(image.get_array(), (-1, 1)) for image in ax.images]
+    places += [np.reshape(np.ma.asarray(image.get_array()), (-1, 1)) for image in ax.images]
     for patch in ax.patches:
         if isinstance(patch, Rectangle):
             places.append([[patch.get_x(), patch.get_width(), patch.get_height()]])
