@@ -115,7 +115,9 @@ def _has_data(ax: Axes) -> bool:
     for one in ax.collections:
         points = one.get_offset_transform() is ax.transData
         places += [one.get_offsets()] if points else [area.vertices for area in one.get_paths()]
-    places += [np.reshape(image.get_array(), (-1, 1)) for image in ax.images]
+    for image in ax.images:
+        cells: Any = image.get_array()
+        places.append(cells.reshape(-1, 1))
     for patch in ax.patches:
         if isinstance(patch, Rectangle):
             places.append([[patch.get_x(), patch.get_width(), patch.get_height()]])
@@ -129,8 +131,7 @@ def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Dr
 
     def needing(*tables: str) -> Callable[[Draw], Draw]:
         def declare(draw: Draw) -> Draw:
-            sentence = (draw.__doc__ or "").partition("\n")[0]
-            figures[draw.__name__] = Figure(draw, tables, sentence)
+            figures[draw.__name__] = Figure(draw, tables, (draw.__doc__ or "").partition("\n")[0])
             return draw
 
         return declare

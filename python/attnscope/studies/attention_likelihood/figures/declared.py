@@ -8,11 +8,10 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from attnscope.plots.figure import Figure, Options, Tables, declared_in, stored
 from attnscope.plots.selection import last_step
-from attnscope.plots.style import MUTED, legend_columns
+from attnscope.plots.style import MUTED, legend_over, named_artists
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -43,18 +42,9 @@ def by_model(table: pd.DataFrame, axes: list[Axes]) -> Iterator[tuple[Axes, pd.D
         yield ax, table[table["model"] == model]
 
 
-def layers_below(ax: Axes) -> None:
-    """Whole numbers of layers on the horizontal axis."""
-    ax.set_xlabel("layer")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-
-
 def legend_of(figure_: Any, ax: Axes, columns: int = 4) -> None:
     """One legend for all panels, above them."""
-    handles, labels = ax.get_legend_handles_labels()
-    figure_.legend(
-        handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels, columns)
-    )
+    legend_over(figure_, named_artists([ax]), columns)
 
 
 def width_of(options: Options, count: int) -> float:
