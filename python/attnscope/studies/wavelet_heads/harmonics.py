@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnscope.engine.forward import self_attention
-from attnscope.metrics.signals.harmonics import harmonic_distortion
+from attnscope.metrics.signals.power_spectrum import harmonic_distortion
 
 POSITIONS = 256
 ORDERS = 5

@@ -89,8 +89,7 @@ def _by_sentence(own: Mapping[str, pd.DataFrame], known: Container[str]) -> Iter
 
 def published(table: pd.DataFrame) -> pd.DataFrame:
     """The table `published`: the paper's values for models of this run, beside the run's own."""
-    from attnscope.published import published_numbers
-    from attnscope.published.numbers import same_model
+    from attnscope.published import published_numbers, same_model
     from attnscope.studies.wavelet_heads.published import step_belongs
 
     printed = published_numbers("ruscio2024")

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from attnscope.plots.figure import Figure, Options, Tables, declared_in, stored
 from attnscope.plots.selection import last_step
-from attnscope.plots.style import MUTED, legend_over, named_artists
+from attnscope.plots.style import MUTED, legend_columns
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -44,7 +44,10 @@ def by_model(table: pd.DataFrame, axes: list[Axes]) -> Iterator[tuple[Axes, pd.D
 
 def legend_of(figure_: Any, ax: Axes, columns: int = 4) -> None:
     """One legend for all panels, above them."""
-    legend_over(figure_, named_artists([ax]), columns)
+    handles, labels = ax.get_legend_handles_labels()
+    figure_.legend(
+        handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels, columns)
+    )
 
 
 def width_of(options: Options, count: int) -> float:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The report's tables: its first one, those that a reader takes along, and the numbers in LaTeX."""
+"""The report's numbers, and in LaTeX: in both protocols, whole, escaped, and compiled where LaTeX is."""
 
-import base64
-import re
 import shutil
 import subprocess
 
@@ -11,18 +9,16 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-import figure_tables
 import study_tables as made
 from attnscope import inference
 from attnscope.commands.cli import app
 from attnscope.engine.results import Results
 from attnscope.plots import NotDrawable
 from attnscope.plots.selection import measured_heads
-from attnscope.report import latex_tables, report
-from attnscope.report.numbers import number, number_rows
+from attnscope.report import latex_tables
+from attnscope.report.numbers import number_rows
 from attnscope.report.page import latex
-from attnscope.report.section import Page, Table
-from attnscope.report.strongest import strongest_heads
+from attnscope.report.section import Table
 
 DOCUMENT = r"""\documentclass{article}
 %s
@@ -32,51 +28,6 @@ DOCUMENT = r"""\documentclass{article}
 """
 #: What booktabs defines, for machines that have LaTeX without it.
 RULES = r"\newcommand{\toprule}{\hline}\newcommand{\midrule}{\hline}\newcommand{\bottomrule}{\hline}"
-
-
-@pytest.fixture(scope="module")
-def html(tmp_path_factory):
-    file = report(figure_tables.make_results(), tmp_path_factory.mktemp("report") / "report.html", drawn={})
-    return file.read_text(encoding="utf-8")
-
-
-def test_the_first_page_ranks_heads_by_the_studys_quantity():
-    found = strongest_heads(Page(figure_tables.make_results(group="text"), {}), "sink_share")
-    assert found.frame["head"].tolist() == ["L1H1", "L0H1", "L1H0", "L0H0"]
-    means = [np.mean([figure_tables.value(64, sample, *place) for sample in range(figure_tables.SAMPLES)])
-             for place in ((1, 1), (0, 1), (1, 0), (0, 0))]  # fmt: skip
-    assert found.frame["attention to first key"].tolist() == [number(mean) for mean in means]
-    assert set(found.frame["n"]) == {"12"}
-    assert "Intervals hold for all heads at once" in found.caption
-    few = strongest_heads(Page(figure_tables.make_results(), {}), "sink_share")
-    assert "95 % interval" not in few.frame
-    assert "Fewer than 10 texts" in few.caption
-
-
-def test_a_table_has_its_caption_and_can_be_taken_along(html):
-    page = html.partition('<table id="T_strongest"')[2]
-    assert page.partition("<caption>")[2].startswith("The heads with the highest attention to first key")
-    link = re.search(r'download="strongest.csv" href="data:text/plain;base64,([^"]+)"', html)[1]
-    lines = base64.b64decode(link).decode().splitlines()
-    assert lines[0].startswith("input,head,attention to first key")
-    assert len(lines) == 9
-    assert (
-        r"\toprule" in base64.b64decode(re.search(r'strongest.tex" href="[^,]+,([^"]+)"', html)[1]).decode()
-    )
-
-
-@pytest.mark.parametrize(("texts", "beside"), [(4, False), (5, True), (12, True), (30, False)])
-def test_the_median_stands_beside_the_mean_of_few_texts(texts, beside):
-    values = np.random.default_rng(texts).normal(size=texts)
-    keys = {"model": "m", "revision": "", "step": -1, "layer": 0, "head": 0, "series": "a", "n_tokens": 16}
-    heads = pd.DataFrame([{**keys, "sample": text, "entropy": value} for text, value in enumerate(values)])
-    (row,) = number_rows(heads, None, ["entropy"])
-    assert (row.interval == "") == (texts < 5)
-    assert bool(row.median) == beside
-    if beside:
-        found = inference.median_interval(values)
-        assert row.coverage == f"{100 * found.coverage:.1f} %"
-        assert f"[{found.low:.2f}"[:4] in row.median.replace("−", "-")
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +69,8 @@ def test_numbers_and_intervals_are_those_of_the_report() -> None:
     assert topology[1][1:] == ["40.0", "[40.0, 40.0]", "30.0", "[30.0, 30.0]"]
     row = number_rows(measured_heads(one), one.table("baselines"), ["fiedler_value"])[0]
     cells = next(cells for cells in found["tab:graph"] if cells[0] == "Fiedler value")
-    median = row.median.replace("%", r"\%")
-    assert cells[1:7] == [row.mean, row.interval, median, "0.500", "0.550", "0.600"]
+    median = row["median"].replace("%", r"\%")
+    assert cells[1:7] == [row["mean"], row["interval"], median, "0.500", "0.550", "0.600"]
 
 
 def test_names_are_escaped_and_repeated_ones_left_out(source: str) -> None:
@@ -167,3 +118,17 @@ def test_pdflatex_compiles_them(source: str, tmp_path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize(("texts", "beside"), [(4, False), (5, True), (12, True), (30, False)])
+def test_the_median_stands_beside_the_mean_of_few_texts(texts, beside):
+    values = np.random.default_rng(texts).normal(size=texts)
+    keys = {"model": "m", "revision": "", "step": -1, "layer": 0, "head": 0, "series": "a", "n_tokens": 16}
+    heads = pd.DataFrame([{**keys, "sample": text, "entropy": value} for text, value in enumerate(values)])
+    (row,) = number_rows(heads, None, ["entropy"])
+    assert (row["interval"] == "") == (texts < 5)
+    assert bool(row["median"]) == beside
+    if beside:
+        found = inference.median_interval(values)
+        assert row["coverage"] == f"{100 * found.coverage:.1f} %"
+        assert f"[{found.low:.2f}"[:4] in row["median"].replace("−", "-")
