@@ -63,7 +63,7 @@ NEW_BESIDE = (
     "*demo_tuning* *replacements* *word_spans* *row_logits* *test_head.py *moments* "
     "*subspace* *boundary* *rope_bands* *null_clouds* *matched_keys* *sinks_of_heads* "
     "*wordnet* *windows* *reductions* *settings* *latex* *test_quantity.py *test_plans.py "
-    "*test_discovery.py *test_identities.py .github/* *test_interchange.py *test_supports.py "
+    "*test_discovery.py *test_identities.py .github/* *test_interchange.py "
     "*test_learned_sink.py *test_null_law.py *test_progress.py *test_doctor.py "
     "*test_view_models.py *test_degenerate* */degenerate_runs.py *capture_scores* .ci/isas .ci/beside "
     "*/docs/screenshot.py */docs/worked.py */docs/images/view.png */docs/pages/install.md "

@@ -63,13 +63,7 @@ def figures_of(results: Tables) -> Mapping[str, Figure]:
 
 
 class LeftOut(NamedTuple):
-    """A figure that is not there.
-
-    Attributes:
-        name: of the figure.
-        reason: what the tables lack, or the error.
-        failed: whether it was an error of drawing, which is a fault of this package.
-    """
+    """A figure that is not there, and why: what the tables lack, or, where drawing `failed`, the error."""
 
     name: str
     reason: str

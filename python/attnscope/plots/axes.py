@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -79,7 +80,8 @@ def step_axis(ax: Axes, steps: Any) -> None:
             ticks.append(step)
     if last not in ticks:
         ticks = [step for step in ticks if step * 3.9 < last] + [last]
-    ax.set_xticks(ticks, [thousands(step) for step in ticks])
+    # 143000 is 143k
+    ax.set_xticks(ticks, [re.sub(r"(?<=\d\d)000$", "k", str(step)) for step in ticks])
     ax.set_xticks([step for step in there if step not in ticks], [], minor=True)
     ax.set_xlim(first - (0.08 if first == 0 else 0.0), last * 1.08)
     ax.set_xlabel("training step")
@@ -105,10 +107,3 @@ def drawn_range(ax: Axes) -> tuple[float, float]:
     together = np.concatenate([np.ravel(part) for part in values]) if values else np.array([np.nan])
     together = together[np.isfinite(together)]
     return (float(together.min()), float(together.max())) if together.size else (np.nan, np.nan)
-
-
-def thousands(value: float) -> str:
-    """A step or threshold, short: 143000 is 143k."""
-    if value >= 10_000 and value % 1000 == 0:
-        return f"{value / 1000:g}k"
-    return f"{value:g}"

@@ -30,14 +30,14 @@ from attnscope.plots.selection import (
     rows_of,
     uniform_value,
 )
-from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, styled
+from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, style
 
 #: A baseline so many times the highest measured value asks for a logarithmic axis.
 FAR = 8
 _UNTRAINED = UNTRAINED | {"alpha": 0.7}
 
 
-@styled
+@style()
 def emergence_curve(
     heads: Any,
     metric: str,
@@ -80,7 +80,7 @@ def emergence_curve(
     return _beside_baselines(ax, heads, baselines, metric, "step", threshold)
 
 
-@styled
+@style()
 def head_emergence(
     heads: Any,
     metric: str,
@@ -139,7 +139,7 @@ def head_emergence(
     return ax
 
 
-@styled
+@style()
 def depth_profile(
     heads: Any,
     metric: str,
@@ -179,12 +179,12 @@ def depth_profile(
         draw_curve(ax, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50)
         if start is not None and (start["series"] == name).any():
             rows = start[start["series"] == name]
-            style = _UNTRAINED | {"color": colors[name]}
-            ax.plot(place(name, rows["layer"]), rows["mean"], gid=f"untrained:{name}", **style)
+            how = _UNTRAINED | {"color": colors[name]}
+            ax.plot(place(name, rows["layer"]), rows["mean"], gid=f"untrained:{name}", **how)
     return _beside_baselines(ax, final, baselines, metric, "layer", threshold)
 
 
-@styled
+@style()
 def threshold_curve(
     graphs: Any,
     metric: str,

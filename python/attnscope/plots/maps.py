@@ -27,7 +27,7 @@ from attnscope.plots.style import (
     UNIFORM,
     axes_or_new,
     legend_above,
-    styled,
+    style,
 )
 
 
@@ -42,7 +42,7 @@ def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
     return means.unstack("head")
 
 
-@styled
+@style()
 def layer_head_map(
     heads: Any,
     metric: str = "",
@@ -107,7 +107,7 @@ def layer_head_map(
     return ax
 
 
-@styled
+@style()
 def attention_map(
     attention: Any,
     tokens: Sequence[str] | None = None,
@@ -163,7 +163,7 @@ def attention_map(
     return ax
 
 
-@styled
+@style()
 def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
     """How far a map is from random entries: its spectrum's distribution over the null law's.
 
@@ -218,7 +218,7 @@ def bars_of(bars: Any) -> pd.DataFrame:
     return frame[columns]
 
 
-@styled
+@style()
 def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
     """Births and deaths of components and loops, as distances 1 − attention.
 
@@ -254,7 +254,7 @@ def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
-@styled
+@style()
 def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) -> Axes:
     """β0 and β1 while the attention threshold falls from 1: strong links come first.
 

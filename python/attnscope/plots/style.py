@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -18,38 +17,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
-WIDTH = 7.0
-"""Inches: the text width of a two-column page; every figure that holds several panels has it."""
-
+#: Inches: the text width of a two-column page, which figures of several panels have; a panel with its labels.
+WIDTH, NARROWEST = 7.0, 1.45
+#: Points: of the labels of axes.
 FONT_SIZE = 8.0
-"""Points: of the labels of axes."""
-
+#: For quantities from low to high: even in lightness and the same to all colour vision.
 SEQUENTIAL = "cividis"
-"""For quantities from low to high; even in lightness and the same to all colour vision."""
-
-NARROWEST = 1.45
-"""Inches: of a panel with its labels."""
-
+#: For maps that are mostly empty: what is small fades into the paper.
 SPARSE = "Blues"
-"""For maps that are mostly empty: what is small fades into the paper."""
-
 INK, MUTED, GRID = "#1a1a1a", "#6b6b6b", "#e4e4e4"
-
 #: Okabe and Ito's colours, dark ones first so that lines stay legible on white.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#1a1a1a")
-
 #: Line styles that go with the colours, so that a grey print tells series apart as well.
 DASHES = ("-", "-", "-", "-", "--", "--", "--", "--")
 
+#: How uniform attention, the closed-form baseline, is drawn everywhere.
 UNIFORM: dict[str, Any] = {"color": MUTED, "linestyle": (0, (5, 2)), "linewidth": 1.0, "zorder": 1.5}
-"""How uniform attention, the closed-form baseline, is drawn everywhere."""
-
+#: How the untrained model is drawn everywhere, and what legends call it.
 UNTRAINED: dict[str, Any] = {"color": MUTED, "linestyle": (0, (1, 1.5)), "linewidth": 1.0, "zorder": 1.5}
-"""How the untrained model is drawn everywhere."""
-
 BEFORE = "before training"
-"""What a legend calls it."""
-
 #: How measured nulls are drawn everywhere, by the names of `selection.NULLS`.
 NULL_LINES: dict[str, dict[str, Any]] = {
     "random_weights": {"color": INK, "linestyle": (0, (6, 1.5, 1, 1.5)), "linewidth": 0.9, "zorder": 1.6},
@@ -100,13 +86,10 @@ _RC: dict[str, Any] = {
     "svg.hashsalt": "attnscope",
 }
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 @contextmanager
 def style(font: str = "") -> Iterator[None]:
-    """The style, for the length of a `with` block; what the user's rcParams set is left as it is.
+    """The style, in a `with` block or of a decorated function; what the user's rcParams set is left as it is.
 
     Args:
         font: family in the place of the style's.
@@ -124,17 +107,6 @@ def style(font: str = "") -> Iterator[None]:
         own["font.family"] = [font]
     with mpl.rc_context(own):
         yield
-
-
-def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Makes a drawing function draw in the style."""
-
-    @functools.wraps(draw)
-    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-        with style():
-            return draw(*args, **kwargs)
-
-    return inside
 
 
 def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axes:
@@ -207,7 +179,7 @@ def legend_row(figure: Figure, first: Iterable[str] = ()) -> None:
             legend.legend_handles[names.index(BEFORE)].set_color(MUTED)  # type: ignore[union-attr]
 
 
-@styled
+@style()
 def panels(
     rows: int,
     columns: int,
@@ -253,7 +225,7 @@ def grid(
     return figure, flat[:count]
 
 
-@styled
+@style()
 def settled(figure: Figure) -> Figure:
     """Lays a figure out once and for all: every format saved afterwards would do it again."""
     figure.draw_without_rendering()
@@ -272,7 +244,7 @@ def settled(figure: Figure) -> Figure:
     return figure
 
 
-@styled
+@style()
 def save(
     figure: Figure,
     path: str | os.PathLike[str],
@@ -284,14 +256,9 @@ def save(
     """Writes a figure once per format, without a date in it: the same tables give the same bytes.
 
     Args:
-        figure: what to write.
         path: folder and name without an ending.
-        formats: endings that matplotlib knows.
         dpi: of pixels; None takes the style's 200.
         title: stored in the file, where its format has a place for it.
-
-    Returns:
-        The files written.
     """
     stem = Path(path)
     stem.parent.mkdir(parents=True, exist_ok=True)

@@ -6,13 +6,17 @@ from itertools import pairwise
 
 import matplotlib as mpl
 import matplotlib.font_manager
+import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 import figure_tables as made
+from attnscope.engine.results import Results
 from attnscope.plots import Options, draw, figures
 from attnscope.plots.adapted import wrap_titles
+from attnscope.plots.standard import examples
 from attnscope.plots.style import (
     PALETTE,
     legend_above,
@@ -185,3 +189,26 @@ def test_folded_panels_leave_no_hole(results):
     figure = draw(results, ["thresholds"], width=3.2)["thresholds"]
     lefts = sorted(round(ax.get_position().x0, 2) for ax in figure.axes if ax.axison)
     assert abs(lefts.count(lefts[0]) - lefts.count(lefts[-1])) <= 1
+
+
+KEYS = {"model": "m", "revision": "", "step": -1, "sample": 0, "layer": 0, "protocol": "exact"}
+N = 16
+
+
+def maps(window):
+    """A random map whose queries see so many keys, flattened."""
+    draw = np.random.default_rng(0).uniform(0.1, 1.0, (N, N))
+    seen = np.array([[0 <= i - j < window for j in range(N)] for i in range(N)])
+    held = np.where(seen, draw, 0.0)
+    return (held / held.sum(1, keepdims=True)).ravel().tolist()
+
+
+def test_no_law_is_drawn_where_none_was_used():
+    stored = [{**KEYS, "head": head, "n_tokens": N, "attention": maps(w)} for head, w in enumerate((N, 5))]
+    heads = [{**KEYS, "head": head, "support": name} for head, name in enumerate(("causal", "window 5"))]
+    results = Results({"examples": pd.DataFrame(stored), "heads": pd.DataFrame(heads)})
+    drawn = examples().draw(results, Options())
+    spectra = [ax for ax in drawn.figure.axes if ax.get_xlabel() == "eigenvalue"]
+    assert [ax.get_lines()[1].get_label() for ax in spectra] == ["triangular law"]
+    said = [text.get_text() for ax in drawn.figure.axes for text in ax.texts]
+    assert any("where queries see a window 5" in text for text in said)

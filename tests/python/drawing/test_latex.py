@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""LaTeX tables: the report's numbers in both protocols, whole, escaped, and compiled where LaTeX is."""
+"""The report's numbers, and in LaTeX: in both protocols, whole, escaped, and compiled where LaTeX is."""
 
 import shutil
 import subprocess
 
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 import study_tables as made
+from attnscope import inference
 from attnscope.commands.cli import app
 from attnscope.engine.results import Results
 from attnscope.plots import NotDrawable
@@ -116,3 +118,17 @@ def test_pdflatex_compiles_them(source: str, tmp_path) -> None:
         cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.mark.parametrize(("texts", "beside"), [(4, False), (5, True), (12, True), (30, False)])
+def test_the_median_stands_beside_the_mean_of_few_texts(texts, beside):
+    values = np.random.default_rng(texts).normal(size=texts)
+    keys = {"model": "m", "revision": "", "step": -1, "layer": 0, "head": 0, "series": "a", "n_tokens": 16}
+    heads = pd.DataFrame([{**keys, "sample": text, "entropy": value} for text, value in enumerate(values)])
+    (row,) = number_rows(heads, None, ["entropy"])
+    assert (row["interval"] == "") == (texts < 5)
+    assert bool(row["median"]) == beside
+    if beside:
+        found = inference.median_interval(values)
+        assert row["coverage"] == f"{100 * found.coverage:.1f} %"
+        assert f"[{found.low:.2f}"[:4] in row["median"].replace("−", "-")

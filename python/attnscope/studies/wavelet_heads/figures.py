@@ -53,7 +53,7 @@ from attnscope.plots.style import (
     legend_over,
     named_artists,
     panels,
-    styled,
+    style,
 )
 
 FIGURES: dict[str, Figure] = {}
@@ -68,7 +68,7 @@ DEPTH = (
 )
 
 
-@styled
+@style()
 def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
     """Morlet power of a query's attention by key and period, darker where its ends are not yet felt."""
     ax = axes_or_new(ax)
@@ -218,7 +218,7 @@ def _pairs_of_bars(ax: Axes, means: pd.DataFrame, what: str, rows: Any) -> None:
     ax.set_xlabel("layer")
 
 
-@styled
+@style()
 def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Share of power over frequency, one line per layer, mean over heads with its interval over samples."""
     ax = axes_or_new(ax)

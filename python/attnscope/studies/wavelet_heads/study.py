@@ -54,11 +54,6 @@ class Chosen(NamedTuple):
     power: list[Quantity]
     scales: list[Quantity]
 
-    @property
-    def all(self) -> list[Quantity]:
-        """Each once."""
-        return [*self.heads, *self.power, *self.scales]
-
 
 #: Entropies of each text's heads, layer by layer: those of position, of the spectrum, of Fourier.
 Entropies = defaultdict[int, list[dict[str, Any]]]
@@ -148,7 +143,7 @@ class WaveletStudy(Study):
         """Rows of `heads`, or of `head_means` where no head has a name; its numbers [batch, maps]."""
         control = variant or run.unit.variant
         chosen = self._chosen(seen)
-        quantities = chosen.heads if control else chosen.all
+        quantities = chosen.heads if control else [*chosen.heads, *chosen.power, *chosen.scales]
         if not quantities:
             return {}
         sites = {"attention": maps, **seen.rows(mean=names is None)}

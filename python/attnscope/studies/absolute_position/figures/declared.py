@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
-
 from attnscope.plots.figure import Figure, declared_in
 from attnscope.plots.style import PALETTE
 
@@ -21,9 +18,3 @@ ARMS = {
     ("no_bos", "repeated"): ("repeated, without BOS", PALETTE[5], ":"),
     ("bos_added", "windows"): ("BOS added", PALETTE[1], "-"),
 }
-
-
-def layers_below(ax: Axes) -> None:
-    """Whole numbers of layers on the horizontal axis."""
-    ax.set_xlabel("layer")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -6,11 +6,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.plots.axes import logarithmic
+from attnscope.plots.axes import layers_below, logarithmic
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, with_values
 from attnscope.plots.selection import first_model
-from attnscope.plots.style import INK, MUTED, PALETTE, legend_columns, panels
-from attnscope.studies.absolute_position.figures.declared import figure, layers_below
+from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
+from attnscope.studies.absolute_position.figures.declared import figure
 
 #: The share that the paper prints, of a statistic and a vector that it does not name where it could be read.
 PUBLISHED = 0.40
@@ -173,8 +173,7 @@ def fingerprints(results: Tables, options: Options) -> Drawn:
     axes[0][1].set_ylim(-0.03, 1.03)
     for ax in axes[0]:
         layers_below(ax)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
+    legend_over(figure_, named_artists(axes[0][:1]))
     best = table[table["arm"] == "base"].sort_values("a0").iloc[-1]
     return captioned(
         figure_,
@@ -208,9 +207,7 @@ def clock(results: Tables, options: Options) -> Drawn:
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("query i")
     ax.set_ylabel("attention to key 0")
-    handles, labels = ax.get_legend_handles_labels()
-    columns = legend_columns(figure_, labels, 2)
-    figure_.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=6.0)
+    legend_over(figure_, named_artists([ax]), 2, fontsize=6.0)
     return captioned(
         figure_,
         "Solid: mean attention to key 0; dashed: late queries that see i + 1 keys alone. Clock: share of "

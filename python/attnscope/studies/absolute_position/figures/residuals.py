@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 
+from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -21,8 +22,17 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.selection import first_model, last_step
-from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, SEQUENTIAL, legend_columns, panels
-from attnscope.studies.absolute_position.figures.declared import ARMS, figure, layers_below
+from attnscope.plots.style import (
+    INK,
+    MUTED,
+    NULL_LINES,
+    PALETTE,
+    SEQUENTIAL,
+    legend_over,
+    named_artists,
+    panels,
+)
+from attnscope.studies.absolute_position.figures.declared import ARMS, figure
 
 
 @figure("offset_means")
@@ -50,8 +60,7 @@ def position_balance(results: Tables, options: Options) -> Drawn:
         ax.set_title(f"offset {offset}")
         layers_below(ax)
     axes[0][0].set_ylabel("variance along the text (nats²)")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
+    legend_over(figure_, named_artists(axes[0][:1]))
     return captioned(
         figure_,
         "Variance of mean log attention over queries at one offset, split into what the mask does, what the "
@@ -108,8 +117,7 @@ def residual_depth(results: Tables, options: Options) -> Drawn:
             _signed(ax, table[["felt"]], table["felt_high"] - table["felt_low"])
         ax.set_ylabel(title)
         layers_below(ax)
-    handles, labels = axes[0][1].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
+    legend_over(figure_, named_artists(axes[0][1:]))
     return captioned(
         figure_,
         "Early queries, means over heads. First panel: unbiased variance of the residual under the mask's "
@@ -261,8 +269,7 @@ def encodings(results: Tables, options: Options) -> Drawn:
     ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xlabel("slope of moved attention, squared")
     _signed(axes[0][0], table[["felt"]], table["felt_high"] - table["felt_low"])
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
+    legend_over(figure_, named_artists(axes[0][:1]))
     return captioned(
         figure_,
         "Early queries, means over heads and trainings; dotted: the floor of moved attention. Right: slope "

@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
 from attnscope.plots.figure import Figure, Options, Tables, declared_in, stored
 from attnscope.plots.selection import last_step
@@ -41,12 +40,6 @@ def by_model(table: pd.DataFrame, axes: list[Axes]) -> Iterator[tuple[Axes, pd.D
         if len(models) > 1:
             ax.set_title(model)
         yield ax, table[table["model"] == model]
-
-
-def layers_below(ax: Axes) -> None:
-    """Whole numbers of layers on the horizontal axis."""
-    ax.set_xlabel("layer")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def legend_of(figure_: Any, ax: Axes, columns: int = 4) -> None:

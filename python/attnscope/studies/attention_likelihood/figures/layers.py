@@ -7,6 +7,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
+from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
@@ -16,7 +17,6 @@ from attnscope.studies.attention_likelihood.figures.declared import (
     by_model,
     exact,
     figure,
-    layers_below,
     legend_of,
     models_of,
     width_of,

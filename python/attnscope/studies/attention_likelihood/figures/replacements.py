@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import Patch
 
+from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned
 from attnscope.plots.style import INK, PALETTE, legend_columns, panels
 from attnscope.studies.attention_likelihood.figures.declared import (
@@ -14,7 +15,6 @@ from attnscope.studies.attention_likelihood.figures.declared import (
     by_model,
     exact,
     figure,
-    layers_below,
     legend_of,
     models_of,
     width_of,

@@ -12,14 +12,14 @@ from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, compared_with, stored
 from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import estimate, in_series, last_step
-from attnscope.plots.style import PALETTE, axes_or_new, legend_row, panels, styled
+from attnscope.plots.style import PALETTE, axes_or_new, legend_row, panels, style
 from attnscope.studies.attention_sinks.figures.declared import figure
 
 GROUPS = ("attention", "mlp", "norm", "embedding")
 GROUP_NAMES = {"mlp": "MLP"}
 
 
-@styled
+@style()
 def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | None = None) -> Axes:
     """The trace of the Fisher information over depth: a line per group of blocks, a level outside."""
     ax = axes_or_new(ax)

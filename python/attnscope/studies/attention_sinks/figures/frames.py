@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import last_step
-from attnscope.plots.style import DASHES, MUTED, PALETTE, axes_or_new, grid, legend_row, styled
+from attnscope.plots.style import DASHES, MUTED, PALETTE, axes_or_new, grid, legend_row, style
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 
 
-@styled
+@style()
 def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """The share of the most frequent sink in each third of the layers, by position and by token."""
     ax = axes_or_new(ax)
@@ -58,12 +58,10 @@ def frames(results: Tables, options: Options) -> Drawn:
     evidence = stored(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
     verdicts = stored(results, "frames", "group", "protocol", "frame", "token_frame")
     evidence, verdicts = last_step(evidence), last_step(verdicts)
-    evidence = evidence[evidence["top_1"].notna()]
-    whole = [
-        frame[frame["group"] == "all"] if (frame["group"] == "all").any() else frame
-        for frame in (evidence, verdicts)
-    ]
-    evidence, verdicts = whole
+    evidence, verdicts = (
+        rows[rows["group"] == "all"] if (rows["group"] == "all").any() else rows
+        for rows in (evidence[evidence["top_1"].notna()], verdicts)
+    )
     cases = [
         (model, protocol)
         for model in list(dict.fromkeys(verdicts["model"]))[:3]

@@ -13,7 +13,7 @@ from attnscope.plots.axes import depth_axis, drawn_range
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, compared_with, stored
 from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import defined, estimate, in_series, last_step
-from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
+from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, style
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_COLORS, PROTOCOL_NAMES, figure
 
 #: Quantities whose published computation differs from what its name promises, by the title of their panel.
@@ -29,7 +29,7 @@ PAIRS = {
 }
 
 
-@styled
+@style()
 def protocol_profile(
     table: pd.DataFrame, column: str, *, ax: Axes | None = None, series: str | None = None
 ) -> Axes:

@@ -22,7 +22,7 @@ from attnscope.plots.figure import (
 )
 from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import estimate, in_series, last_step
-from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
+from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, style
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
 
@@ -36,7 +36,7 @@ ABLATED = {
 }
 
 
-@styled
+@style()
 def kl_by_threshold(
     layers: pd.DataFrame,
     *,
@@ -54,9 +54,7 @@ def kl_by_threshold(
         raise NotDrawable(f"the layers table has no {', '.join(named.values())}")
     for name in dict.fromkeys(own["series"]):
         rows = own[own["series"] == name]
-        means = pd.concat(
-            [estimate(rows, named[at], ["series"]).assign(at=at) for at in there], ignore_index=True
-        )
+        means = pd.concat([estimate(rows, named[at], ["series"]).assign(at=at) for at in there])
         if means["mean"].notna().any():
             draw_curve(ax, means["at"], means, str(name), colors[name], marker=True)
         random = [RANDOM.get(at, "") for at in there]
@@ -134,21 +132,18 @@ NAMED = 0.85
 def ablation(results: Tables, options: Options) -> Drawn:
     """Sink keys masked inside the model: divergence of its output and change of its loss."""
     table = last_step(in_series(stored(results, "ablation", "keys"), results))
-    shown = [
-        (column, label)
-        for column, label in (
-            ("output_kl", "KL of the output (nats)"),
-            ("loss_change", "change of loss (nats)"),
-        )
-        if column in table and table[column].notna().any()
-    ]
+    words = {
+        "output_kl": ("KL of the output (nats)", "divergence of the next-token distributions"),
+        "loss_change": ("change of loss (nats)", "change of the loss"),
+    }
+    shown = [column for column in words if column in table and table[column].notna().any()]
     if not shown:
         raise NotDrawable("the ablation table has no value")
     names = list(dict.fromkeys(table["series"]))
     colors = series_colors(names)
     figure_, axes = panels(1, len(shown), height=2.3, width=min(options.width, 2.9 * len(shown) + 0.4))
     kinds = [kind for kind in ABLATED if (table["keys"] == kind).any()]
-    for ax, (column, label) in zip(axes[0], shown, strict=True):
+    for ax, column in zip(axes[0], shown, strict=True):
         for place, series in enumerate(names):
             means = (
                 estimate(table[table["series"] == series], column, ["keys"]).set_index("keys").reindex(kinds)
@@ -167,10 +162,9 @@ def ablation(results: Tables, options: Options) -> Drawn:
                 name.set(rotation=30, ha="right", rotation_mode="anchor")
         ax.set_xlim(-0.5, len(kinds) - 0.5)
         ax.set_xlabel("keys masked")
-        ax.set_title(label)
+        ax.set_title(words[column][0])
     legend_row(figure_, colors)
-    what = " and ".join({"output_kl": "divergence of the next-token distributions",
-                         "loss_change": "change of the loss"}[column] for column, _ in shown)  # fmt: skip
+    what = " and ".join(words[column][1] for column in shown)
     return captioned(
         figure_,
         f"Keys masked before the softmax in every layer and head of the model: {what}, mean over texts "

@@ -37,27 +37,22 @@ def published_means(results: Tables) -> pd.DataFrame:
 def alignment(results: Tables, options: Options) -> Drawn:
     """Alignment over depth: value vectors, hidden states, without sinks, and as published."""
     heads = measured_heads(results)
-    wanted = (
-        "alignment_value",
-        "alignment_value_without_sinks",
-        "alignment_hidden",
-        "alignment_hidden_without_sinks",
-    )
-    there = with_values(last_step(heads), "heads", wanted)
+    titles = {
+        "alignment_value": "values",
+        "alignment_value_without_sinks": "values, no sinks",
+        "alignment_hidden": "states",
+        "alignment_hidden_without_sinks": "states, no sinks",
+    }
+    there = with_values(last_step(heads), "heads", list(titles))
     over_layers(heads)
     colors = series_colors(list(heads["series"]))
-    drawn: list[tuple[str, str, pd.DataFrame]] = []
-    for space, title in (("value", "values"), ("hidden", "states")):
-        for ending, words in (("", ""), ("_without_sinks", ", no sinks")):
-            if f"alignment_{space}{ending}" in there:
-                drawn.append((f"alignment_{space}{ending}", title + words, heads))
+    drawn = [(column, titles[column], heads) for column in there]
     published = published_means(results)
     if "alignment_hidden" in published and last_step(published)["alignment_hidden"].notna().any():
         drawn.append(("alignment_hidden", "as published", published))
-    columns = min(len(drawn), 5)
-    figure_, axes = panels(1, columns, height=2.1, width=options.width, sharey=True)
+    figure_, axes = panels(1, len(drawn), height=2.1, width=options.width, sharey=True)
     baselines = optional(results, "baselines")
-    for ax, (column, title, rows) in zip(axes[0], drawn, strict=False):
+    for ax, (column, title, rows) in zip(axes[0], drawn, strict=True):
         depth_profile(
             rows, column, ax=ax, colors=colors, baselines=None if title == "as published" else baselines
         )
@@ -99,14 +94,14 @@ def spectra(results: Tables, options: Options) -> Drawn:
     there = with_values(last_step(heads), "heads", wanted)
     if len(there) < 2:
         raise NotDrawable(f"the heads table has fewer than two of {', '.join(wanted)}")
-    there = there[:4] if len(there) > 4 else there
-    labels = {column: quantity(column).label for column in there}
-    labels |= {"mp_over_edge": "largest / edge"} if "mp_over_edge" in there else {}
+    labels = {column: quantity(column).label for column in there[:4]}
+    if "mp_over_edge" in labels:
+        labels["mp_over_edge"] = "largest / edge"
     colors = series_colors(list(heads["series"]))
-    figure_, axes = panels(1, len(there), height=2.1, width=options.width)
-    for ax, column in zip(axes[0], there, strict=True):
+    figure_, axes = panels(1, len(labels), height=2.1, width=options.width)
+    for ax, (column, label) in zip(axes[0], labels.items(), strict=True):
         depth_profile(heads, column, ax=ax, colors=colors, baselines=optional(results, "baselines"))
-        ax.set_title(labels[column])
+        ax.set_title(label)
         ax.set_ylabel("")
         if column == "mp_over_edge":
             ax.axhline(1, color=MUTED, linewidth=0.6, zorder=1)
@@ -119,9 +114,6 @@ def spectra(results: Tables, options: Options) -> Drawn:
         beside,
         "Shuffled rows keep each row's values and break their columns." if "shuffled" in beside else "",
     )
-
-
-_PARTS = "c is what a head writes, c_R the part that comes from reference points, c_N the rest."
 
 
 @figure("heads")
@@ -151,11 +143,12 @@ def reference(results: Tables, options: Options) -> Drawn:
         if len(rows) > 1:
             axes_row[0].set_ylabel("as published" if number else "exact, single heads")
     legend_row(figure_, colors)
-    if len(rows) > 1:
-        words = (
-            f"{_PARTS} By layer: single heads with their value vectors (top), and the published computation "
-            "on the head mean and hidden states (bottom); its scales differ."
-        )
-    else:
-        words = f"{_PARTS} By layer: single heads with their value vectors."
-    return captioned(figure_, words, compared_with(figure_))
+    published_below = (
+        " (top), and the published computation on the head mean and hidden states (bottom); its scales differ"
+    )
+    return captioned(
+        figure_,
+        "c is what a head writes, c_R the part that comes from reference points, c_N the rest.",
+        f"By layer: single heads with their value vectors{published_below if len(rows) > 1 else ''}.",
+        compared_with(figure_),
+    )

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 
 from attnscope.plots.axes import logarithmic, step_axis
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
-from attnscope.plots.style import INK, MUTED, PALETTE, legend_columns, panels
+from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
     figure,
@@ -64,8 +64,7 @@ def trajectory(results: Tables, options: Options) -> Drawn:
             ax.set_title(f"{words}: {_REFERENCES[reference]}")
             ax.set_xlabel("training step" if reference == shown[-1] else "")
         row[0].set_ylabel("fraction / isotropic")
-    handles, labels = rows_of_axes[0][0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=legend_columns(drawn, labels, 7))
+    legend_over(drawn, named_artists(rows_of_axes[0][:1]), 7, loc="outside lower center")
     whose = ", of each step and of the last one" if len(shown) > 1 else ""
     missing = "" if len(shown) > 1 else " options.moments_of=both adds the current and the last checkpoint's."
     return captioned(

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, over_layers, stored
-from attnscope.plots.style import INK, MUTED, legend_columns, legend_row
+from attnscope.plots.style import INK, MUTED, legend_over, legend_row, named_artists
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
     NULL_WORDS,
@@ -116,8 +116,7 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
             ax.set_title(f"{name}\n{label}" if len(names) > 1 else label)
             ax.set_xlabel("k / d")
             ax.set_ylabel("fraction" if not column else "")
-    handles, labels = axes[0].get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=legend_columns(drawn, labels, 9))
+    legend_over(drawn, named_artists(axes[:1]), 9, loc="outside lower center")
     return captioned(
         drawn,
         "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the "
@@ -221,8 +220,7 @@ def rounding(results: Tables, options: Options) -> Drawn:
     octaves(ax)
     ax.set_xlabel("change / rounding step")
     ax.set_ylabel("fraction / isotropic")
-    handles = [Line2D([], [], marker="o", linestyle="", color=COLORS[role], label=role) for role in ROLES]
-    drawn.legend(handles=handles, loc="outside upper center", ncols=legend_columns(drawn, ROLES))
+    legend_over(drawn, {role: Line2D([], [], marker="o", linestyle="", color=COLORS[role]) for role in ROLES})
     return captioned(
         drawn,
         "Fractions on own inputs against the size of changes in rounding steps; left of the dotted line most "

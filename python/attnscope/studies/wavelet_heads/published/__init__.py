@@ -75,13 +75,12 @@ def _row(model: str, phases: pd.DataFrame, number: dict[Any, Any]) -> dict[str, 
     if training or same_model(str(number["model"]), model):
         own = own[[step_belongs(place, int(step)) for step in own["step"]]]
     last = own.sort_values("step").iloc[-1].to_dict() if len(own) else {}
-    mean = float(last.get("mean", math.nan))
     about = _ABOUT.get(metric, "1 − cosine of the energies of the common scales")
     step = int(last.get("step", -1))
     return beside(
         model,
         number,
-        measured=(mean, float(last.get("low", math.nan)), float(last.get("high", math.nan))),
+        measured=[float(last.get(name, math.nan)) for name in ("mean", "low", "high")],
         sentences=int(last.get("samples", 0)),
         about=about + (f"; here at step {step}" if step >= 0 else ""),
         layer=-1,
