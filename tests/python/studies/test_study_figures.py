@@ -29,10 +29,9 @@ from attnscope.plots.axes import depth_axis
 from attnscope.plots.selection import measured_heads, null_value, uniform_value, with_groups
 from attnscope.plots.style import settled
 from attnscope.studies.attention_sinks.figures import FIGURES
-from attnscope.studies.attention_sinks.figures.fisher import fisher_profile
-from attnscope.studies.attention_sinks.figures.frames import frame_shares
-from attnscope.studies.attention_sinks.figures.protocols import protocol_profile
-from attnscope.studies.attention_sinks.figures.removal import kl_by_threshold
+from attnscope.studies.attention_sinks.figures.layers import protocol_profile
+from attnscope.studies.attention_sinks.figures.runs import fisher_profile, kl_by_threshold
+from attnscope.studies.attention_sinks.figures.sinks import frame_shares
 
 # arranged panels are tried in drawing/test_figures.py, and where titles stand below
 pytestmark = pytest.mark.usefixtures("unarranged")

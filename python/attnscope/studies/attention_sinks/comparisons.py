@@ -77,13 +77,12 @@ def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compared_layers(count: int) -> list[int]:
-    """The layers that the topology notebook looks at: 0, the quarters, and the last.
+    """The layers that the paper reports: first, quarters, last.
 
     >>> compared_layers(28), compared_layers(2)
-    ([0, 7, 14, 21, 27], [0, 1])
+    ([0, 7, 14, 21, 27], [0, 0, 0, 0, 1])
     """
-    quarter = count // 4
-    return sorted({0, quarter, 2 * quarter, 3 * quarter, count - 1})
+    return [0, count // 4, 2 * (count // 4), 3 * (count // 4), count - 1]
 
 
 def layer_tests(results: Results) -> list[dict[str, Any]]:
@@ -109,7 +108,7 @@ def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> It
     for metric in metrics:
         values = wide[metric]
         columns = dict(zip(values.columns, values.to_numpy(float).T, strict=True))
-        layers = [one for one in compared_layers(max(columns) + 1) if one in columns]
+        layers = sorted(set(compared_layers(max(columns) + 1)) & set(columns))
         for one, other in combinations(layers, 2):
             test = test_of(columns[other], columns[one])
             if not math.isnan(test.p_value):
