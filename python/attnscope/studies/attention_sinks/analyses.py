@@ -6,7 +6,7 @@ The texts are our own HTML; nothing that comes from a run is put into them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pandas as pd
 
@@ -22,9 +22,7 @@ def _head_means(**labels: str) -> tuple[Wanted, ...]:
     return tuple(Wanted("head_means", column, label) for column, label in labels.items())
 
 
-def _table(
-    make: Callable[[Mapping[str, pd.DataFrame]], pd.DataFrame | None], caption: str, names: int
-) -> Callable[[Page], None]:
+def _table(make: Callable[..., pd.DataFrame | None], caption: str, names: int) -> Callable[[Page], None]:
     """Writes a table that is made of the stored ones."""
     return lambda page: page.frame(make.__name__, caption, make(page.tables), names=names)
 

@@ -19,6 +19,7 @@ from attnscope.plots.maps import printable
 from attnscope.plots.selection import NULLS, last_step
 from attnscope.report.numbers import interval_text, mean_text, number
 from attnscope.studies.attention_sinks.comparisons import against_control, difference_of
+from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
 EMERGING = (
@@ -33,16 +34,13 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     needed = {"model", "step", "group", "protocol", "frame", "token_frame", "probability", "modal_position"}
     if "frames" not in tables or tables["frames"].empty or not needed <= set(tables["frames"]):
         return None
-    special = tables.get("specialization")
+    special = last_step(tables["specialization"]) if "specialization" in tables else None
     rows = []
     for row in last_step(tables["frames"]).to_dict("records"):
         consistent, place, token = "", "", ""
         if special is not None and row["group"] == "all":
-            own = last_step(special)
-            own = own[
-                (own["model"] == row["model"]) & (own["protocol"] == row["protocol"]) & (own["head"] >= 0)
-            ]
-            flags = own["specialised"].astype(float)
+            own = special[(special["model"] == row["model"]) & (special["protocol"] == row["protocol"])]
+            flags = own[own["head"] >= 0]["specialised"].astype(float)
             consistent = f"{int(flags.sum())} of {len(flags)}" if len(flags) else ""
         if not pd.isna(row["modal_position"]):
             place = f"{row['modal_position']:.0f} ({_percent(row['modal_position_share'])})"
@@ -74,13 +72,6 @@ def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
     return f"{int(row['heads_with_sink'])} of {int(tested)} ({_percent(row['share_with_sink'])})"
 
 
-#: What is said of the table in its first version, whose step is not the one of the second.
-UNTESTED = (
-    "The steps that this run stored are half-way points of each course, which noise has too, and were not "
-    "tested. Run the study again to have them tested."
-)
-
-
 def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """Whether and when each quantity changes from one level to another, and the head that changes most.
 
@@ -88,33 +79,34 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """
     if "emergence" not in tables or tables["emergence"].empty:
         return None
-    if "verdict" not in tables["emergence"]:
-        return pd.DataFrame({"steps of this run": [UNTESTED]})
     table = tables["emergence"]
-    rows = []
+    if "verdict" not in table:
+        # the table in its first version, whose step is not the one of the second
+        untested = (
+            "The steps that this run stored are half-way points of each course, which noise has too, and "
+            "were not tested. Run the study again to have them tested."
+        )
+        return pd.DataFrame({"steps of this run": [untested]})
     table = table.assign(group="") if "group" not in table else table
     # the curves of input sets may differ: the pooled step stands for neither
     apart = table[table["group"] != "all"] if table["group"].nunique() > 2 else table
+    rows = []
     for model, group in apart[["model", "group"]].drop_duplicates().itertuples(index=False):
         for metric in EMERGING:
-            own = apart[(apart["model"] == model) & (apart["metric"] == metric) & (apart["group"] == group)]
-            whole = own[own["scope"].isin(["heads", "layers"])]
-            exact = whole[whole["protocol"] == "exact"]
+            every = table[(table["model"] == model) & (table["metric"] == metric)]
+            own = every[(every["group"] == group) & every["scope"].isin(["heads", "layers"])]
+            exact, published = (own[own["protocol"] == name] for name in ("exact", "ruscio2025"))
             if exact.empty:
                 continue
             row = exact.iloc[0]
-            of_heads = table[(table["model"] == model) & (table["metric"] == metric)]
-            single = of_heads[(of_heads["scope"] == "head") & (of_heads["protocol"] == "exact")]
+            single = every[(every["scope"] == "head") & (every["protocol"] == "exact")]
             change = (single["end"] - single["start"]).abs().to_numpy(float)
             most = "" if np.isnan(change).all() else _head(single.iloc[int(np.nanargmax(change))])
-            published = whole[whole["protocol"] == "ruscio2025"]
-            change_printed = ""
+            printed = ""
             if len(published) and np.isfinite(published["change"].iloc[0]):
                 last = published.iloc[0]
-                change_printed = (
-                    f"{number(last['change'])} (step {int(last['change_last_step'])} − "
-                    f"{int(last['change_first_step'])})"
-                )
+                steps = f"step {int(last['change_last_step'])} − {int(last['change_first_step'])}"
+                printed = f"{number(last['change'])} ({steps})"
             rows.append(
                 {
                     "model": str(model),
@@ -130,7 +122,7 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                     "95 % interval": interval_text(row["low"], row["high"]),
                     "half-way": "–" if pd.isna(row["half_way"]) else f"{int(row['half_way']):,}",
                     "head that changes most, of all": most,
-                    "published change": change_printed,
+                    "published change": printed,
                 }
             )
     if not rows:
@@ -182,12 +174,7 @@ METRICS = (
     "sink_share", "entropy_normalized", "fiedler_value", "participation_ratio", "mp_ks", "alignment_value",
     "alignment_hidden",
 )  # fmt: skip
-ABLATED = {"sinks": "sinks", "first": "first key"}
-LABELS = {
-    "kl_reduction": "KL reduction (nats)",
-    "output_kl": "KL of the output (nats)",
-    "loss_change": "change of loss (nats)",
-}
+LABELS = {"kl_reduction": "KL reduction (nats)"} | {name: label for name, (label, _) in CHANGES.items()}
 
 
 class Question(NamedTuple):
@@ -228,10 +215,10 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
         if kind != "random_weights":
             whose &= nulls["revision"].isin(own["revision"])
         theirs = nulls[whose & (nulls["metric"] == metric) & nulls["sample"].isin(mine.index)]
-        both = mine.rename("here").to_frame().join(theirs.set_index("sample")["value"], how="inner")
-        a, b = both["here"].to_numpy(float), both["value"].to_numpy(float)
+        here = theirs["sample"].map(mine).to_numpy(float)
+        there = theirs["value"].to_numpy(float)
         # what a null leaves as it is (shuffling a row, its entropy) is no test of anything
-        if len(both) > 1 and not np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True):
+        if len(theirs) > 1 and not np.allclose(here, there, rtol=1e-9, atol=1e-12, equal_nan=True):
             found = against_control(kind, mine, theirs)
             count = found["controls"] if kind == "random_weights" else found["samples"]
             tests.append({**found, "compared": f"{series} − {name}", "metric": metric, "n": count})
@@ -267,8 +254,8 @@ def _between_series(heads: pd.DataFrame) -> Question:
 def _ablation(table: pd.DataFrame) -> Question:
     """Paired over the sentences that have such keys: masking them against masking as many others nearby."""
     tests = []
-    columns = [one for one in ("output_kl", "loss_change") if one in table]
-    for (model, own), kind, column in product(table.groupby("model", sort=False), ABLATED, columns):
+    columns, kinds = [one for one in CHANGES if one in table], ("sinks", "first")
+    for (model, own), kind, column in product(table.groupby("model", sort=False), kinds, columns):
         # a sentence in which nothing is masked says nothing of masking
         masked = own[own["key_count"] > 0]
         wide = masked.pivot_table(index="sample", columns="keys", values=column)

@@ -27,7 +27,7 @@ from attnscope.plots.figure import (
 )
 from attnscope.plots.lines import depth_profile, draw_curve
 from attnscope.plots.selection import defined, estimate, in_series, is_series, last_step, measured_heads
-from attnscope.plots.style import MUTED, PALETTE, axes_or_new, legend_row, panels, styled
+from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 
 #: Under which colour and name a protocol is drawn wherever the two stand side by side.
 PROTOCOL_COLORS = {"exact": PALETTE[0], "ruscio2025": PALETTE[1]}
@@ -175,23 +175,15 @@ PAIRS = {
 }
 
 
-@styled
-def protocol_profile(
-    table: pd.DataFrame, column: str, *, ax: Axes | None = None, series: str | None = None
-) -> Axes:
-    """A column of the head mean over depth, a line per protocol with 95 % intervals over samples."""
-    ax = axes_or_new(ax)
-    series = series if series is not None else str(table["series"].iloc[0])
-    own = table[table["series"] == series]
-    place = depth_axis(ax, own)
+def protocol_profile(own: pd.DataFrame, column: str, ax: Axes) -> None:
+    """A column of one series' head means over depth, a line per protocol with 95 % intervals over samples."""
+    series, place = str(own["series"].iloc[0]), depth_axis(ax, own)
     for protocol, color in PROTOCOL_COLORS.items():
         rows = own[own["protocol"] == protocol]
         rows = rows.assign(value=np.where(np.isfinite(rows[column].astype(float)), rows[column], np.nan))
         if rows["value"].notna().any():
             means = estimate(rows, "value", ["layer"]).sort_values("layer")
             draw_curve(ax, place(series, means["layer"]), means, PROTOCOL_NAMES[protocol], color, marker=True)
-    ax.set_ylabel(quantity(column).axis)
-    return ax
 
 
 def protocols(results: Tables, options: Options) -> Drawn:
@@ -218,9 +210,8 @@ def protocols(results: Tables, options: Options) -> Drawn:
         flat = [ax for row in axes[number * each : (number + 1) * each] for ax in row]
         own = heads[heads["series"] == series]
         for ax, (title, column) in zip(flat, there, strict=False):
-            protocol_profile(own, column, ax=ax, series=series)
+            protocol_profile(own, column, ax)
             ax.set_title(title)
-            ax.set_ylabel("")
             _readable(ax, column, own)
         for ax in flat[len(there) :]:
             ax.set_axis_off()

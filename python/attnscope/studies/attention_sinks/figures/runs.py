@@ -23,7 +23,7 @@ from attnscope.plots.figure import (
 )
 from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import estimate, in_series, last_step
-from attnscope.plots.style import MUTED, PALETTE, axes_or_new, legend_row, panels, styled
+from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
 
@@ -31,18 +31,8 @@ from attnscope.studies.attention_sinks.matched_keys import RANDOM
 REDUCTIONS = {at: f"kl_reduction_{at}" for at in RANDOM}
 
 
-@styled
-def kl_by_threshold(
-    layers: pd.DataFrame,
-    *,
-    ax: Axes | None = None,
-    protocol: str = "exact",
-    colors: Mapping[str, str] | None = None,
-) -> Axes:
-    """How much less heads differ once sinks are removed, over the percentile that makes a key a sink."""
-    ax = axes_or_new(ax)
-    own = layers[layers["protocol"] == protocol]
-    colors = colors or series_colors(list(layers["series"]))
+def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> None:
+    """How much less heads differ without sinks, in one protocol, over the percentile that makes a key one."""
     measured = with_values(own, "layers", list(REDUCTIONS.values()))
     there = [at for at, column in REDUCTIONS.items() if column in measured]
     for name in dict.fromkeys(own["series"]):
@@ -51,7 +41,7 @@ def kl_by_threshold(
         if means["mean"].notna().any():
             draw_curve(ax, there, means, str(name), colors[name], marker=True)
         random = [RANDOM[at] for at in there]
-        if protocol == "exact" and set(random) <= set(rows) and rows[random].notna().any(axis=None):
+        if set(random) <= set(rows) and rows[random].notna().any(axis=None):
             level = [rows[one].mean() for one in random]
             ax.plot(there, level, color=colors[name], linestyle=":", gid="random")
     ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
@@ -59,7 +49,6 @@ def kl_by_threshold(
     ax.set_xlim(min(there) - 2, max(there) + 2)
     ax.set_xlabel("percentile of a sink")
     ax.set_ylabel("reduction of KL (nats)")
-    return ax
 
 
 def sink_removal(results: Tables, options: Options) -> Drawn:
@@ -75,7 +64,7 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
     free = iter(axes)
     for protocol in kinds:
         over = next(free)
-        kl_by_threshold(layers, ax=over, protocol=protocol, colors=colors)
+        kl_by_threshold(of_kinds[protocol], colors, over)
         # two protocols leave room for no more than their names
         title = PROTOCOL_NAMES[protocol] if len(kinds) > 1 else ""
         over.set_title(title or "ΔKL by percentile")
@@ -164,10 +153,8 @@ def ablation(results: Tables, options: Options) -> Drawn:
 GROUPS = {"attention": "attention", "mlp": "MLP", "norm": "norm", "embedding": "embedding"}
 
 
-@styled
-def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | None = None) -> Axes:
+def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
     """The trace of the Fisher information over depth: a line per group of blocks, a level outside."""
-    ax = axes_or_new(ax)
     there = [name for name in GROUPS if (fisher["group"] == name).any()]
     for name, color in zip(there, PALETTE, strict=False):
         rows = fisher[fisher["group"] == name]
@@ -191,8 +178,6 @@ def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | No
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.set_xlabel("layer")
-    ax.set_ylabel("trace")
-    return ax
 
 
 def power(value: float) -> str:
@@ -228,9 +213,8 @@ def fisher(results: Tables, options: Options) -> Drawn:
     for axes_row, name in zip(axes, names, strict=True):
         own = table[table["series"] == name]
         for ax, (protocol, column, title) in zip(axes_row, shown, strict=True):
-            fisher_profile(own[own["protocol"] == protocol], column=column, ax=ax)
+            fisher_profile(own[own["protocol"] == protocol], column, ax)
             ax.set_title(title if name == names[0] else "")
-            ax.set_ylabel("")
             if name != names[-1]:
                 ax.set_xlabel("")
             if not ax.get_lines():

@@ -33,16 +33,7 @@ from attnscope.plots.selection import (
     uniform_value,
 )
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
-from attnscope.plots.style import (
-    DASHES,
-    MUTED,
-    PALETTE,
-    axes_or_new,
-    legend_columns,
-    legend_row,
-    panels,
-    styled,
-)
+from attnscope.plots.style import DASHES, MUTED, PALETTE, legend_columns, legend_row, panels
 from attnscope.plots.topology import betti_curve, persistence_diagram
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 
@@ -105,8 +96,9 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
     tables = [
         [heads[(heads["series"] == name) & (heads["step"] == step)] for step in steps] for name in names
     ]
-    means = [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
-    top = highest(means)
+    top = highest(
+        [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
+    )
     layers, width = heads["layer"].nunique(), heads["head"].nunique()
     cell = min(0.82 * options.width / len(steps) / width, 0.35)
     figure, axes = panels(
@@ -114,13 +106,12 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
         width=float(np.clip(len(steps) * width * cell / 0.82 + 0.5, min(2.6, options.width), options.width)),
         narrowest=0.6,
     )  # fmt: skip
-    norm = Normalize(0, max(top, 1e-6))
+    norm, legible = Normalize(0, max(top, 1e-6)), cell >= LEGIBLE and layers * width <= 48
     for axes_row, row, name in zip(axes, tables, names, strict=True):
         for ax, rows, step in zip(axes_row, row, steps, strict=True):
             if rows.empty:
                 ax.set_axis_off()
                 continue
-            legible = cell >= LEGIBLE and layers * width <= 48
             layer_head_map(rows, "sink_share", ax=ax, norm=norm, colorbar=False, numbers=legible)
             when = f"step {step}" if step >= 0 else ""
             whose = name if len(names) > 1 and ax is axes_row[0] else ""
@@ -140,8 +131,7 @@ def persistence(results: Tables, options: Options) -> Drawn:
 
     Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
     """
-    bars, heads = stored(results, "bars", *BARS), last_step(sinks(results))
-    keys = MAP_KEYS
+    bars, heads, keys = stored(results, "bars", *BARS), last_step(sinks(results)), MAP_KEYS
     bars = bars[bars["protocol"] == "exact"] if "protocol" in bars else bars
     bars = bars[bars[["birth", "death"]].notna().all(axis=1)]
     there = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
@@ -154,7 +144,6 @@ def persistence(results: Tables, options: Options) -> Drawn:
     strongest = there.loc[there["sink_share"].idxmax()]
     there = there[(there[one] == strongest[one]).all(axis=1)]
     chosen = [strongest, there.loc[there.drop(index=strongest.name)["sink_share"].idxmin()]]
-    several = heads["model"].nunique() > 1
     figure, axes = panels(2, 2, height=4.3, width=min(5.4, options.width))
     for axes_row, row in zip(axes, chosen, strict=True):
         own = bars[(bars[keys] == row[keys]).all(axis=1)]
@@ -162,18 +151,17 @@ def persistence(results: Tables, options: Options) -> Drawn:
         betti_curve(own, ax=axes_row[1])
         name = f"L{row['layer']}H{row['head']}, first key {row['sink_share']:.2f}"
         axes_row[0].set_ylabel(f"{name}\ndeath", linespacing=1.5)
-    where = f"sample {strongest['sample']}" + (f" of {strongest['model']}" if several else "")
+    of_model = f" of {strongest['model']}" if heads["model"].nunique() > 1 else ""
     return captioned(
         figure,
-        f"Among the heads whose bars are stored, those of {where} that attend most and least to the first "
-        "key: births and deaths of components and loops, and Betti numbers while the threshold falls.",
+        f"Among the heads whose bars are stored, those of sample {strongest['sample']}{of_model} that attend "
+        "most and least to the first key: births and deaths of components and loops, and Betti numbers while "
+        "the threshold falls.",
     )
 
 
-@styled
-def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
     """The share of the most frequent sink in each third of the layers, by position and by token."""
-    ax = axes_or_new(ax)
     thirds = [third for third in ("early", "middle", "late") if (evidence["third"] == third).any()] or ["all"]
     shares = evidence.pivot_table(index="third", columns="kind", values="top_1", dropna=False).reindex(thirds)
     # of two names at one place the higher share's stands above
@@ -205,7 +193,6 @@ def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(-0.09, 1.16)
     ax.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     ax.set_ylabel("share of the most frequent sink")
-    return ax
 
 
 def frames(results: Tables, options: Options) -> Drawn:
@@ -234,7 +221,7 @@ def frames(results: Tables, options: Options) -> Drawn:
     figure, axes = panels(down, columns, height=2.45 * down + 0.3, width=width)
     flat = [ax for row in axes for ax in row]
     for place, (ax, (model, protocol)) in enumerate(zip(flat, cases, strict=False)):
-        frame_shares(shares[model, protocol], ax=ax)
+        frame_shares(shares[model, protocol], ax)
         row = rows.loc[(model, protocol)]
         named = [str(model)] if verdicts["model"].nunique() > 1 or not both else []
         named += [PROTOCOL_NAMES[protocol]] if both else []

@@ -13,11 +13,9 @@ import pandas as pd
 
 from attnscope.engine.schema import MissingError
 from attnscope.inference import bootstrap
-from attnscope.plots.selection import last_step
 from attnscope.published import Compared, same_model
 from attnscope.published.comparison import Tables
 from attnscope.published.rows import Measured, another_model, beside
-from attnscope.studies.attention_sinks.comparisons import compared_layers
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -110,11 +108,11 @@ class _Run:
     def __init__(self, results: Tables, draws: int, seed: int) -> None:
         self.draws, self.seed = draws, seed
         self.sources = dict(getattr(results, "study", None) or {}).get("models") or []
-        self.tables: dict[str, pd.DataFrame] = {
-            name: last_step(results.table(name))
-            for name in ("heads", "head_means", "layers", "samples", "specialization", "layer_tests")
-            if name in results.tables()
-        }
+        self.tables: dict[str, pd.DataFrame] = {}
+        for name in dict.fromkeys(table for table, _ in SOURCES.values()):
+            if name in results.tables():
+                table = results.table(name)
+                self.tables[name] = table[table["step"] == table.groupby("model")["step"].transform("max")]
         last = self.tables["heads"].groupby("model", sort=False)["layer"].max()
         self.depths = {str(model): int(layer) + 1 for model, layer in last.items()}
         # several published models ask for the same numbers, and several statistics for the same rows
@@ -180,16 +178,14 @@ class _Run:
         if table == "layer_tests" and len(rows):
             own = rows[rows["metric"] == column]["p_value" if protocol == "ruscio2025" else "p_holm"].dropna()
             return Measured(float((own < 0.05).sum()) if len(own) else math.nan), 0
-        if column not in rows or rows.empty:
+        if column not in rows or rows.empty or (table == "samples" and protocol == "exact"):
             return Measured(), 0
-        if table == "samples":
-            if protocol == "exact":
-                return Measured(), 0
-            return _summary(rows[[column]].to_numpy(float), statistic, self.draws, self.seed)
         if table == "specialization":
             chosen = [layer] if layer >= 0 else compared_layers(int(rows["layer"].max()) + 1)
             return Measured(float(rows[rows["layer"].isin(chosen)][column].astype(float).mean())), 0
-        wide = self._every_layer(protocol, model, quantity, token)
+        wide = rows[[column]]
+        if table != "samples":
+            wide = self._every_layer(protocol, model, quantity, token)
         wide = wide if layer < 0 else wide.reindex(columns=[layer])
         return _summary(wide.to_numpy(float), statistic, self.draws, self.seed)
 
@@ -260,6 +256,15 @@ def _trend(values: Matrix) -> Any:
 #: From [draws, sentences, layers] to one number a draw.
 _STATISTICS = {name: _over_all(name) for name in ("mean", "median", "std", "min", "max")}
 _STATISTICS |= {"share": _STATISTICS["mean"], "trend": _trend}
+
+
+def compared_layers(count: int) -> list[int]:
+    """The layers that the paper reports: first, quarters, last.
+
+    >>> compared_layers(28), compared_layers(2)
+    ([0, 7, 14, 21, 27], [0, 0, 0, 0, 1])
+    """
+    return [0, count // 4, 2 * (count // 4), 3 * (count // 4), count - 1]
 
 
 def _is_token(found: str, name: str) -> bool:
