@@ -18,7 +18,7 @@
 #include <random>
 #include <vector>
 
-#include "linalg/sturm_bisection.h"
+#include "linalg/packed_tridiagonal.h"
 #include "simd/logarithm.h"
 
 namespace hn = hwy::HWY_NAMESPACE;

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+
+from harness import Benchmark, sizes
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -64,6 +67,16 @@ def all_maps(
     for regime in regimes:
         inputs[f"{regime} n={n}"] = synthetic_maps(regime, n, count)
     return inputs
+
+
+def wanted_maps(
+    benchmark: Benchmark, full: Sequence[int], quick: Sequence[int], **options: Any
+) -> Iterator[tuple[int, str, torch.Tensor]]:
+    """Size, name and maps of every input of these sizes that `--only` and `--quick` leave in."""
+    for n in sizes(benchmark, full, quick):
+        for name, attention in all_maps(n, **options).items():
+            if benchmark.wants(name):
+                yield n, name, attention
 
 
 def model_states(n: int, model: str = "stories260K") -> torch.Tensor | None:

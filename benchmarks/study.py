@@ -85,8 +85,7 @@ def quantities() -> list[Quantity]:
     everything, chosen = found(), []
     for one in everything.quantities:
         if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",)):
-            source = everything.derived.get((one.protocol, one.metric), (one.metric,))[0]
-            folder = everything.functions[one.protocol, source].__module__.split(".")[-2]
+            folder = everything.function(one.protocol, one.metric).__module__.split(".")[-2]
             chosen += [one] if folder in ("graphs", "homology", "spectra") else []
     return [one.with_options(thresholds=THRESHOLDS) if "threshold" in one.axes else one for one in chosen]
 

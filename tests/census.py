@@ -41,15 +41,14 @@ NEW = {
     " */inference/residuals.py */inference/sink_heads.py */inference/emergence.py */inference/detection.py"
     " */inference/exchange.py */inference/partial.py */inference/mean_intervals.py",
     "stages, sweeps and claims": "*/engine/executors/* */engine/claims.py */engine/discovery.py"
-    " */engine/reductions.py */engine/units.py */engine/reading/migration.py */engine/texts/windows.py"
-    " */report/claims.py",
+    " */engine/reductions.py */engine/units.py */engine/migration.py */engine/texts/windows.py",
     "trained models": "*/demo/tuning.py */demo/encoder.py */demo/encodings.py */demo/objectives.py",
     "studies": "*/studies/absolute_position/* */studies/attention_likelihood/*"
     " */studies/hallucination_geometry/* */studies/pretraining_writes/* */studies/checks.py",
     "masks and learned sinks": "*/studies/supports.py */_learned_sink.py */null_law.py",
     "any version of torch": "cpp/bindings/dlpack.h cpp/bindings/exchange.* cpp/bindings/threads.*"
     " cpp/bindings/torch_symbols.*",
-    "help": "*/commands/exits.py */models/hub.py */report/strongest.py */texts/sample.csv",
+    "help": "*/commands/exits.py */models/hub.py */texts/sample.csv",
     "pages": "*/plots/adapted.py */plots/latex.py */view/captured.py */commands/settings.py */_row_sums.py"
     " */_progress.py */_tokens.py",
 }
@@ -61,11 +60,11 @@ NEW_BESIDE = (
     "*test_ablation.py *test_first_token.py *exchange* *partial* *detection* *groups* *leakage* "
     "*mean_intervals* *sink_heads* *emergence* *controls* */clouds/* */weights/* */executors/* "
     "*sweep* */sleeping/* tests/studies/* *ruscio2023* *ruscio2026* *ruscio2025once* *demo_encoder* "
-    "*demo_tuning* *replacements* *word_spans* *readout* *row_logits* *test_head.py *moments* "
-    "*subspace* *minimal_edit* *boundary* *rope_bands* *null_clouds* *matched_keys* *sinks_of_heads* "
-    "*wordnet* *windows* *reductions* *settings* *latex* *row_sums* *test_quantity.py *test_plans.py "
-    "*test_discovery.py *test_identities.py .github/* *test_interchange.py *test_hub.py *test_supports.py "
-    "*test_no_attention.py *test_learned_sink.py *test_null_law.py *test_progress.py *test_doctor.py "
+    "*demo_tuning* *replacements* *word_spans* *row_logits* *test_head.py *moments* "
+    "*subspace* *boundary* *rope_bands* *null_clouds* *matched_keys* *sinks_of_heads* "
+    "*wordnet* *windows* *reductions* *settings* *latex* *test_quantity.py *test_plans.py "
+    "*test_discovery.py *test_identities.py .github/* *test_interchange.py *test_supports.py "
+    "*test_learned_sink.py *test_null_law.py *test_progress.py *test_doctor.py "
     "*test_view_models.py *test_degenerate* */degenerate_runs.py *capture_scores* .ci/isas .ci/beside "
     "*/docs/screenshot.py */docs/worked.py */docs/images/view.png */docs/pages/install.md "
 )

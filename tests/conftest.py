@@ -116,7 +116,7 @@ def unpictured():
 @pytest.fixture(scope="session")
 def launcher(tmp_path_factory):
     """Forks commands from a process that has imported everything."""
-    from launcher import Launcher
+    from folders import Launcher
 
     with Launcher(tmp_path_factory.mktemp("logs")) as made:
         yield made
@@ -125,7 +125,7 @@ def launcher(tmp_path_factory):
 @pytest.fixture(scope="session")
 def fresh(tmp_path_factory):
     """Runs scripts in a process that has imported torch, and nothing of attnscope."""
-    from launcher import Launcher
+    from folders import Launcher
 
     with Launcher(tmp_path_factory.mktemp("logs"), imports="") as made:
         yield made.script

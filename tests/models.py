@@ -10,10 +10,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from attnscope.capture import capture, edit
 
 VOCABULARY = 97
 SHARPEN = 6.0
@@ -206,9 +209,14 @@ CAUSAL = (
 )
 LEGACY = ("falcon", "falcon_alibi", "bloom", "gptj", "deberta_v2")
 ENCODERS = ("bert", "roberta", "albert", "distilbert")
+SEQ2SEQ = ("t5", "bart")
 #: One of each kind: plain, capped and windowed, learned positions, fused and parallel, with a learned sink,
 #: an encoder, both, a slope for each head, with state-space layers.
 QUICK = ("llama", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "bert", "t5", "bloom", "jamba")
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+INTERFACE = (*CAUSAL, *ENCODERS, *SEQ2SEQ)
+FAMILIES = (*INTERFACE, *LEGACY)
+ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi", "olmo2", "gpt_oss")
 
 
 def few(names, quick=QUICK):
@@ -233,9 +241,6 @@ def needs_attention_interface(name: str) -> None:
 
     if not has_attention_interface(name):
         pytest.skip(f"{name} has no attention interface in transformers {transformers.__version__}")
-
-
-SEQ2SEQ = ("t5", "bart")
 
 
 def tiny(
@@ -340,3 +345,42 @@ class MapCount:
     @property
     def born(self):
         return len(self.maps)
+
+
+def made(name, padding="left", **changes):
+    """The model (of an encoder-decoder the encoder), computing as edits of its softmax do, and its inputs."""
+    if name == "t5":
+        needs_attention_interface(name)
+    return with_inputs(tiny(name, implementation="eager", **changes), name, padding)
+
+
+def kept_with_inputs(name, padding="left"):
+    """The same of a model that other tests have too, and that stays as it is."""
+    if name == "t5":
+        needs_attention_interface(name)
+    return with_inputs(kept(name, "eager"), name, padding)
+
+
+def with_inputs(model, name, padding):
+    if name in SEQ2SEQ:
+        model = model.get_encoder()
+    inputs = text(model, padding=padding)
+    inputs.pop("decoder_input_ids", None)
+    return model, inputs
+
+
+def out(model, inputs):
+    with torch.no_grad():
+        return model(**inputs)[0]
+
+
+def changed(model, inputs, *edits):
+    with edit(model, *edits) as applied:
+        result = out(model, inputs)
+    assert all(one.count > 0 for one in applied)
+    return result
+
+
+def layers_of(model, inputs, sites, *edits):
+    with edit(model, *edits), capture(model, sites=sites) as recording:
+        return list(recording.run(**inputs))

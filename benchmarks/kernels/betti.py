@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from harness import Benchmark, installed, sizes
+from harness import Benchmark, installed
 from kernels.persistence import dissimilarities
-from maps import all_maps
+from maps import wanted_maps
 
 THRESHOLDS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5)
 
@@ -31,34 +31,31 @@ def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
 
 def main() -> None:
     benchmark = Benchmark("betti", __doc__ or "")
-    for n in sizes(benchmark, (32, 64, 128, 256, 512), (64,)):
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            peers: dict[str, Any] = {
-                "own persistence": lambda a=attention: asc.betti_curve(
-                    asc.persistence(a), [1.0 - t for t in THRESHOLDS]
-                )
-            }
-            if installed("gudhi"):
-                from gudhi.sklearn.rips_persistence import RipsPersistence
-
-                exact = dissimilarities(attention, np.float64)
-                rips = RipsPersistence(
-                    homology_dimensions=[0, 1],
-                    input_type="full distance matrix",
-                    threshold=1.0 - THRESHOLDS[0],
-                    n_jobs=1,
-                )
-                peers["gudhi"] = lambda rips=rips, exact=exact: [counts(d) for d in rips.fit_transform(exact)]
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda a=attention: asc.betti_numbers(a, THRESHOLDS),
-                peers,
-                agree=agree,
-                facts={"n": n},
+    for n, name, attention in wanted_maps(benchmark, (32, 64, 128, 256, 512), (64,)):
+        peers: dict[str, Any] = {
+            "own persistence": lambda a=attention: asc.betti_curve(
+                asc.persistence(a), [1.0 - t for t in THRESHOLDS]
             )
+        }
+        if installed("gudhi"):
+            from gudhi.sklearn.rips_persistence import RipsPersistence
+
+            exact = dissimilarities(attention, np.float64)
+            rips = RipsPersistence(
+                homology_dimensions=[0, 1],
+                input_type="full distance matrix",
+                threshold=1.0 - THRESHOLDS[0],
+                n_jobs=1,
+            )
+            peers["gudhi"] = lambda rips=rips, exact=exact: [counts(d) for d in rips.fit_transform(exact)]
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda a=attention: asc.betti_numbers(a, THRESHOLDS),
+            peers,
+            agree=agree,
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

@@ -10,8 +10,8 @@ import torch
 from scipy.special import entr
 
 import attnscope as asc
-from harness import Benchmark, sizes
-from maps import all_maps
+from harness import Benchmark
+from maps import wanted_maps
 
 
 def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
@@ -21,24 +21,21 @@ def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
 
 def main() -> None:
     benchmark = Benchmark("entropy", __doc__ or "")
-    for n in sizes(benchmark, (32, 64, 128, 256, 512, 1024, 2048), (64,)):
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            wide = attention.double()
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda a=attention: asc.attention_entropy(a),
-                {
-                    "torch entr float32": lambda a=attention: torch.special.entr(a).sum(-1),
-                    "torch log float32": lambda a=attention: -(a * a.clamp_min(1e-37).log()).sum(-1),
-                    "torch entr float64": lambda a=wide: torch.special.entr(a).sum(-1),
-                    "scipy float64": lambda a=wide: entr(a.numpy()).sum(-1),
-                },
-                agree=agree,
-                facts={"n": n},
-            )
+    for n, name, attention in wanted_maps(benchmark, (32, 64, 128, 256, 512, 1024, 2048), (64,)):
+        wide = attention.double()
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda a=attention: asc.attention_entropy(a),
+            {
+                "torch entr float32": lambda a=attention: torch.special.entr(a).sum(-1),
+                "torch log float32": lambda a=attention: -(a * a.clamp_min(1e-37).log()).sum(-1),
+                "torch entr float64": lambda a=wide: torch.special.entr(a).sum(-1),
+                "scipy float64": lambda a=wide: entr(a.numpy()).sum(-1),
+            },
+            agree=agree,
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from harness import Benchmark, installed, sizes
-from maps import all_maps
+from harness import Benchmark, installed
+from maps import wanted_maps
 
 THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
@@ -77,24 +77,21 @@ def agree(peer: str, ours: asc.GraphStatistics, theirs: Any) -> None:
 def main() -> None:
     benchmark = Benchmark("graph_statistics", __doc__ or "")
     networkx = installed("networkx")
-    for n in sizes(benchmark, (32, 64, 128, 256), (64,)):
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            peers: dict[str, Any] = {"torch": lambda attention=attention: vectorised(attention)}
-            few: dict[str, int] = {}
-            if networkx and n <= 128:
-                few["networkx"] = 1
-                peers["networkx"] = lambda attention=attention: by_networkx(attention[:1])
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda attention=attention: asc.graph_statistics(attention, THRESHOLDS),
-                peers,
-                agree=agree,
-                peer_maps=few,
-                facts={"n": n, "thresholds": len(THRESHOLDS)},
-            )
+    for n, name, attention in wanted_maps(benchmark, (32, 64, 128, 256), (64,)):
+        peers: dict[str, Any] = {"torch": lambda attention=attention: vectorised(attention)}
+        few: dict[str, int] = {}
+        if networkx and n <= 128:
+            few["networkx"] = 1
+            peers["networkx"] = lambda attention=attention: by_networkx(attention[:1])
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda attention=attention: asc.graph_statistics(attention, THRESHOLDS),
+            peers,
+            agree=agree,
+            peer_maps=few,
+            facts={"n": n, "thresholds": len(THRESHOLDS)},
+        )
     benchmark.finish()
 
 

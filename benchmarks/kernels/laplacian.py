@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from harness import Benchmark, sizes
+from harness import Benchmark
 from kernels.fiedler import laplacians
-from maps import all_maps
+from maps import wanted_maps
 
 
 def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
@@ -23,24 +23,21 @@ def main() -> None:
     from scipy.linalg import eigh
 
     benchmark = Benchmark("laplacian", __doc__ or "")
-    for n in sizes(benchmark, (32, 64, 128, 256), (64,)):
-        for name, attention in all_maps(n, regimes=("sink", "peaky")).items():
-            if not benchmark.wants(name):
-                continue
-            dense = laplacians(attention)
-            array = dense.numpy()
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda attention=attention: asc.laplacian_eigenvalues(attention),
-                {
-                    "torch": lambda dense=dense: torch.linalg.eigvalsh(dense),
-                    "numpy": lambda array=array: np.linalg.eigvalsh(array),
-                    "scipy": lambda array=array: np.array([eigh(one, eigvals_only=True) for one in array]),
-                },
-                agree=agree,
-                facts={"n": n},
-            )
+    for n, name, attention in wanted_maps(benchmark, (32, 64, 128, 256), (64,), regimes=("sink", "peaky")):
+        dense = laplacians(attention)
+        array = dense.numpy()
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda attention=attention: asc.laplacian_eigenvalues(attention),
+            {
+                "torch": lambda dense=dense: torch.linalg.eigvalsh(dense),
+                "numpy": lambda array=array: np.linalg.eigvalsh(array),
+                "scipy": lambda array=array: np.array([eigh(one, eigvals_only=True) for one in array]),
+            },
+            agree=agree,
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from harness import Benchmark, sizes
-from maps import all_maps
+from harness import Benchmark
+from maps import wanted_maps
 
 
 def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
@@ -22,26 +22,21 @@ def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
 
 def main() -> None:
     benchmark = Benchmark("locality", __doc__ or "")
-    for n in sizes(benchmark, (64, 128, 256, 512), (64,)):
+    for n, name, attention in wanted_maps(benchmark, (64, 128, 256, 512), (64,)):
         place = torch.arange(n)
         near = (place[:, None] - place).abs() <= 8
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            wide = attention.double()
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda a=attention: asc.local_global_ratio(a),
-                {
-                    "torch float32": lambda a=attention, m=near: (
-                        (a * m).sum((-1, -2)) / (a * ~m).sum((-1, -2))
-                    ),
-                    "torch float64": lambda a=wide, m=near: (a * m).sum((-1, -2)) / (a * ~m).sum((-1, -2)),
-                },
-                agree=agree,
-                facts={"n": n},
-            )
+        wide = attention.double()
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda a=attention: asc.local_global_ratio(a),
+            {
+                "torch float32": lambda a=attention, m=near: (a * m).sum((-1, -2)) / (a * ~m).sum((-1, -2)),
+                "torch float64": lambda a=wide, m=near: (a * m).sum((-1, -2)) / (a * ~m).sum((-1, -2)),
+            },
+            agree=agree,
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

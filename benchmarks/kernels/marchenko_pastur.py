@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from harness import Benchmark, sizes
-from maps import all_maps
+from harness import Benchmark
+from maps import wanted_maps
 
 TARGETS = {128: 8.0}
 MOST = {256: 16, 512: 8}
@@ -73,26 +73,23 @@ def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
 def main() -> None:
     benchmark = Benchmark("marchenko_pastur", __doc__ or "")
     law = triangular_law()
-    for n in sizes(benchmark, (32, 64, 128, 256, 512), (64,)):
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            maps = attention[: MOST.get(n, len(attention))]
-            wide = maps.double()
-            peers: dict[str, Any] = {"torch svdvals": lambda a=wide: torch.linalg.svdvals(a)}
-            if "bidirectional" not in name:
-                peers["torch, whole"] = lambda a=wide: distances(a, law)
-            benchmark.compare(
-                name,
-                len(maps),
-                lambda a=maps: asc.marchenko_pastur_deviation(a),
-                peers,
-                agree=agree,
-                target=TARGETS.get(n),
-                limit=13.0,
-                against="torch svdvals",
-                facts={"n": n},
-            )
+    for n, name, attention in wanted_maps(benchmark, (32, 64, 128, 256, 512), (64,)):
+        maps = attention[: MOST.get(n, len(attention))]
+        wide = maps.double()
+        peers: dict[str, Any] = {"torch svdvals": lambda a=wide: torch.linalg.svdvals(a)}
+        if "bidirectional" not in name:
+            peers["torch, whole"] = lambda a=wide: distances(a, law)
+        benchmark.compare(
+            name,
+            len(maps),
+            lambda a=maps: asc.marchenko_pastur_deviation(a),
+            peers,
+            agree=agree,
+            target=TARGETS.get(n),
+            limit=13.0,
+            against="torch svdvals",
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

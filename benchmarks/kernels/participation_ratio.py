@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from harness import Benchmark, sizes
-from maps import all_maps
+from harness import Benchmark
+from maps import wanted_maps
 
 
 def one_line(a: torch.Tensor) -> torch.Tensor:
@@ -31,26 +31,23 @@ def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
 
 def main() -> None:
     benchmark = Benchmark("participation_ratio", __doc__ or "")
-    for n in sizes(benchmark, (32, 64, 128, 256, 512), (64,)):
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            wide = attention.double()
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda a=attention: asc.participation_ratio(a),
-                {
-                    "torch float32": lambda a=attention: one_line(a),
-                    "torch float64": lambda a=wide: one_line(a),
-                    "numpy float64": lambda a=wide: numpy_line(a.numpy()),
-                },
-                agree=agree,
-                target=3.0,
-                limit=5.0,
-                against="torch float32",
-                facts={"n": n},
-            )
+    for n, name, attention in wanted_maps(benchmark, (32, 64, 128, 256, 512), (64,)):
+        wide = attention.double()
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda a=attention: asc.participation_ratio(a),
+            {
+                "torch float32": lambda a=attention: one_line(a),
+                "torch float64": lambda a=wide: one_line(a),
+                "numpy float64": lambda a=wide: numpy_line(a.numpy()),
+            },
+            agree=agree,
+            target=3.0,
+            limit=5.0,
+            against="torch float32",
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

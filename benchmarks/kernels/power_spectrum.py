@@ -10,8 +10,8 @@ import torch
 from scipy.signal import periodogram
 
 import attnscope as asc
-from harness import Benchmark, sizes
-from maps import all_maps
+from harness import Benchmark
+from maps import wanted_maps
 
 TARGET = 30.0
 
@@ -59,23 +59,20 @@ def agree(peer: str, ours: Any, theirs: Any) -> None:
 
 def main() -> None:
     benchmark = Benchmark("power_spectrum", __doc__ or "")
-    for n in sizes(benchmark, (64, 128, 256, 512), (64,)):
+    for n, name, attention in wanted_maps(benchmark, (64, 128, 256, 512), (64,)):
         lengths = {m: fast_length(m) for m in range(32, n + 1)}
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            causal = bool((attention.triu(1) == 0).all())
-            few = attention[:2].double().numpy()
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda a=attention: asc.power_spectrum(a, bands=0),
-                {"scipy loop": lambda a=few, c=causal, k=lengths: loop(a, c, k)},
-                agree=agree,
-                peer_maps={"scipy loop": len(few)},
-                target=TARGET,
-                facts={"n": n},
-            )
+        causal = bool((attention.triu(1) == 0).all())
+        few = attention[:2].double().numpy()
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda a=attention: asc.power_spectrum(a, bands=0),
+            {"scipy loop": lambda a=few, c=causal, k=lengths: loop(a, c, k)},
+            agree=agree,
+            peer_maps={"scipy loop": len(few)},
+            target=TARGET,
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from harness import Benchmark, installed, sizes
-from maps import all_maps
+from harness import Benchmark, installed
+from maps import wanted_maps
 
 TARGETS = {32: 7.0, 64: 7.0, 128: 6.0, 256: 4.0, 512: 4.0}
 # A call of ours takes this many maps of a size, so that large sizes stay within memory and time.
@@ -26,31 +26,28 @@ def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
 
 def main() -> None:
     benchmark = Benchmark("singular_values", __doc__ or "")
-    for n in sizes(benchmark, (32, 64, 128, 256, 512), (64,)):
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            maps = attention[: MOST.get(n, len(attention))]
-            wide = maps.double()
-            peers: dict[str, Any] = {
-                "torch": lambda a=wide: torch.linalg.svdvals(a),
-                "numpy": lambda a=wide: np.linalg.svd(a.numpy(), compute_uv=False),
-            }
-            if installed("scipy"):
-                from scipy.linalg import svdvals
+    for n, name, attention in wanted_maps(benchmark, (32, 64, 128, 256, 512), (64,)):
+        maps = attention[: MOST.get(n, len(attention))]
+        wide = maps.double()
+        peers: dict[str, Any] = {
+            "torch": lambda a=wide: torch.linalg.svdvals(a),
+            "numpy": lambda a=wide: np.linalg.svd(a.numpy(), compute_uv=False),
+        }
+        if installed("scipy"):
+            from scipy.linalg import svdvals
 
-                peers["scipy"] = lambda a=wide: np.stack([svdvals(m, check_finite=False) for m in a.numpy()])
-            benchmark.compare(
-                name,
-                len(maps),
-                lambda a=maps: asc.singular_values(a),
-                peers,
-                agree=agree,
-                target=TARGETS[n],
-                limit=10.0,
-                against="torch",
-                facts={"n": n},
-            )
+            peers["scipy"] = lambda a=wide: np.stack([svdvals(m, check_finite=False) for m in a.numpy()])
+        benchmark.compare(
+            name,
+            len(maps),
+            lambda a=maps: asc.singular_values(a),
+            peers,
+            agree=agree,
+            target=TARGETS[n],
+            limit=10.0,
+            against="torch",
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

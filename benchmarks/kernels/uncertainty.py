@@ -9,8 +9,8 @@ import numpy as np
 from scipy.special import entr
 
 import attnscope as asc
-from harness import Benchmark, sizes
-from maps import all_maps
+from harness import Benchmark
+from maps import wanted_maps
 
 TARGET = 30.0
 
@@ -41,21 +41,18 @@ def agree(peer: str, ours: Any, theirs: Any) -> None:
 
 def main() -> None:
     benchmark = Benchmark("uncertainty", __doc__ or "")
-    for n in sizes(benchmark, (64, 128, 256, 512), (64,)):
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            causal = bool((attention.triu(1) == 0).all())
-            few = attention[:2].double().numpy()
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda a=attention: asc.spectral_uncertainty(a),
-                {"numpy loop": lambda a=few, c=causal: loop(a, c)},
-                agree=agree,
-                peer_maps={"numpy loop": len(few)},
-                facts={"n": n},
-            )
+    for n, name, attention in wanted_maps(benchmark, (64, 128, 256, 512), (64,)):
+        causal = bool((attention.triu(1) == 0).all())
+        few = attention[:2].double().numpy()
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda a=attention: asc.spectral_uncertainty(a),
+            {"numpy loop": lambda a=few, c=causal: loop(a, c)},
+            agree=agree,
+            peer_maps={"numpy loop": len(few)},
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

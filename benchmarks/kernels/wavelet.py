@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import attnscope as asc
-from harness import Benchmark, installed, sizes
-from maps import all_maps
+from harness import Benchmark, installed
+from maps import wanted_maps
 
 TARGET = 30.0
 
@@ -47,22 +47,19 @@ def agree(peer: str, ours: Any, theirs: Any) -> None:
 def main() -> None:
     benchmark = Benchmark("wavelet", __doc__ or "")
     peers = installed("pywt")
-    for n in sizes(benchmark, (64, 128, 256, 512), (64,)):
-        for name, attention in all_maps(n).items():
-            if not benchmark.wants(name):
-                continue
-            causal = bool((attention.triu(1) == 0).all())
-            few = attention[:2].double().numpy()
-            benchmark.compare(
-                name,
-                len(attention),
-                lambda a=attention: asc.wavelet_transform(a),
-                {"pywt loop": lambda a=few, c=causal: loop(a, c)} if peers else {},
-                agree=agree,
-                peer_maps={"pywt loop": len(few)},
-                target=TARGET,
-                facts={"n": n},
-            )
+    for n, name, attention in wanted_maps(benchmark, (64, 128, 256, 512), (64,)):
+        causal = bool((attention.triu(1) == 0).all())
+        few = attention[:2].double().numpy()
+        benchmark.compare(
+            name,
+            len(attention),
+            lambda a=attention: asc.wavelet_transform(a),
+            {"pywt loop": lambda a=few, c=causal: loop(a, c)} if peers else {},
+            agree=agree,
+            peer_maps={"pywt loop": len(few)},
+            target=TARGET,
+            facts={"n": n},
+        )
     benchmark.finish()
 
 

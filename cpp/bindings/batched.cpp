@@ -6,14 +6,13 @@
 #include <mutex>
 #include <numeric>
 #include <thread>
-#include <vector>
 
 #include "bindings/threads.h"
 
 namespace attnscope {
 BatchOrder::BatchOrder(const Batch& batch) {
   if (batch.lengths == nullptr) return;
-  order_.resize(static_cast<std::size_t>(batch.count));
+  order_.resize(batch.count);
   std::iota(order_.begin(), order_.end(), Index{0});
   std::stable_sort(order_.begin(), order_.end(),
                    [&](Index a, Index b) { return batch.lengths[a] > batch.lengths[b]; });
@@ -29,9 +28,13 @@ int worker_count(Index count) {
 }
 
 void run_blocks(Index count, Index grain,
-                const std::function<void(Index begin, Index end, int worker)>& work) {
+                const std::function<void(Index begin, Index end, int worker)>& work, Index most) {
   if (count <= 0) return;
   const int workers = worker_count(count);
+  // A quarter of a worker's share of what is left.
+  const auto block_at = [&](Index begin) {
+    return std::clamp((count - begin) / (4 * workers), grain, std::max(grain, most));
+  };
   std::atomic<Index> next{0};
   std::atomic<bool> stop{false};
   std::exception_ptr failure;
@@ -46,10 +49,13 @@ void run_blocks(Index count, Index grain,
       const bool listens = std::this_thread::get_id() == calling_thread;
       auto heard = std::chrono::steady_clock::now();
       while (!stop.load(std::memory_order_relaxed)) {
-        const Index begin = next.fetch_add(grain, std::memory_order_relaxed);
-        if (begin >= count) return;
+        Index begin = next.load(std::memory_order_relaxed), end = 0;
+        do {
+          if (begin >= count) return;
+          end = std::min(begin + block_at(begin), count);
+        } while (!next.compare_exchange_weak(begin, end, std::memory_order_relaxed));
         try {
-          work(begin, std::min(begin + grain, count), worker);
+          work(begin, end, worker);
         } catch (...) {
           const std::lock_guard<std::mutex> guard(failure_lock);
           if (!failure) failure = std::current_exception();

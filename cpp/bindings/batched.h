@@ -16,11 +16,12 @@
 namespace attnscope {
 
 // Runs work(begin, end, worker) over [0, count) in blocks of `grain`, handed out one by one to
-// torch.get_num_threads() workers, with the GIL released: `work` must not touch Python. The calling
-// thread looks for a pending signal between blocks; a KeyboardInterrupt stops all workers and is
+// torch.get_num_threads() workers, with the GIL released: `work` must not touch Python. With a larger
+// `most`, blocks begin with up to that many and shrink as less is left, so that workers end together. The
+// calling thread looks for a pending signal between blocks; a KeyboardInterrupt stops all workers and is
 // re-raised, and so is the first exception that `work` throws.
 void run_blocks(Index count, Index grain,
-                const std::function<void(Index begin, Index end, int worker)>& work);
+                const std::function<void(Index begin, Index end, int worker)>& work, Index most = 0);
 
 // Number of workers that run_blocks will use for `count` items.
 int worker_count(Index count);
@@ -59,7 +60,7 @@ class BatchOrder {
  public:
   explicit BatchOrder(const Batch& batch);
   Index operator[](Index position) const {
-    return order_.empty() ? position : order_[static_cast<std::size_t>(position)];
+    return order_.empty() ? position : order_[position];
   }
 
  private:
@@ -70,51 +71,57 @@ class BatchOrder {
 // answer Ctrl-C, large enough that handing it out costs nothing.
 Index block_size(const Batch& batch, Index width);
 
-// Calls kernel(view, index, worker) for every matrix, where worker is the worker's own element of
-// `workers`, which holds worker_count(batch.count) of them, and the kernel returns whether all entries
-// are finite; one that sees a number that is not leaves the results as they were filled. Returns how
-// many matrices were not finite. `block`: matrices handed out at a time, 1 where their costs are very
-// uneven.
+// Calls kernel(view, index, next, worker) for every matrix, where worker is the worker's own element of
+// `workers`, which holds worker_count(batch.count) of them, and next is the matrix that it takes after
+// this one, -1 where that is not known. The kernel returns whether all entries are finite; one that sees a
+// number that is not leaves the results as they were filled. Returns how many matrices were not finite.
+// `block`: matrices handed out at a time, 1 where their costs are very uneven; `most`: as in run_blocks.
 template <class Worker, class Kernel>
-Index per_matrix_checked_by_kernel(const Batch& batch, std::vector<Worker>& workers, Index block,
-                            Kernel&& kernel) {
+Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index block, Index most,
+                         Kernel&& kernel) {
   const BatchOrder order(batch);
   std::atomic<Index> non_finite{0};
-  run_blocks(batch.count, block, [&](Index begin, Index end, int number) {
-    Worker& worker = workers[static_cast<std::size_t>(number)];
+  const auto work = [&](Index begin, Index end, int number) {
+    Worker& worker = workers[number];
+    const Index known = workers.size() == 1 ? batch.count : end;
     for (Index position = begin; position < end; ++position) {
+      const Index next = position + 1 < known ? order[position + 1] : -1;
       visit_matrix(batch, order[position], [&](const auto& view, Index index) {
-        if (!kernel(view, index, worker)) non_finite.fetch_add(1, std::memory_order_relaxed);
+        if (!kernel(view, index, next, worker)) non_finite.fetch_add(1, std::memory_order_relaxed);
       });
     }
-  });
+  };
+  run_blocks(batch.count, block, work, most);
   return non_finite.load();
 }
 
-// The same with a Workspace per worker that lives as long as the call.
+// The same with a kernel(view, index, workspace), blocks of one size and a Workspace for each worker.
 template <class Workspace, class Kernel>
 Index per_matrix_checked_by_kernel(const Batch& batch, Kernel&& kernel) {
-  std::vector<Workspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  return per_matrix_checked_by_kernel(batch, workers, block_size(batch, 1), std::forward<Kernel>(kernel));
+  std::vector<Workspace> workers(worker_count(batch.count));
+  const Index block = block_size(batch, 1);
+  return per_matrix_in_turn(
+      batch, workers, block, block,
+      [&](const auto& view, Index index, Index, Workspace& own) { return kernel(view, index, own); });
 }
 
 // Calls kernel(view, index, worker) for every matrix whose entries are finite; otherwise as
-// per_matrix_checked_by_kernel.
+// per_matrix_in_turn with blocks of one size.
 template <class Worker, class Kernel>
 Index per_matrix(const Batch& batch, std::vector<Worker>& workers, Index block, Kernel&& kernel) {
-  return per_matrix_checked_by_kernel(batch, workers, block,
-                               [&](const auto& view, Index index, Worker& worker) {
-                                 if (!all_finite(view)) return false;
-                                 kernel(view, index, worker);
-                                 return true;
-                               });
+  return per_matrix_in_turn(batch, workers, block, block,
+                            [&](const auto& view, Index index, Index, Worker& worker) {
+                              if (!all_finite(view)) return false;
+                              kernel(view, index, worker);
+                              return true;
+                            });
 }
 
-// The same with a Workspace per worker that lives as long as the call.
+// The same with a Workspace for each worker; `block` 0: the usual size.
 template <class Workspace, class Kernel>
-Index per_matrix(const Batch& batch, Kernel&& kernel) {
-  std::vector<Workspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  return per_matrix(batch, workers, block_size(batch, 1), std::forward<Kernel>(kernel));
+Index per_matrix(const Batch& batch, Kernel&& kernel, Index block = 0) {
+  std::vector<Workspace> workers(worker_count(batch.count));
+  return per_matrix(batch, workers, block > 0 ? block : block_size(batch, 1), kernel);
 }
 
 // No instruction set interleaves more matrices than this.
@@ -127,15 +134,15 @@ template <class Workspace, class Kernel>
 Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
   assert(1 <= width && width <= kWidestPack);
   const BatchOrder order(batch);
-  std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(batch.count)));
+  std::vector<Workspace> workspaces(worker_count(batch.count));
   std::atomic<Index> non_finite{0};
   run_blocks(batch.count, block_size(batch, width), [&](Index begin, Index end, int worker) {
-    Workspace& workspace = workspaces[static_cast<std::size_t>(worker)];
+    Workspace& workspace = workspaces[worker];
     visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
       std::vector<MatrixView<Scalar>> views;
       std::vector<Index> indices;
-      views.reserve(static_cast<std::size_t>(width));
-      indices.reserve(static_cast<std::size_t>(width));
+      views.reserve(width);
+      indices.reserve(width);
       const auto flush = [&] {
         if (views.empty()) return;
         kernel(std::span<const MatrixView<Scalar>>(views), std::span<const Index>(indices), workspace);

@@ -18,17 +18,10 @@ struct MatrixStatus {
 };
 
 inline MatrixStatus matrix_status(const Batch& batch, const SupportBatch& supports) {
-  MatrixStatus status;
-  status.finite.resize(static_cast<std::size_t>(batch.count));
-  status.supports.resize(static_cast<std::size_t>(batch.count));
-  run_blocks(batch.count, block_size(batch, 1), [&](Index begin, Index end, int) {
-    for (Index at = begin; at < end; ++at) {
-      visit_matrix(batch, at, [&](const auto& view, Index index) {
-        const auto slot = static_cast<std::size_t>(index);
-        status.finite[slot] = all_finite(view) ? 1 : 0;
-        if (status.finite[slot] != 0) status.supports[slot] = supports.of(index, view);
-      });
-    }
+  MatrixStatus status{std::vector<char>(batch.count), std::vector<Support>(batch.count)};
+  per_matrix<NoWorkspace>(batch, [&](const auto& view, Index index, NoWorkspace&) {
+    status.finite[index] = 1;
+    status.supports[index] = supports.of(index, view);
   });
   return status;
 }
@@ -62,51 +55,52 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
     }
   }
   const auto count = static_cast<Index>(blocks.size());
-  std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(count)));
+  std::vector<Workspace> workspaces(worker_count(count));
   run_blocks(count, 1, [&](Index at, Index, int worker) {
-    const Block& block = blocks[static_cast<std::size_t>(at)];
+    const Block& block = blocks[at];
     visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
       std::vector<MatrixView<Scalar>> views;
-      views.reserve(static_cast<std::size_t>(heads));
+      views.reserve(heads);
       for (Index h = 0; h < heads; ++h) {
         views.push_back(view_of(batch, data, block.layer * heads + h));
       }
-      const std::span<const Support> own(status.supports.data() + block.layer * heads,
-                                         static_cast<std::size_t>(heads));
+      const std::span<const Support> own(status.supports.data() + block.layer * heads, heads);
       kernel(std::span<const MatrixView<Scalar>>(views), own, block.layer, block.begin, block.end,
-             workspaces[static_cast<std::size_t>(worker)]);
+             workspaces[worker]);
     });
   });
   return non_finite;
 }
 
-// Calls kernel(group, states, begin, end, block, workspace) for blocks of at most `block_rows` rows
-// of every group of matrices that share one state: `group` holds the indices of its finite
-// matrices, `states` [n, width] the state in float64, its rows scaled to norm 1 where `unit`.
-// States are widened once for each group, about 32 MiB of them at a time. Returns how many matrices
-// are not finite or stand beside a state that is not.
+// Calls kernel(group, supports, states, begin, end, block, workspace) for blocks of state_rows(n)
+// rows of every group of matrices that share one state: `group` holds the indices of its finite
+// matrices, `supports` those of all, `states` [n, width] the state in float64, its rows scaled to
+// norm 1 where `unit`. States are widened once for each group, about 32 MiB of them at a time.
+// Returns how many matrices are not finite or stand beside a state that is not.
 template <class Workspace, class Kernel>
-Index per_state(const Batch& batch, const MatrixStatus& status, const StateBatch& states, bool unit,
-                Index block_rows, Kernel&& kernel) {
+Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states, bool unit,
+                Kernel&& kernel) {
   if (batch.count == 0) return 0;
+  const MatrixStatus status = matrix_status(batch, supports);
+  const Index block_rows = state_rows(batch.n);
   const Index shared = states.shared();
   const Index groups = batch.count / shared;
-  const Index size = std::max<Index>(1, batch.n * states.width);
+  const Index size = std::max<Index>(1, batch.n * states.columns);
   const Index chunk = std::clamp<Index>((Index{1} << 22) / size, 1, std::max<Index>(1, groups));
   const Index blocks = (batch.n + block_rows - 1) / block_rows;
   AlignedBuffer buffer;
   double* wide = buffer.resize(chunk * size);
-  std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(chunk * blocks)));
+  std::vector<Workspace> workspaces(worker_count(chunk * blocks));
   Index non_finite = 0;
 
   for (Index first = 0; first < groups; first += chunk) {
     const Index here = std::min(chunk, groups - first);
-    std::vector<std::vector<Index>> members(static_cast<std::size_t>(here));
-    std::vector<Index> longest(static_cast<std::size_t>(here), 0);
+    std::vector<std::vector<Index>> members(here);
+    std::vector<Index> longest(here, 0);
     for (Index g = 0; g < here; ++g) {
       for (Index k = 0; k < shared; ++k) {
         const Index index = (first + g) * shared + k;
-        if (status.finite[static_cast<std::size_t>(index)] == 0) {
+        if (status.finite[index] == 0) {
           ++non_finite;
           continue;
         }
@@ -114,15 +108,18 @@ Index per_state(const Batch& batch, const MatrixStatus& status, const StateBatch
         longest[g] = std::max(longest[g], batch.length(index));
       }
     }
-    std::vector<std::atomic<bool>> broken(static_cast<std::size_t>(here));
-    run_blocks(here * blocks, 1, [&](Index at, Index, int) {
-      const Index g = at / blocks;
-      const Index begin = at % blocks * block_rows;
-      const Index end = std::min(begin + block_rows, longest[g]);
-      if (begin >= end) return;
+    const auto for_each_block = [&](auto&& work) {
+      run_blocks(here * blocks, 1, [&](Index at, Index, int worker) {
+        const Index begin = at % blocks * block_rows;
+        const Index end = std::min(begin + block_rows, longest[at / blocks]);
+        if (begin < end) work(at / blocks, begin, end, worker);
+      });
+    };
+    std::vector<std::atomic<bool>> broken(here);
+    for_each_block([&](Index g, Index begin, Index end, int) {
       const Index offset = states.offset((first + g) * shared);
       visit_scalar(states, [&](const auto* data) {
-        if (!widen_states(data + offset, states.row_stride, states.column_stride, states.width, begin,
+        if (!widen_states(data + offset, states.row_stride, states.column_stride, states.columns, begin,
                           end, unit, wide + g * size)) {
           broken[g].store(true);
         }
@@ -133,13 +130,9 @@ Index per_state(const Batch& batch, const MatrixStatus& status, const StateBatch
       non_finite += static_cast<Index>(members[g].size());
       longest[g] = 0;
     }
-    run_blocks(here * blocks, 1, [&](Index at, Index, int worker) {
-      const Index g = at / blocks;
-      const Index begin = at % blocks * block_rows;
-      const Index end = std::min(begin + block_rows, longest[g]);
-      if (begin >= end) return;
-      kernel(std::span<const Index>(members[g]), wide + g * size, begin, end, begin / block_rows,
-             workspaces[static_cast<std::size_t>(worker)]);
+    for_each_block([&](Index g, Index begin, Index end, int worker) {
+      kernel(std::span<const Index>(members[g]), status.supports, wide + g * size, begin, end,
+             begin / block_rows, workspaces[worker]);
     });
   }
   return non_finite;

@@ -3,7 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,12 +20,7 @@ inline Symmetrize symmetrize_from(const std::string& name) {
   throw py::value_error("symmetrize must be 'mean', 'max' or 'min', got '" + name + "'");
 }
 
-inline GraphOptions graph_options(const std::string& symmetrize, std::optional<double> threshold,
-                                  bool normalized) {
-  return {symmetrize_from(symmetrize), threshold, normalized};
-}
-
-// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals._signals sees to it.
+// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals.power_spectrum sees to it.
 inline SignalOptions signal_options(const std::string& signal, bool drop_first, bool detrend,
                                     Index min_keys) {
   using Kind = SignalOptions::Kind;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "bindings/tensors.h"
 
-#include <algorithm>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -20,7 +19,8 @@ Dtype dtype_of(const ArrayView& array) {
 }
 
 // Where the matrices of an array lie: its last two axes, and the leading ones.
-void read_matrices(const ArrayView& array, Strided& batch) {
+void read_matrices(const ArrayView& array, const char* what, Strided& batch) {
+  if (!array.on_cpu()) throw py::value_error(std::string(what) + " must be on the CPU");
   batch.owner = array.owner();
   batch.data = array.data();
   batch.dtype = dtype_of(array);
@@ -29,13 +29,8 @@ void read_matrices(const ArrayView& array, Strided& batch) {
   for (Index axis = 0; axis + 2 < array.rank(); ++axis) {
     batch.sizes.push_back(array.size(axis));
     batch.strides.push_back(array.stride(axis));
+    batch.count *= array.size(axis);
   }
-}
-
-Index product(const std::vector<Index>& sizes) {
-  Index count = 1;
-  for (const Index size : sizes) count *= size;
-  return count;
 }
 
 // The strides with which `array` reads as one of that shape; an axis that it does not have, or that has one
@@ -72,14 +67,6 @@ void read_flags(const ArrayView& array, const std::string& what, const std::vect
   flags.sizes = leading;
 }
 
-// Whether an array is what a kernel reads from end to end.
-bool is_plain_list(const ArrayView& array, dlpack::DataType type) {
-  return array.type() == type && array.is_contiguous() && array.on_cpu();
-}
-
-// Results of fewer bytes are no question of memory, and the question takes as long as two maps of 64 tokens.
-constexpr double kWorthAsking = 1 << 26;
-
 template <class T>
 constexpr dlpack::DataType type_of() {
   if constexpr (std::is_same_v<T, bool>) {
@@ -89,9 +76,30 @@ constexpr dlpack::DataType type_of() {
   }
 }
 
+// Whether an array is what a kernel reads from end to end.
+bool is_plain_list(const ArrayView& array, dlpack::DataType type) {
+  return array.type() == type && array.is_contiguous() && array.on_cpu();
+}
+
+// The memory of such a list of `size` numbers, null where it is None; an error says `what` must be
+// which `list`.
+template <class T>
+const T* list_of(Argument object, Index size, const char* what, const char* list) {
+  if (object.is_none()) return nullptr;
+  const ArrayView array = view_array(object, what);
+  if (!is_plain_list(array, type_of<T>()) || array.count() != size) {
+    throw py::value_error(std::string(what) + " must be a contiguous " + list);
+  }
+  return static_cast<const T*>(array.data());
+}
+
+// Results of fewer bytes are no question of memory, and the question takes as long as two maps of
+// 64 tokens.
+constexpr double kWorthAsking = 1 << 26;
+
 }  // namespace
 
-bool is_plain_batch(const py::object& object) {
+bool is_plain_batch(Argument object) {
   try {
     if (!is_plain_tensor(object)) return false;
     const ArrayView array = view_array(object, "attention");
@@ -103,46 +111,35 @@ bool is_plain_batch(const py::object& object) {
   }
 }
 
-Batch make_batch(const py::object& attention, const py::object& lengths) {
+Batch make_batch(Argument attention, Argument lengths) {
   const ArrayView array = view_array(attention, "attention");
   if (array.rank() < 2 || array.size(-1) != array.size(-2)) {
     throw py::value_error("attention must be square in its last two dimensions");
   }
-  if (!array.on_cpu()) throw py::value_error("attention must be on the CPU");
   Batch batch;
-  read_matrices(array, batch);
+  read_matrices(array, "attention", batch);
   batch.n = array.size(-1);
-  batch.count = product(batch.sizes);
-  if (!lengths.is_none()) {
-    const ArrayView entries = view_array(lengths, "lengths");
-    if (!is_plain_list(entries, kInt64Type) || entries.count() != batch.count) {
-      throw py::value_error("lengths must be a contiguous int64 tensor with one entry per matrix");
-    }
-    batch.lengths_owner = entries.owner();
-    batch.lengths = static_cast<const std::int64_t*>(entries.data());
-    for (Index i = 0; i < batch.count; ++i) {
-      if (batch.lengths[i] < 1 || batch.lengths[i] > batch.n) {
-        throw py::value_error("lengths must be between 1 and n = " + std::to_string(batch.n) +
-                              ", got " + std::to_string(batch.lengths[i]));
-      }
-    }
+  batch.lengths =
+      list_of<std::int64_t>(lengths, batch.count, "lengths", "int64 tensor with one entry per matrix");
+  for (Index i = 0; batch.lengths != nullptr && i < batch.count; ++i) {
+    if (batch.lengths[i] >= 1 && batch.lengths[i] <= batch.n) continue;
+    throw py::value_error("lengths must be between 1 and n = " + std::to_string(batch.n) + ", got " +
+                          std::to_string(batch.lengths[i]));
   }
   return batch;
 }
 
-MatrixBatch make_matrices(const py::object& matrices) {
-  const ArrayView array = view_array(matrices, "matrices");
-  if (array.rank() < 2) throw py::value_error("matrices must have at least two dimensions");
-  if (!array.on_cpu()) throw py::value_error("matrices must be on the CPU");
+MatrixBatch make_matrices(Argument matrices, const char* what) {
+  const ArrayView array = view_array(matrices, what);
+  if (array.rank() < 2) throw py::value_error(std::string(what) + " must have at least two dimensions");
   MatrixBatch batch;
-  read_matrices(array, batch);
+  read_matrices(array, what, batch);
   batch.rows = array.size(-2);
   batch.columns = array.size(-1);
-  batch.count = product(batch.sizes);
   return batch;
 }
 
-SupportBatch make_support(const Batch& batch, const py::object& support) {
+SupportBatch make_support(const Batch& batch, Argument support) {
   SupportBatch result;
   if (py::isinstance<py::str>(support)) {
     const auto rule = support.cast<std::string>();
@@ -162,7 +159,7 @@ SupportBatch make_support(const Batch& batch, const py::object& support) {
   return result;
 }
 
-Thresholds make_thresholds(const Batch& batch, const py::object& thresholds) {
+Thresholds make_thresholds(const Batch& batch, Argument thresholds) {
   const ArrayView array = view_array(thresholds, "thresholds");
   const bool each = array.rank() == 2;
   if (!is_plain_list(array, kDoubleType) || !(array.rank() == 1 || (each && array.size(0) == batch.count))) {
@@ -176,54 +173,37 @@ Thresholds make_thresholds(const Batch& batch, const py::object& thresholds) {
   return result;
 }
 
-FlagBatch make_flags(const std::vector<Index>& leading, Index n, const py::object& flags) {
+FlagBatch make_flags(const std::vector<Index>& leading, Index n, Argument flags) {
   FlagBatch result;
   if (!flags.is_none()) read_flags(view_array(flags, "keys"), "marked keys", leading, {n}, result);
   return result;
 }
 
-StateBatch make_states(const Batch& batch, const py::object& states) {
-  const ArrayView array = view_array(states, "states");
-  if (!array.on_cpu()) throw py::value_error("states must be on the CPU");
-  if (array.rank() < 2 || array.size(-2) != batch.n) {
-    throw py::value_error("states must hold one row per token");
-  }
-  StateBatch result;
-  read_matrices(array, result);
-  result.width = array.size(-1);
-  if (product(result.sizes) != batch.count) {
-    throw py::value_error("states must hold one entry per matrix");
-  }
+MatrixBatch make_states(const Batch& batch, Argument states) {
+  MatrixBatch result = make_matrices(states, "states");
+  if (result.rows != batch.n) throw py::value_error("states must hold one row per token");
+  if (result.count != batch.count) throw py::value_error("states must hold one entry per matrix");
   return result;
 }
 
-Index StateBatch::shared() const {
-  Index count = 1;
+Index MatrixBatch::shared() const {
+  Index shared = 1;
   for (std::size_t axis = sizes.size(); axis-- > 0;) {
     if (strides[axis] != 0 && sizes[axis] != 1) break;
-    count *= sizes[axis];
+    shared *= sizes[axis];
   }
-  return count;
+  return shared;
 }
 
-const double* numbers_of(const py::object& object, Index size) {
-  const ArrayView array = view_array(object, "numbers");
-  if (!is_plain_list(array, kDoubleType) || array.count() != size) {
-    throw py::value_error("numbers must be a contiguous float64 CPU tensor with one for every query");
-  }
-  return static_cast<const double*>(array.data());
+const double* numbers_of(Argument object, Index size) {
+  return list_of<double>(object, size, "numbers", "float64 CPU tensor with one for every query");
 }
 
-const std::int64_t* integers_of(const py::object& object, Index size) {
-  if (object.is_none()) return nullptr;
-  const ArrayView array = view_array(object, "integers");
-  if (!is_plain_list(array, kInt64Type) || array.count() != size) {
-    throw py::value_error("integers must be a contiguous int64 CPU tensor with one for every item");
-  }
-  return static_cast<const std::int64_t*>(array.data());
+const std::int64_t* integers_of(Argument object, Index size) {
+  return list_of<std::int64_t>(object, size, "integers", "int64 CPU tensor with one for every item");
 }
 
-void* entries_of(const py::object& object, Dtype dtype, Index size) {
+void* entries_of(Argument object, Dtype dtype, Index size) {
   const ArrayView array = view_array(object, "entries");
   if (dtype_of(array) != dtype || !array.is_contiguous() || !array.on_cpu() || array.count() != size) {
     throw py::value_error("entries must be a contiguous CPU tensor of the size and type of the result");

@@ -5,16 +5,19 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "matrix/support.h"
 
 // What the bindings know of the shapes of arguments and results.
 namespace attnscope {
 
 namespace py = pybind11;
+
+// What Python gives: a tensor, or what may stand in its place.
+using Argument = const py::object&;
 
 enum class Dtype { float16, bfloat16, float32, float64 };
 
@@ -27,6 +30,7 @@ struct Strided {
   Index column_stride = 0;
   std::vector<Index> sizes;    // leading axes
   std::vector<Index> strides;  // in elements
+  Index count = 1;             // of matrices: the product of the sizes
 
   // Of matrix `index`, in elements.
   Index offset(Index index) const {
@@ -42,11 +46,12 @@ struct Strided {
 // A [..., n, n] tensor seen as `count` matrices. Each may be cut to its leading lengths[index] tokens.
 struct Batch : Strided {
   Index n = 0;
-  Index count = 0;
-  py::object lengths_owner;
   const std::int64_t* lengths = nullptr;
 
   Index length(Index index) const { return lengths == nullptr ? n : lengths[index]; }
+  Index shortest() const {
+    return lengths == nullptr || count == 0 ? n : *std::min_element(lengths, lengths + count);
+  }
 };
 
 // A boolean [n, n] or [..., n, n] tensor beside a batch, or a rule.
@@ -66,11 +71,14 @@ struct SupportBatch : Strided {
   }
 };
 
-// A [..., m, n] tensor of any shape seen as `count` matrices.
+// A [..., m, n] tensor of any shape seen as `count` matrices. An axis of stride 0 is one that
+// several share.
 struct MatrixBatch : Strided {
   Index rows = 0;
   Index columns = 0;
-  Index count = 0;
+
+  // How many matrices that follow each other share one memory.
+  Index shared() const;
 };
 
 // Numbers that every matrix of a batch is compared with: one list for all, or a list each.
@@ -90,15 +98,6 @@ struct FlagBatch : Strided {
   }
 };
 
-// Token states [..., n, width] beside a batch: one for each matrix, in the order of the batch. An axis of stride 0
-// is a state that several matrices share.
-struct StateBatch : Strided {
-  Index width = 0;
-
-  // How many matrices that follow each other share one state.
-  Index shared() const;
-};
-
 // A result tensor, filled with the value that a matrix keeps that is not finite.
 template <class T>
 struct Result {
@@ -108,35 +107,33 @@ struct Result {
 
 // Whether an object is a torch.Tensor of no other class that make_batch takes as it is: dense, on the CPU, of a
 // float type, [..., n, n] with n >= 1, without a gradient or a sign beside its memory.
-bool is_plain_batch(const py::object& object);
+bool is_plain_batch(Argument object);
 
 // `attention`: a CPU float tensor whose last two sizes are equal; `lengths`: None or an int64 contiguous
 // tensor with one entry per matrix. attnscope._checks makes both so.
-Batch make_batch(const py::object& attention, const py::object& lengths);
+Batch make_batch(Argument attention, Argument lengths);
 
-// `matrices`: a CPU float tensor [..., m, n].
-MatrixBatch make_matrices(const py::object& matrices);
+// `matrices`: a CPU float tensor [..., m, n]; `what` names it in an error.
+MatrixBatch make_matrices(Argument matrices, const char* what = "matrices");
 
 // `support`: "auto", "causal", "full", or a boolean tensor broadcast to the batch's shape.
-SupportBatch make_support(const Batch& batch, const py::object& support);
+SupportBatch make_support(const Batch& batch, Argument support);
 
 // `thresholds`: a contiguous float64 tensor [T], or [count, T] with a row per matrix of the batch.
-Thresholds make_thresholds(const Batch& batch, const py::object& thresholds);
+Thresholds make_thresholds(const Batch& batch, Argument thresholds);
 
 // `flags`: None, or a boolean tensor that broadcasts to leading + [n].
-FlagBatch make_flags(const std::vector<Index>& leading, Index n, const py::object& flags);
+FlagBatch make_flags(const std::vector<Index>& leading, Index n, Argument flags);
 
-// `states`: a CPU float tensor [..., n, d] whose leading axes hold one entry per matrix.
-StateBatch make_states(const Batch& batch, const py::object& states);
+// `states`: a CPU float tensor [..., n, width] beside a batch, one state for each matrix in its order.
+MatrixBatch make_states(const Batch& batch, Argument states);
 
-// The memory of a contiguous float64 CPU tensor of `size` numbers.
-const double* numbers_of(const py::object& tensor, Index size);
-
-// The memory of a contiguous int64 CPU tensor of `size` numbers, null where it is None.
-const std::int64_t* integers_of(const py::object& tensor, Index size);
+// The memory of a contiguous float64 or int64 CPU tensor of `size` numbers, null where it is None.
+const double* numbers_of(Argument tensor, Index size);
+const std::int64_t* integers_of(Argument tensor, Index size);
 
 // The memory of a contiguous CPU tensor of `size` numbers of that type, to be written to.
-void* entries_of(const py::object& tensor, Dtype dtype, Index size);
+void* entries_of(Argument tensor, Dtype dtype, Index size);
 
 // A new contiguous tensor of shape leading + trailing, not filled: of double, int64, int32, int8 or bool.
 template <class T>
@@ -154,13 +151,29 @@ Result<T> make_result(const std::vector<Index>& leading, const std::vector<Index
   return result;
 }
 
-// A contiguous one-dimensional tensor that owns a copy of `values`.
-template <class T>
-py::object to_tensor(const std::vector<T>& values) {
-  const Result<T> result = make_empty<T>({static_cast<Index>(values.size())}, {});
-  std::copy(values.begin(), values.end(), result.data);
-  return result.tensor;
-}
+// A result tensor for each of some fields of a structure, filled with those of `fill`.
+template <class Struct, class... T>
+class Fields {
+ public:
+  Fields(const std::vector<Index>& leading, const std::vector<Index>& trailing, const Struct& fill,
+         T Struct::*... fields)
+      : fields_(fields...), results_(make_result(leading, trailing, fill.*fields)...) {}
+
+  // Writes the structure to entry `index` of the tensors.
+  void set(std::size_t index, const Struct& from) const {
+    const auto write = [&](const auto& result, auto field) { result.data[index] = from.*field; };
+    [&]<std::size_t... k>(std::index_sequence<k...>) {
+      (write(std::get<k>(results_), std::get<k>(fields_)), ...);
+    }(std::index_sequence_for<T...>{});
+  }
+  py::tuple tensors() const {
+    return std::apply([](const auto&... result) { return py::make_tuple(result.tensor...); }, results_);
+  }
+
+ private:
+  std::tuple<T Struct::*...> fields_;
+  std::tuple<Result<T>...> results_;
+};
 
 // module.def with the names of the arguments in order.
 template <class Function, class... Name>

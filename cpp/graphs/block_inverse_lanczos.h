@@ -17,7 +17,6 @@ struct LevelGraph {
   const std::vector<Index>& one_piece;  // nodes of one of two components; empty where H is connected
 };
 
-// Scratch that a thread reuses.
 struct BlockInverseLanczosWorkspace {
   AlignedBuffer matrix;
   AlignedBuffer inverses;

@@ -8,6 +8,7 @@
 #include "graphs/graph_options.h"
 #include "linalg/shifted_lanczos.h"
 #include "matrix/rows.h"
+#include "matrix/widen.h"
 #include "simd/lanes.h"
 
 // The weights of a matrix's graph, row by row, for those that fill their own layout of the Laplacian.
@@ -36,7 +37,7 @@ Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight
   Index direct = 1;
   while (direct < n && weight(direct, 0) > 0.0) ++direct;
   if (direct == n) return 1;  // node 0 touches all: every map with a sink, and most others
-  queue.resize(static_cast<std::size_t>(n));
+  queue.resize(n);
   for (Index i = 0; i < n; ++i) queue[i] = i;
   // queue[0, reached) is reached, the rest is not; where the search ends, the next node begins another.
   Index components = 1;
@@ -71,19 +72,14 @@ bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& optio
   const Index down = attention.outerStride();
   const Index right = attention.innerStride();
   const Index room = (n + kPackWidth - 1) / kPackWidth * kPackWidth;
-  workspace.row.resize(static_cast<std::size_t>((causal ? 1 : 1 + kColumnBlock) * room));
-  workspace.degree.assign(static_cast<std::size_t>(n), 0.0);
+  workspace.row.resize((causal ? 1 : 1 + kColumnBlock) * room);
+  workspace.degree.assign(n, 0.0);
   double* forward = workspace.row.data();
   double* block = forward + room;  // columns i of the matrix, as rows
   double* degree = workspace.degree.data();
   Lanes smallest{};
   for (Index i = 0; i < n; ++i) {
-    const Scalar* row = data + i * down;
-    if (right == 1) {
-      for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(row[j]);
-    } else {
-      for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(row[j * right]);
-    }
+    widen_row(attention, i, i, forward);
     if (!causal && i % kColumnBlock == 0) {
       const Index columns = std::min(kColumnBlock, n - i);
       for (Index j = 0; j < std::min(n, i + kColumnBlock); ++j) {

@@ -5,11 +5,9 @@
 #include <bit>
 
 #include "linalg/packed_tridiagonal.h"
-#include "linalg/sturm_bisection.h"
 
 namespace attnscope {
 namespace {
-
 
 Index words_of(Index size) { return (size + 63) / 64; }
 
@@ -49,8 +47,8 @@ void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::in
     if (in_pieces >= 3) return;
     if (large && solve_alone(level, above, degree, in_pieces, fiedler_value, gap)) return;
     const Index size = packed_size(m, n);
-    if (size >= static_cast<Index>(queues_.size())) queues_.resize(static_cast<std::size_t>(size + 1));
-    Queue& queue = queues_[static_cast<std::size_t>(size)];
+    if (size >= static_cast<Index>(queues_.size())) queues_.resize(size + 1);
+    Queue& queue = queues_[size];
     queue.pending.push_back({fiedler_value, gap, base, m, in_pieces == 2});
     store(level, above, degree, size, queue);
     if (static_cast<Index>(queue.pending.size()) == kPackWidth) solve(size, queue);
@@ -106,12 +104,11 @@ void SimpleGraphSpectra::store(const LevelTable& level, Level above, const std::
   const Index m = static_cast<Index>(rest_.size());
   const Index words = words_of(size);
   const std::size_t edges = queue.edges.size(), degrees = queue.degree.size();
-  queue.edges.resize(edges + static_cast<std::size_t>(size * words));
-  queue.degree.resize(degrees + static_cast<std::size_t>(size));
-  row_.resize(static_cast<std::size_t>(level.stride));
+  queue.edges.resize(edges + size * words);
+  queue.degree.resize(degrees + size);
+  row_.resize(level.stride);
   for (Index i = 0; i < m; ++i) {
-    queue.degree[degrees + static_cast<std::size_t>(i)] =
-        static_cast<double>(degree[rest_[i]] - (n - m));
+    queue.degree[degrees + i] = static_cast<double>(degree[rest_[i]] - (n - m));
     const Level* from = level.row(rest_[i]);
     if (m < n) {
       for (Index j = 0; j < i; ++j) row_[j] = from[rest_[j]];

@@ -62,8 +62,8 @@ void levels_of(const WideType* row, Index n, const std::vector<WideType>& thresh
   }
 }
 
-constexpr Index kTile = 8;
-static_assert(kLevelBlock % kTile == 0);
+constexpr Index kByteTile = 8;
+static_assert(kLevelBlock % kByteTile == 0);
 
 // Eight rows of eight bytes, the first byte in the lowest bits, turned about their diagonal: halves, then
 // quarters, then eighths change places.
@@ -72,7 +72,7 @@ void transpose(std::uint64_t* rows) {
   for (int stage = 0; stage < 3; ++stage) {
     const int apart = 4 >> stage;
     const int shift = 8 * apart;
-    for (int r = 0; r < kTile; ++r) {
+    for (int r = 0; r < kByteTile; ++r) {
       if ((r & apart) != 0) continue;
       const std::uint64_t swapped = ((rows[r] >> shift) ^ rows[r + apart]) & kKeep[stage];
       rows[r] ^= swapped << shift;
@@ -82,11 +82,11 @@ void transpose(std::uint64_t* rows) {
 }
 
 void load_tile(const LevelTable& table, Index i, Index j, std::uint64_t* rows) {
-  for (Index r = 0; r < kTile; ++r) std::memcpy(rows + r, table.row(i + r) + j, kTile);
+  for (Index r = 0; r < kByteTile; ++r) std::memcpy(rows + r, table.row(i + r) + j, kByteTile);
 }
 
 void store_tile(LevelTable& table, Index i, Index j, const std::uint64_t* rows) {
-  for (Index r = 0; r < kTile; ++r) std::memcpy(table.row(i + r) + j, rows + r, kTile);
+  for (Index r = 0; r < kByteTile; ++r) std::memcpy(table.row(i + r) + j, rows + r, kByteTile);
 }
 
 }  // namespace
@@ -94,14 +94,14 @@ void store_tile(LevelTable& table, Index i, Index j, const std::uint64_t* rows) 
 void LevelTable::resize(Index size) {
   n = size;
   stride = (size + kLevelBlock - 1) / kLevelBlock * kLevelBlock;
-  entries.assign(static_cast<std::size_t>(stride * stride), 0);
+  entries.assign(stride * stride, 0);
 }
 
 template <class Scalar>
 void read_levels(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
                  LevelTable& directed, RowScratch& scratch) {
   const Index n = attention.rows();
-  std::vector<Wide<Scalar>> levels(static_cast<std::size_t>(count));
+  std::vector<Wide<Scalar>> levels(count);
   std::transform(thresholds, thresholds + count, levels.begin(), rounded_up<Wide<Scalar>>);
   directed.resize(n);
   RowReader<Scalar> reader(attention, Support{}, scratch);
@@ -113,16 +113,16 @@ void read_levels(const MatrixView<Scalar>& attention, const double* thresholds, 
 
 void symmetrize_levels(const LevelTable& directed, LevelTable& level) {
   level.resize(directed.n);
-  for (Index i = 0; i < directed.n; i += kTile) {
-    for (Index j = 0; j <= i; j += kTile) {
-      std::uint64_t here[kTile], there[kTile];
+  for (Index i = 0; i < directed.n; i += kByteTile) {
+    for (Index j = 0; j <= i; j += kByteTile) {
+      std::uint64_t here[kByteTile], there[kByteTile];
       load_tile(directed, i, j, here);
       load_tile(directed, j, i, there);
       transpose(there);
-      Level a[kTile * kTile], b[kTile * kTile];
+      Level a[kByteTile * kByteTile], b[kByteTile * kByteTile];
       std::memcpy(a, here, sizeof(a));
       std::memcpy(b, there, sizeof(b));
-      for (Index k = 0; k < kTile * kTile; ++k) a[k] = std::max(a[k], b[k]);
+      for (Index k = 0; k < kByteTile * kByteTile; ++k) a[k] = std::max(a[k], b[k]);
       std::memcpy(here, a, sizeof(a));
       store_tile(level, i, j, here);
       if (i == j) continue;
@@ -136,7 +136,7 @@ void symmetrize_levels(const LevelTable& directed, LevelTable& level) {
 // before any can pass 255.
 void count_levels(const LevelTable& table, Index count, std::vector<std::int64_t>& counts) {
   const Index n = table.n;
-  counts.assign(static_cast<std::size_t>(count * n), 0);
+  counts.assign(count * n, 0);
   constexpr Index kTogether = 8;
   for (Index t0 = 0; t0 < count; t0 += kTogether) {
     for (Index j0 = 0; j0 < n; j0 += kBytes) {
@@ -168,11 +168,11 @@ void count_levels(const LevelTable& table, Index count, std::vector<std::int64_t
 void count_level_components(const LevelTable& level, Index count, LevelSearch& search,
                             std::vector<std::int64_t>& components) {
   const Index n = level.n;
-  components.assign(static_cast<std::size_t>(count), n);
+  components.assign(count, n);
   std::vector<Level>& best = search.best;
   std::vector<Level>& open = search.open;
-  best.assign(static_cast<std::size_t>(level.stride), 0);
-  open.assign(static_cast<std::size_t>(level.stride), 0);
+  best.assign(level.stride, 0);
+  open.assign(level.stride, 0);
   std::fill(open.begin(), open.begin() + n, Level{0xff});
   Index node = 0;
   for (Index step = 1; step < n; ++step) {

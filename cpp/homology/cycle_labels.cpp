@@ -53,10 +53,10 @@ void CycleLabels::drain() {
       continue;
     }
     const int high = 63 - std::countl_zero(mark);
-    const std::size_t word = (top_ - 1) * 64 + static_cast<std::size_t>(high);
+    const std::size_t word = (top_ - 1) * 64 + high;
     while (set_[word] != 0) {
       const int bit = 63 - std::countl_zero(set_[word]);
-      const auto entry = static_cast<Class>(word * 64 + static_cast<std::size_t>(bit));
+      const auto entry = static_cast<Class>(word * 64 + bit);
       set_[word] ^= std::uint64_t{1} << bit;
       if (is_closed_[entry] != 0) {
         toggle_all(label_of_class_[entry]);  // only older classes, so the sweep stays ahead of it

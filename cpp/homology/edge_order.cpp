@@ -7,7 +7,6 @@
 #include <limits>
 #include <numeric>
 #include <type_traits>
-#include <utility>
 
 #include "matrix/radix_sort.h"
 
@@ -46,23 +45,6 @@ FloatOf<Key> weight_of_key(Key key) {
 template <class Key>
 Key key_of_distance(FloatOf<Key> distance) {
   return std::bit_cast<Key>(distance) & static_cast<Key>(std::numeric_limits<std::make_signed_t<Key>>::max());
-}
-
-// True when everything above the diagonal is a zero of either sign; columns are contiguous in a row.
-template <class Scalar>
-bool is_lower(const Scalar* data, Index n, Index row_stride) {
-  using Bits = std::conditional_t<
-      sizeof(Scalar) == 8, std::uint64_t,
-      std::conditional_t<sizeof(Scalar) == 4, std::uint32_t, std::uint16_t>>;
-  constexpr Bits kMagnitude = std::numeric_limits<std::make_signed_t<Bits>>::max();
-  for (Index i = 0; i < n; ++i) {
-    Bits seen = 0;
-    for (Index j = i + 1; j < n; ++j) {
-      seen = static_cast<Bits>(seen | std::bit_cast<Bits>(data[i * row_stride + j]));
-    }
-    if ((seen & kMagnitude) != 0) return false;
-  }
-  return true;
 }
 
 // An entry is an edge with its key.
@@ -109,28 +91,32 @@ void EdgeOrder::take_row(S& sorter, Index row, const Key* __restrict__ row_keys)
   remoteness[row] = sum;
 }
 
+template <class S>
+void EdgeOrder::begin(S& sorter) {
+  sorter.triangle.resize(n_ * (n_ - 1) / 2);
+  sorter.farthest.assign(n_, 0);
+  sorter.row.resize(n_);
+}
+
 template <class S, class Scalar, class KeyOf>
 void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_of) {
   using Key = typename decltype(sorter.triangle)::value_type;
   using Float = FloatOf<Key>;
-  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous.
-  const bool by_rows = attention.innerStride() <= attention.outerStride();
-  const Index outer = by_rows ? attention.outerStride() : attention.innerStride();
-  const Index inner = by_rows ? attention.innerStride() : attention.outerStride();
-  const Scalar* data = attention.data();
-  sorter.row.resize(static_cast<std::size_t>(n_));
+  const MatrixView<Scalar> lines = along_memory(attention);  // a key is a symmetric function of A, Aᵀ
+  const Index outer = lines.outerStride();
+  const Index inner = lines.innerStride();
+  const Scalar* data = lines.data();
+  begin(sorter);
   Key* __restrict__ row = sorter.row.data();
-  if (inner == 1 && is_lower(data, n_, outer)) {
+  if (inner == 1 && is_causal(lines)) {
     for (Index i = 1; i < n_; ++i) {
       const Scalar* source = data + i * outer;
-      for (Index j = 0; j < i; ++j) {
-        row[j] = key_of(static_cast<Float>(source[j]), Float(0));
-      }
+      for (Index j = 0; j < i; ++j) row[j] = key_of(static_cast<Float>(source[j]), Float(0));
       take_row(sorter, i, row);
     }
     return;
   }
-  sorter.columns.resize(static_cast<std::size_t>(n_ * kTile));
+  sorter.columns.resize(n_ * kTile);
   for (Index first = 0; first < n_; first += kTile) {
     const Index last = std::min(first + kTile, n_);
     for (Index j = 0; j + 1 < last; ++j) {
@@ -156,7 +142,7 @@ template <class Scalar>
 void hellinger_rows(const MatrixView<Scalar>& attention, std::vector<double>& roots,
                     const std::function<void(Index, Index, double)>& visit) {
   const Index n = attention.rows();
-  roots.resize(static_cast<std::size_t>(n * n));
+  roots.resize(n * n);
   for (Index i = 0; i < n; ++i) {
     for (Index j = 0; j < n; ++j) {
       const double entry = static_cast<double>(attention(i, j));
@@ -262,61 +248,34 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
   metric_ = metric;
   wide_ = std::is_same_v<Scalar, double> || metric == Metric::hellinger ||
           (metric == Metric::attention && symmetrize == Symmetrize::mean);
-  remoteness_.assign(static_cast<std::size_t>(n_), 0);
+  remoteness_.assign(n_, 0);
   edges_.clear();
   radius_begin_ = 0;
   batches_ = 0;
   if (n_ < 2) return;
 
-  const auto size = static_cast<std::size_t>(n_);
-  const auto ready = [size](auto& sorter) {
-    sorter.triangle.resize(size * (size - 1) / 2);
-    sorter.farthest.assign(size, 0);
-  };
-  if (wide_) {
-    ready(broad_);
-  } else {
-    ready(narrow_);
-  }
-  const auto larger = [](auto a, auto b) { return key_of_weight<KeyFor<decltype(a)>>(a > b ? a : b); };
-  const auto smaller = [](auto a, auto b) { return key_of_weight<KeyFor<decltype(a)>>(a < b ? a : b); };
-  const auto farther = [](auto a, auto b) { return key_of_distance<KeyFor<decltype(a)>>(a > b ? a : b); };
   if (metric == Metric::hellinger) {
-    broad_.row.resize(size);
+    begin(broad_);
     hellinger_rows(attention, roots_, [this](Index i, Index j, double distance) {
       broad_.row[j] = std::bit_cast<std::uint64_t>(distance);
       if (j + 1 == i) take_row(broad_, i, broad_.row.data());
     });
-  } else if (metric == Metric::attention && symmetrize == Symmetrize::mean) {
-    fill(broad_, attention,
-         [](double a, double b) { return key_of_weight<std::uint64_t>(0.5 * (a + b)); });
+  } else if (metric == Metric::distance) {
+    using Own = Wide<Scalar>;
+    fill(sorter(Own{}), attention,
+         [](Own a, Own b) { return key_of_distance<KeyFor<Own>>(a > b ? a : b); });
   } else {
-    const auto fill_one = [&](auto& sorter) {
-      if (metric == Metric::distance) {
-        fill(sorter, attention, farther);
-      } else if (symmetrize == Symmetrize::max) {
-        fill(sorter, attention, larger);
-      } else {
-        fill(sorter, attention, smaller);
-      }
-    };
-    if constexpr (std::is_same_v<Scalar, double>) {
-      fill_one(broad_);
-    } else {
-      fill_one(narrow_);
-    }
+    with_similarity<Scalar>(symmetrize, metric, [&]<class Float>(Float zero, auto similarity) {
+      fill(sorter(zero), attention,
+           [=](Float a, Float b) { return key_of_weight<KeyFor<Float>>(similarity(a, b)); });
+    });
   }
 }
 
 void EdgeOrder::start() {
-  if (n_ >= 2) {
-    if (wide_) {
-      prepare(broad_);
-    } else {
-      prepare(narrow_);
-    }
-  }
-  vertices_.resize(static_cast<std::size_t>(n_));
+  if (n_ >= 2 && wide_) prepare(broad_);
+  if (n_ >= 2 && !wide_) prepare(narrow_);
+  vertices_.resize(n_);
   std::iota(vertices_.begin(), vertices_.end(), std::uint16_t{0});
   std::sort(vertices_.begin(), vertices_.end(), [&](std::uint16_t a, std::uint16_t b) {
     return remoteness_[a] != remoteness_[b] ? remoteness_[a] < remoteness_[b] : a < b;

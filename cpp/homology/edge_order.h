@@ -26,6 +26,22 @@ inline Edge make_edge(std::uint32_t a, std::uint32_t b) {
 // matrix holding distances of points, none below 0.
 enum class Metric { attention, hellinger, distance };
 
+// Calls visit(Float{}, similarity): similarity(a, b) is how close two tokens are whose entries are
+// a and b, in the type that decides which of two pairs is closer. Not for `hellinger`.
+template <class Scalar, class Visit>
+void with_similarity(Symmetrize symmetrize, Metric metric, Visit&& visit) {
+  constexpr Wide<Scalar> kOwn{};
+  if (metric == Metric::distance) {
+    visit(kOwn, [](auto a, auto b) { return -(a > b ? a : b); });
+  } else if (symmetrize == Symmetrize::mean) {
+    visit(0.0, [](double a, double b) { return 0.5 * (a + b); });
+  } else if (symmetrize == Symmetrize::max) {
+    visit(kOwn, [](auto a, auto b) { return a > b ? a : b; });
+  } else {
+    visit(kOwn, [](auto a, auto b) { return a < b ? a : b; });
+  }
+}
+
 struct WideEntry {
   std::uint64_t key;
   Edge edge;
@@ -81,6 +97,10 @@ class EdgeOrder {
   using Narrow = Sorter<std::uint32_t, std::uint64_t>;  // entry: key << 32 | edge
   using Broad = Sorter<std::uint64_t, WideEntry>;
 
+  Narrow& sorter(float) { return narrow_; }
+  Broad& sorter(double) { return broad_; }
+  template <class S>
+  void begin(S& sorter);
   template <class S, class Scalar, class KeyOf>
   void fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_of);
   template <class S, class Key>

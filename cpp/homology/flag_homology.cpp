@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "homology/flag_homology.h"
 
-#include <algorithm>
 #include <bit>
 #include <numeric>
 
@@ -89,7 +88,7 @@ void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t apex,
       grew = false;
       for (std::size_t k = 0; k < words && left; ++k) {
         for (Word open = rest[k]; open != 0 && left; open &= rest[k]) {
-          const auto vertex = k * 64 + static_cast<std::size_t>(std::countr_zero(open));
+          const std::size_t vertex = k * 64 + std::countr_zero(open);
           open &= open - 1;
           if (!bits::meet<kWords>(row(vertex), reached, words)) continue;
           grew = true;
@@ -100,8 +99,7 @@ void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t apex,
     if (!left) return;
     std::size_t k = 0;
     while (rest[k] == 0) ++k;
-    const auto vertex =
-        static_cast<std::uint32_t>(k * 64 + static_cast<std::size_t>(std::countr_zero(rest[k])));
+    const auto vertex = static_cast<std::uint32_t>(k * 64 + std::countr_zero(rest[k]));
     const CycleLabels::Class gone =
         labels_.close(label(u, apex), label(w, apex), label(u, vertex), label(w, vertex));
     if (gone != CycleLabels::kNone) {
@@ -185,14 +183,14 @@ FlagHomology::Rest FlagHomology::look_ahead_words(const EdgeOrder& order, Edge& 
     bool left = true;
     for (std::size_t k = 0; k < words && left; ++k) {
       for (Word open = own[k]; open != 0 && left; open &= open - 1) {
-        const auto via = k * 64 + static_cast<std::size_t>(std::countr_zero(open));
+        const std::size_t via = k * 64 + std::countr_zero(open);
         left = bits::remove<kWords>(rows_.words() + via * words, beyond, words);
       }
     }
     for (std::size_t k = 0; k < words && left; ++k) {
       for (Word open = beyond[k]; open != 0; open &= open - 1) {
         const std::uint32_t a = vertex_[u];
-        const std::uint32_t b = vertex_[k * 64 + static_cast<std::size_t>(std::countr_zero(open))];
+        const std::uint32_t b = vertex_[k * 64 + std::countr_zero(open)];
         const Edge edge = make_edge(a, b);
         if (--patience == 0) return rest == Rest::opens ? rest : Rest::unknown;
         // Of the edges that will open a class the last is the one worth waiting for.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <type_traits>
@@ -11,7 +10,6 @@
 #include "homology/edge_order.h"
 #include "matrix/radix_sort.h"
 #include "simd/number_lanes.h"
-#include "simd/transpose_tile.h"
 
 namespace attnscope {
 namespace {
@@ -53,14 +51,12 @@ std::uint32_t ordered(float value) {
 template <class Float, class Number, class Scalar, class Combine>
 void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention,
                         Combine combine) {
-  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous.
-  // Beyond n whole tiles hold what no vertex outside reads.
-  const bool by_rows = attention.innerStride() <= attention.outerStride();
-  const auto outer =
-      static_cast<std::size_t>(by_rows ? attention.outerStride() : attention.innerStride());
-  const auto inner =
-      static_cast<std::size_t>(by_rows ? attention.innerStride() : attention.outerStride());
-  const Scalar* data = attention.data();
+  // Weights are symmetric functions of A and its transpose. Beyond n whole tiles hold what no vertex
+  // outside reads.
+  const MatrixView<Scalar> lines = along_memory(attention);
+  const auto outer = static_cast<std::size_t>(lines.outerStride());
+  const auto inner = static_cast<std::size_t>(lines.innerStride());
+  const Scalar* data = lines.data();
   const Float* rows = nullptr;
   std::size_t ld = outer;
   if constexpr (std::is_same_v<Scalar, Float>) {
@@ -76,10 +72,7 @@ void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>&
     }
     rows = growth.widened.data();
   }
-  bool lower = true;
-  for (std::size_t i = 0; lower && i < n_; ++i) {
-    lower = !any_nonzero(rows + i * ld + i + 1, static_cast<Index>(n_ - i - 1), 1);
-  }
+  const bool lower = is_causal(matrix_view(rows, static_cast<Index>(n_), static_cast<Index>(ld), 1));
   growth.square.resize(whole_tiles(n_) * stride_);
   Float* square = growth.square.data();
   alignas(64) Float own[kTile * kTile] = {};
@@ -226,24 +219,9 @@ template <class Scalar>
 void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
                           Metric metric) {
   n_ = static_cast<std::size_t>(attention.rows());
-  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache
-  // sets.
+  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache sets.
   constexpr std::size_t kLine = 16;
   stride_ = ((n_ + kLine - 1) / kLine | 1) * kLine;
-  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
-  const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
-  // The farther two points are, the less similar.
-  const auto nearer = [](auto a, auto b) { return -(a > b ? a : b); };
-  const auto grow_one = [&](auto& growth) {
-    if (metric == Metric::distance) {
-      fill(growth, attention, nearer);
-    } else if (symmetrize == Symmetrize::max) {
-      fill(growth, attention, larger);
-    } else {
-      fill(growth, attention, smaller);
-    }
-    grow(growth);
-  };
   if (metric == Metric::hellinger) {
     wide_.square.assign(n_ * stride_, 0.0);
     hellinger_rows(attention, roots_, [this](Index i, Index j, double distance) {
@@ -251,13 +229,11 @@ void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmet
       wide_.square[row * stride_ + column] = wide_.square[column * stride_ + row] = -distance;
     });
     grow(wide_);
-  } else if (metric == Metric::attention && symmetrize == Symmetrize::mean) {
-    fill(wide_, attention, [](double a, double b) { return 0.5 * (a + b); });
-    grow(wide_);
-  } else if constexpr (std::is_same_v<Scalar, double>) {
-    grow_one(wide_);
   } else {
-    grow_one(narrow_);
+    with_similarity<Scalar>(symmetrize, metric, [&](auto zero, auto similarity) {
+      fill(growth(zero), attention, similarity);
+      grow(growth(zero));
+    });
   }
   const double least = metric == Metric::attention ? 1.0 : 0.0;
   for (double& length : lengths_) length = least - length;

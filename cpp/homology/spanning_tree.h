@@ -34,6 +34,8 @@ class SpanningTree {
     std::vector<Float> found;    // similarity of each edge of the tree
   };
 
+  Growth<float, std::int32_t>& growth(float) { return narrow_; }
+  Growth<double, std::int64_t>& growth(double) { return wide_; }
   template <class Float, class Number, class Scalar, class Combine>
   void fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention, Combine combine);
   template <class Float, class Number>

@@ -185,8 +185,6 @@ void reduce(Lanes* a, Index row, Index vectors, Index n, AlignedBuffer& scratch,
 
 }  // namespace
 
-Index bidiagonal_pack_width() { return kPackWidth; }
-
 // A few vectors beyond n, so that the rows of a power of two do not fall on the same cache sets.
 Index bidiagonal_pack_row(Index n) { return (n + (n % 2 == 0 ? 5 : 4)) * kPackWidth; }
 Index bidiagonal_row(Index n) { return ((n + 7) / 8 + ((n + 7) / 8 % 2 == 0 ? 1 : 0)) * 8; }

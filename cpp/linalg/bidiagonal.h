@@ -10,14 +10,11 @@ namespace attnscope {
 // 1965), in two passes over the trailing matrix a column: one updates it and multiplies it from the
 // left, one multiplies it from the right. Cost 8n³/3.
 
-// Matrices in a pack of `bidiagonalize_pack`.
-Index bidiagonal_pack_width();
-
 // Numbers from one row of a pack, or of one matrix, to the next.
 Index bidiagonal_pack_row(Index n);
 Index bidiagonal_row(Index n);
 
-// A pack: entry (i, j) of its bidiagonal_pack_width() matrices stands side by side at
+// A pack of as many matrices as a vector has lanes: their entries (i, j) stand side by side at
 // pack + i·bidiagonal_pack_row(n) + j·width, on a 64-byte boundary. Overwrites the pack; entry i of
 // the diagonals and superdiagonals goes to diagonal + i·stride (width numbers).
 void bidiagonalize_pack(double* pack, Index n, double* diagonal, double* superdiagonal,

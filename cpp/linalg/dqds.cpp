@@ -18,7 +18,7 @@ Index dqds_width() { return kWidth; }
 void bidiagonal_singular_values(const double* diagonal, const double* superdiagonal, Index n,
                                 std::span<double* const> out, DqdsWorkspace& workspace,
                                 Index most_sweeps) {
-  workspace.values.resize(static_cast<std::size_t>(n * kWidth));
+  workspace.values.resize(n * kWidth);
   double* values = workspace.values.data();
   alignas(64) double scale[kWidth];
   Sweeps sweeps(n, workspace.arrays.resize(Sweeps::kArrays * Sweeps::spacing(n)), values);
@@ -42,8 +42,8 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
   }
 }
 
-void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n,
-                             std::span<double* const> out, DqdsWorkspace& workspace) {
+void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n, Index count,
+                             double* values, DqdsWorkspace& workspace) {
   double* roots = workspace.factors.resize(2 * n * kWidth);
   double* above = roots + n * kWidth;
   alignas(64) double shifts[kWidth];
@@ -80,9 +80,10 @@ void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index
     }
     for (Index lane = 0; lane < kPackWidth; ++lane) shifts[first + lane] = shift[lane];
   }
-  bidiagonal_singular_values(roots, above, n, out, workspace);
-  for (std::size_t lane = 0; lane < out.size(); ++lane) {
-    if (out[lane] == nullptr) continue;
+  double* out[kWidth];
+  for (Index lane = 0; lane < count; ++lane) out[lane] = values + lane * n;
+  bidiagonal_singular_values(roots, above, n, {out, static_cast<std::size_t>(count)}, workspace);
+  for (Index lane = 0; lane < count; ++lane) {
     for (Index i = 0; i < n; ++i) out[lane][i] = out[lane][i] * out[lane][i] - shifts[lane];
   }
 }

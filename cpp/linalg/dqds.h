@@ -9,8 +9,10 @@
 
 namespace attnscope {
 
-// Bidiagonal matrices that `bidiagonal_singular_values` solves side by side.
+// Bidiagonal matrices that `bidiagonal_singular_values` solves side by side, kMostTogether in no
+// instruction set.
 Index dqds_width();
+inline constexpr std::size_t kMostTogether = 32;
 
 struct DqdsWorkspace {
   AlignedBuffer arrays;
@@ -30,11 +32,11 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
                                 std::span<double* const> out, DqdsWorkspace& workspace,
                                 Index most_sweeps = 0);
 
-// Eigenvalues, descending, of dqds_width() symmetric tridiagonal matrices, stored in the same way; those
-// below 0 are as good as the others. Absolute error below 1e-13 of the largest row sum. A matrix that is
-// positive semidefinite to rounding loses nothing to a shift.
-void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n,
-                             std::span<double* const> out, DqdsWorkspace& workspace);
+// Eigenvalues, descending, of dqds_width() symmetric tridiagonal matrices, stored in the same way, of the
+// first `count` to values + lane·n; those below 0 are as good as the others. Absolute error below 1e-13
+// of the largest row sum. A matrix that is positive semidefinite to rounding loses nothing to a shift.
+void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n, Index count,
+                             double* values, DqdsWorkspace& workspace);
 
 // The same as bidiagonal_singular_values for one bidiagonal matrix by bisection on the number of values below a point, which
 // cannot fail. Cost about 60·n².

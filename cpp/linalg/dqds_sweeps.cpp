@@ -2,7 +2,6 @@
 #include "linalg/dqds_sweeps.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace attnscope::dqds {
 

@@ -72,7 +72,7 @@ using Places = std::array<long, static_cast<std::size_t>(kPackWidth)>;
 template <class PlaceOf>
 constexpr Places places(PlaceOf place_of) {
   Places result{};
-  for (Index k = 0; k < kPackWidth; ++k) result[static_cast<std::size_t>(k)] = place_of(k);
+  for (Index k = 0; k < kPackWidth; ++k) result[k] = place_of(k);
   return result;
 }
 inline Lanes picked(Lanes a, Lanes b, const Places& places) {

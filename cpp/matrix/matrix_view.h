@@ -3,6 +3,7 @@
 
 #include <Eigen/Core>
 #include <limits>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -39,25 +40,54 @@ bool any_nonzero(const Scalar* run, Index n, Index stride);
 template <class Scalar>
 bool is_causal(const MatrixView<Scalar>& matrix);
 
-// What `all_finite` and `is_causal` say, in one read; a matrix that is not finite is not causal either.
+// Whether the lines of a matrix, the direction in which it lies in memory, are its rows.
+template <class Scalar>
+bool lines_are_rows(const MatrixView<Scalar>& matrix) {
+  return matrix.innerStride() <= matrix.outerStride();
+}
+
+// The matrix or its transpose, whichever has its rows along memory: for what does not depend on the
+// order.
+template <class Scalar>
+MatrixView<Scalar> along_memory(const MatrixView<Scalar>& matrix) {
+  if (lines_are_rows(matrix)) return matrix;
+  return matrix_view(matrix.data(), matrix.rows(), matrix.innerStride(), matrix.outerStride());
+}
+
+// What `all_finite` and `is_causal` say; a matrix that is not finite is not causal either.
 struct MatrixReading {
   bool finite;
   bool causal;
 };
 
-template <class Scalar>
-MatrixReading read_once(const MatrixView<Scalar>& matrix);
-
-// The same of some lines, for who uses each while it lies in the cache: of rows, or of columns where these are
-// the contiguous ones. `reading` holds what the lines before say and gets what these add; { true, false } asks
-// for entries that are not finite alone.
+// Both in one read, of some lines at a time for who uses each while it lies in the cache. `reading`
+// holds what the lines before say, at first { true, n >= 2 }; { true, false } asks for entries that
+// are not finite alone.
 template <class Scalar>
 void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading);
 
-// Whether the lines of `read_lines` are rows.
+// Which keys each query can see. `causal`: key j is visible to query i when j <= i; `full`: all keys;
+// `mask`: where the boolean view is true (the same size as the matrix, any strides).
+struct Support {
+  enum class Kind { full, causal, mask };
+  Kind kind = Kind::full;
+  const bool* mask = nullptr;
+  Index mask_row_stride = 0;
+  Index mask_column_stride = 0;
+
+  bool visible(Index query, Index key) const {
+    if (kind == Kind::mask) return mask[query * mask_row_stride + key * mask_column_stride];
+    return kind == Kind::full || key <= query;
+  }
+
+  // One past the last key that `query` can see, for loops that skip the masked triangle.
+  Index end(Index query, Index n) const { return kind == Kind::causal ? query + 1 : n; }
+};
+
+// Judges a matrix by itself: causal when everything above its diagonal is exactly 0 (n >= 2), else full.
 template <class Scalar>
-bool lines_are_rows(const MatrixView<Scalar>& matrix) {
-  return matrix.innerStride() <= matrix.outerStride();
+Support auto_support(const MatrixView<Scalar>& matrix) {
+  return {is_causal(matrix) ? Support::Kind::causal : Support::Kind::full};
 }
 
 // The type a kernel computes with after reading a Scalar: exact for all four element types.
@@ -66,17 +96,12 @@ using Wide = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
 
 // Scratch of what reads a matrix row by row: at most 16 rows of it, never the matrix.
 struct RowScratch {
-  std::vector<float> floats;
-  std::vector<double> doubles;
+  std::tuple<std::vector<float>, std::vector<double>> rows;
   std::vector<double> sums;  // of columns
 
   template <class T>
   std::vector<T>& of() {
-    if constexpr (std::is_same_v<T, double>) {
-      return doubles;
-    } else {
-      return floats;
-    }
+    return std::get<std::vector<T>>(rows);
   }
 };
 

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "matrix/rows.h"
 
@@ -36,12 +38,9 @@ void for_each_visible(const MatrixView<Scalar>& attention, const Support& suppor
   });
 }
 
-struct Neighbours {
-  Key at = kNone;
-  Key next = kNone;
-};
+// The entries of rank `rank` and rank + 1 (from 0), the former twice where it is the last.
+using Neighbours = std::pair<double, double>;
 
-// The entries of rank `rank` and rank + 1 (from 0), the latter kNone past the end.
 template <class Scalar>
 Neighbours order_statistics(const MatrixView<Scalar>& attention, const Support& support,
                             std::uint64_t count, std::uint64_t rank, QuantileWorkspace& workspace) {
@@ -52,9 +51,9 @@ Neighbours order_statistics(const MatrixView<Scalar>& attention, const Support& 
   for (int shift = 64 - kDigitBits; inside > (low == 0 ? 4096 : kFew) && low != high;
        shift = std::max(0, shift - kDigitBits)) {
     auto& histogram = workspace.histogram;
-    histogram.assign(static_cast<std::size_t>(((high - low) >> shift) + 1), 0);
+    histogram.assign(((high - low) >> shift) + 1, 0);
     for_each_visible(attention, support, workspace.rows, [&](Key key) {
-      if (key >= low && key <= high) ++histogram[static_cast<std::size_t>((key - low) >> shift)];
+      if (key >= low && key <= high) ++histogram[(key - low) >> shift];
     });
     std::size_t digit = 0;
     while (below + histogram[digit] <= rank) below += histogram[digit++];
@@ -62,7 +61,6 @@ Neighbours order_statistics(const MatrixView<Scalar>& attention, const Support& 
     low += static_cast<Key>(digit) << shift;
     high = low + ((Key{1} << shift) - 1);
   }
-  Neighbours result;
   auto& candidates = workspace.candidates;
   candidates.clear();
   const bool all_equal = low == high;
@@ -75,29 +73,28 @@ Neighbours order_statistics(const MatrixView<Scalar>& attention, const Support& 
     }
   });
   const bool next_inside = rank + 1 < below + inside;
-  if (all_equal) {
-    result.at = low;
-    result.next = next_inside ? low : above;
-    return result;
+  Key at = low;
+  Key next = next_inside ? low : above;
+  if (!all_equal) {
+    const auto place = candidates.begin() + static_cast<std::ptrdiff_t>(rank - below);
+    std::nth_element(candidates.begin(), place, candidates.end());
+    at = *place;
+    if (next_inside) next = *std::min_element(place + 1, candidates.end());
   }
-  const auto at = candidates.begin() + static_cast<std::ptrdiff_t>(rank - below);
-  std::nth_element(candidates.begin(), at, candidates.end());
-  result.at = *at;
-  result.next = next_inside ? *std::min_element(at + 1, candidates.end()) : above;
-  return result;
+  return {value_of(at), value_of(next == kNone ? at : next)};
 }
 
 constexpr Index kSample = 256;
 
 // The same from a sample of entries: two of them bracket the rank almost always, and one read
-// counts what lies below and keeps what lies between. False where the bracket misses or holds too
+// counts what lies below and keeps what lies between. None where the bracket misses or holds too
 // much.
 template <class Scalar>
-bool bracketed(const MatrixView<Scalar>& attention, const Support& support, std::uint64_t count,
-               std::uint64_t rank, QuantileWorkspace& workspace, double* at, double* next) {
+std::optional<Neighbours> bracketed(const MatrixView<Scalar>& attention, const Support& support,
+                                    std::uint64_t count, std::uint64_t rank, QuantileWorkspace& workspace) {
   const Index n = attention.rows();
   const bool causal = support.kind == Support::Kind::causal;
-  if (support.kind == Support::Kind::mask || count <= 4096) return false;
+  if (support.kind == Support::Kind::mask || count <= 4096) return {};
   auto& sample = workspace.sample;
   sample.clear();
   const double step = static_cast<double>(count) / kSample;
@@ -141,16 +138,14 @@ bool bracketed(const MatrixView<Scalar>& attention, const Support& support, std:
       to[kept] = x;
       kept += static_cast<std::size_t>(over & static_cast<int>(x <= high));
     }
-    if (kept > kFew) return false;
+    if (kept > kFew) return {};
   }
-  if (rank < below || rank + 1 >= below + kept) return false;
+  if (rank < below || rank + 1 >= below + kept) return {};
   const auto begin = between.begin();
   const auto place = begin + static_cast<std::ptrdiff_t>(rank - below);
   const auto stop = begin + static_cast<std::ptrdiff_t>(kept);
   std::nth_element(begin, place, stop);
-  *at = *place;
-  *next = *std::min_element(place + 1, stop);
-  return true;
+  return Neighbours(*place, *std::min_element(place + 1, stop));
 }
 
 }  // namespace
@@ -159,20 +154,15 @@ template <class Scalar>
 double visible_quantile(const MatrixView<Scalar>& attention, const Support& support, double q,
                         QuantileWorkspace& workspace) {
   const Index n = attention.rows();
-  Index count = 0;
+  std::uint64_t count = 0;
   for (Index i = 0; i < n; ++i) count += visible_keys(support, i, n);
   if (count == 0) return kNaN;
   const double position = q * static_cast<double>(count - 1);
   const double rank = std::floor(position);
-  double at = 0.0;
-  double next = 0.0;
-  if (!bracketed(attention, support, static_cast<std::uint64_t>(count),
-                 static_cast<std::uint64_t>(rank), workspace, &at, &next)) {
-    const Neighbours found = order_statistics(attention, support, static_cast<std::uint64_t>(count),
-                                              static_cast<std::uint64_t>(rank), workspace);
-    at = value_of(found.at);
-    next = found.next == kNone ? at : value_of(found.next);
-  }
+  const auto before = static_cast<std::uint64_t>(rank);
+  auto found = bracketed(attention, support, count, before, workspace);
+  if (!found) found = order_statistics(attention, support, count, before, workspace);
+  const auto [at, next] = *found;
   return position == rank ? at : at + (next - at) * (position - rank);
 }
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "matrix/support.h"
 
 namespace attnscope {
 

@@ -35,7 +35,7 @@ bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support&
           double* entropy, RowScratch& scratch) {
   const Index n = attention.rows();
   auto& sums = scratch.sums;
-  sums.assign(static_cast<std::size_t>(n + 2 * kPackWidth), 0.0);
+  sums.assign(n + 2 * kPackWidth, 0.0);
   Support read = support;
   if (find_support) read.kind = Support::Kind::full;  // the reader blanks what its support hides
   RowReader<Scalar> reader(attention, read, scratch);
@@ -81,8 +81,7 @@ bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Supp
     pass(attention, false, support, mass, entropy, scratch);
     return true;
   }
-  support = Support{};
-  support.kind = n >= 2 ? Support::Kind::causal : Support::Kind::full;
+  support = {n >= 2 ? Support::Kind::causal : Support::Kind::full};
   if (!pass(attention, true, support, mass, entropy, scratch)) {
     support.kind = Support::Kind::full;
     pass(attention, true, support, mass, entropy, scratch);

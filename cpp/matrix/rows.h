@@ -12,7 +12,6 @@
 #include <limits>
 
 #include "matrix/matrix_view.h"
-#include "matrix/support.h"
 #include "simd/lanes.h"
 
 // Streams a matrix row by row, whatever its strides and element type. Only kernel sources include
@@ -65,6 +64,15 @@ Lanes load_head(const WideType* from, Index count, Index readable) {
   Lanes lanes{};
   for (Index k = 0; k < count; ++k) lanes[k] = static_cast<double>(from[k]);
   return lanes;
+}
+
+// visit(lanes from entry j on, j) for entries [begin, end) of a row, zeros behind the last; `n`
+// entries may be read.
+template <class WideType, class Visit>
+void for_each_lane(const WideType* row, Index begin, Index end, Index n, Visit&& visit) {
+  Index j = begin;
+  for (; j + kPackWidth <= end; j += kPackWidth) visit(load(row + j), j);
+  if (j < end) visit(load_head(row + j, end - j, n - j), j);
 }
 
 inline void store(double* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof(lanes)); }

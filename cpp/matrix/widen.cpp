@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "matrix/padded_vectors.h"
 #include "matrix/rows.h"
 
 namespace attnscope {
@@ -44,10 +45,6 @@ double squares_of(const double* row, Index width) {
   return squares;
 }
 
-void scale(double* row, Index width, double factor) {
-  for (Index k = 0; k < width; ++k) row[k] *= factor;
-}
-
 }  // namespace
 
 double largest_magnitude(const double* values, Index count) {
@@ -78,8 +75,21 @@ double safe_scale(double largest) {
 }
 
 template <class Scalar>
-void widen_row(const MatrixView<Scalar>& matrix, Index i, double* out) {
-  widen_entries(matrix.data() + i * matrix.outerStride(), matrix.innerStride(), matrix.cols(), out);
+void widen_row(const MatrixView<Scalar>& matrix, Index i, Index count, double* out) {
+  widen_entries(matrix.data() + i * matrix.outerStride(), matrix.innerStride(), count, out);
+}
+
+template <class Scalar>
+void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count, double* lines,
+                    double* out) {
+  assert(1 <= matrices.size() && static_cast<Index>(matrices.size()) <= kPackWidth);
+  for (std::size_t lane = 0; lane < matrices.size(); ++lane) {
+    widen_row(matrices[lane], i, count, lines + static_cast<Index>(lane) * count);
+  }
+  std::fill(lines + static_cast<Index>(matrices.size()) * count, lines + kPackWidth * count, 0.0);
+  for (Index j = 0; j < count; ++j) {
+    for (Index lane = 0; lane < kPackWidth; ++lane) out[j * kPackWidth + lane] = lines[lane * count + j];
+  }
 }
 
 template <class Scalar>
@@ -88,15 +98,11 @@ double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
   double largest = 0.0;
   for (Index i = 0; i < n; ++i) {
     double* row = out + i * ld;
-    widen_row(matrix, i, row);
+    widen_row(matrix, i, n, row);
     largest = std::max(largest, largest_magnitude(row, n));
   }
   const double scale = safe_scale(largest);
-  if (scale != 1.0) {
-    for (Index i = 0; i < n; ++i) {
-      for (Index j = 0; j < n; ++j) out[i * ld + j] *= scale;
-    }
-  }
+  for (Index i = 0; i < n && scale != 1.0; ++i) scale_vector(out + i * ld, scale, n);
   return scale;
 }
 
@@ -109,23 +115,23 @@ bool widen_states(const Scalar* states, Index row_stride, Index column_stride, I
     widen_entries(states + i * row_stride, column_stride, width, row);
     const double squares = squares_of(row, width);
     if (squares > kSmallest && squares < kLargest) {
-      if (unit) scale(row, width, 1.0 / std::sqrt(squares));
+      if (unit) scale_vector(row, 1.0 / std::sqrt(squares), width);
       continue;
     }
     const auto inside = [](double x) { return std::isfinite(x); };
     finite = finite && std::all_of(row, row + width, inside);
     if (!unit) continue;
     // Scaled by the largest entry first, so that no square over- or underflows.
-    double largest = 0.0;
-    for (Index k = 0; k < width; ++k) largest = std::max(largest, std::abs(row[k]));
+    const double largest = largest_magnitude(row, width);
     if (!(largest > 0.0)) continue;
     for (Index k = 0; k < width; ++k) row[k] /= largest;
-    scale(row, width, 1.0 / std::sqrt(squares_of(row, width)));
+    scale_vector(row, 1.0 / std::sqrt(squares_of(row, width)), width);
   }
   return finite;
 }
 
 ATTNSCOPE_COMPILE(widen_row);
+ATTNSCOPE_COMPILE(interleave_row);
 ATTNSCOPE_COMPILE(widen);
 ATTNSCOPE_COMPILE(widen_states);
 

@@ -165,31 +165,19 @@ NullLaw::Point NullLaw::at(double x) const {
   return {x, cdf_at(t), integral_at(x, t)};
 }
 
-double NullLaw::angle_of_cdf(double u, double low, double high, double guess) const {
-  const auto slope = [&](double t) {
-    const double s = std::sin(t);
-    if (kind_ == Kind::triangular) {
-      return -(1.0 - 2.0 * s * std::cos(t) / t + s * s / (t * t)) / pi;
-    }
-    return -2.0 * s * s / (pi * value_at(t));
-  };
-  return decreasing_root([&](double t) { return cdf_at(t); }, slope, u, low, high, guess);
-}
-
 NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right) const {
   const double high = angle(left.x);
   const double low = angle(right.x);
   const double share = (u - left.cdf) / (right.cdf - left.cdf);
   const double guess = std::clamp(high + share * (low - high), 1e-12, pi - 1e-12);
-  const double t = angle_of_cdf(u, low, high, guess);
+  const auto slope = [&](double t) {
+    const double s = std::sin(t);
+    if (kind_ == Kind::triangular) return -(1.0 - 2.0 * s * std::cos(t) / t + s * s / (t * t)) / pi;
+    return -2.0 * s * s / (pi * value_at(t));
+  };
+  const double t = decreasing_root([&](double at) { return cdf_at(at); }, slope, u, low, high, guess);
   const double x = std::clamp(value_at(t), left.x, right.x);
   return {x, u, integral_at(x, t)};
-}
-
-double NullLaw::quantile(double u) const {
-  if (u <= 0.0) return value_at(pi);
-  if (u >= 1.0) return edge();
-  return value_at(angle_of_cdf(u, 0.0, pi, std::clamp(pi * (1.0 - u), 1e-3, pi - 1e-3)));
 }
 
 namespace {
@@ -226,7 +214,7 @@ TriangularTable::TriangularTable() {
 
 Index TriangularTable::above(double x) const {
   const auto slot = static_cast<Index>(std::bit_cast<std::uint64_t>(x) >> kSlotShift) - kFirstSlot;
-  Index point = slot < 0 ? 0 : starts_[static_cast<std::size_t>(slot)];
+  Index point = slot < 0 ? 0 : starts_[slot];
   while (points_[point] <= x) ++point;
   return point;
 }

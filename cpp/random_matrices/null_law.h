@@ -14,8 +14,7 @@ namespace attnscope {
 //
 //  * Marchenko–Pastur, full support, 0 < γ = rows/columns <= 1 (Marčenko and Pastur 1967):
 //    x(t) = 1 + γ + 2√γ cos t, on [(1−√γ)², (1+√γ)²].
-//  * triangular, causal support (Dykema and Haagerup, DT-operators and decomposability of
-//  Voiculescu's
+//  * triangular, causal support (Dykema and Haagerup, DT-operators and decomposability of Voiculescu's
 //    circular operator, 2004): x(t) = (sin t/t)·exp(t cot t), F = 1 − t/π + sin²t/(πt), on [0, e].
 class TriangularTable;
 
@@ -25,7 +24,7 @@ class NullLaw {
   // With a table, which must outlive the law, values come several times sooner.
   static NullLaw triangular(const TriangularTable* table = nullptr);
 
-  // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge.
+  // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge, to 1e-13 (5e-12 with a table).
   struct Point {
     double x, cdf, integral;
   };
@@ -37,10 +36,6 @@ class NullLaw {
   double edge() const;
   // F(x), to 1e-14; 0 below the support and 1 above.
   double cdf(double x) const;
-  // ∫_0^x F, to 1e-13 (5e-12 with a table); x above the edge is allowed.
-  double integral(double x) const { return at(x).integral; }
-  // The x with F(x) = u, 0 <= u <= 1.
-  double quantile(double u) const;
 
  private:
   friend class TriangularTable;
@@ -52,7 +47,6 @@ class NullLaw {
   double value_at(double angle) const;
   double cdf_at(double angle) const;
   double integral_at(double x, double angle) const;
-  double angle_of_cdf(double u, double low, double high, double guess) const;
 
   Kind kind_;
   double gamma_;
@@ -68,7 +62,6 @@ class TriangularTable {
   struct Bracket {
     double low, high;  // at most 0.0016 apart
   };
-  Bracket cdf(double x) const { return cdf(x, x); }
   // Of F over [from, to], which is short.
   Bracket cdf(double from, double to) const;
 

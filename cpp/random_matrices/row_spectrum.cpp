@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "random_matrices/row_spectrum.h"
 
-#include <cstring>
-
 #include "linalg/gram.h"
 #include "linalg/panel_tridiagonal.h"
 #include "random_matrices/standard_rows.h"
@@ -10,8 +8,6 @@
 namespace attnscope {
 namespace {
 
-// No instruction set works on more matrices at once.
-constexpr std::size_t kMostTogether = 32;
 // Up to this size a pack stays near the second-level cache; beyond, one matrix at a time does.
 constexpr Index kLargestPacked = 256;
 
@@ -23,7 +19,6 @@ void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* 
   const auto place = [=](Index i) { return causal ? padded_triangle_row(i) : i * n; };
   Lanes* rows = lane_buffer(workspace.rows, place(n));
   Lanes* gram = lane_buffer(workspace.gram, triangle_row(n));
-  Lanes* vectors = lane_buffer(workspace.vectors, 6 * n);
   const Lanes varying =
       standardize_pack(part, causal, place, rows, workspace.lines.resize(kPackWidth * n));
   for (std::size_t lane = 0; lane < part.size(); ++lane) {
@@ -32,11 +27,7 @@ void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* 
   packed_gram(
       n, [&](Index i) { return rows + place(i); },
       [=](Index i) { return causal ? std::min(n, i + 1) : n; }, gram);
-  tridiagonalize(gram, n, vectors, vectors + n, vectors + 2 * n);
-  for (Index i = 0; i < n; ++i) {
-    std::memcpy(diagonal + i * stride, vectors + i, sizeof(Lanes));
-    if (i + 1 < n) std::memcpy(beside + i * stride, vectors + n + i, sizeof(Lanes));
-  }
+  tridiagonalize(gram, n, diagonal, beside, stride, workspace.vectors);
 }
 
 // The same of one matrix; returns how many rows vary.
@@ -49,7 +40,7 @@ Index reduce_one(const MatrixView<Scalar>& matrix, bool causal, double* diagonal
   for (Index i = 0; i < n; ++i) {
     double* row = rows + i * n;
     const Index count = causal ? i + 1 : n;
-    widen_row(matrix, i, row);
+    widen_row(matrix, i, count, row);
     const bool varies = standardize_row(row, count);
     std::fill(row + (varies ? count : 0), row + n, 0.0);
     kept += varies ? 1 : 0;
@@ -71,28 +62,25 @@ void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
   double* diagonal = workspace.tridiagonals.resize(2 * n * width);
   double* beside = diagonal + n * width;
   std::fill(diagonal, diagonal + 2 * n * width, 0.0);
-  workspace.kept.resize(static_cast<std::size_t>(width));
+  workspace.kept.resize(width);
   Index* kept = workspace.kept.data();
   if (n <= kLargestPacked) {
     for (Index first = 0; first < count; first += kPackWidth) {
-      const auto size = static_cast<std::size_t>(std::min(kPackWidth, count - first));
-      reduce_pack(matrices.subspan(static_cast<std::size_t>(first), size), causal, diagonal + first,
+      reduce_pack(matrices.subspan(first, std::min(kPackWidth, count - first)), causal, diagonal + first,
                   beside + first, width, kept + first, workspace);
     }
   } else {
     for (Index lane = 0; lane < count; ++lane) {
-      kept[lane] = reduce_one(matrices[static_cast<std::size_t>(lane)], causal, diagonal + lane,
+      kept[lane] = reduce_one(matrices[lane], causal, diagonal + lane,
                               beside + lane, width, workspace);
     }
   }
   const double scale = 1.0 / static_cast<double>(n);
   for (Index i = 0; i < 2 * n * width; ++i) diagonal[i] *= scale;
-  workspace.values.resize(static_cast<std::size_t>(count * n));
-  double* out[kMostTogether];
-  for (Index lane = 0; lane < count; ++lane) out[lane] = workspace.values.data() + lane * n;
-  tridiagonal_eigenvalues(diagonal, beside, n,
-                          std::span<double* const>(out, static_cast<std::size_t>(count)), workspace.dqds);
-  for (Index lane = 0; lane < count; ++lane) std::reverse(out[lane], out[lane] + n);
+  workspace.values.resize(count * n);
+  double* values = workspace.values.data();
+  tridiagonal_eigenvalues(diagonal, beside, n, count, values, workspace.dqds);
+  for (Index lane = 0; lane < count; ++lane) std::reverse(values + lane * n, values + (lane + 1) * n);
 }
 
 ATTNSCOPE_COMPILE(row_spectra);

@@ -6,59 +6,21 @@
 
 namespace attnscope {
 
-double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor) {
+CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor,
+                                     double error, const TriangularTable* table) {
   const double k = static_cast<double>(values.size());
-  const auto first = std::lower_bound(values.begin(), values.end(), floor);
-  Index below = first - values.begin();
-  double distance = std::abs(static_cast<double>(below) / k - law.cdf(floor));
-  for (auto value = first; value != values.end(); ++value, ++below) {
-    const double at = law.cdf(*value);
-    distance = std::max({distance, std::abs(static_cast<double>(below) / k - at),
-                         std::abs(static_cast<double>(below + 1) / k - at)});
-  }
-  return distance;
-}
-
-double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangular, double floor,
-                          const TriangularTable& table) {
-  const double k = static_cast<double>(values.size());
-  const auto first = std::lower_bound(values.begin(), values.end(), floor);
-  const auto below = first - values.begin();
-  // The largest difference is at least `certain`; a point matters if its own can reach that.
-  double certain = 0.0;
-  const auto bracket = [&](std::size_t i) {
-    const auto [low, high] = table.cdf(values[i]);
-    const double before = static_cast<double>(i) / k;
-    const double after = static_cast<double>(i + 1) / k;
-    const double least = std::max({0.0, low - before, after - high});
-    const double most = std::max(high - before, after - low);
-    return std::pair(least, most);
+  const auto place_of = [&](double x) {
+    return static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), x) - values.begin());
   };
-  for (auto i = static_cast<std::size_t>(below); i < values.size(); ++i) {
-    certain = std::max(certain, bracket(i).first);
-  }
-  double distance = std::abs(static_cast<double>(below) / k - triangular.cdf(floor));
-  for (auto i = static_cast<std::size_t>(below); i < values.size(); ++i) {
-    if (bracket(i).second < certain || bracket(i).second <= distance) continue;
-    const double at = triangular.cdf(values[i]);
-    distance = std::max({distance, std::abs(static_cast<double>(i) / k - at),
-                         std::abs(static_cast<double>(i + 1) / k - at)});
-  }
-  return distance;
-}
-
-CertifiedDistance kolmogorov_smirnov_within(std::span<const double> values, const NullLaw& law,
-                                            double floor, double error, const TriangularTable* table) {
-  const double k = static_cast<double>(values.size());
-  const std::size_t below =
-      static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), floor) - values.begin());
   const auto differences = [&](std::size_t i, double low, double high) {
     // |F_emp − F| on either side of value i, F between low and high: at least and at most.
     const double before = static_cast<double>(i) / k;
     const double after = static_cast<double>(i + 1) / k;
     return std::pair(std::max({0.0, low - before, after - high}), std::max(high - before, after - low));
   };
+  // What is known of a value before F is solved for it alone.
   const auto coarse = [&](std::size_t i) {
+    if (table == nullptr && error == 0.0) return std::pair(0.0, 1.0);
     const double from = std::max(values[i] - error, floor);
     const double to = std::max(values[i] + error, floor);
     if (table == nullptr) return differences(i, law.cdf(from), law.cdf(to));
@@ -66,27 +28,25 @@ CertifiedDistance kolmogorov_smirnov_within(std::span<const double> values, cons
     return differences(i, low, high);
   };
   // Values within the error of the floor may lie on either side.
-  const auto first_sure = std::lower_bound(values.begin(), values.end(), floor + error);
-  const auto first_maybe = std::lower_bound(values.begin(), values.end(), floor - error);
+  const std::size_t start = place_of(floor - error), below = place_of(floor);
+  const std::size_t sure = place_of(floor + error);
   const double at_floor = law.cdf(floor);
-  const double fewest = static_cast<double>(first_maybe - values.begin()) / k;
-  const double most = static_cast<double>(first_sure - values.begin()) / k;
+  const double fewest = static_cast<double>(start) / k;
+  const double most = static_cast<double>(sure) / k;
   double distance = std::abs(static_cast<double>(below) / k - at_floor);
   double highest = std::max(std::abs(fewest - at_floor), std::abs(most - at_floor));
   double certain = fewest == most ? distance : 0.0;
-  const auto start = static_cast<std::size_t>(first_maybe - values.begin());
-  const auto sure = static_cast<std::size_t>(first_sure - values.begin());
   for (std::size_t i = sure; i < values.size(); ++i) certain = std::max(certain, coarse(i).first);
   double lowest = fewest == most ? distance : 0.0;
   for (std::size_t i = start; i < values.size(); ++i) {
     if (coarse(i).second < certain) continue;
-    const double low = law.cdf(std::max(values[i] - error, floor));
-    const double high = law.cdf(std::max(values[i] + error, floor));
+    const double at = law.cdf(values[i]);
+    const double low = error > 0.0 ? law.cdf(std::max(values[i] - error, floor)) : at;
+    const double high = error > 0.0 ? law.cdf(std::max(values[i] + error, floor)) : at;
     const auto [least, greatest] = differences(i, low, high);
     highest = std::max(highest, greatest);
     if (i >= sure) lowest = std::max(lowest, least);
     if (i < below) continue;
-    const double at = law.cdf(values[i]);
     distance = std::max({distance, std::abs(static_cast<double>(i) / k - at),
                          std::abs(static_cast<double>(i + 1) / k - at)});
   }
@@ -139,15 +99,14 @@ void leave_one_out_deviations(std::vector<std::pair<double, Index>>& pool, Index
                               double floor, std::vector<Index>& seen,
                               std::vector<double>& deviations) {
   std::sort(pool.begin(), pool.end());
-  seen.assign(static_cast<std::size_t>(count), 0);
-  deviations.assign(static_cast<std::size_t>(count), 0.0);
+  seen.assign(count, 0);
+  deviations.assign(count, 0.0);
   const double own_weight = 1.0 / static_cast<double>(size);
   const double others_weight = 1.0 / static_cast<double>(size * (count - 1));
   const auto note = [&](Index sample, Index total) {
-    const auto at = static_cast<std::size_t>(sample);
-    const double own = static_cast<double>(seen[at]) * own_weight;
-    const double others = static_cast<double>(total - seen[at]) * others_weight;
-    deviations[at] = std::max(deviations[at], std::abs(own - others));
+    const double own = static_cast<double>(seen[sample]) * own_weight;
+    const double others = static_cast<double>(total - seen[sample]) * others_weight;
+    deviations[sample] = std::max(deviations[sample], std::abs(own - others));
   };
   std::size_t end = 0;
   while (end < pool.size() && pool[end].first < floor) ++seen[pool[end++].second];

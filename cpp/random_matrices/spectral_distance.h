@@ -14,21 +14,14 @@ namespace attnscope {
 // below.
 inline constexpr double kResolvedShare = 1e-12;
 
-// sup |F_emp(x) − F(x)| over x >= floor.
-double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor);
-
-// The same for the triangular law: a table brackets every difference, and only those that can be
-// the largest are computed.
-double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangular, double floor,
-                          const TriangularTable& table);
-
-// The same for values that are only known to ±error. `uncertain`: the largest difference may be as far
-// from `distance` as that. A table, where there is one, belongs to the law.
+// sup |F_emp(x) − F(x)| over x >= floor, of values that are known to ±error: the largest difference
+// may be `uncertain` away from `distance`. A table of the law, where there is one, brackets every
+// difference, and only those that can be the largest are computed.
 struct CertifiedDistance {
   double distance, uncertain;
 };
-CertifiedDistance kolmogorov_smirnov_within(std::span<const double> values, const NullLaw& law,
-                                            double floor, double error, const TriangularTable* table);
+CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor,
+                                     double error = 0.0, const TriangularTable* table = nullptr);
 
 // ∫ |F_emp − F| dx over [0, ∞).
 double wasserstein(std::span<const double> values, const NullLaw& law);

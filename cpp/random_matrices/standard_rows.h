@@ -98,20 +98,12 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
 template <class Scalar, class Place>
 Lanes standardize_pack(std::span<const MatrixView<Scalar>> matrices, bool causal, const Place& place,
                        Lanes* rows, double* lines) {
-  assert(1 <= matrices.size() && static_cast<Index>(matrices.size()) <= kPackWidth);
   const Index n = matrices.front().rows();
-  std::fill(lines, lines + kPackWidth * n, 0.0);
   Lanes kept{};
   for (Index i = 0; i < n; ++i) {
-    for (std::size_t lane = 0; lane < matrices.size(); ++lane) {
-      widen_row(matrices[lane], i, lines + static_cast<Index>(lane) * n);
-    }
     const Index count = causal ? i + 1 : n;
     Lanes* row = rows + place(i);
-    double* to = reinterpret_cast<double*>(row);
-    for (Index j = 0; j < count; ++j) {
-      for (Index lane = 0; lane < kPackWidth; ++lane) to[j * kPackWidth + lane] = lines[lane * n + j];
-    }
+    interleave_row(matrices, i, count, lines, reinterpret_cast<double*>(row));
     std::fill(row + count, rows + place(i + 1), Lanes{});
     kept += standardize_lanes(row, count) ? broadcast(1.0) : Lanes{};
   }

@@ -2,7 +2,6 @@
 #include "signals/fourier.h"
 
 #include <algorithm>
-#include <cmath>
 #include <complex>
 #include <map>
 #include <numbers>
@@ -45,6 +44,14 @@ struct Fourier::Plans {
   std::vector<Complex> spectrum;
   std::vector<Complex> product;
 
+  // The first half of the transform of x [count] and zeros up to `size`, to `spectrum`.
+  void forward(const double* x, Index count, Index size) {
+    padded.assign(size, 0.0);
+    std::copy(x, x + count, padded.begin());
+    spectrum.resize(size / 2 + 1);
+    transform.fwd(spectrum.data(), padded.data(), size);
+  }
+
   const Chirp& chirp(Index count) {
     Chirp& chirp = chirps[count];
     if (chirp.size != 0) return chirp;
@@ -56,8 +63,8 @@ struct Fourier::Plans {
       const double angle = std::numbers::pi * static_cast<double>((t * t) % (2 * count)) /
                            static_cast<double>(count);
       chirp.factor.push_back(std::polar(1.0, -angle));
-      wrapped[static_cast<std::size_t>(t)] = std::polar(1.0, angle);
-      if (t > 0) wrapped[size - static_cast<std::size_t>(t)] = std::polar(1.0, angle);
+      wrapped[t] = std::polar(1.0, angle);
+      if (t > 0) wrapped[size - t] = std::polar(1.0, angle);
     }
     chirp.response.resize(size);
     transform.fwd(chirp.response.data(), wrapped.data(), chirp.size);
@@ -71,13 +78,8 @@ Fourier::Fourier(Fourier&&) noexcept = default;
 Fourier& Fourier::operator=(Fourier&&) noexcept = default;
 
 void Fourier::power(const double* x, Index count, Index size, double* power) {
-  Plans& plans = *plans_;
-  const auto length = static_cast<std::size_t>(size);
-  plans.padded.assign(length, 0.0);
-  std::copy(x, x + count, plans.padded.begin());
-  plans.spectrum.resize(length / 2 + 1);
-  plans.transform.fwd(plans.spectrum.data(), plans.padded.data(), size);
-  for (std::size_t k = 0; k <= length / 2; ++k) power[k] = std::norm(plans.spectrum[k]);
+  plans_->forward(x, count, size);
+  for (Index k = 0; k <= size / 2; ++k) power[k] = std::norm(plans_->spectrum[k]);
 }
 
 void Fourier::exact_power(const double* x, Index count, double* power) {
@@ -88,9 +90,7 @@ void Fourier::exact_power(const double* x, Index count, double* power) {
     return;
   }
   if (largest_prime_factor(count) <= kLargestDirectPrime) {
-    plans.spectrum.resize(length / 2 + 1);
-    plans.padded.assign(x, x + count);
-    plans.transform.fwd(plans.spectrum.data(), plans.padded.data(), count);
+    plans.forward(x, count, count);
     for (std::size_t k = 0; k < length; ++k) {
       power[k] = std::norm(plans.spectrum[std::min(k, length - k)]);
     }
@@ -112,10 +112,7 @@ void Fourier::autocorrelation(const double* x, Index count, double* out) {
   const Index size = fast_length(2 * count - 1);
   const auto half = static_cast<std::size_t>(size) / 2;
   std::vector<double>& values = plans.padded;
-  values.assign(static_cast<std::size_t>(size), 0.0);
-  std::copy(x, x + count, values.begin());
-  plans.spectrum.resize(half + 1);
-  plans.transform.fwd(plans.spectrum.data(), values.data(), size);
+  plans.forward(x, count, size);
   for (std::size_t k = 0; k <= half; ++k) {
     values[k] = std::norm(plans.spectrum[k]);
     if (k > 0) values[static_cast<std::size_t>(size) - k] = values[k];
@@ -123,7 +120,7 @@ void Fourier::autocorrelation(const double* x, Index count, double* out) {
   // The power is real and even, so its inverse transform is the forward one over the size.
   plans.transform.fwd(plans.spectrum.data(), values.data(), size);
   for (Index k = 0; k < count; ++k) {
-    out[k] = plans.spectrum[static_cast<std::size_t>(k)].real() / static_cast<double>(size);
+    out[k] = plans.spectrum[k].real() / static_cast<double>(size);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "matrix/rows.h"
 #include "signals/signal.h"
+#include "simd/logarithm.h"
 
 // Hands out the signals of a map one by one. Only kernel sources include it.
 namespace attnscope {
@@ -30,6 +31,17 @@ inline int rescale(double* x, Index count) {
   std::frexp(largest, &exponent);
   for (Index t = 0; t < count; ++t) x[t] = std::ldexp(x[t], -exponent);
   return exponent;
+}
+
+// −Σ p log p of the shares p = share(x) of a signal's entries, none of them negative.
+template <class Share>
+double entropy_of(const double* x, Index count, Share&& share) {
+  Lanes sums{};
+  for_each_lane(x, 0, count, count, [&](Lanes entries, Index) {
+    const Lanes p = share(entries);
+    sums += p * bounded_log(p);
+  });
+  return std::max(0.0, 0.0 - sum_of_lanes(sums));
 }
 
 // The visible entries of row i in the order of their keys, to `signal`; false where nothing is left
@@ -81,10 +93,9 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
     return;
   }
   const Index first = options.drop_first ? 1 : 0;
-  std::vector<double> total(static_cast<std::size_t>(n), 0.0);
+  std::vector<double> total(n, 0.0);
   std::vector<double>& pairs = scratch.pairs;
-  pairs.assign(static_cast<std::size_t>(n), 0.0);
-  Index rows = 0;
+  pairs.assign(n, 0.0);
   for (Index i = 0; i < n; ++i) {
     const auto* row = reader.row(i);
     const Index end = reader.end(i);
@@ -99,25 +110,20 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
       const auto x = static_cast<double>(row[j]);
       return options.drop_first ? x / rest : x;
     };
-    if (options.kind == Kind::mean) {
-      if (visible_keys(support, i, n) - first < options.min_keys) continue;
+    const auto add_to = [&](auto&& place_of) {
       for (Index j = first; j < end; ++j) {
         if (support.kind == Support::Kind::mask && !support.visible(i, j)) continue;
-        total[static_cast<std::size_t>(j - first)] += entry(j);
-        pairs[static_cast<std::size_t>(j - first)] += 1.0;
+        total[place_of(j)] += entry(j);
+        pairs[place_of(j)] += 1.0;
       }
-      ++rows;
-      continue;
-    }
-    for (Index j = first; j < end; ++j) {
-      if (support.kind == Support::Kind::mask && !support.visible(i, j)) continue;
-      const auto distance = static_cast<std::size_t>(i < j ? j - i : i - j);
-      total[distance] += entry(j);
-      pairs[distance] += 1.0;
+    };
+    if (options.kind == Kind::offset) {
+      add_to([i](Index j) { return i < j ? j - i : i - j; });
+    } else if (visible_keys(support, i, n) - first >= options.min_keys) {
+      add_to([first](Index j) { return j - first; });
     }
   }
   if (options.kind == Kind::mean) {
-    if (rows == 0) return;
     signal.assign(total.begin(), total.end() - first);
     pairs.resize(signal.size());
     // A key that none of them sees is left out of the signal.

@@ -102,11 +102,11 @@ from attnscope.metrics.positions.toeplitz import ToeplitzSplit as ToeplitzSplit
 from attnscope.metrics.positions.toeplitz import mask_only as mask_only
 from attnscope.metrics.positions.toeplitz import offset_variance as offset_variance
 from attnscope.metrics.positions.toeplitz import toeplitz_split as toeplitz_split
-from attnscope.metrics.signals.harmonics import harmonic_distortion as harmonic_distortion
-from attnscope.metrics.signals.harmonics import softmax_harmonics as softmax_harmonics
 from attnscope.metrics.signals.locality import local_global_ratio as local_global_ratio
 from attnscope.metrics.signals.power_spectrum import PowerSpectrum as PowerSpectrum
+from attnscope.metrics.signals.power_spectrum import harmonic_distortion as harmonic_distortion
 from attnscope.metrics.signals.power_spectrum import power_spectrum as power_spectrum
+from attnscope.metrics.signals.power_spectrum import softmax_harmonics as softmax_harmonics
 from attnscope.metrics.signals.uncertainty import SpectralUncertainty as SpectralUncertainty
 from attnscope.metrics.signals.uncertainty import spectral_uncertainty as spectral_uncertainty
 from attnscope.metrics.signals.wavelet import WaveletTransform as WaveletTransform

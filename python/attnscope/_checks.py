@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _core, _device
+from attnscope import _core
 from attnscope._memory import SMALLEST_BATCH, announce
 from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
@@ -23,6 +23,8 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LARGEST_ENTRY = 1.0 + 1e-2
 
 Lengths = torch.Tensor | Sequence[int] | int | None
+
+_warned = False
 
 
 class Attention(NamedTuple):
@@ -38,6 +40,12 @@ class Attention(NamedTuple):
     @property
     def leading(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape[:-2])
+
+    def inside(self) -> torch.Tensor:
+        """Which tokens lie within the lengths, bool [..., n]."""
+        place = torch.arange(self.n)
+        within = place >= 0 if self.lengths is None else place < self.lengths[..., None]
+        return within.expand(*self.leading, self.n)
 
 
 def attention_argument(
@@ -60,49 +68,36 @@ def attention_argument(
         announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
         _validate(function, name, checked)
-    if rows and name == "attention":
+    if rows and name in ("attention", "heads"):
         judge_rows(function, tensor, given, refuse=validate)
     return checked
 
 
 def heads_argument(
     function: str, heads: Any, lengths: Lengths = None, *, validate: bool = False
-) -> tuple[Attention, torch.Tensor | None]:
-    """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h].
-
-    Returns the batch with a length per matrix, and the lengths per layer.
-    """
-    checked = attention_argument(function, heads, None, validate=False, name="heads")
-    if checked.tensor.ndim < 3 or checked.tensor.shape[-3] == 0:
+) -> Attention:
+    """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h]."""
+    tensor = square_tensor(function, "heads", heads)
+    leading = tuple(tensor.shape[:-2])
+    if not leading or leading[-1] == 0:
         raise ValueError(
             f"{function}: heads must have at least three dimensions [..., h, n, n] with h >= 1, "
-            f"got shape {tuple(checked.tensor.shape)}"
+            f"got shape {tuple(tensor.shape)}"
         )
-    layers = _one_per_layer(function, lengths, checked)
-    each = None if layers is None else layers.unsqueeze(-1).expand(checked.leading).contiguous()
-    checked = Attention(checked.tensor, each)
-    if flag(function, "validate", validate):
-        _validate(function, "heads", checked)
-    judge_rows(function, checked.tensor, each, refuse=validate)
-    return checked, layers
-
-
-def _one_per_layer(function: str, lengths: Lengths, heads: Attention) -> torch.Tensor | None:
-    """A length for each layer, from one per layer or from equal ones for its heads, as [B, 1] of a batch."""
-    if lengths is None or as_tensor(function, "lengths", lengths).ndim < len(heads.leading):
-        return lengths_argument(function, lengths, heads.leading[:-1], heads.n)
-    each = lengths_argument(function, lengths, heads.leading, heads.n)
-    assert each is not None
-    if bool((each != each[..., :1]).any()):
+    per_layer = lengths is None or as_tensor(function, "lengths", lengths).ndim < len(leading)
+    each = lengths_argument(function, lengths, leading[:-1] if per_layer else leading, tensor.shape[-1])
+    if each is not None and per_layer:
+        each = each.unsqueeze(-1).expand(leading)
+    elif each is not None and bool((each != each[..., :1]).any()):
         raise ValueError(f"{function}: lengths of the heads of one layer must be equal, got {each.tolist()}")
-    return each[..., 0].contiguous()
+    return attention_argument(function, tensor, each, validate=validate, name="heads")
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """`value` as a float tensor [..., n, n] on the CPU."""
     if _core.is_plain_batch(value):
         return value
-    tensor = _device.to_host(float_tensor(function, name, value))
+    tensor = to_host(float_tensor(function, name, value))
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
         raise ValueError(f"{function}: {name} must have at least two dimensions [..., n, n], {got}")
@@ -124,37 +119,56 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
             if isinstance(value, (tuple, list)) and len(value) and hasattr(value[0], "shape"):
                 got += f"; torch.stack makes one tensor of its {len(value)}"
             raise TypeError(f"{function}: {name} must be a torch.Tensor or an array, got {got}")
-        if not hasattr(value, "__dlpack__"):  # a pandas or xarray object, which torch does not know
-            value = np.asarray(value)
         value = _shared(value)
-        with warnings.catch_warnings():
-            # The core only reads, so a read-only NumPy array is as good as any.
-            warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
-            value = as_tensor(function, name, value)
-    if value.is_nested:
-        raise ValueError(f"{function}: {name} must be one dense tensor, got a nested tensor; pad it")
-    if value.dtype not in FLOATS:
+    tensor = as_tensor(function, name, value)
+    if tensor.dtype not in FLOATS:
         raise ValueError(
-            f"{function}: {name} must be float16, bfloat16, float32 or float64, got {value.dtype}"
+            f"{function}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}"
         )
-    if value.layout != torch.strided:
-        raise ValueError(f"{function}: {name} must be a dense tensor, got layout {value.layout}")
-    if value.device.type == "meta":
-        raise ValueError(
-            f"{function}: {name} must hold data, got shape {tuple(value.shape)} on the meta device"
-        )
-    detached: torch.Tensor = value.detach()
     # A conjugate or negative view keeps its sign beside its memory, which is what the core reads.
-    return detached.resolve_neg()
+    return tensor.detach().resolve_neg()
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself when it lives on the CPU; otherwise a host copy, as no kernel has a device version.
+
+    A CUDA tensor goes through a pinned buffer on a stream of its own, which waits for the caller's stream
+    and not for the whole device, so kernels that the caller has queued elsewhere keep running.
+    """
+    if tensor.device.type == "cpu":
+        return tensor
+    _warn_once(tensor.device)
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    side = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(tensor.device))
+    with torch.cuda.stream(side):
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(side)
+    side.synchronize()
+    return host
+
+
+def _warn_once(device: torch.device) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warn(
+            f"attnscope computes on the CPU: tensors on {device} are copied to pinned host memory once per "
+            "call, and results come back on the CPU",
+            UserWarning,
+        )
 
 
 def _shared(value: Any) -> Any:
     """An array of JAX, CuPy or another library as a tensor of the same memory, where it gives that away.
 
-    NumPy's own arrays are left to torch, which reads those that must not be written too.
+    NumPy's own arrays are left to torch, which reads those that must not be written too; objects of pandas
+    and xarray, which torch does not know, become such arrays.
     """
-    if isinstance(value, np.ndarray):
-        return value
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack__"):
+        return np.asarray(value)
     try:
         return torch.utils.dlpack.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError):
@@ -166,26 +180,24 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
 
     With no `dtype` a list of Python numbers becomes float32.
     """
+    # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
+    read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
-        with warnings.catch_warnings() if _is_read_only(value) else nullcontext():
-            if _is_read_only(value):
-                # torch warns of memory that must not be written, and nothing here writes into an argument
+        with warnings.catch_warnings() if read_only else nullcontext():
+            if read_only:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.as_tensor(value, dtype=dtype)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:
         raise ValueError(f"{function}: {name} cannot be read as a tensor: {error}") from None
-    if tensor.device.type == "meta":
-        raise TypeError(f"{function}: {name} must hold data, got a tensor on the meta device")
-    if tensor.layout != torch.strided or tensor.is_nested:
+    if tensor.is_nested:
+        raise ValueError(f"{function}: {name} must be one dense tensor, got a nested tensor; pad it")
+    if tensor.layout != torch.strided:
         raise ValueError(f"{function}: {name} must be a dense tensor, got layout {tensor.layout}")
+    if tensor.device.type == "meta":
+        raise ValueError(f"{function}: {name} must hold data, got {tuple(tensor.shape)} on the meta device")
     return tensor
-
-
-def _is_read_only(value: Any) -> bool:
-    """Whether it is an array that must not be written, as pandas gives the columns of its tables."""
-    return isinstance(value, np.ndarray) and not value.flags.writeable
 
 
 def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:
@@ -202,19 +214,17 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
         thresholds = [thresholds]
     if not isinstance(thresholds, Iterable):
         raise TypeError(f'{function}: thresholds must be numbers or "k/n", got {thresholds!r}')
-    values: list[float] = []
-    over_n: list[bool] = []
-    for entry in thresholds:
-        over_n.append(isinstance(entry, str))
-        value = (
-            _fraction_of_n(function, entry) if isinstance(entry, str) else real(function, "thresholds", entry)
-        )
-        if not isinstance(entry, str) and not 0.0 < value < 1.0:
-            raise ValueError(f"{function}: thresholds must lie strictly between 0 and 1, got {value!r}")
-        values.append(value)
-    if not values:
+    entries = list(thresholds)
+    if not entries:
         raise ValueError(f"{function}: thresholds must hold at least one value, got none")
+    values = [
+        _fraction_of_n(function, one)
+        if isinstance(one, str)
+        else fraction_argument(function, "thresholds", one)
+        for one in entries
+    ]
     given = torch.tensor(values, dtype=torch.float64)
+    over_n = [isinstance(one, str) for one in entries]
     if not any(over_n):
         return given
     n: Any = attention.n if attention.lengths is None else attention.lengths.reshape(-1, 1)
@@ -276,11 +286,6 @@ def flag(function: str, name: str, value: Any) -> bool:
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}") from None
 
 
-def threshold_argument(function: str, threshold: float | None) -> float | None:
-    """One threshold in (0, 1), or None."""
-    return None if threshold is None else fraction_argument(function, "threshold", threshold)
-
-
 def fraction_argument(function: str, name: str, value: Any) -> float:
     """`value` as a number in (0, 1)."""
     number = real(function, name, value)
@@ -300,14 +305,12 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
     """`support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
     if isinstance(support, str):
         return choice_argument(function, "support", support, ("auto", "causal", "full"))
-    if not isinstance(support, torch.Tensor):
-        support = as_tensor(function, "support", support)
+    support = as_tensor(function, "support", support)
     if support.dtype != torch.bool:
         raise ValueError(f"{function}: support must be boolean, got {support.dtype}")
-    expanded(
-        f"{function}: support", support, attention.tensor.shape, "does not broadcast to attention of shape"
-    )
-    return _device.to_host(support)
+    words = "does not broadcast to attention of shape"
+    expanded(f"{function}: support", support, attention.tensor.shape, words)
+    return to_host(support)
 
 
 def computed(
@@ -333,12 +336,12 @@ def finished(
 
 
 def _fraction_of_n(function: str, text: str) -> float:
-    numerator, slash, denominator = text.partition("/")
+    numerator, _, denominator = text.partition("/")
     try:
         value = float(numerator)
     except ValueError:
         value = math.nan
-    if slash != "/" or denominator.strip() != "n" or not value > 0.0 or not math.isfinite(value):
+    if denominator.strip() != "n" or not 0.0 < value < math.inf:
         raise ValueError(f'{function}: a threshold in words must read "k/n" with k > 0, got {text!r}')
     return value
 

@@ -60,9 +60,7 @@ def _check_stub() -> None:
     from attnscope import _build
 
     stub = Path(__file__).with_name("_core.pyi")
-    # A core built before this line existed, or a package without its stub, cannot be checked.
-    built = getattr(_build, "STUB", "")
-    if built and stub.is_file() and hashlib.sha256(stub.read_bytes()).hexdigest() != built:
+    if stub.is_file() and hashlib.sha256(stub.read_bytes()).hexdigest() != _build.STUB:
         raise ImportError(
             "attnscope: the compiled core is of another state of the sources than the Python files. "
             "Build it again: pip install -e ."

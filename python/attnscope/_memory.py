@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -45,14 +46,11 @@ _ROW_BY_ROW = frozenset(
 
 def free_bytes() -> int:
     """Memory that this process can still get: what the machine has free, within the process's own limit."""
-    free = 0
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            free = int(line.split()[1]) * 1024
+    available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text("ascii"))
+    free = int(available[1]) * 1024 if available else 0
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
-        taken = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
-        free = min(free, max(0, limit - taken))
+        free = min(free, max(0, limit - _own_bytes(0)))
     return free
 
 
@@ -64,44 +62,42 @@ def workspace_bytes(n: int, count: int = 1) -> int:
 def announce(function: str, n: int, count: int) -> None:
     """Warns before a call whose workspace, or the least of whose results, would exceed what can be had."""
     # A number for every map is the least that a metric keeps of it.
-    if 8 * count >= _SMALLEST_RESULT and (kept := 8 * count) > (free := free_bytes()):
-        warn(
-            f"{function}: what is kept of {count} maps needs at least {kept / 1024**3:.1f} GB of memory, "
-            f"{free / 1024**3:.1f} GB are free",
-            UserWarning,
-        )
-    if n < _SMALLEST or function.rpartition(".")[2] in _ROW_BY_ROW:
-        return
-    need, free = workspace_bytes(n, count), free_bytes()
-    if need > free:
-        warn(
-            f"{function}: {count} maps of {n} tokens may need about {need / 1024**3:.1f} GB of memory on "
-            f"{min(count, torch.get_num_threads())} threads, {free / 1024**3:.1f} GB are free; "
-            "torch.set_num_threads(1) needs the least",
-            UserWarning,
+    if 8 * count >= _SMALLEST_RESULT:
+        _warn_beyond(8 * count, f"{function}: what is kept of {count} maps needs at least")
+    if n >= _SMALLEST and function.rpartition(".")[2] not in _ROW_BY_ROW:
+        _warn_beyond(
+            workspace_bytes(n, count),
+            f"{function}: {count} maps of {n} tokens may need about",
+            f" on {min(count, torch.get_num_threads())} threads",
+            "; torch.set_num_threads(1) needs the least",
         )
 
 
 def announce_results(need: float, shape: str) -> None:
     """Warns before results are made that would exceed what can be had; the core calls it from 64 MiB on."""
-    if need <= (free := free_bytes()):
-        return
     frame: FrameType | None = sys._getframe(1)
     function = ""
     while frame is not None and frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
         function = frame.f_code.co_name
         frame = frame.f_back
-    warn(
-        f"{function}: results of shape ({shape}) need about {need / 1024**3:.1f} GB of memory, "
-        f"{free / 1024**3:.1f} GB are free",
-        UserWarning,
-    )
+    _warn_beyond(need, f"{function}: results of shape ({shape}) need about")
+
+
+def _warn_beyond(need: float, words: str, where: str = "", hint: str = "") -> None:
+    """Warns where so many bytes cannot be had."""
+    if need > (free := free_bytes()):
+        gigabytes = f"{need / 1024**3:.1f} GB of memory{where}, {free / 1024**3:.1f} GB are free{hint}"
+        warn(f"{words} {gigabytes}", UserWarning)
 
 
 def resident_bytes() -> int:
     """Memory of this process now."""
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return pages * 4096
+    return _own_bytes(1)
+
+
+def _own_bytes(column: int) -> int:
+    """What this process has asked for (0), or has in memory (1)."""
+    return int(Path("/proc/self/statm").read_text("ascii").split()[column]) * resource.getpagesize()
 
 
 def give_back_large_blocks() -> bool:

@@ -49,8 +49,7 @@ def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning
 
 def called_from_outside() -> bool:
     """Whether the function that asks was called by a line outside of this package."""
-    frame = sys._getframe(2)
-    return not frame.f_code.co_filename.startswith(_INSIDE)
+    return not sys._getframe(2).f_code.co_filename.startswith(_INSIDE)
 
 
 @contextlib.contextmanager

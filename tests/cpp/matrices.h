@@ -3,11 +3,9 @@
 
 #include <Eigen/Core>
 #include <cmath>
-#include <cstdint>
 #include <random>
 
 #include "matrix/matrix_view.h"
-#include "matrix/support.h"
 
 // Small matrices with known answers, seeded random attention maps, and oracles, for the kernel tests.
 namespace attnscope::testing {

@@ -95,14 +95,14 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
   const AlignedHead<Scalar> head{view, support};
   PairMoments moments;
   AlignmentWorkspace alignment;
-  const Index end = std::min(n, alignment_rows(n));
+  const Index end = std::min(n, state_rows(n));
   alignment_moments(std::span<const AlignedHead<Scalar>>(&head, 1), states.data(), 4, 0, end,
                     &moments, alignment);
   write(moments.ac);
   std::vector<double> influence(static_cast<std::size_t>(3 * n), 0.0);
   InfluenceWorkspace influences;
   reference_influence(view, support, states.data(), 4, tokens.get(), Index{1}, Index{0},
-                      std::min(n, influence_rows(n)),
+                      std::min(n, state_rows(n)),
                       Influence{influence.data(), influence.data() + n, influence.data() + 2 * n},
                       influences);
   write(influence);
@@ -143,17 +143,14 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
   }
 
   const double thresholds[] = {0.01, 0.05, 0.2};
-  std::vector<double> statistics(30);
-  std::int64_t components[3];
-  bool effective[3];
-  double* at = statistics.data();
+  GraphStatistics statistics[3];
   GraphStatisticsWorkspace graphs;
-  graph_statistics(view, thresholds, 3,
-                   GraphStatisticsOut{at, at + 3, components, at + 6, at + 9, at + 12, at + 15,
-                                      at + 18, at + 21, at + 24, at + 27, effective},
-                   graphs);
+  graph_statistics(view, thresholds, 3, statistics, graphs);
   finish_graph_statistics(graphs);
-  write(statistics);
+  for (const GraphStatistics& of : statistics) {
+    write({of.fiedler_value, of.laplacian_gap, of.density, of.hub_share, of.gini, of.centralization,
+           of.degree_variance, of.star_likeness, of.in_degree_gini, of.in_degree_centralization});
+  }
   std::int64_t numbers_of_holes[6];
   BettiWorkspace betti;
   betti_numbers(view, Symmetrize::max, thresholds, 3, numbers_of_holes, betti);

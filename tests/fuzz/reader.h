@@ -13,7 +13,6 @@
 
 #include "bytes.h"
 #include "matrix/matrix_view.h"
-#include "matrix/support.h"
 
 // Bytes read as inputs of kernels: sizes, element types, strides, masks and values, hostile ones
 // included.

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.demo.texts import text_windows
-from attnscope.demo.tokenizer import byte_tokenizer
+from attnscope.demo.texts import byte_tokenizer, text_windows
 from attnscope.demo.training import Recipe, train
 from attnscope.engine.run import run
 from attnscope.inference.groups import jackknife_bounds, mean_product

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from attnscope import _isa
-from attnscope.engine.reading.migration import migrated
+from attnscope.engine.migration import migrated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 import runs
@@ -45,7 +45,7 @@ FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 #: Columns of LAPACK's singular vectors, which round by where a map lies in memory.
 OF_LAPACK = ("pca_correlation", "pca_correlation_absolute")
 #: How columns begin that the published protocol makes of logarithms, which are taken several at a time.
-OF_LOGARITHMS = ("head_divergence", "entropy", "kl_reduction")
+OF_LOGARITHMS = ("head_divergence", "entropy", "matrix_entropy", "kl_reduction")
 #: Columns of the exact protocol whose rule is another one: the sinks that are counted, taken out or taken as
 #: reference are those of the test, because by frequency sharp heads have sinks that receive nothing.
 BY_TEST = (

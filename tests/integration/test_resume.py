@@ -12,8 +12,7 @@ import time
 
 import pytest
 
-from folders import sentences, series
-from launcher import until
+from folders import sentences, series, until
 
 CHECKPOINTS, BLOCKS = 2, 3
 #: And two units over the whole run: uniform attention, and summaries.

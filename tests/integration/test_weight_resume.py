@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from launcher import until
+from folders import until
 from weight_models import tiny
 
 FAST = '{"random_weights": 1, "curve": 4, "rank_one": {"texts": 2, "directions": 2}}'

@@ -8,7 +8,6 @@ SAME_TYPE = "the type that it is by default"
 SAME_LENGTH = "both are made with one length"
 SAME_AXIS = "the last axis of two"
 ANY_ORDER = "equal p-values are adjusted to one value in any order"
-EQUAL_SCALES = "equal scales have one count in any order"
 FIRST_STEP = "the first step has covered nothing of the way"
 ONE_LABEL = "with one label the entropy is 0 at any scale"
 
@@ -54,11 +53,6 @@ ARGUED: dict[str, dict[str, str]] = {
         "parameters = dict(source.named_parameters(remove_duplicate=None))": SAME_FALSE,
         "return _read(dict(source), {}, config, None)": SAME_FALSE,
     },
-    "_states": {
-        "if leading and own and own[-1] >= 1 and leading[-1] % own[-1] == 0:": (
-            "one state for all heads has been broadcast already, or fits no axis before them"
-        ),
-    },
     "marchenko_pastur": {
         '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=None': SAME_FALSE,
         '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, ).ks': NOT_READ,
@@ -91,7 +85,7 @@ ARGUED: dict[str, dict[str, str]] = {
         "for request, (source, identity, given) in zip(plan.requests, plan.calls, strict=False):": SAME_LENGTH,
         'entropy = shared.get(("attention_entropy", plan.entropies.get(identity, None)))': "no entropy is known by it",
         'entropy = shared.get(("attention_entropy", plan.entropies.get(identity, )))': "no entropy is known by it",
-        "return int(shape[-1]) if shape else 1": "a plan for what is refused",
+        'shape = getattr(attention, "shape", None) or (1,)': "a plan for what is refused",
     },
     "divergence": {
         "checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), None": (
@@ -117,12 +111,6 @@ ARGUED: dict[str, dict[str, str]] = {
         "for entry, size in zip(entries, self.shape, strict=None):": SAME_LENGTH,
         "for entry, size in zip(entries, self.shape, ):": SAME_LENGTH,
         "for entry, size in zip(entries, self.shape, strict=False):": SAME_LENGTH,
-        "order = np.argsort(values, kind=None)": EQUAL_SCALES,
-        "order = np.argsort(values, )": EQUAL_SCALES,
-        'order = np.argsort(values, kind="STABLE")': "NumPy reads its first letter",
-        "change = np.zeros((count * DIMENSIONS, size + 1), dtype=None)": "counts of bars are exact in float64",
-        "change = np.zeros((count * DIMENSIONS, size + 1), )": "counts of bars are exact in float64",
-        "change = np.zeros((count * DIMENSIONS, size + 2), dtype=np.int64)": "a column more, which is cut off",
         "terms = np.where(share >= 0.0, -share * np.log(np.where(share > 0.0, share, 1.0)), 0.0)": "0 log 1 is 0",
         "terms = np.where(share > 0.0, -share * np.log(np.where(share > 0.0, share, 2.0)), 0.0)": (
             "what stands for a logarithm that is not taken"
@@ -141,14 +129,17 @@ ARGUED: dict[str, dict[str, str]] = {
         "name = None": NAMED,
         'name = "XXgeometric_semantic_alignmentXX"': NAMED,
         'name = "GEOMETRIC_SEMANTIC_ALIGNMENT"': NAMED,
-        "_checks.support_argument(None, support, checked),": NAMED,
-        "states_argument(None, states, checked),": NAMED,
-        'None if without is None else tokens_argument(None, "without", without, checked),': NAMED,
+        "seen, beside = _checks.support_argument(None, support, checked), states_argument(name, states, checked)": NAMED,
+        "seen, beside = _checks.support_argument(name, support, checked), states_argument(None, states, checked)": NAMED,
+        'left_out = None if without is None else tokens_argument(None, "without", without, checked)': NAMED,
+        "if leading and own and own[-1] >= 1 and leading[-1] % own[-1] == 0:": (
+            "one state for all heads has been broadcast already, or fits no axis before them"
+        ),
         "scale = torch.where(largest > 0, largest, 2.0)": "zeros by any scale are zeros",
         "rounding = 5 * torch.finfo(torch.float64).eps * size * count.squeeze(-1).sqrt()": "a threshold of rounding",
         "return torch.where(length >= rounding, length, torch.nan)": "a threshold of rounding, met exactly",
     },
-    "harmonics": {
+    "power_spectrum": {
         "name = None": NAMED,
         'name = "XXsoftmax_harmonicsXX"': NAMED,
         'name = "SOFTMAX_HARMONICS"': NAMED,

@@ -29,8 +29,7 @@ bool widen_points(const MatrixBatch& batch, Index index, Index n, bool unit, dou
   return finite.load();
 }
 
-py::tuple cloud_distances(const py::object& points, const py::object& lengths,
-                          const std::string& metric) {
+py::tuple cloud_distances(Argument points, Argument lengths, const std::string& metric) {
   const MatrixBatch batch = make_matrices(points);
   const std::int64_t* sizes = integers_of(lengths, batch.count);
   const PointMetric kind = metric == "cosine" ? PointMetric::cosine : PointMetric::euclidean;

@@ -21,8 +21,7 @@ struct Worker {
 template <class Work>
 Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_for_all,
                  const Subsets& subsets, Index wanted, Work&& work) {
-  std::vector<Worker> workers(
-      static_cast<std::size_t>(worker_count(std::max(batch.n, subsets.count))));
+  std::vector<Worker> workers(worker_count(std::max(batch.n, subsets.count)));
   Neighbours neighbours;
   std::vector<std::vector<std::int32_t>> equal;
   Index non_finite = 0;
@@ -37,13 +36,13 @@ Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_
     const std::int64_t* own = groups;
     if (own != nullptr && !one_group_for_all) own += index * batch.n;
     reset_neighbours(n, neighbours);
-    equal.assign(static_cast<std::size_t>(n), {});
+    equal.assign(n, {});
     run_blocks(n, kRows, [&](Index begin, Index end, int worker) {
       visit_matrix(batch, index, [&](const auto& view, Index) {
         for (Index i = begin; i < end; ++i) {
           sort_neighbours(view, own, i, subsets.given() ? Index{-1} : wanted, neighbours,
-                          equal[static_cast<std::size_t>(i)],
-                          workers[static_cast<std::size_t>(worker)].rows);
+                          equal[i],
+                          workers[worker].rows);
         }
       });
     });
@@ -53,17 +52,15 @@ Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_
     }
     run_blocks(subsets.count, 1, [&](Index begin, Index end, int worker) {
       for (Index subset = begin; subset < end; ++subset) {
-        work(neighbours, subsets.of(subset), subset * batch.count + index,
-             workers[static_cast<std::size_t>(worker)].scratch);
+        work(neighbours, subsets.of(subset), subset * batch.count + index, workers[worker].scratch);
       }
     });
   }
   return non_finite;
 }
 
-py::tuple dimensions(const py::object& distances, const py::object& lengths,
-                     const py::object& groups, bool one_group_for_all, const py::object& subsets,
-                     Index subset_count, const std::vector<Index>& k) {
+py::tuple dimensions(Argument distances, Argument lengths, Argument groups, bool one_group_for_all,
+                     Argument subsets, Index subset_count, const std::vector<Index>& k) {
   const Batch batch = make_batch(distances, lengths);
   const Subsets chosen = make_subsets(subsets, subset_count, batch.n);
   const std::int64_t* labels =
@@ -81,7 +78,7 @@ py::tuple dimensions(const py::object& distances, const py::object& lengths,
       [&](const Neighbours& neighbours, const bool* member, Index place, auto& scratch) {
         // The kernel's rows of points are as long as the cloud.
         const Index n = neighbours.n;
-        std::vector<double> rows(static_cast<std::size_t>(count * n), kNaN);
+        std::vector<double> rows(count * n, kNaN);
         const LocalDimensionResult result{value.data + place * count, rows.data(),
                                           used.data + place * count, tied.data + place * count};
         const Index equal = local_dimension(neighbours, member, k.data(), count, result, scratch);
@@ -94,8 +91,8 @@ py::tuple dimensions(const py::object& distances, const py::object& lengths,
                         non_finite);
 }
 
-py::tuple two_nearest(const py::object& distances, const py::object& lengths,
-                      const py::object& subsets, Index subset_count, double discard) {
+py::tuple two_nearest(Argument distances, Argument lengths,
+                      Argument subsets, Index subset_count, double discard) {
   const Batch batch = make_batch(distances, lengths);
   const Subsets chosen = make_subsets(subsets, subset_count, batch.n);
   const Result<double> value = make_result(leading_of(batch, chosen), {}, kNaN);

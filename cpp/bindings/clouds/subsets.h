@@ -16,7 +16,7 @@ struct Subsets {
 };
 
 // `subsets`: None, or a contiguous boolean CPU tensor [count, n]; `count` is its first size.
-inline Subsets make_subsets(const py::object& subsets, Index count, Index n) {
+inline Subsets make_subsets(Argument subsets, Index count, Index n) {
   return {make_flags({count}, n, subsets), count};
 }
 

@@ -7,17 +7,14 @@
 namespace attnscope {
 namespace {
 
-py::tuple value(const py::object& attention, const py::object& lengths,
-                const std::string& symmetrize, std::optional<double> threshold, bool normalized,
-                const std::string& precision) {
+py::tuple value(Argument attention, Argument lengths, const std::string& symmetrize,
+                std::optional<double> threshold, bool normalized, const std::string& precision) {
   const Batch batch = make_batch(attention, lengths);
-  const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
   const Precision wanted = precision == "fast" ? Precision::fast : Precision::exact;
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  Index smallest = batch.n;
-  for (Index i = 0; i < batch.count; ++i) smallest = std::min(smallest, batch.length(i));
   const Index non_finite = per_pack<FiedlerWorkspace>(
-      batch, fiedler_pack_width(smallest), [&](auto views, auto indices, auto& workspace) {
+      batch, fiedler_pack_width(batch.shortest()), [&](auto views, auto indices, auto& workspace) {
         double values[kWidestPack];
         fiedler_values(views, options, wanted, values, workspace);
         for (std::size_t k = 0; k < indices.size(); ++k) result.data[indices[k]] = values[k];
@@ -25,10 +22,10 @@ py::tuple value(const py::object& attention, const py::object& lengths,
   return py::make_tuple(result.tensor, non_finite);
 }
 
-py::tuple vector(const py::object& attention, const py::object& lengths,
+py::tuple vector(Argument attention, Argument lengths,
                  const std::string& symmetrize, std::optional<double> threshold, bool normalized) {
   const Batch batch = make_batch(attention, lengths);
-  const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
   const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
   const Index non_finite =
       per_matrix<FiedlerWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {

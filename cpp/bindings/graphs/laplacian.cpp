@@ -7,16 +7,13 @@
 namespace attnscope {
 namespace {
 
-py::tuple eigenvalues(const py::object& attention, const py::object& lengths, Index k,
-                      const std::string& symmetrize, std::optional<double> threshold,
-                      bool normalized) {
+py::tuple eigenvalues(Argument attention, Argument lengths, Index k, const std::string& symmetrize,
+                      std::optional<double> threshold, bool normalized) {
   const Batch batch = make_batch(attention, lengths);
-  const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
   const Result<double> result = make_result(batch.sizes, {k}, kNaN);
-  Index smallest = batch.n;
-  for (Index i = 0; i < batch.count; ++i) smallest = std::min(smallest, batch.length(i));
   const Index non_finite = per_pack<LaplacianWorkspace>(
-      batch, laplacian_pack_width(smallest), [&](auto views, auto indices, auto& workspace) {
+      batch, laplacian_pack_width(batch.shortest()), [&](auto views, auto indices, auto& workspace) {
         double* out[kWidestPack];
         for (std::size_t m = 0; m < indices.size(); ++m) out[m] = result.data + indices[m] * k;
         laplacian_spectra(views, options, std::min<Index>(k, views.front().rows()),

@@ -7,19 +7,16 @@
 namespace attnscope {
 namespace {
 
-py::tuple numbers(const py::object& attention, const py::object& lengths,
-                  const py::object& thresholds, const std::string& symmetrize) {
+py::tuple numbers(Argument attention, Argument lengths,
+                  Argument thresholds, const std::string& symmetrize) {
   const Batch batch = make_batch(attention, lengths);
   const Thresholds levels = make_thresholds(batch, thresholds);
   const Symmetrize rule = symmetrize_from(symmetrize);
-  const Result<std::int64_t> result =
-      make_result(batch.sizes, {levels.size, 2}, std::int64_t{-1});
-  std::vector<BettiWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  const Index non_finite =
-      per_matrix(batch, workers, 1, [&](const auto& view, Index index, auto& workspace) {
-        betti_numbers(view, rule, levels.of(index), levels.size,
-                      result.data + index * levels.size * 2, workspace);
-      });
+  const Result<std::int64_t> result = make_result(batch.sizes, {levels.size, 2}, std::int64_t{-1});
+  const auto count = [&](const auto& view, Index index, BettiWorkspace& workspace) {
+    betti_numbers(view, rule, levels.of(index), levels.size, result.data + index * levels.size * 2, workspace);
+  };
+  const Index non_finite = per_matrix<BettiWorkspace>(batch, count, 1);
   return py::make_tuple(result.tensor, non_finite);
 }
 

@@ -26,37 +26,30 @@ Metric metric_from(const std::string& name) {
   throw py::value_error("metric must be 'attention', 'hellinger' or 'distance', got '" + name + "'");
 }
 
-py::tuple bars(const py::object& attention, const py::object& lengths, int max_dimension,
+py::tuple bars(Argument attention, Argument lengths, int max_dimension,
                const std::string& symmetrize, const std::string& metric) {
   const Batch batch = make_batch(attention, lengths);
-  PersistenceOptions options;
-  options.max_dimension = max_dimension;
-  options.symmetrize = symmetrize_from(symmetrize);
-  options.metric = metric_from(metric);
-  std::vector<Slice> slices(static_cast<std::size_t>(batch.count));
-  std::vector<Found> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  const PersistenceOptions options{max_dimension, symmetrize_from(symmetrize), metric_from(metric)};
+  std::vector<Slice> slices(batch.count);
+  std::vector<Found> workers(worker_count(batch.count));
   // Heads of one size differ in cost by a hundred, so they are handed out one by one.
   const Index non_finite =
       per_matrix(batch, workers, 1, [&](const auto& view, Index index, Found& found) {
-        Slice& slice = slices[static_cast<std::size_t>(index)];
-        slice.found = &found;
-        slice.begin = found.bars.size();
+        const std::size_t begin = found.bars.size();
         persistence(view, options, found.workspace, found.bars);
-        slice.end = found.bars.size();
+        slices[index] = {&found, begin, found.bars.size()};
       });
 
   // Stitched in the order of the matrices, so the result does not depend on which worker had which.
-  std::vector<std::int64_t> offsets(slices.size() + 1, 0);
-  for (std::size_t i = 0; i < slices.size(); ++i) {
-    offsets[i + 1] = offsets[i] + static_cast<std::int64_t>(slices[i].end - slices[i].begin);
+  const auto offsets = make_result({batch.count + 1}, {}, std::int64_t{0});
+  Index total = 0;
+  for (Index i = 0; i < batch.count; ++i) {
+    offsets.data[i + 1] = total += static_cast<Index>(slices[i].end - slices[i].begin);
   }
-  const std::vector<Index> total{offsets.back()};
-  const std::vector<Index> ends{2};
-  const Result<double> birth = make_empty<double>(total, {});
-  const Result<double> death = make_empty<double>(total, {});
-  const Result<std::int8_t> dimension = make_empty<std::int8_t>(total, {});
-  const Result<std::int32_t> birth_edge = make_empty<std::int32_t>(total, ends);
-  const Result<std::int32_t> death_edge = make_empty<std::int32_t>(total, ends);
+  const auto birth = make_empty<double>({total}, {}), death = make_empty<double>({total}, {});
+  const auto dimension = make_empty<std::int8_t>({total}, {});
+  const auto birth_edge = make_empty<std::int32_t>({total}, {2});
+  const auto death_edge = make_empty<std::int32_t>({total}, {2});
   std::size_t at = 0;
   for (const Slice& slice : slices) {
     for (std::size_t k = slice.begin; k < slice.end; ++k, ++at) {
@@ -69,7 +62,7 @@ py::tuple bars(const py::object& attention, const py::object& lengths, int max_d
     }
   }
   return py::make_tuple(birth.tensor, death.tensor, dimension.tensor, birth_edge.tensor,
-                        death_edge.tensor, to_tensor(offsets), non_finite);
+                        death_edge.tensor, offsets.tensor, non_finite);
 }
 
 }  // namespace

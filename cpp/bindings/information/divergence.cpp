@@ -10,13 +10,12 @@ namespace {
 
 // Each head's divergence, the mean over its queries [..., h]. `entropy`: None, or that of every query
 // [..., h, n], float64 and contiguous.
-py::tuple divergence(const py::object& heads, const py::object& lengths, const py::object& support,
-                     const py::object& entropy) {
+py::tuple divergence(Argument heads, Argument lengths, Argument support, Argument entropy) {
   const Batch batch = make_batch(heads, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const double* known = entropy.is_none() ? nullptr : numbers_of(entropy, batch.count * batch.n);
+  const double* known = numbers_of(entropy, batch.count * batch.n);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  std::vector<double> rows(static_cast<std::size_t>(batch.count * batch.n), kNaN);
+  std::vector<double> rows(batch.count * batch.n, kNaN);
   const Index block = batch.sizes.back() * batch.n;
   const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,
@@ -35,8 +34,8 @@ py::tuple divergence(const py::object& heads, const py::object& lengths, const p
 
 // Every query's divergence before and after, whether it was excluded, and the rescaled maps or
 // None.
-py::tuple removal(const py::object& heads, const py::object& lengths, const py::object& support,
-                  const py::object& keys, bool keep_attention, const py::object& sink_mass) {
+py::tuple removal(Argument heads, Argument lengths, Argument support,
+                  Argument keys, bool keep_attention, Argument sink_mass) {
   const Batch batch = make_batch(heads, lengths);
   const SupportBatch supports = make_support(batch, support);
   const std::vector<Index> layers(batch.sizes.begin(), batch.sizes.end() - 1);
@@ -46,8 +45,7 @@ py::tuple removal(const py::object& heads, const py::object& lengths, const py::
   const Result<bool> excluded = make_result(batch.sizes, {batch.n}, false);
   Result<double> attention;
   if (keep_attention) attention = make_result(batch.sizes, {batch.n, batch.n}, kNaN);
-  const double* learned =
-      sink_mass.is_none() ? nullptr : numbers_of(sink_mass, batch.count * batch.n);
+  const double* learned = numbers_of(sink_mass, batch.count * batch.n);
   const Index block = batch.sizes.back() * batch.n;
   const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,

@@ -6,8 +6,7 @@
 namespace attnscope {
 namespace {
 
-py::tuple entropy(const py::object& attention, const py::object& lengths, const py::object& support,
-                  bool normalized) {
+py::tuple entropy(Argument attention, Argument lengths, Argument support, bool normalized) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);

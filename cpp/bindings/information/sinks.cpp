@@ -3,25 +3,19 @@
 
 #include <pybind11/stl.h>
 
-#include <tuple>
-
 #include "bindings/batched.h"
 
 namespace attnscope {
 namespace {
 
 // (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not asked for.
-py::tuple sink_statistics_of(const py::object& attention, const py::object& lengths,
-                     const py::object& support, bool incoming, bool entropy,
-                     std::optional<double> min_visibility,
-                     std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
+py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument support, bool incoming,
+                             bool entropy, std::optional<double> min_visibility,
+                             std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  SinkRequest asked;
-  asked.position = min_visibility.has_value();
-  asked.min_visibility = min_visibility.value_or(0.0);
-  if (first_and_queries) std::tie(asked.first, asked.queries) = *first_and_queries;
-  asked.top = top;
+  const auto [first, queries] = first_and_queries.value_or(std::pair<Index, Index>(0, 0));
+  const SinkRequest asked{min_visibility.has_value(), min_visibility.value_or(0.0), first, queries, top};
   const auto numbers = [&](bool wanted, const std::vector<Index>& trailing) {
     return wanted ? make_result(batch.sizes, trailing, kNaN) : Result<double>{py::none()};
   };
@@ -51,7 +45,7 @@ py::tuple sink_statistics_of(const py::object& attention, const py::object& leng
                         uniforms.tensor, tops.tensor, non_finite);
 }
 
-py::tuple tokens(const py::object& attention, const py::object& lengths, const py::object& support,
+py::tuple tokens(Argument attention, Argument lengths, Argument support,
                  std::optional<double> tau, double gamma, double min_visibility) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
@@ -66,7 +60,7 @@ py::tuple tokens(const py::object& attention, const py::object& lengths, const p
 
 // (mass, expected, variance, largest, uniform, queries, non_finite), each [..., n]; past a map's own length and
 // of a map that is not finite NaN, and 0 queries.
-py::tuple far(const py::object& attention, const py::object& lengths, const py::object& support) {
+py::tuple far(Argument attention, Argument lengths, Argument support) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   Result<double> numbers[5];

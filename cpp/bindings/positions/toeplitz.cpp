@@ -15,53 +15,31 @@ Result<double> results(const Batch& batch, const std::vector<Index>& trailing) {
                                   : make_result(batch.sizes, trailing, kNaN);
 }
 
-// Matrices in a block of work: more than elsewhere where the batch is large, because the first of a block is not
-// asked for ahead and memory is read in longer runs: a sixteenth of a worker's share, within 64 usual blocks.
-Index long_block_size(const Batch& batch) {
-  const Index usual = block_size(batch, 1);
-  return std::clamp<Index>(batch.count / (16 * worker_count(batch.count)), usual, 64 * usual);
+// Matrices in the largest block of work: many, because the first of a block is not asked for ahead and memory is
+// read in longer runs.
+Index largest_block(const Batch& batch) { return 64 * block_size(batch, 1); }
+
+// The memory of matrix `next`, where one is known and its rows lie behind each other.
+template <class Scalar>
+Ahead memory_of(const Batch& batch, const MatrixView<Scalar>& view, Index next) {
+  if (next < 0 || batch.column_stride != 1 || batch.row_stride < batch.n) return {};
+  const Index entries = (view.rows() - 1) * batch.row_stride + view.rows();
+  const auto* from = static_cast<const Scalar*>(batch.data) + batch.offset(next);
+  return {from, entries * static_cast<Index>(sizeof(Scalar))};
 }
 
-// The matrix that a worker takes after another, as far as it is known: the next of its block, or of all where it
-// works alone.
-class Following {
- public:
-  Following(const Batch& batch, Index block)
-      : batch_(batch), block_(worker_count(batch.count) == 1 ? batch.count : block) {}
-  // Its index, or -1. Matrices of different lengths are taken in another order.
-  Index operator()(Index index) const {
-    const Index next = index + 1;
-    return batch_.lengths == nullptr && next < batch_.count && next % block_ != 0 ? next : -1;
-  }
-  // The memory of matrix `next`, where one is known and its rows lie behind each other.
-  template <class Scalar>
-  Ahead of(const MatrixView<Scalar>& view, Index next) const {
-    if (next < 0 || batch_.column_stride != 1 || batch_.row_stride < batch_.n) return {};
-    const Index entries = (view.rows() - 1) * batch_.row_stride + view.rows();
-    const auto* from = static_cast<const Scalar*>(batch_.data) + batch_.offset(next);
-    return {from, entries * static_cast<Index>(sizeof(Scalar))};
-  }
-
- private:
-  const Batch& batch_;
-  Index block_;
-};
-
-py::tuple split(const py::object& scores, const py::object& lengths, bool late, const py::object& weights,
-                Index weight_matrices) {
+py::tuple split(Argument scores, Argument lengths, bool late, Argument weights, Index weight_matrices) {
   const Batch batch = make_batch(scores, lengths);
   const Index m = split_rows(batch.n, late);
-  const double* weighing = weights.is_none() ? nullptr : numbers_of(weights, weight_matrices * m * m);
+  const double* weighing = numbers_of(weights, weight_matrices * m * m);
   const auto vector = [&] { return results(batch, {m}); };
   const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
   const Result<double> residual = results(batch, {m, m});
-  const Index block = long_block_size(batch);
-  const Following following(batch, block);
-  std::vector<ToeplitzWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  const Index bad = per_matrix_checked_by_kernel(
-      batch, workers, block, [&](const auto& view, Index index, auto& workspace) {
-        const Index next = following(index);
-        ToeplitzAhead ahead{following.of(view, next), {}};
+  std::vector<ToeplitzWorkspace> workers(worker_count(batch.count));
+  const Index bad = per_matrix_in_turn(
+      batch, workers, block_size(batch, 1), largest_block(batch),
+      [&](const auto& view, Index index, Index next, auto& workspace) {
+        ToeplitzAhead ahead{memory_of(batch, view, next), {}};
         if (next >= 0) ahead.residual = {residual.data + next * m * m, m * m * static_cast<Index>(sizeof(double))};
         const ToeplitzOutputs out{profile.data + index * m,
                                   residual.data + index * m * m,
@@ -77,33 +55,32 @@ py::tuple split(const py::object& scores, const py::object& lengths, bool late, 
       py::make_tuple(profile.tensor, residual.tensor, row.tensor, variance.tensor, first.tensor, lse.tensor), bad);
 }
 
-py::tuple cut(const py::object& scores, const py::object& lengths, const py::object& sinks, Index sink_count,
+py::tuple cut(Argument scores, Argument lengths, Argument sinks, Index sink_count,
               const std::vector<std::int64_t>& queries, bool body) {
   const Batch batch = make_batch(scores, lengths);
   const Index m = split_rows(batch.n, true);
   const auto count = static_cast<Index>(queries.size());
-  const double* logits = sinks.is_none() ? nullptr : numbers_of(sinks, sink_count);
+  const double* logits = numbers_of(sinks, sink_count);
   const auto vector = [&] { return results(batch, {m}); };
   const Result<double> lse = vector(), cut = vector(), share = vector();
   const Result<double> attention = results(batch, {count, m});
-  const Index block = long_block_size(batch);
-  const Following following(batch, block);
-  std::vector<MaskOnlyWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  const Index bad = per_matrix_checked_by_kernel(
-      batch, workers, block, [&](const auto& view, Index index, auto& workspace) {
+  std::vector<MaskOnlyWorkspace> workers(worker_count(batch.count));
+  const Index bad = per_matrix_in_turn(
+      batch, workers, block_size(batch, 1), largest_block(batch),
+      [&](const auto& view, Index index, Index next, auto& workspace) {
         // Queries behind a shorter map's own half have no attention.
         const Index own = split_rows(view.rows(), true);
         const Index few = std::lower_bound(queries.begin(), queries.end(), own) - queries.begin();
         const double sink =
             logits == nullptr ? -std::numeric_limits<double>::infinity() : logits[index];
-        const Ahead ahead = following.of(view, following(index));
         return mask_only(view, sink, queries.data(), few, body, lse.data + index * m, cut.data + index * m,
-                         share.data + index * m, attention.data + index * count * m, m, workspace, ahead);
+                         share.data + index * m, attention.data + index * count * m, m, workspace,
+                         memory_of(batch, view, next));
       });
   return py::make_tuple(py::make_tuple(lse.tensor, cut.tensor, share.tensor, attention.tensor), bad);
 }
 
-py::tuple by_offset(const py::object& values, const py::object& lengths) {
+py::tuple by_offset(Argument values, Argument lengths) {
   const Batch batch = make_batch(values, lengths);
   const Index n = batch.n;
   const Result<double> mean = make_result(batch.sizes, {n}, kNaN);

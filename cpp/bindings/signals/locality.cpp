@@ -7,7 +7,7 @@ namespace attnscope {
 namespace {
 
 // A `window` below 1 is a fraction of each map's own number of tokens.
-py::tuple ratio(const py::object& attention, const py::object& lengths, const py::object& support,
+py::tuple ratio(Argument attention, Argument lengths, Argument support,
                 double window, bool drop_first) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);

@@ -7,16 +7,12 @@
 namespace attnscope {
 namespace {
 
-py::tuple spectrum(const py::object& attention, const py::object& lengths,
-                   const py::object& support, const std::string& signal, bool drop_first,
+py::tuple spectrum(Argument attention, Argument lengths,
+                   Argument support, const std::string& signal, bool drop_first,
                    bool detrend, Index min_keys, bool hann, double padding, Index bands) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  SpectrumOptions options;
-  options.signal = signal_options(signal, drop_first, detrend, min_keys);
-  options.hann = hann;
-  options.padding = padding;
-  options.bands = bands;
+  const SpectrumOptions options{signal_options(signal, drop_first, detrend, min_keys), hann, padding, bands};
   const Index fields = kSpectrumFields + bands;
   const Index each = signal_count(options.signal, batch.n) * fields;
   const Result<double> result =

@@ -7,9 +7,8 @@
 namespace attnscope {
 namespace {
 
-py::tuple spectral(const py::object& attention, const py::object& lengths,
-                   const py::object& support, const std::string& signal, bool drop_first,
-                   Index min_keys, bool root) {
+py::tuple spectral(Argument attention, Argument lengths, Argument support, const std::string& signal,
+                   bool drop_first, Index min_keys, bool root) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SignalOptions options = signal_options(signal, drop_first, false, min_keys);

@@ -7,15 +7,11 @@
 namespace attnscope {
 namespace {
 
-py::tuple transform(const py::object& attention, const py::object& lengths,
-                    const py::object& support, const std::string& signal, bool drop_first,
-                    bool detrend, Index min_keys, Index levels, Index resample) {
+py::tuple transform(Argument attention, Argument lengths, Argument support, const std::string& signal,
+                    bool drop_first, bool detrend, Index min_keys, Index levels, Index resample) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  WaveletOptions options;
-  options.signal = signal_options(signal, drop_first, detrend, min_keys);
-  options.levels = levels;
-  options.resample = resample;
+  const WaveletOptions options{signal_options(signal, drop_first, detrend, min_keys), levels, resample};
   const Index fields = wavelet_fields(levels);
   const Index each = signal_count(options.signal, batch.n) * fields;
   const Result<double> result =
@@ -30,25 +26,23 @@ py::tuple transform(const py::object& attention, const py::object& lengths,
 }
 
 // `scales`: a contiguous float64 tensor.
-py::tuple scalogram(const py::object& attention, const py::object& lengths,
-                    const py::object& support, const std::string& signal, bool drop_first,
-                    bool detrend, Index min_keys, const py::object& scales, double omega) {
+py::tuple scalogram(Argument attention, Argument lengths, Argument support, const std::string& signal,
+                    bool drop_first, bool detrend, Index min_keys, Argument scales, double omega) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SignalOptions options = signal_options(signal, drop_first, detrend, min_keys);
   const Thresholds list = make_thresholds(batch, scales);
   const Result<double> result = make_result(batch.sizes, {list.size, batch.n}, kNaN);
-  std::vector<WaveletScratch> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  const Index non_finite =
-      per_matrix(batch, workers, 1, [&](const auto& view, Index index, WaveletScratch& scratch) {
-        std::vector<double> own(static_cast<std::size_t>(list.size * view.rows()), kNaN);
-        morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega,
-                         own.data(), scratch);
-        for (Index s = 0; s < list.size; ++s) {
-          std::copy_n(own.begin() + s * view.rows(), view.rows(),
-                      result.data + (index * list.size + s) * batch.n);
-        }
-      });
+  const auto draw = [&](const auto& view, Index index, WaveletScratch& scratch) {
+    const Index n = view.rows();
+    std::vector<double> own(list.size * n, kNaN);
+    morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega, own.data(),
+                     scratch);
+    for (Index s = 0; s < list.size; ++s) {
+      std::copy_n(own.begin() + s * n, n, result.data + (index * list.size + s) * batch.n);
+    }
+  };
+  const Index non_finite = per_matrix<WaveletScratch>(batch, draw, 1);
   return py::make_tuple(result.tensor, non_finite);
 }
 

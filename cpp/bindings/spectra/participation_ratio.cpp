@@ -6,14 +6,12 @@
 namespace attnscope {
 namespace {
 
-py::tuple participation_ratio(const py::object& attention, const py::object& lengths,
-                              const std::string& spectrum) {
+py::tuple participation_ratio(Argument attention, Argument lengths, const std::string& spectrum) {
   if (spectrum != "singular" && spectrum != "eigen" && spectrum != "laplacian") {
     throw py::value_error("spectrum must be 'singular', 'eigen' or 'laplacian', got '" + spectrum +
                           "'");
   }
-  const bool singular = spectrum == "singular";
-  const bool eigen = spectrum == "eigen";
+  const bool singular = spectrum == "singular", eigen = spectrum == "eigen";
   const Batch batch = make_batch(attention, lengths);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
   const Index non_finite = per_matrix<ParticipationRatioWorkspace>(

@@ -6,7 +6,7 @@
 namespace attnscope {
 namespace {
 
-py::tuple values(const py::object& attention, const py::object& lengths) {
+py::tuple values(Argument attention, Argument lengths) {
   const Batch batch = make_batch(attention, lengths);
   const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
   const Index non_finite = per_pack<SingularValuesWorkspace>(

@@ -6,38 +6,34 @@
 namespace attnscope {
 namespace {
 
-py::tuple alignment(const py::object& attention, const py::object& lengths,
-                    const py::object& support, const py::object& states,
-                    const py::object& without) {
+py::tuple alignment(Argument attention, Argument lengths, Argument support, Argument states,
+                    Argument without) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const StateBatch beside = make_states(batch, states);
+  const MatrixBatch beside = make_states(batch, states);
   const FlagBatch left_out = make_flags(batch.sizes, batch.n, without);
-  const MatrixStatus status = matrix_status(batch, supports);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  const Index rows = alignment_rows(batch.n);
+  const Index rows = state_rows(batch.n);
   const Index blocks = (batch.n + rows - 1) / rows;
-  std::vector<PairMoments> parts(static_cast<std::size_t>(batch.count * blocks));
+  std::vector<PairMoments> parts(batch.count * blocks);
   const Index non_finite = per_state<AlignmentWorkspace>(
-      batch, status, beside, true, rows,
-      [&](std::span<const Index> group, const double* unit, Index begin, Index end, Index block,
-          auto& workspace) {
+      batch, supports, beside, true,
+      [&](std::span<const Index> group, const std::vector<Support>& seen, const double* unit, Index begin,
+          Index end, Index block, auto& workspace) {
         visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
           std::vector<AlignedHead<Scalar>> heads;
           for (const Index index : group) {
-            heads.push_back({view_of(batch, data, index), status.supports[index],
-                             left_out.at(index), left_out.column_stride});
+            heads.push_back({view_of(batch, data, index), seen[index], left_out.at(index),
+                             left_out.column_stride});
           }
           std::vector<PairMoments> found(heads.size());
-          alignment_moments(std::span<const AlignedHead<Scalar>>(heads), unit, beside.width, begin,
+          alignment_moments(std::span<const AlignedHead<Scalar>>(heads), unit, beside.columns, begin,
                             end, found.data(), workspace);
-          for (std::size_t h = 0; h < heads.size(); ++h)
-            parts[group[h] * blocks + block] = found[h];
+          for (std::size_t h = 0; h < heads.size(); ++h) parts[group[h] * blocks + block] = found[h];
         });
       });
   for (Index index = 0; index < batch.count; ++index) {
-    result.data[index] = alignment_of(std::span<const PairMoments>(
-        parts.data() + index * blocks, static_cast<std::size_t>(blocks)));
+    result.data[index] = alignment_of({parts.data() + index * blocks, parts.data() + (index + 1) * blocks});
   }
   return py::make_tuple(result.tensor, non_finite);
 }

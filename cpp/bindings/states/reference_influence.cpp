@@ -6,21 +6,19 @@
 namespace attnscope {
 namespace {
 
-py::tuple influence(const py::object& attention, const py::object& lengths,
-                    const py::object& support, const py::object& states,
-                    const py::object& reference) {
+py::tuple influence(Argument attention, Argument lengths, Argument support, Argument states,
+                    Argument reference) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const StateBatch beside = make_states(batch, states);
+  const MatrixBatch beside = make_states(batch, states);
   const FlagBatch marked = make_flags(batch.sizes, batch.n, reference);
-  const MatrixStatus status = matrix_status(batch, supports);
   const Result<double> magnitude = make_result(batch.sizes, {batch.n}, kNaN);
   const Result<double> directional = make_result(batch.sizes, {batch.n}, kNaN);
   const Result<double> change = make_result(batch.sizes, {batch.n}, kNaN);
   const Index non_finite = per_state<InfluenceWorkspace>(
-      batch, status, beside, false, influence_rows(batch.n),
-      [&](std::span<const Index> group, const double* wide, Index begin, Index end, Index,
-          auto& workspace) {
+      batch, supports, beside, false,
+      [&](std::span<const Index> group, const std::vector<Support>& seen, const double* wide, Index begin,
+          Index end, Index, auto& workspace) {
         visit_scalar(batch, [&](const auto* data) {
           for (const Index index : group) {
             const auto view = view_of(batch, data, index);
@@ -28,7 +26,7 @@ py::tuple influence(const py::object& attention, const py::object& lengths,
             if (begin >= last) continue;
             const Index at = index * batch.n;
             const Influence out{magnitude.data + at, directional.data + at, change.data + at};
-            reference_influence(view, status.supports[index], wide, beside.width, marked.at(index),
+            reference_influence(view, seen[index], wide, beside.columns, marked.at(index),
                                 marked.column_stride, begin, last, out, workspace);
           }
         });

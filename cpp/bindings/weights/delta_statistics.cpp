@@ -19,8 +19,7 @@ MatrixView<Scalar> rows_of(const MatrixBatch& batch, const Scalar* data, Index i
 
 // The sums [count, 7] in the order of DeltaSums, and how many pairs are not finite. Unless it is
 // None, ΔW is written to `delta`, a contiguous tensor.
-py::tuple delta_statistics(const py::object& before, const py::object& after,
-                           const py::object& delta) {
+py::tuple delta_statistics(Argument before, Argument after, Argument delta) {
   const MatrixBatch one = make_matrices(before);
   const MatrixBatch other = make_matrices(after);
   if (one.count != other.count || one.rows != other.rows || one.columns != other.columns) {
@@ -32,8 +31,8 @@ py::tuple delta_statistics(const py::object& before, const py::object& after,
                                                one.count * one.rows * one.columns);
   const Index step = std::max<Index>(1, kBlock / std::max<Index>(1, one.columns));
   const Index blocks = (one.rows + step - 1) / step;
-  std::vector<DeltaSums> parts(static_cast<std::size_t>(one.count * blocks));
-  std::vector<RowScratch> workers(static_cast<std::size_t>(worker_count(one.count * blocks)));
+  std::vector<DeltaSums> parts(one.count * blocks);
+  std::vector<RowScratch> workers(worker_count(one.count * blocks));
   run_blocks(one.count * blocks, 1, [&](Index begin, Index end, int worker) {
     for (Index item = begin; item < end; ++item) {
       const Index index = item / blocks;
@@ -44,9 +43,9 @@ py::tuple delta_statistics(const py::object& before, const py::object& after,
           using Wide = Difference<Before, After>;
           Wide* out = static_cast<Wide*>(written);
           if (out != nullptr) out += (index * one.rows + row) * one.columns;
-          parts[static_cast<std::size_t>(item)] = delta_sums(
+          parts[item] = delta_sums(
               rows_of(one, from, index, row, rows), rows_of(other, to, index, row, rows), out,
-              one.columns, workers[static_cast<std::size_t>(worker)]);
+              one.columns, workers[worker]);
         });
       });
     }
@@ -56,7 +55,7 @@ py::tuple delta_statistics(const py::object& before, const py::object& after,
   for (Index index = 0; index < one.count; ++index) {
     DeltaSums sums;
     for (Index block = 0; block < blocks; ++block) {
-      sums.add(parts[static_cast<std::size_t>(index * blocks + block)]);
+      sums.add(parts[index * blocks + block]);
     }
     if (!sums.finite) {
       ++non_finite;

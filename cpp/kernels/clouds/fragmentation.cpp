@@ -2,7 +2,6 @@
 #include "kernels/clouds/fragmentation.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace attnscope {
@@ -63,9 +62,9 @@ void cloud_components(const MatrixView<Scalar>& distances, const double* scales,
   const Index n = distances.rows();
   std::vector<Index>& parent = workspace.parent;
   std::vector<Index>& sizes = workspace.sizes;
-  parent.resize(static_cast<std::size_t>(n));
+  parent.resize(n);
   std::iota(parent.begin(), parent.end(), Index{0});
-  sizes.assign(static_cast<std::size_t>(n), 1);
+  sizes.assign(n, 1);
   const auto root = [&](Index v) {
     while (parent[v] != v) v = parent[v] = parent[parent[v]];
     return v;

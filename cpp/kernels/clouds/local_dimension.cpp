@@ -2,7 +2,6 @@
 #include "kernels/clouds/local_dimension.h"
 
 #include <algorithm>
-#include <cassert>
 #include <cmath>
 
 namespace attnscope {
@@ -55,7 +54,7 @@ void sort_neighbours(const MatrixView<Scalar>& distances, const std::int64_t* gr
   using Entry = NeighbourScratch::Entry;
   const Index n = distances.rows();
   std::vector<Entry>& entries = scratch.entries;
-  entries.resize(static_cast<std::size_t>(n));
+  entries.resize(n);
   Entry* out = entries.data();
   for (Index j = 0; j < n; ++j) {
     const double distance = static_cast<double>(distances(i, j));
@@ -89,7 +88,7 @@ Index local_dimension(const Neighbours& neighbours, const bool* member, const In
                       std::vector<double>& scratch) {
   const Index n = neighbours.n;
   const Index largest = std::min(n, *std::max_element(neighbours_k, neighbours_k + count));
-  scratch.resize(static_cast<std::size_t>(largest + count));
+  scratch.resize(largest + count);
   double* const log = scratch.data();
   double* const sums = log + largest;
   std::fill_n(sums, count, 0.0);

@@ -33,12 +33,11 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
           read_weights(pack[lane], options, workspace.graph, [&](Index i, const double* row) {
             for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
           });
-      for (Index i = 0; i < n; ++i) degree[i] = workspace.graph.degree[static_cast<std::size_t>(i)];
+      for (Index i = 0; i < n; ++i) degree[i] = workspace.graph.degree[i];
       kind = !graph ? Kind::signed_weights
              : is_connected(n, workspace.graph.queue,
                             [&](Index i, Index j) { return weights[triangle_row(i) + j]; })
-                 ? Kind::connected
-                 : Kind::disconnected;
+                 ? Kind::connected : Kind::disconnected;
       kinds[lane] = kind;
     }
     if (kind == Kind::connected) continue;
@@ -318,14 +317,11 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
   const double tolerance = precision == Precision::exact ? 1e-11 : 1e-8;
   const Index n = pack.front().rows();
   const Index count = static_cast<Index>(pack.size());
-  if (n < 3) {
+  if (n < 3 || n > kLargestTridiagonal) {
     for (Index k = 0; k < count; ++k) {
-      out[k] = fiedler_value_direct(pack[k], options, workspace.laplacian);
+      out[k] = n < 3 ? fiedler_value_direct(pack[k], options, workspace.laplacian)
+                     : by_factor(pack[k], options, tolerance, workspace);
     }
-    return;
-  }
-  if (n > kLargestTridiagonal) {
-    for (Index k = 0; k < count; ++k) out[k] = by_factor(pack[k], options, tolerance, workspace);
     return;
   }
   Kind kinds[kPackWidth];

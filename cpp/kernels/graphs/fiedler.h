@@ -8,7 +8,6 @@
 
 namespace attnscope {
 
-// Scratch that a thread reuses over a batch.
 struct FiedlerWorkspace {
   AlignedBuffer matrix;
   AlignedBuffer vectors;

@@ -2,7 +2,6 @@
 #include "kernels/graphs/graph_statistics.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 namespace attnscope {
@@ -10,7 +9,7 @@ namespace {
 
 // Σ_k (2k − n − 1) d_(k) / (n Σ d), exact up to the division.
 double gini_of(const std::int64_t* degree, Index n, std::vector<std::int64_t>& histogram) {
-  histogram.assign(static_cast<std::size_t>(n) + 1, 0);
+  histogram.assign(n + 1, 0);
   std::int64_t sum = 0;
   for (Index i = 0; i < n; ++i) {
     ++histogram[degree[i]];
@@ -29,15 +28,15 @@ double gini_of(const std::int64_t* degree, Index n, std::vector<std::int64_t>& h
 
 // The statistics that degrees and components decide.
 void degree_statistics(const std::int64_t* degree, const std::int64_t* in_degree, Index n,
-                       std::vector<std::int64_t>& histogram, const GraphStatisticsOut& out) {
+                       std::vector<std::int64_t>& histogram, GraphStatistics& out) {
   const double nodes = static_cast<double>(n);
   const std::int64_t sum = std::accumulate(degree, degree + n, std::int64_t{0});
   const std::int64_t hub = *std::max_element(degree, degree + n);
   const double edges = 0.5 * static_cast<double>(sum);
-  *out.density = n < 2 ? kNaN : edges / (0.5 * nodes * (nodes - 1.0));
-  *out.hub_share = n < 2 ? kNaN : static_cast<double>(hub) / (nodes - 1.0);
-  *out.gini = gini_of(degree, n, histogram);
-  *out.centralization =
+  out.density = n < 2 ? kNaN : edges / (0.5 * nodes * (nodes - 1.0));
+  out.hub_share = n < 2 ? kNaN : static_cast<double>(hub) / (nodes - 1.0);
+  out.gini = gini_of(degree, n, histogram);
+  out.centralization =
       n < 3 ? kNaN : static_cast<double>(hub * n - sum) / ((nodes - 1.0) * (nodes - 2.0));
   const double mean = static_cast<double>(sum) / nodes;
   double squares = 0.0;
@@ -45,49 +44,34 @@ void degree_statistics(const std::int64_t* degree, const std::int64_t* in_degree
     const double deviation = static_cast<double>(degree[i]) - mean;
     squares += deviation * deviation;
   }
-  *out.degree_variance = squares / nodes;
+  out.degree_variance = squares / nodes;
   // Every edge that does not touch the hub joins two of the n − 1 other nodes.
   const double others = 0.5 * (nodes - 1.0) * (nodes - 2.0);
-  *out.star_likeness =
-      n < 3 ? kNaN : *out.hub_share * (1.0 - (edges - static_cast<double>(hub)) / others);
-  *out.effective = n >= 2 && *out.density >= 0.05 && *out.density <= 0.95;
+  out.star_likeness =
+      n < 3 ? kNaN : out.hub_share * (1.0 - (edges - static_cast<double>(hub)) / others);
+  out.effective = n >= 2 && out.density >= 0.05 && out.density <= 0.95;
 
   const std::int64_t in_sum = std::accumulate(in_degree, in_degree + n, std::int64_t{0});
   const std::int64_t in_hub = *std::max_element(in_degree, in_degree + n);
-  *out.in_degree_gini = gini_of(in_degree, n, histogram);
-  *out.in_degree_centralization =
+  out.in_degree_gini = gini_of(in_degree, n, histogram);
+  out.in_degree_centralization =
       n < 2 ? kNaN : static_cast<double>(in_hub * n - in_sum) / ((nodes - 1.0) * (nodes - 1.0));
 }
 
 }  // namespace
 
-GraphStatisticsOut GraphStatisticsOut::at(Index threshold) const {
-  return {fiedler_value + threshold,
-          laplacian_gap + threshold,
-          components + threshold,
-          density + threshold,
-          hub_share + threshold,
-          gini + threshold,
-          centralization + threshold,
-          degree_variance + threshold,
-          star_likeness + threshold,
-          in_degree_gini + threshold,
-          in_degree_centralization + threshold,
-          effective + threshold};
-}
-
 template <class Scalar>
 void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
-                      const GraphStatisticsOut& out, GraphStatisticsWorkspace& workspace) {
+                      GraphStatistics* out, GraphStatisticsWorkspace& workspace) {
   const Index n = attention.rows();
   for (Index first = 0; first < count; first += kMostLevels) {
     const Index size = std::min(kMostLevels, count - first);
     std::vector<Index>& order = workspace.order;
-    order.resize(static_cast<std::size_t>(size));
+    order.resize(size);
     std::iota(order.begin(), order.end(), first);
     std::sort(order.begin(), order.end(),
               [&](Index a, Index b) { return thresholds[a] < thresholds[b]; });
-    workspace.sorted.resize(static_cast<std::size_t>(size));
+    workspace.sorted.resize(size);
     for (Index t = 0; t < size; ++t) workspace.sorted[t] = thresholds[order[t]];
 
     read_levels(attention, workspace.sorted.data(), size, workspace.directed, workspace.rows);
@@ -96,12 +80,12 @@ void graph_statistics(const MatrixView<Scalar>& attention, const double* thresho
     count_levels(workspace.level, size, workspace.degree);
     count_level_components(workspace.level, size, workspace.search, workspace.components);
     for (Index t = 0; t < size; ++t) {
-      const GraphStatisticsOut one = out.at(order[t]);
-      *one.components = workspace.components[t];
+      GraphStatistics& one = out[order[t]];
+      one.components = workspace.components[t];
       degree_statistics(workspace.degree.data() + t * n, workspace.in_degree.data() + t * n, n,
                         workspace.histogram, one);
       workspace.spectra.add(workspace.level, static_cast<Level>(t), workspace.degree.data() + t * n,
-                            workspace.components[t], one.fiedler_value, one.laplacian_gap);
+                            workspace.components[t], &one.fiedler_value, &one.laplacian_gap);
     }
   }
 }

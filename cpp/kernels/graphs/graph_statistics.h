@@ -9,25 +9,22 @@
 
 namespace attnscope {
 
-// Where graph_statistics writes: one number per threshold in each array.
-struct GraphStatisticsOut {
-  double* fiedler_value;
-  double* laplacian_gap;
-  std::int64_t* components;
-  double* density;
-  double* hub_share;
-  double* gini;
-  double* centralization;
-  double* degree_variance;
-  double* star_likeness;
-  double* in_degree_gini;
-  double* in_degree_centralization;
-  bool* effective;
-
-  GraphStatisticsOut at(Index threshold) const;
+// The statistics of one graph.
+struct GraphStatistics {
+  double fiedler_value = kNaN;
+  double laplacian_gap = kNaN;
+  std::int64_t components = -1;
+  double density = kNaN;
+  double hub_share = kNaN;
+  double gini = kNaN;
+  double centralization = kNaN;
+  double degree_variance = kNaN;
+  double star_likeness = kNaN;
+  double in_degree_gini = kNaN;
+  double in_degree_centralization = kNaN;
+  bool effective = false;
 };
 
-// Scratch that a thread reuses over a batch.
 struct GraphStatisticsWorkspace {
   RowScratch rows;
   LevelTable directed;  // how many thresholds A_ij reaches
@@ -43,16 +40,16 @@ struct GraphStatisticsWorkspace {
 };
 
 // Statistics of the simple undirected graphs 1[max(A_ij, A_ji) >= t], i ≠ j, for each of `count`
-// thresholds in any order, and of the in-degrees of the directed graphs 1[A_ij >= t], i ≠ j. A is read
-// once for all thresholds; each entry is compared as the float64 number it stands for.
-// Ranges: shares, densities, gini and centralization in [0, 1]. Without a divisor (gap and
-// centralization for n < 3, hub share and density for n < 2, star likeness without two nodes beside the
-// hub) a statistic is NaN; gini of a graph without edges is 0.
-// fiedler_value and laplacian_gap are there after finish_graph_statistics.
-// Cost O(T n²) and one O(n³) spectrum for every graph with at most two components.
+// thresholds in any order to the same place of `out`, and of the in-degrees of the directed graphs
+// 1[A_ij >= t], i ≠ j. A is read once for all thresholds; each entry is compared as the float64
+// number it stands for. Ranges: shares, densities, gini and centralization in [0, 1]. Without a
+// divisor (gap and centralization for n < 3, hub share and density for n < 2, star likeness without
+// two nodes beside the hub) a statistic is NaN; gini of a graph without edges is 0. fiedler_value
+// and laplacian_gap are there after finish_graph_statistics. Cost O(T n²) and one O(n³) spectrum
+// for every graph with at most two components.
 template <class Scalar>
 void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
-                      const GraphStatisticsOut& out, GraphStatisticsWorkspace& workspace);
+                      GraphStatistics* out, GraphStatisticsWorkspace& workspace);
 
 // Writes the fiedler_value and laplacian_gap that calls with this workspace still owe: graphs of one size
 // wait for each other, over as many calls as it takes. A matrix's values do not depend on the others.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "graphs/graph_rows.h"
 #include "linalg/eigenvalues.h"
@@ -13,8 +12,6 @@
 namespace attnscope {
 namespace {
 
-// No instruction set works on more matrices at once.
-constexpr std::size_t kMostTogether = 32;
 // Up to this size a pack stays near the second-level cache; beyond, one matrix at a time does.
 constexpr Index kLargestPacked = 256;
 
@@ -47,7 +44,7 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
       return weights[triangle_row(i) + j];
     });
     for (Index i = 0; i < n; ++i) {
-      const double d = components[m] == 0 ? 0.0 : workspace.degree[static_cast<std::size_t>(i)];
+      const double d = components[m] == 0 ? 0.0 : workspace.degree[i];
       Lane(degrees, lane)[i] = d;
       weights[triangle_row(i) + i] = options.normalized && d > 0.0 ? 1.0 : d;
       if (components[m] > 0) continue;
@@ -88,7 +85,7 @@ Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& optio
       graph, n, workspace, [&](Index i, Index j) { return -panels[panel_entry(j, i)]; });
   std::vector<double>& degree = workspace.degree;
   for (Index i = 0; i < n; ++i) {
-    const double d = degree[static_cast<std::size_t>(i)];
+    const double d = degree[i];
     panels[panel_entry(i, i)] = options.normalized && d > 0.0 ? 1.0 : d;
   }
   if (components == 0 || !options.normalized) return components;
@@ -99,7 +96,7 @@ Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& optio
     double* row = panels + panel_offset(s);
     for (Index i = 0; i < end; ++i, row += kPanel) {
       for (Index j = first; j < end; ++j) {
-        if (i != j) row[j - first] *= degree[static_cast<std::size_t>(i)] * degree[static_cast<std::size_t>(j)];
+        if (i != j) row[j - first] *= degree[i] * degree[j];
       }
     }
   }
@@ -141,16 +138,13 @@ void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace) {
   for (Index i = 0; i < n; ++i) w(i, i) = degree[i] == 0.0 ? 0.0 : 1.0;
 }
 
-Index count_components(LaplacianWorkspace& workspace) {
-  const Eigen::MatrixXd& w = workspace.weights;
-  return count_graph_components(w.rows(), workspace.graph.queue, [&](Index i, Index j) { return w(i, j); });
-}
-
 template <class Scalar>
 void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptions& options, Index k,
                            double* out, LaplacianWorkspace& workspace) {
   const bool graph = graph_weights(attention, options, workspace);
-  const Index components = graph ? count_components(workspace) : 0;
+  const auto weight = [&](Index i, Index j) { return workspace.weights(i, j); };
+  const Index components =
+      graph ? count_graph_components(attention.rows(), workspace.graph.queue, weight) : 0;
   laplacian_from_weights(options.normalized, workspace);
   if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
     std::fill(out, out + k, kNaN);
@@ -187,36 +181,27 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
   Index components[kMostTogether];
   for (Index first = 0; first < count && n <= kLargestPacked; first += kPackWidth) {
     Lanes* a = lane_buffer(workspace.pack, triangle_row(n));
-    Lanes* vectors = lane_buffer(workspace.vectors, 6 * n);
-    const auto part = pack.subspan(static_cast<std::size_t>(first),
-                                   static_cast<std::size_t>(std::min(kPackWidth, count - first)));
-    read_laplacians(part, options, a, vectors, components + first, workspace.graph);
-    tridiagonalize(a, n, vectors, vectors + n, vectors + 2 * n);
-    for (Index i = 0; i < n; ++i) {
-      std::memcpy(diagonal + i * width + first, vectors + i, sizeof(Lanes));
-      if (i + 1 < n) std::memcpy(beside + i * width + first, vectors + n + i, sizeof(Lanes));
-    }
+    Lanes* degrees = lane_buffer(workspace.vectors, n);
+    const auto part = pack.subspan(first, std::min(kPackWidth, count - first));
+    read_laplacians(part, options, a, degrees, components + first, workspace.graph);
+    tridiagonalize(a, n, diagonal + first, beside + first, width, workspace.vectors);
   }
   for (Index m = 0; m < count && n > kLargestPacked; ++m) {
     double* panels = workspace.pack.resize(panel_offset(panels_of(n)));
-    components[m] = read_laplacian(pack[static_cast<std::size_t>(m)], options, panels, workspace.graph);
+    components[m] = read_laplacian(pack[m], options, panels, workspace.graph);
     if (components[m] == 0) continue;
     panel_tridiagonalize(panels, n, diagonal + m, beside + m, width, workspace.vectors);
   }
-  workspace.values.resize(static_cast<std::size_t>(count * n));
-  double* values[kMostTogether];
-  for (Index m = 0; m < count; ++m) values[m] = workspace.values.data() + m * n;
-  tridiagonal_eigenvalues(diagonal, beside, n,
-                          std::span<double* const>(values, static_cast<std::size_t>(count)),
-                          workspace.dqds);
+  workspace.values.resize(count * n);
+  const double* values = workspace.values.data();
+  tridiagonal_eigenvalues(diagonal, beside, n, count, workspace.values.data(), workspace.dqds);
   for (Index m = 0; m < count; ++m) {
-    const auto at = static_cast<std::size_t>(m);
     if (components[m] == 0) {
-      laplacian_eigenvalues(pack[at], options, k, out[at], workspace);
+      laplacian_eigenvalues(pack[m], options, k, out[m], workspace);
       continue;
     }
     for (Index i = 0; i < k; ++i) {
-      out[at][i] = i < components[m] ? 0.0 : std::max(0.0, values[m][n - 1 - i]);
+      out[m][i] = i < components[m] ? 0.0 : std::max(0.0, values[(m + 1) * n - 1 - i]);
     }
   }
 }

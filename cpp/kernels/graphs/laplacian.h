@@ -2,7 +2,6 @@
 #pragma once
 
 #include <Eigen/Core>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,7 +11,6 @@
 
 namespace attnscope {
 
-// Scratch that a thread reuses over a batch.
 struct LaplacianWorkspace {
   Eigen::MatrixXd weights;
   Eigen::VectorXd degree;
@@ -34,9 +32,6 @@ bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& opti
 // Turns workspace.weights into the Laplacian of the options' kind, in place. Normalized, a negative degree
 // has no square root and makes its row and column NaN.
 void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace);
-
-// Number of connected components of the graph with an edge wherever workspace.weights > 0.
-Index count_components(LaplacianWorkspace& workspace);
 
 // The k smallest eigenvalues of the Laplacian, ascending, to `out`; 1 <= k <= n. As many of them are
 // exactly 0 as the graph has components. Range: [0, 2·max degree], normalized [0, 2]. n = 1: {0}.

@@ -71,7 +71,7 @@ void betti_numbers(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
                    BettiWorkspace& workspace) {
   const Index n = attention.rows();
   std::vector<double>& distinct = workspace.thresholds;
-  distinct.resize(static_cast<std::size_t>(count));
+  distinct.resize(count);
   std::transform(thresholds, thresholds + count, distinct.begin(), level);
   std::sort(distinct.begin(), distinct.end(), std::greater<>());
   distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
@@ -79,7 +79,7 @@ void betti_numbers(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
 
   std::vector<std::uint32_t>& ends = workspace.ends;
   ends.assign(distinct.size() + 1, 0);
-  workspace.degree.assign(static_cast<std::size_t>(n), 0);
+  workspace.degree.assign(n, 0);
   for (std::size_t k = 0; k < workspace.found.size(); ++k) {
     ++ends[workspace.group[k] + 1u];
     ++workspace.degree[edge_row(workspace.found[k])];
@@ -92,7 +92,7 @@ void betti_numbers(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
   }
 
   std::vector<std::uint16_t>& vertices = workspace.vertices;
-  vertices.resize(static_cast<std::size_t>(n));
+  vertices.resize(n);
   std::iota(vertices.begin(), vertices.end(), std::uint16_t{0});
   std::sort(vertices.begin(), vertices.end(), [&](std::uint16_t a, std::uint16_t b) {
     return workspace.degree[a] != workspace.degree[b] ? workspace.degree[a] > workspace.degree[b]

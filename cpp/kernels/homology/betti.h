@@ -10,7 +10,6 @@
 
 namespace attnscope {
 
-// Scratch that a thread reuses over a batch.
 struct BettiWorkspace {
   RowScratch rows;
   FlagHomology homology;

@@ -26,7 +26,6 @@ struct PersistenceOptions {
   Metric metric = Metric::attention;
 };
 
-// Scratch that a thread reuses over a batch; it grows to the largest matrix seen.
 struct PersistenceWorkspace {
   SpanningTree tree;  // for H0 alone
   EdgeOrder order;

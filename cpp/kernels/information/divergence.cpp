@@ -9,14 +9,6 @@
 namespace attnscope {
 namespace {
 
-// `visit(lanes of the row at j, j)` over [0, end), the last lanes padded with zeros.
-template <class WideType, class Visit>
-void for_each_lane(const WideType* row, Index end, Index n, Visit&& visit) {
-  Index j = 0;
-  for (; j + kPackWidth <= end; j += kPackWidth) visit(load(row + j), j);
-  if (j < end) visit(load_head(row + j, end - j, n - j), j);
-}
-
 // The rows of all heads for one query.
 template <class Scalar>
 class LayerRows {
@@ -114,8 +106,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
   for (Index j = 0; j < padded(n); ++j) kept[j] = j < n && !removed[j * key_stride] ? 1.0 : 0.0;
   std::vector<double> left(heads.size());
   const auto learned = [&](std::size_t h, Index i) {
-    return out.sink_mass == nullptr ? 0.0
-                                    : out.sink_mass[static_cast<Index>(h) * out.stride + i];
+    return out.sink_mass == nullptr ? 0.0 : out.sink_mass[static_cast<Index>(h) * out.stride + i];
   };
 
   for (Index i = begin; i < end; ++i) {
@@ -127,13 +118,13 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
     std::fill(log_of_removed_mean, log_of_removed_mean + padded(rows.end()), 0.0);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       Lanes mass{};
-      for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
+      for_each_lane(rows[h], 0, rows.end(), n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
       left[h] = sum_of_lanes(mass) + learned(h, i);
       mean_learned += learned(h, i) / static_cast<double>(heads.size());
       if (!(left[h] > 0.0)) continue;
       survivors += 1.0;
       mean_learned_after += learned(h, i) / left[h];
-      for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) {
+      for_each_lane(rows[h], 0, rows.end(), n, [&](Lanes x, Index j) {
         double* at = log_of_removed_mean + j;
         store(at, load(at) + x * load(kept + j) / left[h]);
       });
@@ -152,7 +143,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
         std::fill(rescaled, rescaled + n, 0.0);
       } else {
         std::fill(rescaled + rows.end(), rescaled + n, 0.0);
-        for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) {
+        for_each_lane(rows[h], 0, rows.end(), n, [&](Lanes x, Index j) {
           const Lanes entry = x * load(kept + j) / left[h];
           if (j + kPackWidth <= rows.end()) {
             store(rescaled + j, entry);

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "matrix/support.h"
 #include "simd/memory.h"
 
 // How far the heads of one layer are from their mean. Rows are independent, so a layer can be

@@ -13,7 +13,7 @@ template <class Scalar>
 bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                        bool normalized, double* out, EntropyWorkspace& workspace) {
   const Index n = attention.rows();
-  workspace.mass.resize(static_cast<std::size_t>(n));
+  workspace.mass.resize(n);
   if (!row_statistics(attention, find_support, support, workspace.mass.data(), out, workspace.rows)) {
     std::fill(out, out + n, kNaN);
     return false;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 
 #include "matrix/row_statistics.h"
 #include "matrix/rows.h"
@@ -14,7 +15,7 @@ namespace {
 
 // N_j to workspace.queries.
 void count_queries(const Support& support, Index n, SinkWorkspace& workspace) {
-  workspace.queries.resize(static_cast<std::size_t>(n));
+  workspace.queries.resize(n);
   visible_queries(support, n, workspace.queries.data());
 }
 
@@ -30,9 +31,9 @@ Index position_of(double min_visibility, const SinkWorkspace& workspace) {
   Index best = -1;
   double largest = 0.0;
   for (Index j = 0; j < n; ++j) {
-    const Index queries = workspace.queries[static_cast<std::size_t>(j)];
+    const Index queries = workspace.queries[j];
     if (queries < required) continue;
-    const double mean = workspace.mass[static_cast<std::size_t>(j)] / static_cast<double>(queries);
+    const double mean = workspace.mass[j] / static_cast<double>(queries);
     if (best < 0 || mean > largest) {
       best = j;
       largest = mean;
@@ -43,15 +44,12 @@ Index position_of(double min_visibility, const SinkWorkspace& workspace) {
 
 // The share of workspace.mass that its k largest entries hold; reorders it.
 double top_mass_of(Index k, std::vector<double>& mass) {
-  double total = 0.0;
-  for (const double m : mass) total += m;
+  const double total = std::accumulate(mass.begin(), mass.end(), 0.0);
   if (total == 0.0) return kNaN;
   const Index taken = std::min(k, static_cast<Index>(mass.size()));
   if (taken == 1) return *std::max_element(mass.begin(), mass.end()) / total;
   std::partial_sort(mass.begin(), mass.begin() + taken, mass.end(), std::greater<>());
-  double top = 0.0;
-  for (Index j = 0; j < taken; ++j) top += mass[static_cast<std::size_t>(j)];
-  return top / total;
+  return std::accumulate(mass.begin(), mass.begin() + taken, 0.0) / total;
 }
 
 // Number, sum, sum of squared distances from their mean, and largest of the far visible entries of a row.
@@ -62,38 +60,32 @@ struct FarRow {
   double largest = 0.0;
 };
 
-// `visit(lanes, mask of the lanes that count, j)` over [begin, end).
-template <class WideType, class Visit>
-void for_each_far_lane(const WideType* row, Index begin, Index end, Index n, Visit&& visit) {
-  for (Index j = begin; j < end; j += kPackWidth) {
-    const Index here = std::min(kPackWidth, end - j);
-    visit(here == kPackWidth ? load(row + j) : load_head(row + j, here, n - j), first_lanes(here));
-  }
-}
-
 // Of the entries in [0, left) and [right, end), all of them visible.
 template <class WideType>
 FarRow far_row(const WideType* row, Index left, Index right, Index end, Index n) {
   FarRow found;
   found.count = static_cast<double>(left + std::max<Index>(0, end - right));
   if (found.count == 0.0) return found;
+  const auto for_each_far_lane = [&](auto&& visit) {
+    const auto part = [&](Index begin, Index stop) {
+      for_each_lane(row, begin, stop, n, [&](Lanes x, Index j) { visit(x, first_lanes(stop - j)); });
+    };
+    part(0, left);
+    part(right, end);
+  };
   Lanes total{};
   Lanes most = broadcast(-std::numeric_limits<double>::infinity());
-  const auto add = [&](Lanes x, LaneMask counted) {
+  for_each_far_lane([&](Lanes x, LaneMask counted) {
     total += x;
     most = larger(most, counted ? x : most);
-  };
-  for_each_far_lane(row, 0, left, n, add);
-  for_each_far_lane(row, right, end, n, add);
+  });
   found.sum = sum_of_lanes(total);
   const Lanes mean = broadcast(found.sum / found.count);
   Lanes squares{};
-  const auto spread = [&](Lanes x, LaneMask counted) {
+  for_each_far_lane([&](Lanes x, LaneMask counted) {
     const Lanes rest = counted ? x - mean : Lanes{};
     squares += rest * rest;
-  };
-  for_each_far_lane(row, 0, left, n, spread);
-  for_each_far_lane(row, right, end, n, spread);
+  });
   found.squares = sum_of_lanes(squares);
   found.largest = most[0];
   for (Index k = 1; k < kPackWidth; ++k) found.largest = std::max(found.largest, most[k]);
@@ -164,7 +156,7 @@ template <class Scalar>
 bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                      const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace) {
   const Index n = attention.rows();
-  workspace.mass.resize(static_cast<std::size_t>(n));
+  workspace.mass.resize(n);
   if (!row_statistics(attention, find_support, support, workspace.mass.data(), answers.entropy,
                       workspace.rows)) {
     if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + n, kNaN);
@@ -174,8 +166,7 @@ bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Sup
   if (answers.incoming != nullptr) {
     for (std::size_t j = 0; j < workspace.mass.size(); ++j) {
       const Index queries = workspace.queries[j];
-      answers.incoming[j] =
-          queries == 0 ? kNaN : workspace.mass[j] / static_cast<double>(queries);
+      answers.incoming[j] = queries == 0 ? kNaN : workspace.mass[j] / static_cast<double>(queries);
     }
   }
   if (asked.position) answers.position = position_of(asked.min_visibility, workspace);
@@ -191,7 +182,7 @@ void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, co
   const double tau =
       rule.tau ? *rule.tau : visible_quantile(attention, support, 0.9, workspace.quantile);
   count_queries(support, n, workspace);
-  workspace.counts.assign(static_cast<std::size_t>(n), 0);
+  workspace.counts.assign(n, 0);
   Index* counts = workspace.counts.data();
   const auto limit = rounded_up<Wide<Scalar>>(tau);
   // Invisible entries of a mask come as 0, and a percentile can be 0.
@@ -204,7 +195,7 @@ void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, co
                });
   const Index required = required_queries(rule.min_visibility, n);
   for (Index j = 0; j < n; ++j) {
-    const Index queries = workspace.queries[static_cast<std::size_t>(j)];
+    const Index queries = workspace.queries[j];
     out[j] = queries > 0 && queries >= required &&
              static_cast<double>(counts[j]) / static_cast<double>(queries) >= rule.gamma;
   }

@@ -7,7 +7,6 @@
 
 #include "matrix/matrix_view.h"
 #include "matrix/quantile.h"
-#include "matrix/support.h"
 
 // Attention sinks: keys on which a head rests. N_j is the number of queries that can see key j.
 // Nothing here holds more than a few rows beside the matrix.

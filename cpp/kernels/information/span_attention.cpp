@@ -101,10 +101,7 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
     received = read_and_add(attention, start, stop, causal ? stop : 0, reading);
     if (!reading.finite) return false;
   }
-  if (find_support) {
-    support = Support{};
-    support.kind = reading.causal ? Support::Kind::causal : Support::Kind::full;
-  }
+  if (find_support) support = {reading.causal ? Support::Kind::causal : Support::Kind::full};
   const auto uniform_share = [&](Index i, Index seen) {
     return seen == 0 ? 0.0 : static_cast<double>(seen) / static_cast<double>(visible_keys(support, i, n));
   };

@@ -4,9 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "matrix/rows.h"
 #include "signals/signal_reader.h"
-#include "simd/logarithm.h"
 
 namespace attnscope {
 namespace {
@@ -73,15 +71,13 @@ void describe(double* power, Index bins, Index bands, double* out) {
   }
   Lanes sum_of_logs{};
   Lanes sum_of_p_logs{};
-  for (Index k = 0; k < bins; k += kPackWidth) {
-    const Index count = std::min(kPackWidth, bins - k);
-    Lanes p = count == kPackWidth ? load(power + k) : load_head(power + k, count, count);
-    p = p * broadcast(1.0 / total);
-    for (Index lane = count; lane < kPackWidth; ++lane) p[lane] = 1.0;  // log 1 = 0
+  for_each_lane(power, 0, bins, bins, [&](Lanes p, Index k) {
+    p *= broadcast(1.0 / total);
+    for (Index lane = bins - k; lane < kPackWidth; ++lane) p[lane] = 1.0;  // log 1 = 0
     const Lanes log_p = bounded_log(p);
     sum_of_logs += log_p;
     sum_of_p_logs += p * log_p;
-  }
+  });
   const double mean_log = sum_of_lanes(sum_of_logs) / static_cast<double>(bins);
   for (Index band = 0; band < 3; ++band) out[band] = share[band] / total;
   out[3] = power[peak] / total;
@@ -97,23 +93,21 @@ template <class Scalar>
 void power_spectrum(const MatrixView<Scalar>& attention, const Support& support,
                     const SpectrumOptions& options, double* out, SpectrumScratch& scratch) {
   const Index width = kSpectrumFields + options.bands;
-  for_each_signal(attention, support, options.signal, scratch.signal,
-                  [&](Index index, const double* x, Index count, int) {
-                    const auto wanted =
-                        static_cast<Index>(std::ceil(options.padding * static_cast<double>(count)));
-                    const Index size = fast_length(std::max(count, wanted));
-                    scratch.power.resize(static_cast<std::size_t>(size / 2 + 1));
-                    if (options.hann) {
-                      scratch.windowed.resize(static_cast<std::size_t>(count));
-                      windowed(x, count, scratch.windowed.data());
-                      // The window is 0 where it begins, and what is there may have been all.
-                      rescale(scratch.windowed.data(), count);
-                      x = scratch.windowed.data();
-                    }
-                    scratch.fourier.power(x, count, size, scratch.power.data());
-                    describe(scratch.power.data(), size / 2 + 1, options.bands,
-                             out + index * width);
-                  });
+  const auto describe_signal = [&](Index index, const double* x, Index count, int) {
+    const auto wanted = static_cast<Index>(std::ceil(options.padding * static_cast<double>(count)));
+    const Index size = fast_length(std::max(count, wanted));
+    scratch.power.resize(size / 2 + 1);
+    if (options.hann) {
+      scratch.windowed.resize(count);
+      windowed(x, count, scratch.windowed.data());
+      // The window is 0 where it begins, and what is there may have been all.
+      rescale(scratch.windowed.data(), count);
+      x = scratch.windowed.data();
+    }
+    scratch.fourier.power(x, count, size, scratch.power.data());
+    describe(scratch.power.data(), size / 2 + 1, options.bands, out + index * width);
+  };
+  for_each_signal(attention, support, options.signal, scratch.signal, describe_signal);
 }
 
 ATTNSCOPE_COMPILE(power_spectrum);

@@ -4,23 +4,15 @@
 #include <cmath>
 #include <numbers>
 
-#include "matrix/rows.h"
 #include "signals/signal_reader.h"
-#include "simd/logarithm.h"
 
 namespace attnscope {
 namespace {
 
 // −Σ (p/total) log (p/total) of non-negative numbers.
 double entropy(const double* p, Index count, double total) {
-  Lanes sums{};
-  for (Index k = 0; k < count; k += kPackWidth) {
-    const Index here = std::min(kPackWidth, count - k);
-    const Lanes x =
-        (here == kPackWidth ? load(p + k) : load_head(p + k, here, here)) * broadcast(1.0 / total);
-    sums += x * bounded_log(x);
-  }
-  return std::max(0.0, 0.0 - sum_of_lanes(sums));
+  const Lanes scale = broadcast(1.0 / total);
+  return entropy_of(p, count, [=](Lanes x) { return x * scale; });
 }
 
 double sum_of(const double* x, Index count) { return std::accumulate(x, x + count, 0.0); }
@@ -39,19 +31,19 @@ void describe(const double* p, Index count, bool root, double* out, UncertaintyS
   double alternating = 0.0;
   double mean = 0.0;
   for (Index t = 0; t < count; ++t) {
-    double& x = psi[static_cast<std::size_t>(t)];
+    double& x = psi[t];
     x /= norm;
     alternating += t % 2 == 0 ? x : -x;
     mean += static_cast<double>(t) * x * x;
   }
   double variance = 0.0;
   for (Index t = 0; t < count; ++t) {
-    const double x = psi[static_cast<std::size_t>(t)];
+    const double x = psi[t];
     const double distance = static_cast<double>(t) - mean;
     variance += distance * distance * x * x;
   }
   std::vector<double>& work = scratch.work;
-  work.resize(static_cast<std::size_t>(count));
+  work.resize(count);
   scratch.fourier.exact_power(psi.data(), count, work.data());
   const double spectral = entropy(work.data(), count, sum_of(work.data(), count));
   // ∫ω²|Ψ|²/2π = Σ_k r_k c_k, where c_k are the Fourier coefficients of ω² on (−π, π].
@@ -59,7 +51,7 @@ void describe(const double* p, Index count, bool root, double* out, UncertaintyS
   double frequency = work[0] * std::numbers::pi * std::numbers::pi / 3.0;
   for (Index k = 1; k < count; ++k) {
     const auto square = static_cast<double>(k) * static_cast<double>(k);
-    frequency += (k % 2 == 0 ? 4.0 : -4.0) / square * work[static_cast<std::size_t>(k)];
+    frequency += (k % 2 == 0 ? 4.0 : -4.0) / square * work[k];
   }
   const double open = 1.0 - alternating * alternating;
   out[0] = entropy(p, count, mass);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "matrix/matrix_view.h"
-#include "matrix/support.h"
 #include "signals/fourier.h"
 #include "signals/signal.h"
 

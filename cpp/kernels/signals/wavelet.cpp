@@ -5,9 +5,7 @@
 #include <complex>
 #include <numbers>
 
-#include "matrix/rows.h"
 #include "signals/signal_reader.h"
-#include "simd/logarithm.h"
 
 namespace attnscope {
 namespace {
@@ -66,15 +64,8 @@ double energy(const double* x, Index count) {
 
 // −Σ p log2 p of x²/total.
 double entropy_of_squares(const double* x, Index count, double total) {
-  Lanes sums{};
   const Lanes scale = broadcast(1.0 / total);
-  for (Index k = 0; k < count; k += kPackWidth) {
-    const Index here = std::min(kPackWidth, count - k);
-    const Lanes value = here == kPackWidth ? load(x + k) : load_head(x + k, here, here);
-    const Lanes p = value * value * scale;
-    sums += p * bounded_log(p);
-  }
-  return std::max(0.0, 0.0 - sum_of_lanes(sums) / std::numbers::ln2);
+  return entropy_of(x, count, [=](Lanes value) { return value * value * scale; }) / std::numbers::ln2;
 }
 
 // Adds x [count] times `unit`, read at `points` equal steps from its first to its last entry.
@@ -94,18 +85,17 @@ void add_resampled(const double* x, Index count, Index points, double unit, doub
 class Decomposition {
  public:
   Decomposition(const double* x, Index n, Index levels, WaveletScratch& scratch)
-      : levels_(levels), scratch_(scratch), starts_(static_cast<std::size_t>(levels) + 2) {
-    sizes_.assign(static_cast<std::size_t>(levels) + 1, n);
+      : levels_(levels), scratch_(scratch), starts_(levels + 2) {
+    sizes_.assign(levels + 1, n);
     for (Index level = 1; level <= levels; ++level) size(level) = halved(size(level - 1));
     starts_[0] = 0;
     starts_[1] = size(levels);
     for (Index scale = 1; scale <= levels; ++scale) {
-      starts_[static_cast<std::size_t>(scale) + 1] =
-          starts_[static_cast<std::size_t>(scale)] + size(levels - scale + 1);
+      starts_[scale + 1] = starts_[scale] + size(levels - scale + 1);
     }
-    scratch.coefficients.resize(static_cast<std::size_t>(starts_.back()));
+    scratch.coefficients.resize(starts_.back());
     scratch.approximation.assign(x, x + n);
-    scratch.extended.resize(static_cast<std::size_t>(n) + 1);
+    scratch.extended.resize(n + 1);
     for (Index level = 1; level <= levels; ++level) {
       analyse(scratch.approximation.data(), size(level - 1), scratch.extended.data(),
               scale(levels - level + 1));
@@ -116,10 +106,10 @@ class Decomposition {
 
   // Scale 0 is the approximation, scale `levels` the finest detail.
   double* scale(Index s) {
-    return scratch_.coefficients.data() + starts_[static_cast<std::size_t>(s)];
+    return scratch_.coefficients.data() + starts_[s];
   }
   Index count(Index s) const {
-    return starts_[static_cast<std::size_t>(s) + 1] - starts_[static_cast<std::size_t>(s)];
+    return starts_[s + 1] - starts_[s];
   }
 
   // The signal again, in scratch that the next call overwrites.
@@ -134,7 +124,7 @@ class Decomposition {
   }
 
  private:
-  Index& size(Index level) { return sizes_[static_cast<std::size_t>(level)]; }
+  Index& size(Index level) { return sizes_[level]; }
 
   Index levels_;
   WaveletScratch& scratch_;
@@ -178,7 +168,7 @@ void wavelet_transform(const MatrixView<Scalar>& attention, const Support& suppo
                        WaveletScratch& scratch) {
   const Index points = options.resample;
   const Index width = wavelet_fields(options.levels);
-  std::vector<double> sum(static_cast<std::size_t>((options.levels + 1) * points), 0.0);
+  std::vector<double> sum((options.levels + 1) * points, 0.0);
   Index signals = 0;
   for_each_signal(attention, support, options.signal, scratch.signal,
                   [&](Index index, const double* x, Index count, int exponent) {
@@ -208,18 +198,17 @@ void morlet_scalogram(const MatrixView<Scalar>& attention, const Support& suppor
           const double scale = scales[s];
           const auto reach = static_cast<Index>(
               std::min(static_cast<double>(m - 1), std::ceil(kMorletReach * scale)));
-          wavelet.assign(static_cast<std::size_t>(2 * reach + 1), {});
+          wavelet.assign(2 * reach + 1, {});
           const double norm = std::pow(std::numbers::pi, -0.25) / std::sqrt(scale);
           for (Index d = -reach; d <= reach; ++d) {
             const double z = static_cast<double>(d) / scale;
-            wavelet[static_cast<std::size_t>(d + reach)] =
-                std::polar(norm * std::exp(-0.5 * z * z), -omega * z);
+            wavelet[d + reach] = std::polar(norm * std::exp(-0.5 * z * z), -omega * z);
           }
           for (Index b = 0; b < m; ++b) {
             double real = 0.0;
             double imaginary = 0.0;
             for (Index t = std::max<Index>(0, b - reach); t <= std::min(m - 1, b + reach); ++t) {
-              const std::complex<double>& w = wavelet[static_cast<std::size_t>(t - b + reach)];
+              const std::complex<double>& w = wavelet[t - b + reach];
               real += x[t] * w.real();
               imaginary += x[t] * w.imag();
             }

@@ -13,8 +13,6 @@ namespace {
 
 // What the error of an eigenvalue may move ks by.
 constexpr double kKsError = 1e-10;
-// No instruction set works on more maps at once.
-constexpr std::size_t kMostTogether = 32;
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that mixes every bit.
 std::uint64_t mixed(std::uint64_t x) {
@@ -50,7 +48,7 @@ void standardize(const Support& support, Index n, MarchenkoPasturWorkspace::Rows
     if (support.kind == Support::Kind::mask) {
       visible_keys(support, i, n, workspace.columns);
       count = static_cast<Index>(workspace.columns.size());
-      workspace.row.resize(static_cast<std::size_t>(n));
+      workspace.row.resize(n);
       row = workspace.row.data();
       for (Index j = 0; j < count; ++j) row[j] = x[workspace.columns[j]];
       std::fill(x, x + n, 0.0);
@@ -89,25 +87,15 @@ void shuffle(const Support& support, const std::vector<Index>& kept, Index n, st
   }
 }
 
-// True when the mask hides exactly what the rule hides.
-bool same_support(const Support& mask, Support::Kind kind, Index n) {
-  Support rule;
-  rule.kind = kind;
-  for (Index i = 0; i < n; ++i) {
-    for (Index j = 0; j < n; ++j) {
-      if (mask.visible(i, j) != rule.visible(i, j)) return false;
-    }
-  }
-  return true;
-}
-
 // The rule that a mask spells out, where it is one.
 Support simplified(const Support& support, Index n) {
-  for (const Support::Kind kind : {Support::Kind::causal, Support::Kind::full}) {
-    if (support.kind != Support::Kind::mask || !same_support(support, kind, n)) continue;
-    Support rule;
-    rule.kind = kind;
-    return rule;
+  if (support.kind != Support::Kind::mask) return support;
+  for (const Support rule : {Support{Support::Kind::causal}, Support{Support::Kind::full}}) {
+    bool same = true;
+    for (Index i = 0; i < n && same; ++i) {
+      for (Index j = 0; j < n && same; ++j) same = support.visible(i, j) == rule.visible(i, j);
+    }
+    if (same) return rule;
   }
   return support;
 }
@@ -124,9 +112,9 @@ void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& sup
                   Index draws, MarchenkoPasturWorkspace& workspace) {
   const Index k = static_cast<Index>(rows.kept.size());
   const Index width = singular_values_width();
-  workspace.null.resize(static_cast<std::size_t>(draws * k));
-  workspace.shuffled.resize(static_cast<std::size_t>(width * n * n));
-  workspace.sigma.resize(static_cast<std::size_t>(width * n));
+  workspace.null.resize(draws * k);
+  workspace.shuffled.resize(width * n * n);
+  workspace.sigma.resize(width * n);
   std::vector<MatrixView<double>> views;
   std::vector<double*> out;
   for (Index first = 0; first < draws; first += width) {
@@ -144,8 +132,7 @@ void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& sup
                     workspace.singular_values);
     for (std::size_t lane = 0; lane < views.size(); ++lane) {
       double* values = workspace.null.data() + (first + static_cast<Index>(lane)) * k;
-      spectrum_of({out[lane], static_cast<std::size_t>(n)}, n,
-                  {values, static_cast<std::size_t>(k)});
+      spectrum_of({out[lane], out[lane] + n}, n, {values, values + k});
     }
   }
 }
@@ -159,11 +146,7 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   draw_spectra(rows, support, n, draws, workspace);
   workspace.pool.clear();
   for (const double value : spectrum) workspace.pool.emplace_back(value, 0);
-  for (Index draw = 0; draw < draws; ++draw) {
-    for (Index i = 0; i < k; ++i) {
-      workspace.pool.emplace_back(workspace.null[static_cast<std::size_t>(draw * k + i)], draw + 1);
-    }
-  }
+  for (Index i = 0; i < draws * k; ++i) workspace.pool.emplace_back(workspace.null[i], i / k + 1);
   std::sort(workspace.null.begin(), workspace.null.end());
   result.edge = workspace.null.back();
   leave_one_out_deviations(workspace.pool, draws + 1, k, kResolvedShare * result.edge,
@@ -176,27 +159,22 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   for (Index draw = 1; draw <= draws; ++draw) {
     // The sums behind two equal deviations are the same integers over the same weights: no
     // tolerance.
-    if (workspace.deviations[static_cast<std::size_t>(draw)] >= result.ks) ++at_least;
+    if (workspace.deviations[draw] >= result.ks) ++at_least;
   }
   result.p_value = static_cast<double>(1 + at_least) / static_cast<double>(1 + draws);
 }
 
-NullLaw law_of(bool causal, Index kept, Index n, const MarchenkoPasturOptions& options) {
-  return causal ? NullLaw::triangular(options.triangular)
-                : NullLaw::marchenko_pastur(static_cast<double>(kept) / static_cast<double>(n));
-}
-
-void compare_with_law(const MarchenkoPasturWorkspace::Rows& rows, Index n,
-                      const MarchenkoPasturOptions& options, const std::vector<double>& spectrum,
-                      MarchenkoPastur& result) {
-  const bool causal = rows.null == SpectralNull::causal;
-  const NullLaw law = law_of(causal, static_cast<Index>(rows.kept.size()), n, options);
+// Compares eigenvalues that are known to ±error with the law of the support; how far ks may be off.
+double compare_with_law(bool causal, std::span<const double> spectrum, double error, Index n,
+                        const MarchenkoPasturOptions& options, MarchenkoPastur& result) {
+  const double gamma = static_cast<double>(spectrum.size()) / static_cast<double>(n);
+  const NullLaw law = causal ? NullLaw::triangular(options.triangular) : NullLaw::marchenko_pastur(gamma);
   result.edge = law.edge();
-  const double floor = kResolvedShare * law.edge();
-  result.ks = causal && options.triangular != nullptr
-                  ? kolmogorov_smirnov(spectrum, law, floor, *options.triangular)
-                  : kolmogorov_smirnov(spectrum, law, floor);
-  if (options.wasserstein) result.wasserstein = wasserstein(std::span<const double>(spectrum), law);
+  const CertifiedDistance found = kolmogorov_smirnov(spectrum, law, kResolvedShare * law.edge(), error,
+                                                     causal ? options.triangular : nullptr);
+  result.ks = found.distance;
+  if (options.wasserstein && found.uncertain <= kKsError) result.wasserstein = wasserstein(spectrum, law);
+  return found.uncertain;
 }
 
 // Reads one matrix, resolves its null and standardises its rows.
@@ -205,8 +183,8 @@ void prepare(const MatrixView<Scalar>& matrix, const Support& support,
              const MarchenkoPasturOptions& options, MarchenkoPasturWorkspace::Rows& rows,
              MarchenkoPasturWorkspace& workspace) {
   const Index n = matrix.rows();
-  rows.standardized.resize(static_cast<std::size_t>(n * n));
-  rows.sigma.resize(static_cast<std::size_t>(n));
+  rows.standardized.resize(n * n);
+  rows.sigma.resize(n);
   widen(matrix, rows.standardized.data(), n);
   rows.null = resolved(options.null, support);
   if (rows.null == SpectralNull::permutation) {
@@ -262,7 +240,7 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<
     if (rows.null == SpectralNull::permutation) {
       compare_with_draws(rows, supports[at], n, options, workspace, result);
     } else {
-      compare_with_law(rows, n, options, workspace.spectrum, result);
+      compare_with_law(rows.null == SpectralNull::causal, workspace.spectrum, 0.0, n, options, result);
     }
     sum_up(workspace.spectrum, n, result);
   }
@@ -282,24 +260,15 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
   for (std::size_t at = 0; at < matrices.size(); ++at) {
     const Index kept = workspace.row_spectrum.kept[at];
     if (kept == 0) continue;
-    const std::span<const double> all(
-        workspace.row_spectrum.values.data() + at * static_cast<std::size_t>(n),
-        static_cast<std::size_t>(n));
-    const std::span<const double> spectrum = all.last(static_cast<std::size_t>(kept));
-    MarchenkoPastur& result = results[at];
-    const NullLaw law = law_of(causal, kept, n, options);
-    result.edge = law.edge();
-    const CertifiedDistance found = kolmogorov_smirnov_within(
-        spectrum, law, kResolvedShare * law.edge(), kRowSpectrumError * spectrum.back(),
-        causal ? options.triangular : nullptr);
-    if (!(found.uncertain <= kKsError)) {
+    const double* end = workspace.row_spectrum.values.data() + static_cast<Index>(at + 1) * n;
+    const std::span<const double> spectrum(end - kept, end);
+    const double error = kRowSpectrumError * spectrum.back();
+    if (!(compare_with_law(causal, spectrum, error, n, options, results[at]) <= kKsError)) {
       doubted.push_back(matrices[at]);
       places.push_back(at);
       continue;
     }
-    result.ks = found.distance;
-    if (options.wasserstein) result.wasserstein = wasserstein(spectrum, law);
-    sum_up(spectrum, n, result);
+    sum_up(spectrum, n, results[at]);
   }
   if (doubted.empty()) return;
   std::vector<MarchenkoPastur> exact(doubted.size());
@@ -310,10 +279,9 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
 
 // Whether a map's law is that of its support, so that its spectrum may come from XXᵀ.
 bool has_own_law(const Support& support, SpectralNull null) {
-  return (support.kind == Support::Kind::causal &&
-          (null == SpectralNull::automatic || null == SpectralNull::causal)) ||
-         (support.kind == Support::Kind::full &&
-          (null == SpectralNull::automatic || null == SpectralNull::full));
+  const SpectralNull own = resolved(null, support);
+  return (support.kind == Support::Kind::causal && own == SpectralNull::causal) ||
+         (support.kind == Support::Kind::full && own == SpectralNull::full);
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/spectra/singular_values.h"
-#include "matrix/support.h"
+#include "matrix/matrix_view.h"
 #include "random_matrices/null_law.h"
 #include "random_matrices/row_spectrum.h"
 
@@ -40,7 +40,6 @@ struct MarchenkoPastur {
   double p_value = kNaN;
 };
 
-// Scratch that a thread reuses over a batch.
 struct MarchenkoPasturWorkspace {
   struct Rows {
     std::vector<double> standardized;  // [n, n], rows over their visible keys, zeros elsewhere

@@ -33,13 +33,7 @@ RowsMap widened(const MatrixView<Scalar>& matrix, ParticipationRatioWorkspace& w
 // Copies row i up to column `end` to float64 and returns Σ x² of it and its largest |x|.
 template <class Scalar>
 double copy_row(const MatrixView<Scalar>& matrix, Index i, Index end, double* to, double& largest) {
-  const Scalar* from = matrix.data() + i * matrix.outerStride();
-  const Index right = matrix.innerStride();
-  if (right == 1) {
-    for (Index j = 0; j < end; ++j) to[j] = static_cast<double>(from[j]);
-  } else {
-    for (Index j = 0; j < end; ++j) to[j] = static_cast<double>(from[j * right]);
-  }
+  widen_row(matrix, i, end, to);
   const Lanes* lanes = reinterpret_cast<const Lanes*>(to);
   Lanes squares{}, most{};
   Index j = 0;
@@ -105,22 +99,16 @@ template <class Scalar>
 double participation_ratio_eigen(const MatrixView<Scalar>& matrix,
                                  ParticipationRatioWorkspace& workspace) {
   const RowsMap a = widened(matrix, workspace);
-  const Index n = matrix.rows();
-  double sum = 0.0;
-  double squares = 0.0;
-  const auto add = [&](double magnitude) {
-    sum += magnitude;
-    squares += magnitude * magnitude;
-  };
-  if (n == 1 || is_causal(matrix)) {
-    for (Index i = 0; i < n; ++i) add(std::abs(a(i, i)));
-    return ratio(sum, squares);
-  }
-  Eigen::VectorXd magnitudes;
-  if (!eigenvalue_magnitudes(a, magnitudes)) {
+  Eigen::VectorXd magnitudes = a.diagonal().cwiseAbs();
+  if (matrix.rows() > 1 && !is_causal(matrix) && !eigenvalue_magnitudes(a, magnitudes)) {
     throw std::runtime_error("participation_ratio: the eigenvalues of a matrix did not converge");
   }
-  for (Index i = 0; i < n; ++i) add(magnitudes[i]);
+  double sum = 0.0;
+  double squares = 0.0;
+  for (const double magnitude : magnitudes) {
+    sum += magnitude;
+    squares += magnitude * magnitude;
+  }
   return ratio(sum, squares);
 }
 

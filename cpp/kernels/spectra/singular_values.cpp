@@ -2,7 +2,6 @@
 #include "kernels/spectra/singular_values.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "linalg/bidiagonal.h"
 #include "matrix/widen.h"
@@ -22,18 +21,10 @@ void interleave(std::span<const MatrixView<Scalar>> matrices, double* pack, doub
   const Index n = matrices.front().rows();
   const Index row = bidiagonal_pack_row(n);
   double* lines = rows.resize(kPackWidth * n);
-  std::fill(lines, lines + kPackWidth * n, 0.0);
   Lanes largest{};
   for (Index i = 0; i < n; ++i) {
-    for (std::size_t lane = 0; lane < matrices.size(); ++lane) {
-      widen_row(matrices[lane], i, lines + static_cast<Index>(lane) * n);
-    }
-    double* to = pack + i * row;
-    for (Index j = 0; j < n; ++j) {
-      for (Index lane = 0; lane < kPackWidth; ++lane)
-        to[j * kPackWidth + lane] = lines[lane * n + j];
-    }
-    const Lanes* entries = reinterpret_cast<const Lanes*>(to);
+    interleave_row(matrices, i, n, lines, pack + i * row);
+    const Lanes* entries = reinterpret_cast<const Lanes*>(pack + i * row);
     for (Index j = 0; j < n; ++j) largest = larger(largest, magnitude(entries[j]));
   }
   Lanes factor;
@@ -65,9 +56,7 @@ void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<dou
   if (n <= kLargestPacked) {
     double* pack = workspace.matrices.resize(n * bidiagonal_pack_row(n));
     for (Index first = 0; first < count; first += kPackWidth) {
-      const auto part =
-          matrices.subspan(static_cast<std::size_t>(first),
-                           static_cast<std::size_t>(std::min(kPackWidth, count - first)));
+      const auto part = matrices.subspan(first, std::min(kPackWidth, count - first));
       interleave(part, pack, scales + first, workspace.rows);
       bidiagonalize_pack(pack, n, diagonal + first, superdiagonal + first, width,
                          workspace.vectors);
@@ -77,14 +66,14 @@ void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<dou
     double* matrix = workspace.matrices.resize(n * row);
     for (Index lane = 0; lane < count; ++lane) {
       for (Index i = 0; i < n; ++i) std::fill(matrix + i * row + n, matrix + (i + 1) * row, 0.0);
-      scales[lane] = widen(matrices[static_cast<std::size_t>(lane)], matrix, row);
+      scales[lane] = widen(matrices[lane], matrix, row);
       bidiagonalize(matrix, n, diagonal + lane, superdiagonal + lane, width, workspace.vectors);
     }
   }
   bidiagonal_singular_values(diagonal, superdiagonal, n, out, workspace.dqds);
   for (Index lane = 0; lane < count; ++lane) {
     if (scales[lane] == 1.0) continue;
-    double* values = out[static_cast<std::size_t>(lane)];
+    double* values = out[lane];
     for (Index i = 0; i < n; ++i) values[i] /= scales[lane];
   }
 }

@@ -130,8 +130,6 @@ void cosines_of(const double* units, Index width, Index begin, Index end, Index 
 
 }  // namespace
 
-Index alignment_rows(Index n) { return std::clamp<Index>((Index{1} << 16) / n / 16 * 16, 16, 64); }
-
 template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
                        Index width, Index begin, Index end, PairMoments* out,
@@ -164,7 +162,7 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double*
   }
 
   auto& rows = workspace.row_moments;
-  rows.resize(static_cast<std::size_t>(last_row - begin));
+  rows.resize(last_row - begin);
   for (std::size_t h = 0; h < heads.size(); ++h) {
     const AlignedHead<Scalar>& head = heads[h];
     const Index n = head.attention.rows();

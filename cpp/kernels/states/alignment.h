@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "matrix/support.h"
 #include "simd/memory.h"
 
 // Does attention follow the geometry of the states? Pearson correlation between A_ij and the cosine
@@ -41,12 +40,9 @@ struct AlignedHead {
   Index without_stride = 0;
 };
 
-// How many rows [begin, end) a call takes at most: their cosines with all tokens are held at once.
-Index alignment_rows(Index n);
-
-// Moments of the pairs of queries [begin, end) for heads that share one state: `unit_states` [n,
-// width], rows of norm 1 (widen_states), a row of zeros having no direction and no pairs. The
-// cosines are computed once for all heads; a head's moments do not depend on the others. Cost
+// Moments of the pairs of at most state_rows(n) queries [begin, end) for heads that share one state:
+// `unit_states` [n, width], rows of norm 1 (widen_states), a row of zeros having no direction and no
+// pairs. The cosines are computed once for all heads; a head's moments do not depend on the others. Cost
 // O(rows·n·(width + heads)), half of it where all are causal, no n x n memory.
 template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,

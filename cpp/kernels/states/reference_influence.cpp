@@ -56,8 +56,6 @@ struct Products {
 
 }  // namespace
 
-Index influence_rows(Index n) { return std::clamp<Index>((Index{1} << 16) / n / 16 * 16, 16, 64); }
-
 template <class Scalar>
 void reference_influence(const MatrixView<Scalar>& attention, const Support& support,
                          const double* states, Index width, const bool* reference, Index stride,

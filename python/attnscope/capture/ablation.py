@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnscope.capture.edits import HideKeys
 from attnscope.capture.forward import Forward, forward
 from attnscope.metrics._named import shown_by_shape
+from attnscope.models.head_rows import evaluating
 
 
 @shown_by_shape
@@ -74,29 +75,18 @@ def output_kl_of_sets(
 ) -> dict[str, OutputKl]:
     """`output_kl` for several sets of keys, the whole model run once for all of them."""
     ids = inputs["input_ids"]
-    real = inputs.get("attention_mask")
-    real = torch.ones_like(ids) if real is None else real
+    mask = inputs.get("attention_mask")
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     if real.ndim != 2:
         raise ValueError(f"output_kl: attention_mask must have shape [B, n], got {tuple(real.shape)}")
-    real = real.bool()
     hidden = {name: _keys(keys, real) for name, keys in sets.items()}
-    real, ids = real.cpu(), ids.cpu()
-    training = model.training
     results: dict[str, OutputKl] = {}
-    model.eval()
-    try:
-        with torch.no_grad():
-            # All runs go through the same attention function, so that they differ by the keys alone.
-            none = torch.zeros(real.shape, dtype=torch.bool, device=inputs["input_ids"].device)
-            p = _logits(model, inputs, none).log_softmax(-1)
-            for name, removed in hidden.items():
-                if not bool(removed.any()):
-                    results[name] = _compared(model, p, p, ids, real)
-                    continue
-                q = _logits(model, inputs, removed).log_softmax(-1)
-                results[name] = _compared(model, p, q, ids, real)
-    finally:
-        model.train(training)
+    with evaluating(model), torch.no_grad():
+        # All runs go through the same attention function, so that they differ by the keys alone.
+        p = _logits(model, inputs, torch.zeros_like(real)).log_softmax(-1)
+        for name, removed in hidden.items():
+            q = _logits(model, inputs, removed).log_softmax(-1) if bool(removed.any()) else p
+            results[name] = _compared(model, p, q, ids.cpu(), real.cpu())
     return results
 
 

@@ -14,8 +14,7 @@ from attnscope.capture.edits.edit import ACTIVE, Applied, Edit
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.preflight import structure_of
-from attnscope.capture.sites import INTERFACE
-from attnscope.capture.stream import uncompiled
+from attnscope.capture.sites import ALONE, INTERFACE
 
 
 @contextmanager
@@ -52,12 +51,11 @@ def edit(model: nn.Module, *edits: Edit) -> Iterator[tuple[Applied, ...]]:
         0.0
     """
     check(model, edits)
-    with ExitStack() as stack:
-        if needs_interface(edits):
-            require_interface(model, edits)
-            stack.enter_context(implementation(model, NAME))
-        stack.enter_context(uncompiled(model))
-        yield tuple(stack.enter_context(installed(model, edits)))
+    own = needs_interface(edits)
+    if own:
+        require_interface(model, edits)
+    with implementation(model, NAME if own else ""), installed(model, edits) as applied:
+        yield tuple(applied)
 
 
 @contextmanager
@@ -119,15 +117,13 @@ def require_interface(
 ) -> None:
     """Raises for a model whose attention does not go through transformers' interface."""
     register()
-    inputs = preflight.trial_inputs(model) or batch
-    reasons: tuple[str, ...] = ()
     try:
-        plan = None if inputs is None else preflight.plan_for(model, inputs)
+        plan = preflight.plan_for(model, batch)
     except RuntimeError as error:
-        plan, reasons = preflight.Plan(preflight.PLAIN), (str(error),)
+        plan = preflight.Plan(ALONE, reasons=(str(error),))
     if plan is not None and plan.tier != INTERFACE:
         first = type(next((w for w in wanted if getattr(w, "of_softmax", False)), wanted[0])).__name__
         raise NotImplementedError(
             f"{first}: the attention of {type(model).__name__} does not go through transformers' attention "
-            f"interface, so nothing can be changed before its softmax. {'; '.join(reasons or plan.reasons)}"
+            f"interface, so nothing can be changed before its softmax. {'; '.join(plan.reasons)}"
         )

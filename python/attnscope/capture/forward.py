@@ -8,9 +8,8 @@ that can be captured. The vocabulary head runs only when logits or a gradient as
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +38,7 @@ from attnscope.capture.preflight import structure_of
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.recording import Recording
 from attnscope.capture.sites import INTERFACE, MODEL_SITES, SITES, TABLE, checked
-from attnscope.capture.stream import Stream, uncompiled
+from attnscope.capture.stream import Stream
 from attnscope.models.architecture import Structure
 
 
@@ -137,13 +136,11 @@ class Run:
         self, model: nn.Module, batch: Mapping[str, Any], what: Forward, max_memory: int | None = None
     ) -> None:
         self.what = what
-        self._whole = model
         self._model: nn.Module = getattr(model, "_orig_mod", model)
         self._batch = dict(batch)
         self._outputs = Outputs(what.of_model)
         self._finish: Any = None
         self._done = False
-        self._open: weakref.ref[Generator[Layer, None, None]] | None = None
         self.tier: int | None = None
         check(self._model, what.edits)
         if self._model.training:
@@ -194,13 +191,8 @@ class Run:
 
     def _attended(self) -> Generator[Layer, None, None]:
         """The layers of a pass whose attention is captured."""
-        recording = Recording(
-            self._whole,
-            layers=self.what.layers,
-            heads=self.what.heads,
-            sites=self.what.of_layers,
-            chunk=None,
-        )
+        what = self.what
+        recording = Recording(self._model, what.layers, what.heads, what.of_layers, chunk=None)
         recording.around = self._around
         with recording:
             layers = recording.run(**self._batch)
@@ -212,10 +204,7 @@ class Run:
     def _alone(self) -> Generator[Layer, None, None]:
         """The layers of a pass of hooks alone."""
         self.tier = 0
-        with ExitStack() as stack:
-            stack.enter_context(uncompiled(self._whole))
-            if needs_interface(self.what.edits):
-                stack.enter_context(implementation(self._model, NAME))
+        with implementation(self._model, NAME if needs_interface(self.what.edits) else ""):
             if self.what.of_layers:
                 yield from self._blocks()
             else:
@@ -236,14 +225,7 @@ class Run:
             heads=self.what.heads,
             alone=structure,
         )
-        recorder.pulse = stream.pulse
-
-        def work() -> None:
-            LIVE.set(recorder)
-            with self._around(), recorder.listening():
-                self._finish(self._model(**self._batch))
-
-        return stream.layers(work)
+        return stream.layers(recorder, self._around, lambda: self._finish(self._model(**self._batch)))
 
     def _differentiated(self, gradient: Gradient) -> Generator[Layer, None, None]:
         """The layers of a pass with a gradient, when it is there."""
@@ -262,12 +244,11 @@ class Run:
         own = NAME if attention or needs_interface(what.edits) else "eager" if dual else ""
         token = LIVE.set(recorder)
         try:
-            with ExitStack() as stack:
-                stack.enter_context(uncompiled(self._whole))
-                if own:
-                    stack.enter_context(implementation(model, own))
-                stack.enter_context(frozen(model, {id(one) for one in parameters.values()}))
-                stack.enter_context(differentiating(gradient, self._max_memory))
+            with (
+                implementation(model, own),
+                frozen(model, {id(one) for one in parameters.values()}),
+                differentiating(gradient, self._max_memory),
+            ):
                 with self._around(), recorder.listening():
                     self._finish(model(**self._batch))
                 if dual:
@@ -292,8 +273,7 @@ class Run:
         self.tier = INTERFACE if attention else 0
         if attention:
             require_interface(model, [gradient], self._batch)
-            plan = preflight.plan_for(model, preflight.trial_inputs(model) or self._batch)
-            options |= {"stacks": plan.stacks, "parts": plan.parts, "unmasked": plan.unmasked}
+            options["plan"] = preflight.plan_for(model, self._batch)
         elif sites:
             options["alone"] = structure_of(model, self._batch)
             self._reachable(options["alone"], sites)

@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""Which attention a model runs: changed for the time of one run, restored whatever happens.
+"""Which attention a model runs for the time of one run, and the weights that its own eager attention returns.
 
-The name lives on the configuration objects, which every thread and every part of the model shares. So a run
-holds them; another thread that wants to capture the same model waits, the same thread may nest.
+The name of the attention lives on the configuration objects, which every thread and every part of the model
+shares. So a run holds them; another thread that wants to capture the same model waits, the same thread may
+nest. They are restored whatever happens.
 """
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.layer import Layer
+from attnscope.capture.recorder import LIVE, Recorder
 
 
 @dataclass
@@ -22,7 +28,7 @@ class _Held:
     original: str | None
     current: str
     owner: int
-    depth: int = 1
+    depth: int = 0
 
 
 _condition = threading.Condition()
@@ -49,54 +55,137 @@ def configs(model: nn.Module) -> list[Any]:
 
 
 @contextmanager
-def implementation(model: nn.Module, name: str) -> Iterator[None]:
-    """Runs the model under the attention implementation ``name`` inside the block."""
-    mine = configs(model)
-    _acquire(mine, name, type(model).__name__)
+def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
+    """Runs the model under the attention implementation ``name``, if one is given, inside the block.
+
+    It runs as written: compiled code would not look at hooks added later.
+    """
+    mine = configs(model) if name else []
+    me = threading.get_ident()
+    with _condition:
+        _condition.wait_for(lambda: all(_held[id(c)].owner == me for c in mine if id(c) in _held))
+        for current in (_held[id(c)].current for c in mine if id(c) in _held):
+            if current != name:
+                raise RuntimeError(
+                    f"capture: {type(model).__name__} is being run with attention {current!r} further up in "
+                    f"this thread; finish that run before one with {name!r}"
+                )
+        for config in mine:
+            original = config._attn_implementation_internal
+            _held.setdefault(id(config), _Held(config, original, name, me)).depth += 1
+            config._attn_implementation_internal = name
+    compiled = any(
+        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
+        for m in model.modules()
+    )
     try:
-        yield
+        stance: Any = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+        with stance:
+            yield
     finally:
-        _release(mine)
+        with _condition:
+            for config in mine:
+                held = _held[id(config)]
+                held.depth -= 1
+                if held.depth == 0:
+                    config._attn_implementation_internal = held.original
+                    del _held[id(config)]
+            _condition.notify_all()
 
 
 def original_implementation(module: nn.Module) -> str | None:
     """The implementation that ``module`` has when nobody captures it; None when it has no configuration."""
     config = getattr(module, "config", None)
     with _condition:
-        held = _held.get(id(config))
-        if held is not None:
+        if held := _held.get(id(config)):
             return held.original
     # A deep copy taken during a run carries the name of that run.
     name = getattr(config, "_attn_implementation_internal", None)
     return "eager" if name == "attnscope" else name
 
 
-def _acquire(mine: list[Any], name: str, model: str) -> None:
-    me = threading.get_ident()
-    with _condition:
-        _condition.wait_for(lambda: all(_held[id(c)].owner == me for c in mine if id(c) in _held))
-        for config in mine:
-            held = _held.get(id(config))
-            if held is not None and held.current != name:
-                raise RuntimeError(
-                    f"capture: {model} is being run with attention {held.current!r} further up in this "
-                    f"thread; finish that run before one with {name!r}"
-                )
-        for config in mine:
-            held = _held.get(id(config))
-            if held is not None:
-                held.depth += 1
+@contextmanager
+def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = False) -> Iterator[None]:
+    """Second tier: hooks that take the weights out of an eager module's output and leave None in their place.
+
+    With ``discover`` every module with children is watched and ``weights`` is filled; the innermost module
+    that returns weights is the attention. Without it, only the modules in ``weights`` are.
+    """
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if LIVE.get() is not recorder or not isinstance(output, tuple | list):
+            return None
+        name = recorder.names[id(module)]
+        places = range(len(output) - 1, 0, -1) if discover else (weights[name],)
+        for place in places:
+            tensor = output[place] if place < len(output) else None
+            if discover and not _looks_like_weights(tensor):
                 continue
-            _held[id(config)] = _Held(config, config._attn_implementation_internal, name, me)
-            config._attn_implementation_internal = name
+            if not torch.is_tensor(tensor):
+                raise RuntimeError(f"capture: {name} returned no attention weights this time")
+            weights[name] = place
+            recorder.take_weights(module, tensor, _mask_argument(module, args, kwargs))
+            return type(output)([*output[:place], None, *output[place + 1 :]])
+        return None
+
+    def ahead(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if LIVE.get() is recorder:
+            recorder.pulse()
+
+    with ExitStack() as hooks:
+        for name, module in recorder.modules.items():
+            if name in weights and not discover:
+                hooks.enter_context(module.register_forward_pre_hook(ahead))
+            if name in weights or (discover and name and any(True for _ in module.children())):
+                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+        yield
 
 
-def _release(mine: list[Any]) -> None:
-    with _condition:
-        for config in mine:
-            held = _held[id(config)]
-            held.depth -= 1
-            if held.depth == 0:
-                config._attn_implementation_internal = held.original
-                del _held[id(config)]
-        _condition.notify_all()
+def _mask_argument(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    given = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+    masks = (given.get(name) for name in ("attention_mask", "mask"))
+    return next((mask for mask in masks if torch.is_tensor(mask) and mask.ndim == 4), None)
+
+
+#: Fields of a model's output that hold maps.
+_FIELDS = ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions")
+
+
+def attention_outputs(output: Any, mask: Any) -> list[Layer]:
+    """Third tier: what ``output_attentions=True`` returned, taken out of the model's output."""
+    layers = []
+    for name in _FIELDS:
+        for index, tensor in enumerate(getattr(output, name, None) or ()):
+            if not _looks_like_weights(tensor):
+                continue
+            valid = torch.ones(tensor.shape[0], tensor.shape[-1], dtype=torch.bool, device=tensor.device)
+            if torch.is_tensor(mask) and mask.shape == valid.shape and name != "decoder_attentions":
+                valid = mask.to(torch.bool)
+            heads = range(tensor.shape[1])
+            own: dict[str, Any] = {"heads": heads, "kv_heads": heads, "valid": valid, "key_offset": 0}
+            cross = name == "cross_attentions"
+            layers.append(Layer(index, name, 0, step=0, cross=cross, tensors={"attention": tensor}, **own))
+        if getattr(output, name, None) is not None:
+            output[name] = None
+    return layers
+
+
+def _looks_like_weights(tensor: Any) -> bool:
+    if not (torch.is_tensor(tensor) and tensor.ndim == 4 and tensor.is_floating_point() and tensor.numel()):
+        return False
+    sums = tensor.sum(-1, dtype=torch.float32)
+    known = ~sums.isnan()  # a query that sees no key may be NaN
+    if not bool(known.any()):  # and so may all be, where the weights of the model are
+        return tensor.shape[-1] == tensor.shape[-2]
+    return not bool((tensor < 0).any()) and 0.01 < float(sums[known].max()) < 1.02
+
+
+def float_masks(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """The inputs for eager attention, which adds its mask: a boolean one would count as 0 and 1."""
+    dtype = next(model.parameters()).dtype
+    given = dict(inputs)
+    for name, mask in inputs.items():
+        of_maps = name.endswith("attention_mask") and torch.is_tensor(mask) and mask.ndim == 4
+        if of_maps and mask.dtype == torch.bool:
+            given[name] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+    return given

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,8 @@ from attnscope.capture.draft import Draft
 from attnscope.capture.edits import softmax
 from attnscope.capture.edits.edit import ACTIVE
 from attnscope.capture.implementation import original_implementation
+from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.visibility import MASKED_BELOW
-
-if TYPE_CHECKING:
-    from attnscope.capture.recorder import Recorder
 
 # A name that transformers reads nothing into: "flash" and "a/b" would make it look for kernels.
 NAME = "attnscope"
@@ -75,21 +73,18 @@ def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:
     """
     from transformers.masking_utils import eager_mask
 
-    from attnscope.capture.recorder import LIVE
-
     mask: Tensor | None = eager_mask(*args, **kwargs)
-    recorder = LIVE.get()
     keys = kwargs.get("kv_length", mask.shape[-1] if mask is not None else None)
     if keys is not None:
         start = int(kwargs.get("kv_offset", 0))
-        if recorder is not None:
-            recorder.note_key_offset(int(keys), start)
+        if recorder := LIVE.get():
+            recorder.offsets[int(keys)] = start
         for applied in ACTIVE.get():
             applied.where.offsets[int(keys)] = (int(kwargs.get("q_offset", 0)), start)
     return mask
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """What a model hands to its attention."""
 
     module: nn.Module
@@ -98,9 +93,9 @@ class _Call(NamedTuple):
     value: Tensor
     mask: Tensor | None
     scaling: float | None
-    softcap: float | None
-    s_aux: Tensor | None
-    position_bias: Tensor | None
+    softcap: float | None = None
+    s_aux: Tensor | None = None
+    position_bias: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -110,15 +105,20 @@ class _Call(NamedTuple):
     def scale(self) -> float:
         return self.query.shape[-1] ** -0.5 if self.scaling is None else self.scaling
 
-    def begun(self, recorder: Recorder | None) -> tuple[Draft, Tensor | None, Tensor | None]:
-        """The layer that is put together, the mask with the edits in it, and what is not read."""
+    @property
+    def sink(self) -> Tensor | None:
+        """The learned logit of each head without a value, [1, h, 1, 1]."""
+        return None if self.s_aux is None else self.s_aux.to(self.dtype).reshape(1, -1, 1, 1)
+
+    def begun(self, recorder: Recorder | None) -> tuple[Draft, list[Tensor], Tensor | None]:
+        """The layer that is put together, what is added to scores, edits in it, and what is not read."""
         draft = Draft("", 0, 0, "")
         if recorder is not None:
-            draft = recorder.begin_layer(*self[:5], self.dtype, self.s_aux)
+            draft = recorder.begin_layer(self)
         active = softmax.active(self.module)
         mask, unread = softmax.attended(active, self.module, self.query, self.key, self.mask)
         draft.mask = mask  # windows and hidden keys of edits are part of what queries see
-        return draft, mask, unread
+        return draft, [bias for bias in (self.position_bias, mask) if bias is not None], unread
 
 
 def attention_function(
@@ -128,70 +128,59 @@ def attention_function(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """What a model calls in place of its own attention while it is being captured."""
-    from attnscope.capture.recorder import LIVE
-
     recorder = LIVE.get()
-    if recorder is not None and not recorder.owns(module):
+    if recorder is not None and id(module) not in recorder.names:
         recorder = None
-    special: dict[str, Any] = {
-        "scaling": scaling, "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias,
-    }  # fmt: skip
+    given = {name: value for name, value in kwargs.items() if value is not None}
     if recorder is None:
         edits = softmax.active(module)
-        if not edits:
-            return _bystander(module, query, key, value, attention_mask, **special, **kwargs)
-        own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        if own is not None and not any(isinstance(a.edit, softmax.SubtractRead) for a in edits):
-            # Edits of the mask alone keep the model's own arithmetic.
+        # Edits of the mask alone keep the model's own arithmetic.
+        if not edits or (_eager(module) and not any(isinstance(a.edit, softmax.SubtractRead) for a in edits)):
             mask, _ = softmax.attended(edits, module, query, key, attention_mask)
-            given = {k: v for k, v in (special | kwargs).items() if v is not None or k == "scaling"}
-            return own(module, query, key, value, mask, **given)
-    unknown = {name: type(v).__name__ for name, v in kwargs.items() if v is not None and name not in INERT}
+            return _bystander(module, query, key, value, mask, bool(edits), scaling=scaling, **given)
+    special = {name: given.pop(name, None) for name in ("softcap", "s_aux", "position_bias")}
+    unknown = {name: type(value).__name__ for name, value in given.items() if name not in INERT}
     if unknown:
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"
         )
+    call = Call(module, query, key, value, attention_mask, scaling, **special)
     if recorder is not None:
-        recorder.check_mask(module, query, key, attention_mask)
-    differentiated = recorder.differentiated if recorder else torch.is_grad_enabled() and query.requires_grad
-    compute = _out_of_place if differentiated else _captured
+        recorder.check_mask(call)
+    graph = torch.is_grad_enabled() and (recorder is not None or query.requires_grad)
+    compute = _out_of_place if graph or (recorder is not None and recorder.dual) else _captured
     with torch.autocast(query.device.type, enabled=False):
-        out = compute(recorder, _Call(module, query, key, value, attention_mask, **special))
-    return out, None
+        return compute(recorder, call), None
 
 
-def _captured(recorder: Recorder | None, call: _Call) -> Tensor:
+def _captured(recorder: Recorder | None, call: Call) -> Tensor:
     query, key, value, dtype = call.query, call.key, call.value, call.dtype
     batch, heads, queries, width = query.shape
     keys, group = key.shape[2], query.shape[1] // key.shape[1]
     out = value.new_empty(batch, queries, heads, value.shape[-1])
-    draft, mask, unread = call.begun(recorder)
+    draft, biases, unread = call.begun(recorder)
+    sinks = call.sink
     for samples, span in _tiles(batch, heads, queries * keys, recorder.chunk if recorder else None):
         shape = (samples.stop - samples.start, span.stop - span.start, queries, keys)
         p = draft.storage(samples, span, shape)
-        flat = p.view(-1, queries, keys)
-        torch.bmm(
-            query[samples, span].to(dtype).reshape(-1, queries, width),
-            _repeat(key[samples], span, group).to(dtype).reshape(-1, keys, width).mT,
-            out=flat,
-        )
+        rows = query[samples, span].to(dtype).reshape(-1, queries, width)
+        columns = _repeat(key[samples], span, group).to(dtype).reshape(-1, keys, width)
+        flat = torch.bmm(rows, columns.mT, out=p.view(-1, queries, keys))
         p.mul_(call.scale)  # after the product, as eager attention does it: then the bits agree
         if call.softcap is not None:
             p.div_(call.softcap).tanh_().mul_(call.softcap)
-        for bias in (call.position_bias, mask):
-            if bias is not None:
-                _add(p, bias, samples, span)
-        sink = None if call.s_aux is None else call.s_aux.to(dtype).reshape(1, -1, 1, 1)[:, span]
+        for bias in biases:
+            tile = _tile(bias, samples, span, keys)
+            if tile.dtype == torch.bool:
+                p.masked_fill_(~tile, torch.finfo(dtype).min)
+            else:
+                p.add_(tile)
+        sink = None if sinks is None else sinks[:, span]
         if draft.wants_scores:
-            hidden = _invisible((call.position_bias, mask), samples, span, keys)
-            scores = p if hidden is None else p.masked_fill(hidden, -torch.inf)
-            draft.keep_scores(samples, span, scores, sink)
+            draft.keep_scores(samples, span, _visible(p, biases, samples, span), sink)
         if sink is None:
             torch.softmax(p, -1, out=p)
         else:  # a learned sink is one more logit without a value: rows sum to less than 1
@@ -201,51 +190,45 @@ def _captured(recorder: Recorder | None, call: _Call) -> Tensor:
         draft.keep(samples, span, p)
         if unread is not None:
             flat = p.masked_fill(_tile(unread, samples, span, keys), 0.0).view(-1, queries, keys)
-        mixed = torch.bmm(
-            flat, _repeat(value[samples], span, group).to(dtype).reshape(-1, keys, value.shape[-1])
-        )
+        columns = _repeat(value[samples], span, group).to(dtype).reshape(-1, keys, value.shape[-1])
+        mixed = torch.bmm(flat, columns)
         out[samples, :, span] = mixed.view(*shape[:3], -1).transpose(1, 2).to(out.dtype)
     if recorder is not None:
         recorder.end_attention(draft)
     return out
 
 
-def _out_of_place(recorder: Recorder | None, call: _Call) -> Tensor:
+def _out_of_place(recorder: Recorder | None, call: Call) -> Tensor:
     """The same arithmetic in a graph: all heads at once, nothing overwritten."""
-    query, key, value, dtype = call.query, call.key, call.value, call.dtype
-    heads, keys = query.shape[1], key.shape[2]
-    everything, every = slice(0, query.shape[0]), slice(0, heads)
-    draft, mask, unread = call.begun(recorder)
-    if recorder is not None:
-        query = recorder.in_graph(draft, "query", query)
-        key = recorder.in_graph(draft, "key", key)
-        value = recorder.in_graph(draft, "value", value)
-    group = heads // key.shape[1]
+    everything, every = slice(0, call.query.shape[0]), slice(0, call.query.shape[1])
+    dtype, keys, sink = call.dtype, call.key.shape[2], call.sink
+    draft, biases, unread = call.begun(recorder)
+
+    def in_graph(site: str, tensor: Tensor) -> Tensor:
+        return tensor if recorder is None else recorder.in_graph(draft, site, tensor)
+
+    query, key, value = (in_graph(site, getattr(call, site)) for site in ("query", "key", "value"))
+    group = query.shape[1] // key.shape[1]
     scores = query.to(dtype) @ _repeat(key, every, group).to(dtype).mT * call.scale
     if call.softcap is not None:
         scores = (scores / call.softcap).tanh() * call.softcap
-    for bias in (call.position_bias, mask):
-        if bias is not None and bias.dtype == torch.bool:
+    for bias in biases:
+        if bias.dtype == torch.bool:
             scores = scores.masked_fill(~bias[..., :keys], torch.finfo(dtype).min)
-        elif bias is not None:
+        else:
             scores = scores + bias[..., :keys]
-    sink = None if call.s_aux is None else call.s_aux.to(dtype).reshape(1, -1, 1, 1)
-    if recorder is not None:
-        scores = recorder.in_graph(draft, "scores", scores)
+    scores = in_graph("scores", scores)
     if draft.wants_scores:
-        hidden = _invisible((call.position_bias, mask), everything, every, keys)
-        plain = scores.detach()
-        plain = plain if hidden is None else plain.masked_fill(hidden, -torch.inf)
+        plain = _visible(scores.detach(), biases, everything, every)
         draft.keep_scores(everything, every, plain, None if sink is None else sink.detach())
     if sink is None:
         p = torch.softmax(scores, -1)
     else:
         column = sink.expand(*scores.shape[:3], 1)
         p = torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]
-    if recorder is not None:
-        p = recorder.in_graph(draft, "attention", p)
-        draft.full = None
-        draft.keep(everything, every, p.detach())
+    p = in_graph("attention", p)
+    draft.full = None
+    draft.keep(everything, every, p.detach())
     if unread is not None:
         p = p.masked_fill(unread, 0.0)
     out = (p @ _repeat(value, every, group).to(dtype)).transpose(1, 2).to(value.dtype)
@@ -257,14 +240,10 @@ def _out_of_place(recorder: Recorder | None, call: _Call) -> Tensor:
 def _tiles(batch: int, heads: int, size: int, chunk: int | None) -> Iterator[tuple[slice, slice]]:
     """Blocks of samples x heads, each contiguous in a ``[B, H, q, k]`` tensor and of bounded size."""
     limit = max(1, TILE_ELEMENTS // max(1, size)) if chunk is None else chunk
-    if limit >= heads:
-        together = max(1, limit // max(1, heads)) if chunk is None else 1
-        for b in range(0, batch, together):
-            yield slice(b, min(batch, b + together)), slice(0, heads)
-        return
-    for b in range(batch):
+    together = max(1, limit // heads) if chunk is None else 1
+    for b in range(0, batch, together):
         for h in range(0, heads, limit):
-            yield slice(b, b + 1), slice(h, min(heads, h + limit))
+            yield slice(b, min(batch, b + together)), slice(h, min(heads, h + limit))
 
 
 def _repeat(states: Tensor, span: slice, group: int) -> Tensor:
@@ -280,43 +259,37 @@ def _tile(bias: Tensor, samples: slice, span: slice, keys: int) -> Tensor:
     return bias if bias.shape[1] == 1 else bias[:, span]
 
 
-def _invisible(biases: tuple[Tensor | None, ...], samples: slice, span: slice, keys: int) -> Tensor | None:
-    """The entries of a tile that any of the biases hides."""
-    found = None
+def _visible(scores: Tensor, biases: Sequence[Tensor], samples: slice, span: slice) -> Tensor:
+    """The scores of a tile, -inf where any of the biases hides an entry."""
     for bias in biases:
-        if bias is not None:
-            tile = _tile(bias, samples, span, keys)
-            hidden = ~tile if tile.dtype == torch.bool else tile <= MASKED_BELOW
-            found = hidden if found is None else found | hidden
-    return found
+        tile = _tile(bias, samples, span, scores.shape[-1])
+        hidden = ~tile if tile.dtype == torch.bool else tile <= MASKED_BELOW
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return scores
 
 
-def _add(p: Tensor, bias: Tensor, samples: slice, span: slice) -> None:
-    bias = _tile(bias, samples, span, p.shape[-1])
-    if bias.dtype == torch.bool:
-        p.masked_fill_(~bias, torch.finfo(p.dtype).min)
-    else:
-        p.add_(bias)
+def _eager(module: nn.Module) -> Any:
+    """The eager attention function of the module's own code; None where it has none."""
+    return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 
 def _bystander(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, edited: bool, **given: Any
 ) -> tuple[Tensor, Tensor | None]:
     """A forward pass that nobody captures (another thread's, or the consumer's own) in spite of the name.
 
-    It gets the implementation that the model had. The name may have come between its mask and its attention,
-    so a four-dimensional mask goes to a function that reads one.
+    It gets the implementation that the model had, an edited one eager attention. The name may have come
+    between its mask and its attention, so a four-dimensional mask goes to a function that reads one.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    name = original_implementation(module)
+    own = _eager(module)
+    name = "eager" if edited else original_implementation(module)
     dense = torch.is_tensor(mask) and mask.ndim == 4
     if name not in (None, "eager", "sdpa") and dense:
         name = "sdpa"
-    own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if own is not None and (kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None):
+    if own is not None and ("softcap" in given or "s_aux" in given):
         name = "eager"
-    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "scaling"}
     function = own if name in (None, "eager") else ALL_ATTENTION_FUNCTIONS[name]
     if function is None:
         raise RuntimeError(
@@ -325,4 +298,4 @@ def _bystander(
         )
     if function is own and dense and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
-    return function(module, query, key, value, mask, **kwargs)
+    return function(module, query, key, value, mask, **given)

@@ -11,12 +11,9 @@ import torch
 from torch import Tensor
 
 from attnscope._warn import called_from_outside, warn, warned_once
-from attnscope.capture.sites import PER_HEAD, SITES, TABLE
+from attnscope.capture.sites import SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, visibility_of
-from attnscope.metrics.measure import measure
-from attnscope.metrics.requests import options_taken
-
-__all__ = ["PER_HEAD", "SITES", "Layer"]
+from attnscope.metrics.measure import measure, options_taken
 
 # Sites with two axes of tokens.
 SQUARE = ("attention", "scores")
@@ -227,7 +224,7 @@ class Layer:
         if site not in SQUARE:
             raise ValueError(f"matrices: site must be among {', '.join(SQUARE)}, got {site!r}; use states()")
         self._require_square("matrices")
-        return self._leading(self._site(site), square=True)
+        return self._leading(self._site(site), (-2, -1))
 
     def states(self, site: str, *, per_head: bool = False) -> Tensor:
         """The tensor of another site with every sample's padding removed, as ``matrices`` does it.
@@ -250,40 +247,40 @@ class Layer:
         tensor = self.sink_mass if site == "sink_mass" else self._site(site)
         if per_head and site in ("key", "value"):
             tensor = tensor[:, list(self.kv_heads)]
-        if site in ("lse", "sink_mass"):
-            return self._leading(tensor[..., None], square=False).squeeze(-1)
-        return self._leading(tensor, square=False)
+        return self._leading(tensor, (-1,) if site in ("lse", "sink_mass") else (-2,))
 
     def samples(self) -> list[Tensor]:
         """One view ``[h, m_b, m_b]`` per sample, padding removed (a copy where the padding has holes)."""
         self._require_square("samples")
-        return [self._select(self.attention[b], real, square=True) for b, real in enumerate(self._real())]
+        return [self._select(self.attention[b], real, (-2, -1)) for b, real in enumerate(self._real())]
 
     @staticmethod
-    def _select(tensor: Tensor, real: Tensor, *, square: bool) -> Tensor:
+    def _select(tensor: Tensor, real: Tensor, axes: Sequence[int]) -> Tensor:
+        """The real tokens along the axes: a view where they lie together."""
         m = len(real)
         start = int(real[0]) if m else 0
-        if m == 0 or int(real[-1]) - start == m - 1:
-            tensor = tensor.narrow(-2, start, m)
-            return tensor.narrow(-1, start, m) if square else tensor
-        real = real.to(tensor.device)
-        tensor = tensor.index_select(-2, real)
-        return tensor.index_select(-1, real) if square else tensor
+        together = m == 0 or int(real[-1]) - start == m - 1
+        for axis in axes:
+            if together:
+                tensor = tensor.narrow(axis, start, m)
+            else:
+                tensor = tensor.index_select(axis, real.to(tensor.device))
+        return tensor
 
-    def _leading(self, tensor: Tensor, *, square: bool) -> Tensor:
+    def _leading(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
         spans = self._real()
         longest = max((len(real) for real in spans), default=0)
         if all(len(real) == 0 or int(real[-1]) == len(real) - 1 for real in spans):
-            tensor = tensor.narrow(-2, 0, longest)
-            return tensor.narrow(-1, 0, longest) if square else tensor
+            return self._select(tensor, torch.arange(longest), axes)
         if all(torch.equal(real, spans[0]) for real in spans):
-            return self._select(tensor, spans[0], square=square)
-        tail = (longest, longest) if square else (longest, tensor.shape[-1])
-        out = tensor.new_zeros((*tensor.shape[:-2], *tail))
+            return self._select(tensor, spans[0], axes)
+        shape = list(tensor.shape)
+        for axis in axes:
+            shape[axis] = longest
+        out = tensor.new_zeros(shape)
         for b, real in enumerate(spans):
-            m = len(real)
-            target = out[b, ..., :m, :m] if square else out[b, ..., :m, :]
-            target.copy_(self._select(tensor[b], real, square=square))
+            target = self._select(out[b], torch.arange(len(real)), axes)
+            target.copy_(self._select(tensor[b], real, axes))
         return out
 
     def __repr__(self) -> str:

@@ -18,17 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
-from attnscope.capture.eager import attention_outputs, taking
 from attnscope.capture.edits.edit import ACTIVE
-from attnscope.capture.implementation import implementation
+from attnscope.capture.implementation import attention_outputs, implementation, taking
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import ALONE, HOOKS, INTERFACE, OUTPUTS
-from attnscope.capture.stream import uncompiled
-from attnscope.models.architecture import Parts, Structure, block_of, feed_forward, starred
+from attnscope.models.architecture import Parts, Structure, block_of, feed_forward, starred, text_config
 
-PLAIN = ALONE
 TOKENS = 16
 
 
@@ -75,6 +72,7 @@ class _Pass:
     prints: list[_Print]
     output: Tensor | None
     recorder: Recorder
+    trace: anatomy.Trace
     weights: dict[str, int]
     heads: dict[str, int]
 
@@ -82,29 +80,31 @@ class _Pass:
 _plans: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Plan]] = weakref.WeakKeyDictionary()
 
 
-def known_plan(model: nn.Module) -> Plan | None:
-    """The plan made earlier for this model, unless it was changed since."""
-    entry = _plans.get(model)
-    return entry[1] if entry is not None and entry[0] == _signature(model) else None
+def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Plan | None:
+    """How to capture the model, remembered until it is changed; None where there is nothing to try it on.
 
-
-def plan_for(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
-    """Tries the tiers on ``inputs`` and remembers the outcome for this model object."""
-    found = known_plan(model)
-    if found is None:
-        token = ACTIVE.set(())  # edits further up are no part of the model
-        try:
-            found = _make(model, inputs)
-        finally:
-            ACTIVE.reset(token)
-        _plans[model] = (_signature(model), found)
-    return found
+    Args:
+        batch: inputs to try it on where `trial_inputs` makes none.
+    """
+    signature = _signature(model)
+    before, plan = _plans.get(model, (None, None))
+    if before == signature:
+        return plan
+    inputs = trial_inputs(model) or batch
+    if inputs is None:
+        return None
+    token = ACTIVE.set(())  # edits further up are no part of the model
+    try:
+        plan = _make(model, inputs)
+    finally:
+        ACTIVE.reset(token)
+    _plans[model] = (signature, plan)
+    return plan
 
 
 def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     """Sixteen seeded tokens: no padding, left padding, right padding. None for models of other inputs."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(getattr(model, "config", None))
     vocabulary = getattr(text, "vocab_size", None)
     if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
         return None
@@ -125,18 +125,14 @@ def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
 
 def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Structure:
     """The structure of a model: from the preflight where its attention can be captured, else of its lists."""
-    inputs = trial_inputs(model) or batch
-    plan = Plan(PLAIN)
-    if inputs is not None:
-        # a model whose attention cannot be captured still has its blocks
-        with suppress(RuntimeError):
-            plan = plan_for(model, inputs)
-    return Structure(model, plan.parts, plan.heads)
+    plan = None
+    with suppress(RuntimeError):  # a model whose attention cannot be captured still has its blocks
+        plan = plan_for(model, batch)
+    return Structure(model, plan.parts, plan.heads) if plan else Structure(model, {})
 
 
 def _signature(model: nn.Module) -> tuple[Any, ...]:
-    parameter = next(model.parameters(), None)
-    kind = (parameter.dtype, parameter.device) if parameter is not None else ()
+    kind = next(((one.dtype, one.device) for one in model.parameters()), ())
     return (*kind, sum(1 for _ in model.modules()))
 
 
@@ -154,7 +150,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
 
     def done(tier: int, found: _Pass, *, ask: bool = False) -> Plan:
         plan = _plan(tier, found, reasons, ask=ask)
-        usual = attempt("usual forward pass", tier=PLAIN)
+        usual = attempt("usual forward pass", tier=ALONE)
         if usual and (gap := _output_gap(found, usual)):
             plan.caution = (
                 f"{name} under its own attention implementation: {gap}; the maps are those of eager attention"
@@ -165,59 +161,50 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
     hooked = attempt("hooks on eager attention", tier=HOOKS)
     if own and not own.prints:
         reasons.append("own attention function: never called")
-    if hooked and own and own.prints:
+        own = None
+    if hooked and own:
         difference = _difference(own, hooked)
         if not difference:
             return done(INTERFACE, own)
         reasons.append(f"own attention function: {difference}")
-    ask = False
-    if not (hooked and hooked.prints):
-        again = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
-        if again and again.prints:
-            hooked, ask = again, True
+    ask = not (hooked and hooked.prints)
+    if ask:
+        hooked = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
     reference = attempt("output_attentions=True", tier=OUTPUTS)
-    maps = reference.prints if reference else []
-    if own and own.prints and reference and maps and not _difference(own, reference, ordered=False):
+    if reference and not reference.prints:
+        reference = None
+    if own and reference and not _difference(own, reference, ordered=False):
         return done(INTERFACE, own)
     if hooked and hooked.prints:
-        difference = _difference(hooked, reference, ordered=False) if reference and maps else ""
+        difference = _difference(hooked, reference, ordered=False) if reference else ""
         if not difference:
             return done(HOOKS, hooked, ask=ask)
         reasons.append(f"hooks on eager attention: {difference}")
-    if reference and maps:
+    if reference:
         return done(OUTPUTS, reference)
     reasons.append("output_attentions=True: no attention map came back")
     raise RuntimeError(f"capture: the attention of {name} cannot be captured. " + "; ".join(reasons))
 
 
 def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> Plan:
-    recorder = found.recorder
+    recorder, trace = found.recorder, found.trace
     parts: dict[str, Parts] = {}
-    trace = recorder.trace
-    assert trace is not None
-    stacks = recorder.stacks
     for core in recorder.modules:
-        if starred(core) not in stacks or not core:
+        if not core or starred(core) not in recorder.stacks:
             continue
-        block = block_of(core, recorder.modules)
-        if block is None:
-            parts[core] = Parts()
-            continue
-        parts[core] = Parts(
-            block,
-            anatomy.output_projection(core, block, recorder.modules, trace),
-            feed_forward(block, core, recorder.modules, trace.mixing),
-        )
+        parts[core] = Parts()
+        if block := block_of(core, recorder.modules):
+            projection = trace.output_projection(core, block)
+            last = feed_forward(block, core, recorder.modules, trace.mixing)
+            parts[core] = Parts(block, projection, last)
     for block in {one.block for one in parts.values() if one.block}:
         own = {core: one for core, one in parts.items() if one.block == block}
-        first = anatomy.first_matrix(
-            block, own, [one.projection for one in own.values()], recorder.modules, trace
-        )
+        first = trace.first_matrix(block, {*own, *(one.projection for one in own.values())})
         parts.update({core: one._replace(first=first) for core, one in own.items()})
     return Plan(
         tier,
-        stacks=dict(stacks),
-        indices=dict(recorder.indices),
+        stacks=recorder.stacks,
+        indices=recorder.indices,
         heads=found.heads,
         parts=parts,
         weights=found.weights,
@@ -230,45 +217,36 @@ def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> 
 def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = False) -> _Pass:
     prints: list[_Print] = []
     heads: dict[str, int] = {}
+    weights: dict[str, int] = {}
 
     def collect(layer: Layer) -> None:
         heads[layer.stack] = min(heads.get(layer.stack, 1 << 30), layer.attention.shape[1])
         prints.append(_print(layer.attention, layer.valid, cross=layer.cross))
 
     recorder = Recorder(model, collect)
-    recorder.trace = anatomy.Trace()
-    weights: dict[str, int] = {}
+    trace = recorder.trace = anatomy.Trace(recorder.modules)
     arguments = dict(inputs)
-    if (ask or tier == OUTPUTS) and "output_attentions" not in arguments:
-        arguments["output_attentions"] = True
+    if ask or tier == OUTPUTS:
+        arguments.setdefault("output_attentions", True)
     if anatomy.takes(model, "use_cache"):
         arguments.setdefault("use_cache", False)
+    name = {ALONE: "", INTERFACE: NAME}.get(tier, "eager")
     token = LIVE.set(recorder)
     try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(uncompiled(model))
-            if tier != PLAIN:
-                stack.enter_context(implementation(model, NAME if tier == INTERFACE else "eager"))
-            stack.enter_context(recorder.listening())
-            stack.enter_context(recorder.trace.watching(recorder.modules))
+        with torch.no_grad(), implementation(model, name), recorder.listening(), ExitStack() as stack:
+            stack.enter_context(trace.watching())
             if tier == HOOKS:
                 stack.enter_context(taking(recorder, weights, discover=True))
-                stack.enter_context(recorder.trace.softmaxes())
+                stack.enter_context(anatomy.SoftmaxWatch(trace))
             output = model(**arguments)
     finally:
         LIVE.reset(token)
-    if tier == OUTPUTS:
-        mask = inputs.get("attention_mask")
-        for stack_name, index, tensor in attention_outputs(output):
-            recorder.indices.setdefault(stack_name, set()).add(index)
-            valid = torch.ones(tensor.shape[0], tensor.shape[-1], dtype=torch.bool, device=tensor.device)
-            if torch.is_tensor(mask) and mask.shape == valid.shape and not stack_name.startswith("decoder"):
-                valid = mask.to(torch.bool)
-            heads[stack_name] = min(heads.get(stack_name, 1 << 30), tensor.shape[1])
-            prints.append(_print(tensor, valid, cross=stack_name == "cross_attentions"))
-            recorder.stacks[stack_name] = recorder.stacks.get(stack_name, 0) + 1
-    return _Pass(prints, _output_tensor(output, inputs), recorder, weights, heads)
+    result = _output_tensor(output, inputs)
+    for layer in attention_outputs(output, inputs.get("attention_mask")) if tier == OUTPUTS else ():
+        recorder.indices.setdefault(layer.stack, set()).add(layer.index)
+        recorder.stacks[layer.stack] = recorder.stacks.get(layer.stack, 0) + 1
+        collect(layer)
+    return _Pass(prints, result, recorder, trace, weights, heads)
 
 
 def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
@@ -282,19 +260,16 @@ def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
 
 
 def _output_tensor(output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
-    found = (
-        output if torch.is_tensor(output) else next((v for v in _values(output) if torch.is_tensor(v)), None)
-    )
-    if found is None or not found.is_floating_point():
+    if not torch.is_tensor(output):
+        values = output.values() if hasattr(output, "values") else output
+        output = next(filter(torch.is_tensor, values), None)
+    if output is None or not output.is_floating_point():
         return None
     mask = inputs.get("attention_mask")
-    if torch.is_tensor(mask) and found.shape[:2] == mask.shape and "decoder_input_ids" not in inputs:
-        found = found[mask.to(found.device, torch.bool)]
-    return found.double().cpu()
-
-
-def _values(output: Any) -> Any:
-    return output.values() if hasattr(output, "values") else output
+    if torch.is_tensor(mask) and output.shape[:2] == mask.shape and "decoder_input_ids" not in inputs:
+        output = output[mask.to(output.device, torch.bool)]
+    found: Tensor = output.double().cpu()
+    return found
 
 
 def _difference(one: _Pass, two: _Pass, *, ordered: bool = True) -> str:
@@ -305,12 +280,11 @@ def _difference(one: _Pass, two: _Pass, *, ordered: bool = True) -> str:
     others = list(two.prints)
     for nth, mine in enumerate(one.prints):
         pairs = others[:1] if ordered else [p for p in others if p.shape == mine.shape]
-        distances = [_distance(mine, p) for p in pairs]
-        if not distances:
+        if not pairs:
             return f"map {nth} of shape {list(mine.shape)} has no counterpart"
-        best = min(range(len(distances)), key=lambda i: distances[i])
-        if not (distances[best][0] <= largest and distances[best][1] <= mean):
-            return f"map {nth} differs by {distances[best][0]:.2g}"
+        gap, best = min((_distance(mine, p), place) for place, p in enumerate(pairs))
+        if not (gap[0] <= largest and gap[1] <= mean):
+            return f"map {nth} differs by {gap[0]:.2g}"
         others.remove(pairs[best])
     return _output_gap(one, two)
 
@@ -331,23 +305,19 @@ def _output_gap(one: _Pass, two: _Pass) -> str:
 
 def _tolerance(found: _Pass) -> tuple[float, float, float]:
     """Largest and mean gap between maps, and relative gap between outputs, that rounding explains."""
-    half = next((p.dtype for p in found.recorder.root.parameters()), torch.float32).itemsize < 4
+    half = next((p.dtype for p in found.recorder.modules[""].parameters()), torch.float32).itemsize < 4
     return (0.15, 1e-2, 0.1) if half else (1e-3, 1e-4, 1e-3)
 
 
 def _distance(mine: _Print, other: _Print) -> tuple[float, float]:
     if mine.shape != other.shape:
         return float("inf"), float("inf")
-    keep = mine.keep & other.keep
-    a, b = mine.rows.transpose(1, 2)[keep], other.rows.transpose(1, 2)[keep]
-    if a.numel() == 0:
-        return 0.0, 0.0
+    a, b = (one.rows.transpose(1, 2)[mine.keep & other.keep] for one in (mine, other))
     known = ~b.isnan().any(-1)  # eager attention in float64 makes NaN of left padding
-    a, b = a[known], b[known]
-    if a.numel() == 0:
-        unlike = 0.0 if bool(mine.rows.transpose(1, 2)[keep].isnan().any(-1).all()) else float("inf")
+    if not bool(known.any()):
+        unlike = 0.0 if bool(a.isnan().any(-1).all()) else float("inf")
         return unlike, unlike
-    gaps = [(a - b).abs()]
+    a, b = a[known], b[known]
     # A learned sink takes part of each row; some models leave it out of the weights that they return.
-    gaps.append((a / a[..., :1].clamp_min(1e-30) - b).abs())
-    return min((float(g.max()), float(g.mean())) for g in gaps)
+    gaps = (a - b).abs(), (a / a[..., :1].clamp_min(1e-30) - b).abs()
+    return min((float(gap.max()), float(gap.mean())) for gap in gaps)

@@ -3,22 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
-from attnscope.capture.anatomy import choose, entering, leaving, with_entering, with_leaving
 from attnscope.capture.draft import Draft, Scratch
 from attnscope.capture.layer import Layer
 from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, INPUT, TABLE
 from attnscope.capture.visibility import MASKED_BELOW
 from attnscope.models.architecture import Parts, Structure, is_cross, named_modules, starred
+
+if TYPE_CHECKING:
+    from attnscope.capture.interface import Call
+    from attnscope.capture.preflight import Plan
 
 # The consumer of the pass under way. Another thread's pass, or one between two layers, does not see it.
 LIVE: ContextVar[Recorder | None] = ContextVar("attnscope_capture", default=None)
@@ -30,12 +33,10 @@ class Recorder:
     """Listens to one forward pass (or to the many of one ``generate``).
 
     Args:
-        layers: layer numbers to keep, negative ones counted from the end of each stack; None keeps all.
-        stacks: number of layers of each stack, from the preflight.
-        chunk: heads per tile; None lets the size of the maps decide.
         emit: receives each finished layer; may block, may raise.
-        parts: where each attention module's block keeps what, for the sites that need it.
-        unmasked: causal stacks that are known to run without a mask.
+        layers: layer numbers to keep, negative ones counted from the end of each stack; None keeps all.
+        plan: what the preflight found; None listens to everything.
+        chunk: heads per tile; None lets the size of the maps decide.
         alone: the blocks, each of which is a layer, when the attention is not captured.
         graph: sites that stay in the graph of a forward pass with a gradient.
         dual: whether that pass carries tangents.
@@ -49,10 +50,8 @@ class Recorder:
         sites: Collection[str] = ("attention",),
         layers: Collection[int] | None = None,
         heads: Collection[int] | None = None,
-        stacks: dict[str, int] | None = None,
+        plan: Plan | None = None,
         chunk: int | None = None,
-        parts: Mapping[str, Parts] | None = None,
-        unmasked: Collection[str] = (),
         alone: Structure | None = None,
         graph: Collection[str] = (),
         dual: bool = False,
@@ -60,12 +59,13 @@ class Recorder:
         self.emit = emit
         self.sites = frozenset(sites)
         self.layers, self.heads, self.chunk = layers, heads, chunk
-        self.stacks = dict(stacks or {})
+        self.stacks = dict(plan.stacks) if plan else {}
         self.indices: dict[str, set[int]] = {}
         # Sites that are there after the attention: the layer waits for its block's end.
         self.hooked = frozenset(s for s in self.sites if ALONE in TABLE[s].tiers)
         self.late = frozenset(s for s in self.hooked if TABLE[s].moment not in (ENTRY, INPUT))
-        self.parts = dict(parts or {}) if self.hooked else {}
+        self.parts = dict(plan.parts) if plan and self.hooked else {}
+        self.unmasked = set(plan.unmasked) if plan else set()
         self.alone = alone
         self.blocks: dict[str, tuple[int, str | None]] = {}
         if alone is not None:
@@ -77,13 +77,12 @@ class Recorder:
         self.graph, self.dual = frozenset(graph), dual
         self.roots: dict[tuple[str, str], Tensor] = {}
         self.drafts: list[Draft] = []
-        self.unmasked = set(unmasked)
         self.modules = named_modules(model)
         self.names = {id(module): name for name, module in self.modules.items()}
-        self.root = model
         self.count: dict[tuple[Any, ...], int] = {}
         self.seen = 0
         self.step = -1
+        # By number of keys, the position of the first one, as the mask function had it.
         self.offsets: dict[int, int] = {}
         self.input_mask: Tensor | None = None
         self.waiting: dict[str, list[Draft]] = {}
@@ -94,13 +93,7 @@ class Recorder:
         self._masks: list[tuple[Tensor, Tensor]] = []
         self._scratch = Scratch()
 
-    # Which layer is this -------------------------------------------------------------------------------
-
-    def owns(self, module: nn.Module) -> bool:
-        """Whether the module belongs to the captured model."""
-        return id(module) in self.names
-
-    def _enter_model(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter_model(self, name: str, kwargs: dict[str, Any]) -> None:
         """A (sub)model's forward pass starts: the call counters of the stacks below it start again."""
         prefix = f"{name}." if name else ""
         self.count = {k: c for k, c in self.count.items() if not str(k[0]).startswith(starred(prefix))}
@@ -111,101 +104,78 @@ class Recorder:
             mask = kwargs.get("attention_mask")
             self.input_mask = mask if torch.is_tensor(mask) and mask.ndim == 2 else None
 
-    def locate(self, module: nn.Module) -> tuple[str, str, int, int]:
-        """Name, stack, layer number and call number of an attention module that has just run.
+    def check_mask(self, call: Call) -> None:
+        """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
+        queries, keys = call.query.shape[2], call.key.shape[2]
+        if call.mask is None and queries > 1 and getattr(call.module, "is_causal", False) is True:
+            stack = starred(self.names[id(call.module)])
+            if self.trace is not None:
+                self.unmasked.add(stack)
+            elif stack not in self.unmasked:
+                raise RuntimeError(
+                    f"capture: {stack} is causal but the model passed no mask for {queries} queries "
+                    f"and {keys} keys; its attention would look into the future"
+                )
+
+    def _valid(self, draft: Draft, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
+        """Which keys are real: as the input's mask says, where it is about them, else as the attention's."""
+        batch, given = draft.size[0], self.input_mask
+        about = (batch, draft.key_offset + keys) if self._simple and not draft.cross else None
+        if given is not None and given.shape == about:
+            return given[:, draft.key_offset :].to(device, torch.bool, copy=True)
+        if mask is None or mask.ndim != 4:
+            return torch.ones(batch, keys, dtype=torch.bool, device=device)
+        for known, valid in self._masks:
+            if known is mask:
+                return valid
+        seen = mask[..., :keys] if mask.dtype == torch.bool else mask[..., :keys] > MASKED_BELOW
+        valid = seen.flatten(1, 2).any(1).expand(batch, -1).contiguous().to(device)
+        self._masks = [*self._masks[-3:], (mask, valid)]
+        return valid
+
+    # Assembling a layer --------------------------------------------------------------------------------
+
+    def _draft(self, module: nn.Module, size: torch.Size, kv_heads: int) -> Draft:
+        """The layer whose attention begins in the module; its maps have that size.
 
         The layer number is the module's own ``layer_idx``; without one, the order of calls in the stack
         (shared modules, as in ALBERT, make one layer of every call).
         """
         self.pulse()
+        self.seen += 1
         name = self.names[id(module)]
         stack = starred(name)
         nth = self.count[(stack,)] = self.count.get((stack,), -1) + 1
         own = getattr(module, "layer_idx", None)
         index = own if type(own) is int else nth
         call = self.count[(stack, index)] = self.count.get((stack, index), -1) + 1
-        self.stacks[stack] = max(self.stacks.get(stack, 0), index + 1)
+        total = self.stacks[stack] = max(self.stacks.get(stack, 0), index + 1)
         self.indices.setdefault(stack, set()).add(index)
-        return name, stack, index, call
-
-    def note_key_offset(self, keys: int, offset: int) -> None:
-        """Position of the first key of a cache that holds ``keys`` of them, as the mask function had it."""
-        self.offsets[keys] = offset
-
-    # Masks ---------------------------------------------------------------------------------------------
-
-    def check_mask(self, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
-        """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
-        if mask is None and query.shape[2] > 1 and getattr(module, "is_causal", False) is True:
-            stack = starred(self.names[id(module)])
-            if self.trace is not None:
-                self.unmasked.add(stack)
-            elif stack not in self.unmasked:
-                raise RuntimeError(
-                    f"capture: {stack} is causal but the model passed no mask for {query.shape[2]} queries "
-                    f"and {key.shape[2]} keys; its attention would look into the future"
-                )
-
-    def _valid(self, draft: Draft, batch: int, keys: int, mask: Tensor | None) -> Tensor:
-        given, offset, draft.mask = self.input_mask, draft.key_offset, mask
-        simple = self._simple and not draft.cross
-        if given is not None and simple and tuple(given.shape) == (batch, offset + keys):
-            return given[:, offset:].to(torch.bool).clone()
-        if mask is None or mask.ndim != 4:
-            device = given.device if given is not None else (mask.device if mask is not None else None)
-            return torch.ones(batch, keys, dtype=torch.bool, device=device)
-        for known, valid in self._masks:
-            if known is mask:
-                return valid
-        seen = mask[..., :keys] if mask.dtype == torch.bool else mask[..., :keys] > MASKED_BELOW
-        valid = seen.flatten(1, 2).any(1).expand(batch, -1).contiguous()
-        self._masks = [*self._masks[-3:], (mask, valid)]
-        return valid
-
-    # Assembling a layer --------------------------------------------------------------------------------
-
-    def _draft(self, module: nn.Module, heads: int, kv_heads: int) -> Draft:
-        name, stack, index, call = self.locate(module)
         draft = Draft(stack, index, call, name)
+        draft.size, draft.total = (size[0], size[2]), size[1]
         draft.cross = is_cross(module, name)
-        total = self.stacks[stack]
         draft.wanted = self.layers is None or index in {i + total if i < 0 else i for i in self.layers}
-        draft.heads = choose(self.heads, heads, f"heads of {stack}, layer {index}")
-        draft.total = heads
-        group = max(1, heads // max(1, kv_heads))
-        draft.kv_heads = [h // group for h in draft.heads]
+        draft.heads = anatomy.choose(self.heads, draft.total, f"heads of {stack}, layer {index}")
+        draft.kv_heads = [head // max(1, draft.total // max(1, kv_heads)) for head in draft.heads]
         return draft
 
-    def begin_layer(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        dtype: torch.dtype,
-        sink: Tensor | None = None,
-    ) -> Draft:
+    def begin_layer(self, call: Call) -> Draft:
         """A layer's attention starts (first tier)."""
-        batch, heads, queries, _ = query.shape
-        keys = key.shape[2]
-        draft = self._draft(module, heads, key.shape[1])
-        draft.size = (batch, queries)
-        self.seen += 1
+        queries, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
+        draft = self._draft(call.module, call.query.shape, call.key.shape[1])
         if self.trace is not None:
             self.trace.events.append(("softmax", draft.name))
-        device = query.device
-        draft.scratch = self._scratch.of(dtype, device)
+        draft.scratch = self._scratch.of(call.dtype, device)
         if not draft.wanted:
             return draft
         draft.key_offset = 0 if draft.cross else self.offsets.get(keys, 0)
-        draft.valid = self._valid(draft, batch, keys, mask).to(device)
-        if sink is not None:
-            draft.sink_logits = sink.detach().to(dtype).flatten()[draft.heads]
-        draft.allocate(self.sites, queries, keys, dtype, device)
+        draft.valid = self._valid(draft, keys, call.mask, device)
+        if call.sink is not None:
+            draft.sink_logits = call.sink.detach().flatten()[draft.heads]
+        draft.allocate(self.sites, queries, keys, call.dtype, device)
         if "query" in self.sites:
-            draft.tensors["query"] = query[:, draft.heads].detach().clone()
-        for site, states in (("key", key), ("value", value)):
+            draft.tensors["query"] = call.query[:, draft.heads].detach().clone()
+        for site, states in (("key", call.key), ("value", call.value)):
             if site in self.sites:
                 draft.tensors[site] = states.detach().clone()
         return draft
@@ -225,15 +195,14 @@ class Recorder:
 
     def take_weights(self, module: nn.Module, weights: Tensor, mask: Tensor | None) -> None:
         """A layer's attention came out of an eager module (second tier)."""
-        batch, heads, queries, keys = weights.shape
-        draft = self._draft(module, heads, heads)
-        draft.size = (batch, queries)
-        self.seen += 1
+        heads, keys = weights.shape[1], weights.shape[3]
+        draft = self._draft(module, weights.shape, heads)
         if not draft.wanted:
             return
         if self.input_mask is not None and not draft.cross:
             draft.key_offset = max(0, self.input_mask.shape[-1] - keys)
-        draft.valid = self._valid(draft, batch, keys, mask).to(weights.device)
+        draft.mask = mask
+        draft.valid = self._valid(draft, keys, mask, weights.device)
         if "attention" in self.sites:
             every = draft.heads == list(range(heads))
             draft.tensors["attention"] = weights.detach() if every else weights.detach()[:, draft.heads]
@@ -241,14 +210,12 @@ class Recorder:
 
     def _fill(self, draft: Draft, parts: Parts, site: str) -> None:
         """Moves what a hook has kept of the site into the layer."""
-        moment = TABLE[site].moment
-        place = parts.block if moment in OF_BLOCK else draft.name
-        tensor = self.kept.get((place or "", site))
-        if tensor is None:
+        place = (parts.block or "" if TABLE[site].moment in OF_BLOCK else draft.name), site
+        if place not in self.kept:
             raise RuntimeError(f"capture: site {site!r} was not seen in {draft.stack}, layer {draft.index}")
-        draft.tensors[site] = draft.shaped(site, tensor)
-        if (place or "", site) in self.roots:
-            draft.roots[site] = self.roots.pop((place or "", site))
+        draft.tensors[site] = draft.shaped(site, self.kept[place])
+        if place in self.roots:
+            draft.roots[site] = self.roots.pop(place)
 
     def _send(self, draft: Draft) -> None:
         tensors, draft.tensors = draft.tensors, {}
@@ -278,58 +245,41 @@ class Recorder:
         """Installs the hooks that the asked sites need, and removes them."""
         from transformers import PreTrainedModel
 
-        hooks = ExitStack()
-
-        def before(name: str, act: Callable[[Tensor], Tensor | None]) -> None:
-            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                new = act(entering(args, kwargs)) if LIVE.get() is self else None
-                return None if new is None else with_entering(args, kwargs, new)
-
-            hooks.enter_context(self.modules[name].register_forward_pre_hook(hook, with_kwargs=True))
-
-        def after(name: str, act: Callable[[Tensor], Tensor | None]) -> None:
-            def hook(_: nn.Module, args: Any, output: Any) -> Any:
-                new = act(leaving(output)) if LIVE.get() is self else None
-                return None if new is None else with_leaving(output, new)
-
-            hooks.enter_context(self.modules[name].register_forward_hook(hook))
-
+        # A deep copy of the model copies its hooks: functions as they are, bound methods with their recorder.
         def starting(name: str) -> Callable[..., None]:
-            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            def hook(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
                 if LIVE.get() is self:
-                    self._enter_model(name, args, kwargs)
+                    self._enter_model(name, kwargs)
 
             return hook
 
-        with hooks:
+        with ExitStack() as hooks:
             for name, module in self.modules.items():
                 if isinstance(module, PreTrainedModel) or not name:
                     hooks.enter_context(module.register_forward_pre_hook(starting(name), with_kwargs=True))
             blocks: dict[str, None] = {}
             for core, parts in self.parts.items():
                 for site in self.hooked:
-                    place: str | None
                     place, enters = parts.place(core, site)
                     owner = parts.block if TABLE[site].moment in OF_BLOCK else core
                     if place and owner and (owner not in blocks or owner == core):
-                        (before if enters else after)(place, partial(self._keep, owner, site))
+                        keep = partial(self._keep, owner, site)
+                        hooks.enter_context(anatomy.hook(self.modules[place], enters=enters, act=keep))
                 if parts.block:
                     blocks[parts.block] = None
             for block in blocks:
-                after(block, partial(self._leave_block, block))
+                leave = partial(self._leave_block, block)
+                hooks.enter_context(anatomy.hook(self.modules[block], enters=False, act=leave))
             yield
 
     def _keep(self, place: str, site: str, tensor: Tensor) -> Tensor | None:
+        if LIVE.get() is not self:
+            return None
         self.kept[place, site] = tensor.detach().clone()
         if site not in self.graph:
             return None
         root = self.roots[place, site] = self.rooted(tensor)
         return None if root is tensor else root
-
-    @property
-    def differentiated(self) -> bool:
-        """Whether the pass has a graph or carries tangents."""
-        return self.dual or torch.is_grad_enabled()
 
     def in_graph(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
         """A tensor of the attention, as part of the graph where its gradient is asked for."""
@@ -348,13 +298,12 @@ class Recorder:
         stack = starred(block)
         nth = self.count[(block,)] = self.count.get((block,), -1) + 1
         draft = Draft(stack, index + nth, 0, core or block)
-        draft.wanted = draft.index in choose(self.layers, self.stacks[stack], f"layers of {stack}")
+        draft.wanted = draft.index in anatomy.choose(self.layers, self.stacks[stack], f"layers of {stack}")
         if not draft.wanted:
             return
-        batch, queries = leaving.shape[:2]
-        draft.size = (batch, queries)
+        batch, queries = draft.size = leaving.shape[0], leaving.shape[1]
         draft.total = self.alone.heads.get(core or "", 0) if self.alone else 0
-        draft.heads = choose(self.heads, draft.total, f"heads of {stack}") if draft.total else []
+        draft.heads = anatomy.choose(self.heads, draft.total, f"heads of {stack}") if draft.total else []
         given = None if "decoder" in block and not self._simple else self.input_mask
         keys = queries if given is None else given.shape[1]
         draft.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
@@ -364,6 +313,8 @@ class Recorder:
         self.waiting.setdefault(block, []).append(draft)
 
     def _leave_block(self, block: str, tensor: Tensor) -> None:
+        if LIVE.get() is not self:
+            return
         if self.alone is not None:
             self._begin_block(block, tensor)
         for draft in self.waiting.pop(block, []):
@@ -374,5 +325,4 @@ class Recorder:
                     self._fill(draft, parts, site)
             self._send(draft)
         inside = {block, *(core for core, parts in self.parts.items() if parts.block == block)}
-        for key in [key for key in self.kept if key[0] in inside]:
-            del self.kept[key]
+        self.kept = {place: tensor for place, tensor in self.kept.items() if place[0] not in inside}

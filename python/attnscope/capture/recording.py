@@ -5,22 +5,30 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnscope._warn import warn
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
-from attnscope.capture.eager import attention_outputs, taking
-from attnscope.capture.implementation import configs, implementation
-from attnscope.capture.interface import NAME, register
+from attnscope.capture.implementation import (
+    attention_outputs,
+    configs,
+    float_masks,
+    implementation,
+    taking,
+)
+from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
-from attnscope.capture.recorder import LIVE, Recorder
-from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked, out_of_reach
-from attnscope.capture.stream import Stream, uncompiled
+from attnscope.capture.recorder import Recorder
+from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
+from attnscope.capture.stream import Stream
+
+Numbers = Sequence[int] | None
 
 
 def capture(
@@ -62,7 +70,7 @@ def capture(
         0 [1, 4, 6, 6] True
         1 [1, 4, 6, 6] True
     """
-    return Recording(model, layers=layers, heads=heads, sites=sites, chunk=chunk)
+    return Recording(model, layers, heads, sites, chunk)
 
 
 class Recording:
@@ -75,13 +83,7 @@ class Recording:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        *,
-        layers: Sequence[int] | None,
-        heads: Sequence[int] | None,
-        sites: Sequence[str],
-        chunk: int | None,
+        self, model: nn.Module, layers: Numbers, heads: Numbers, sites: Sequence[str], chunk: int | None
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
@@ -92,8 +94,8 @@ class Recording:
             raise ValueError(f"capture: sites must be among {', '.join(SITES)}, got {sites}")
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise ValueError(f"capture: chunk must be a positive number of heads, got {chunk!r}")
-        self._whole = model
         self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._name = type(self._model).__name__
         self._layers = _numbers("layers", layers)
         self._heads = _numbers("heads", heads)
         self._sites = sites
@@ -107,7 +109,7 @@ class Recording:
 
     def __repr__(self) -> str:
         """The model, what is captured and how."""
-        return f"Recording({type(self._model).__name__}, sites={self._sites}, tier={self.tier})"
+        return f"Recording({self._name}, sites={self._sites}, tier={self.tier})"
 
     @property
     def tier(self) -> int | None:
@@ -119,25 +121,19 @@ class Recording:
 
         if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
             raise TypeError(
-                f"capture: {type(self._model).__name__} holds no transformers model"
+                f"capture: {self._name} holds no transformers model"
                 f"{anatomy.instead(self._model)}; pass attention tensors of other frameworks to "
                 "measure(...) directly"
             )
-        self._check_mode()
+        self._check()
         if any(parameter.is_meta for parameter in self._model.parameters()):
             raise RuntimeError(
-                f"capture: {type(self._model).__name__} has parameters on the meta device, which hold no "
+                f"capture: {self._name} has parameters on the meta device, which hold no "
                 "weights; load them first"
             )
         if not configs(self._model):
-            raise RuntimeError(
-                f"capture: {type(self._model).__name__} has no configuration that names its attention"
-            )
-        register()
-        trial = preflight.trial_inputs(self._model)
-        self._settle(
-            preflight.known_plan(self._model) or (preflight.plan_for(self._model, trial) if trial else None)
-        )
+            raise RuntimeError(f"capture: {self._name} has no configuration that names its attention")
+        self._settle(preflight.plan_for(self._model))
         self._inside = True
         return self
 
@@ -161,7 +157,7 @@ class Recording:
             TypeError: for an input without a name.
             RuntimeError: when no attention module ran, and outside of the ``with`` block.
         """
-        self._check_inside("run")
+        self._check("run")
         if unnamed:
             raise TypeError(
                 "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
@@ -177,11 +173,11 @@ class Recording:
                 raise ValueError(f"run: {name} holds no token, got shape {tuple(value.shape)}")
         if "output_attentions" in inputs:
             raise ValueError("run: output_attentions is what the recording is for, leave it out")
-        if self._plan is None:
-            self._settle(preflight.plan_for(self._model, inputs))
+        plan = self._plan or self._settle(preflight.plan_for(self._model, inputs))
+        assert plan is not None  # there are inputs to find it on
         if "past_key_values" not in inputs and anatomy.takes(self._model, "use_cache"):
             inputs.setdefault("use_cache", False)
-        return self._start(self._model, inputs)
+        return self._start(plan, self._model, inputs)
 
     def generate(self, **inputs: Any) -> Iterator[Layer]:
         """Runs ``model.generate`` and yields the layers of every step.
@@ -190,37 +186,33 @@ class Recording:
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
         ``recording.output`` holds the generated tokens at the end.
         """
-        self._check_inside("generate")
+        self._check("generate")
         if not callable(getattr(self._model, "generate", None)):
-            raise TypeError(f"generate: {type(self._model).__name__} does not generate text")
+            raise TypeError(f"generate: {self._name} does not generate text")
         if self._plan is None:
             raise RuntimeError("generate: run the model once before, so that the way to capture it is known")
         if self._plan.tier == OUTPUTS:
-            raise RuntimeError(
-                f"generate: {type(self._model).__name__} is captured by output_attentions, use run"
-            )
-        return self._start(self._model.generate, inputs)  # type: ignore[arg-type]
+            raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
+        return self._start(self._plan, self._model.generate, inputs)
 
-    def _check_inside(self, what: str) -> None:
-        if not self._inside:
+    def _check(self, inside: str = "") -> None:
+        """Raises for a model in training mode, and outside of the block for what is done inside it."""
+        if inside and not self._inside:
             raise RuntimeError(
-                f"{what}: the recording is closed; use it inside 'with capture(model) as recording:'"
+                f"{inside}: the recording is closed; use it inside 'with capture(model) as recording:'"
             )
-        self._check_mode()
-
-    def _check_mode(self) -> None:
         if self._model.training:
             raise RuntimeError(
-                f"capture: {type(self._model).__name__} is in training mode, where dropout changes its "
+                f"capture: {self._name} is in training mode, where dropout changes its "
                 "attention; call model.eval() first"
             )
 
-    def _settle(self, plan: preflight.Plan | None) -> None:
+    def _settle(self, plan: preflight.Plan | None) -> preflight.Plan | None:
         """Checks what was asked against what the preflight found."""
         self._plan = plan
         if plan is None:
-            return
-        name = type(self._model).__name__
+            return None
+        name, reasons = self._name, "; ".join(plan.reasons)
         if plan.caution:
             warn(f"capture: {plan.caution}", UserWarning)
         choose(self._layers, max(plan.stacks.values()), f"layers of {name}")
@@ -232,36 +224,31 @@ class Recording:
                 raise ValueError(f"capture: layer {layer} of {name} has no attention; layers {have} have")
         for stack, heads in plan.heads.items():
             choose(self._heads, heads, f"heads of {name}, {stack}")
-        far = out_of_reach(self._sites, plan.tier)
         if plan.tier == OUTPUTS:
             warn(
                 f"capture: the attention of {name} only comes out all at once (output_attentions=True): "
-                f"every layer's maps are in memory together. {'; '.join(plan.reasons)}",
+                f"every layer's maps are in memory together. {reasons}",
                 UserWarning,
             )
-        if far:
-            raise RuntimeError(f"capture: {name} does not let {far} be captured. {'; '.join(plan.reasons)}")
-        for site in self._sites:
-            if not TABLE[site].of_attention:
-                for core, parts in plan.parts.items():
-                    if parts.place(core, site)[0] is None:
-                        raise RuntimeError(
-                            f"capture: {name}: no place for site {site!r} was found around {core}"
-                        )
+        if far := [site for site in self._sites if plan.tier not in TABLE[site].tiers]:
+            raise RuntimeError(f"capture: {name} does not let {far} be captured. {reasons}")
+        for site, (core, parts) in product(self._sites, plan.parts.items()):
+            if not TABLE[site].of_attention and parts.place(core, site)[0] is None:
+                raise RuntimeError(f"capture: {name}: no place for site {site!r} was found around {core}")
+        return plan
 
-    def _start(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Iterator[Layer]:
-        assert self._plan is not None
-        stream = self._outputs(inputs) if self._plan.tier == OUTPUTS else self._streamed(forward, inputs)
+    def _start(self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]) -> Iterator[Layer]:
+        stream = (self._outputs if plan.tier == OUTPUTS else self._streamed)(plan, forward, inputs)
         self._open.add(stream)
         return stream
 
-    def _streamed(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Generator[Layer, None, None]:
-        plan = self._plan
-        assert plan is not None
+    def _streamed(
+        self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]
+    ) -> Generator[Layer, None, None]:
         self.output = None
         hooks = plan.tier == HOOKS
         if hooks:
-            inputs = {key: float_mask(key, value, self._model) for key, value in inputs.items()}
+            inputs = float_masks(inputs, self._model)
             if plan.ask:
                 inputs["output_attentions"] = True
         stream = Stream()
@@ -271,66 +258,44 @@ class Recording:
             sites=self._sites,
             layers=self._layers,
             heads=self._heads,
-            stacks=plan.stacks,
+            plan=plan,
             chunk=self._chunk,
-            parts=plan.parts,
-            unmasked=plan.unmasked,
         )
-        recorder.pulse = stream.pulse
 
         def work() -> None:
-            LIVE.set(recorder)
-            with self.around(), recorder.listening():
-                try:
-                    self.output = forward(**inputs)
-                except ValueError as error:
-                    if "inputs_embeds" not in str(error):
-                        raise
-                    raise ValueError(anatomy.absent(self._model, inputs)) from error
+            try:
+                self.output = forward(**inputs)
+            except ValueError as error:
+                if "inputs_embeds" not in str(error):
+                    raise
+                lacking = 'takes token ids: run(**tokenizer(text, return_tensors="pt"))'
+                if "input_ids" in inputs or "inputs_embeds" in inputs:
+                    lacking = "has a decoder, which needs inputs of its own: give decoder_input_ids"
+                raise ValueError(f"run: {self._name} {lacking}") from error
 
-        with ExitStack() as stack:
-            stack.enter_context(uncompiled(self._whole))
-            stack.enter_context(implementation(self._model, "eager" if hooks else NAME))
-            if hooks:
-                stack.enter_context(taking(recorder, dict(plan.weights)))
-            yield from stream.layers(work)
+        taken = taking(recorder, dict(plan.weights)) if hooks else nullcontext()
+        with implementation(self._model, "eager" if hooks else NAME), taken:
+            yield from stream.layers(recorder, self.around, work)
         if not recorder.seen:
-            raise RuntimeError(
-                f"capture: tier {plan.tier} saw no attention of {type(self._model).__name__} in this run"
-            )
+            raise RuntimeError(f"capture: tier {plan.tier} saw no attention of {self._name} in this run")
 
-    def _outputs(self, inputs: dict[str, Any]) -> Generator[Layer, None, None]:
-        plan = self._plan
-        assert plan is not None
-        inputs = {key: float_mask(key, value, self._model) for key, value in inputs.items()}
-        with torch.no_grad(), uncompiled(self._whole), implementation(self._model, "eager"), self.around():
-            output = self._model(**inputs, output_attentions=True)
-        given = inputs.get("attention_mask")
-        found = [(name, index, [tensor]) for name, index, tensor in attention_outputs(output)]
-        for name in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions"):
-            if getattr(output, name, None) is not None:
-                output[name] = None
-        self.output = output
-        for name, index, box in found:
-            tensor = box.pop()
-            if self._layers is not None and index not in choose(self._layers, plan.stacks[name], name):
+    def _outputs(
+        self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]
+    ) -> Generator[Layer, None, None]:
+        inputs = float_masks(inputs, self._model)
+        with torch.no_grad(), implementation(self._model, "eager"), self.around():
+            self.output = forward(**inputs, output_attentions=True)
+        found = attention_outputs(self.output, inputs.get("attention_mask"))
+        while found:
+            layer = found.pop(0)
+            wanted = self._layers and choose(self._layers, plan.stacks[layer.stack], layer.stack)
+            if wanted and layer.index not in wanted:
                 continue
-            heads = choose(self._heads, tensor.shape[1], name)
-            valid = torch.ones(tensor.shape[0], tensor.shape[-1], dtype=torch.bool, device=tensor.device)
-            if torch.is_tensor(given) and given.shape == valid.shape and name != "decoder_attentions":
-                valid = given.to(torch.bool)
-            yield Layer(
-                index,
-                name,
-                0,
-                step=0,
-                cross=name == "cross_attentions",
-                heads=heads,
-                kv_heads=heads,
-                valid=valid,
-                key_offset=0,
-                tensors={"attention": tensor if self._heads is None else tensor[:, heads]},
-            )
+            if self._heads is not None:
+                heads = choose(self._heads, len(layer.heads), layer.stack)
+                layer.heads = layer.kv_heads = tuple(heads)
+                layer.tensors = {"attention": layer.attention[:, heads]}
+            yield layer
 
 
 def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
@@ -341,14 +306,3 @@ def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
     if wrong or not numbers:
         raise ValueError(f"capture: {what} must be whole numbers, at least one, got {given!r}")
     return numbers
-
-
-def float_mask(name: str, value: Any, model: nn.Module) -> Any:
-    """Eager attention adds its mask: a boolean one would count as 0 and 1."""
-    if not (name.endswith("attention_mask") and torch.is_tensor(value) and value.ndim == 4):
-        return value
-    mask: Tensor = value
-    if mask.dtype != torch.bool:
-        return mask
-    dtype = next(model.parameters()).dtype
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)

@@ -112,8 +112,3 @@ def checked(function: str, sites: str | Iterable[str], known: Iterable[str] = SI
     if unknown := [site for site in named if site not in known]:
         raise ValueError(f"{function}: sites must be among {', '.join(known)}, got {unknown}")
     return named
-
-
-def out_of_reach(sites: Iterable[str], tier: int) -> list[str]:
-    """Those of the sites that this way to run a model does not reach."""
-    return [site for site in sites if tier not in TABLE[site].tiers]

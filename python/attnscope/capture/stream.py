@@ -12,14 +12,14 @@ from __future__ import annotations
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
-from torch import nn
 
 from attnscope.capture.layer import End, Layer
+from attnscope.capture.recorder import LIVE, Recorder
 
 
 class Abandoned(BaseException):
@@ -66,15 +66,14 @@ class Stream:
             self._turn.notify_all()
 
     def _work(self, forward: Callable[[], None]) -> None:
-        error: BaseException | None = None
         try:
             forward()
         except Abandoned:
             pass
         except BaseException as raised:  # noqa: BLE001  (raised again in the consumer's thread)
-            error = raised
+            self._error = raised
         with self._turn:
-            self._error, self._ended = error, True
+            self._ended = True
             self._turn.notify_all()
 
     def _take(self) -> Layer | None:
@@ -95,14 +94,23 @@ class Stream:
             self._turn.notify_all()
             return layer
 
-    def layers(self, forward: Callable[[], None]) -> Generator[Layer, None, None]:
-        """Runs ``forward`` in a worker and yields what it emits."""
+    def layers(
+        self,
+        recorder: Recorder,
+        around: Callable[[], AbstractContextManager[Any]],
+        forward: Callable[[], None],
+    ) -> Generator[Layer, None, None]:
+        """Runs ``forward`` in a worker, inside ``around()``, and yields what the recorder emits."""
+        recorder.pulse = self.pulse
+
+        def work() -> None:
+            LIVE.set(recorder)
+            with torch.no_grad(), around(), recorder.listening():
+                forward()
+
         context = contextvars.copy_context()
         worker = threading.Thread(
-            target=context.run,
-            args=(self._work, surroundings(forward)),
-            name="attnscope-capture",
-            daemon=True,
+            target=context.run, args=(self._work, surroundings(work)), name="attnscope-capture", daemon=True
         )
         worker.start()
         try:
@@ -136,7 +144,6 @@ def surroundings(forward: Callable[[], None]) -> Callable[[], None]:
 
     def run() -> None:
         with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
             for kind, dtype in autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype))
             if cuda is not None:
@@ -145,18 +152,3 @@ def surroundings(forward: Callable[[], None]) -> Callable[[], None]:
             forward()
 
     return run
-
-
-@contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """Lets compiled parts of the model run as written: compiled code does not look at hooks added later."""
-    compiled = any(
-        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
-        for m in model.modules()
-    )
-    if not compiled:
-        yield
-        return
-    stance: Any = torch.compiler.set_stance("force_eager")
-    with stance:
-        yield

@@ -6,33 +6,44 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attnscope._warn import warn, warned_once
 from attnscope.capture.anatomy import choose, text_argument
 from attnscope.capture.sites import SITES
-from attnscope.commands.analyze_tables import Column, Tables, place, table_of
 from attnscope.engine.forward import Batch, batch_of, depth, head_mean, padded, self_attention
 from attnscope.engine.results import Results
-from attnscope.engine.texts.encoding import batches
-from attnscope.engine.texts.samples import samples_table
+from attnscope.engine.schema import HEAD_KEYS
+from attnscope.engine.tables import Rows, Table
+from attnscope.engine.texts.encoding import batches, samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.metrics.discovery import columns_of, found, metric_of
-from attnscope.metrics.measure import measure_quantities
-from attnscope.metrics.plan import MAPS, THRESHOLDS
+from attnscope.metrics.homology.barcodes import bar_columns
+from attnscope.metrics.measure import Measured, measure_quantities, metric_names, requests_of
+from attnscope.metrics.plan import MAPS, THRESHOLDS, levels
 from attnscope.metrics.quantity import Quantity, Shared, Site
-from attnscope.metrics.requests import metric_names, requests_of
-from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
+from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
+from attnscope.models.architecture import text_config
 from attnscope.models.loading import context_length
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
 
 Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
+
+_KEYS = {
+    "heads": HEAD_KEYS,
+    "graphs": (*HEAD_KEYS, "threshold"),
+    "vectors": (*HEAD_KEYS, "index"),
+    "bars": (*HEAD_KEYS, "dimension", "birth", "death"),
+    "layers": tuple(key for key in HEAD_KEYS if key != "head"),
+}
 
 
 def analyze(
@@ -87,14 +98,13 @@ def analyze(
     """
     recipe = _everything(options) if metrics is None else _chosen(metrics, options)
     loaded, tokenizer, label = _model_of(model, tokenizer)
-    text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
+    text = text_config(loaded.config)
     choose(layers, depth(loaded), f"layers of {type(loaded).__name__}")
-    encoder = Encoder(
-        tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
-    )
+    limit = context_length(loaded.config, tokenizer)
+    encoder = Encoder(tokenizer, limit, "keep", getattr(text, "vocab_size", None))
     texts = _inputs_of(inputs, encoder)
     if cut := sum(one.encoded.truncated for one in texts):
-        warn(f"analyze: {cut} of {len(texts)} texts were longer than {encoder.limit} tokens and are cut")
+        warn(f"analyze: {cut} of {len(texts)} texts were longer than {limit} tokens and are cut")
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     rows = Tables({"model": name or label, "revision": "", "step": -1})
     states = recipe.states()
@@ -109,111 +119,184 @@ def analyze(
                 loaded, tensors, layers=layers, sites=("attention", *needed), extra=wished
             ):
                 recipe.measure(layer, number, batch, rows)
-    tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze"), **rows.finish()}
+    tables = {name: own.arrow() for name, own in rows.tables.items()}
+    tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze"), **tables}
     results = Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
     results.model = weakref.ref(loaded)
     return results
 
 
-def spaces() -> dict[str, list[str]]:
-    """The metrics that compare attention with states, and the sites of states that their quantities read."""
-    found_spaces: dict[str, list[str]] = {}
-    for one in found().quantities:
-        site = one.options.get("states")
-        if one.protocol == "exact" and isinstance(site, Site):
-            own = found_spaces.setdefault(metric_of(one), [])
-            own += [] if site.name in own else [site.name]
-    return found_spaces
+class Tables:
+    """Rows of the tables of one call under constant key columns; those of head means have their own."""
+
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self._constants = constants
+        self.tables: dict[str, Rows] = {}
+
+    def add(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Adds rows; single values are repeated."""
+        declared = Table(table, _KEYS[table], None)
+        if table != "layers" and "head" not in columns:
+            declared = declared.head_means()
+        self.tables.setdefault(declared.name, Rows(declared, "analyze", self._constants)).add(**columns)
 
 
 class _Recipe(NamedTuple):
-    """What is measured of each layer: columns, each put where its axes belong, and bars."""
+    """What is measured of each layer: columns, called as they are asked for, and bars."""
 
-    columns: list[Column]
+    columns: list[Quantity]
     bars: bool
 
     def states(self) -> tuple[str, ...]:
         """The sites beside maps that the columns read."""
-        sites = (site for column in self.columns for site in column.quantity.needs)
+        sites = (site for column in self.columns for site in column.needs)
         return tuple(dict.fromkeys(site for site in sites if site not in MAPS))
 
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Tables) -> None:
         """Puts the numbers of a layer's heads and of their mean into tables."""
         heads, mean = layer.matrices(), head_mean(layer.matrices())
-        needed = self.states()
-        states = {site: layer.states(site).cpu() for site in layer.tensors if site in needed}
-        if "value" in states:
+        shared = {site: layer.states(site).cpu() for site in layer.tensors if site in self.states()}
+        states = dict(shared)
+        if shared.pop("value", None) is not None:
             states["value"] = layer.states("value", per_head=True).cpu()
-        shared = {site: values for site, values in states.items() if site != "value"}
         for sites, names in (
             ({"attention": mean, **shared}, None),
             ({"attention": heads, "head_mean": mean, **states}, list(layer.heads)),
         ):
-            wanted = [one for one in self.columns if names is not None or one.quantity.scope == "map"]
-            measured = measure_quantities(
-                sites,
-                [column.quantity for column in wanted],
-                lengths=layer.lengths,
-                heads=names,
-                whole=("persistence",) if self.bars else (),
-            )
+            wanted = [one for one in self.columns if names is not None or one.scope == "map"]
+            whole = ("persistence",) if self.bars else ()
+            measured = measure_quantities(sites, wanted, lengths=layer.lengths, heads=names, whole=whole)
             place(wanted, measured, batch, number, names, rows)
+
+
+def table_of(one: Quantity) -> str:
+    """The table with a row for every number of a quantity, "" where there is none."""
+    if one.scope == "layer":
+        return "" if one.axes else "layers"
+    if one.scope != "map" or len(one.axes) > 1:
+        return ""
+    return {(): "heads", ("threshold",): "graphs"}.get(one.axes, "vectors")
+
+
+def place(
+    columns: Sequence[Quantity],
+    measured: Measured,
+    batch: Batch,
+    number: int,
+    names: Sequence[int] | None,
+    rows: Tables,
+) -> None:
+    """Puts what was measured of the maps of a layer into tables; those of its head mean have no names."""
+    count, heads = len(batch.samples), 1 if names is None else len(names)
+    lengths = np.repeat(batch.lengths, heads)
+    keys = {"layer": number, "protocol": "exact"}
+    of_maps = {"sample": np.repeat(batch.samples, heads)}
+    if names is not None:
+        of_maps["head"] = np.tile(names, count)
+    if "persistence" in measured.results:
+        rows.add("bars", bar_columns(measured.results["persistence"], {**keys, **of_maps}))
+    found: dict[str, dict[str, Any]] = {"heads": {}, "layers": {}, "graphs": {}, "vectors": {}}
+    for one in columns:
+        if one not in measured.values:
+            continue
+        name, table = one.name, table_of(one)
+        values = np.ma.MaskedArray(measured.values[one].numpy(), ~measured.defined[one].numpy())
+        if one.kind == "position" and name.endswith("_position") and not one.axes:
+            texts = np.array(batch.tokens_at(values), dtype=object)
+            found["heads"][name.removesuffix("position") + "token"] = texts
+        at: Any = range(values.shape[-1])
+        if table == "graphs":
+            at = one.options.get("thresholds", THRESHOLDS)
+            at = [at] if isinstance(at, str) else np.asarray(at, dtype=object).ravel().tolist()
+        found[table][name] = (at, values.reshape(len(lengths), -1)) if one.axes else values.ravel()
+    if found["heads"]:
+        rows.add("heads", {**keys, **of_maps, "n_tokens": lengths, **found["heads"]})
+    if found["layers"]:
+        rows.add("layers", {**keys, "sample": batch.samples, "n_tokens": batch.lengths, **found["layers"]})
+    if graphs := found["graphs"]:
+        thresholds, whole = _side_by_side(graphs)
+        spread = {key: np.repeat(own, len(thresholds)) for key, own in of_maps.items()}
+        each = np.concatenate([levels(thresholds, n) for n in lengths])
+        rows.add("graphs", {**keys, **spread, "threshold": each, **whole})
+    if vectors := found["vectors"]:
+        places, whole = _side_by_side(vectors)
+        spread = {key: np.repeat(own, len(places)) for key, own in of_maps.items()}
+        n = measured.size
+        # entries behind a short sentence's end belong to nothing; other axes are as long as they are
+        sizes = {len(at) for at, _ in vectors.values()}
+        ends = np.maximum(lengths if n in sizes else 0, max(sizes - {n}, default=0))
+        inside = (np.arange(len(places)) < np.broadcast_to(ends, lengths.shape)[:, None]).ravel()
+        whole = {**spread, "index": np.tile(places, len(lengths)), **whole}
+        rows.add("vectors", {**keys, **{key: own[inside] for key, own in whole.items()}})
+
+
+def _side_by_side(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list[Any], dict[str, Any]]:
+    """All that stands along the last axes, and the columns over it, flat; what a column lacks is absent."""
+    places = list(dict.fromkeys(at for own, _ in parts.values() for at in own))
+    columns = {}
+    for column, (own, values) in parts.items():
+        whole = np.ma.MaskedArray(np.zeros((len(values), len(places)), values.dtype), mask=True)
+        whole[:, [places.index(at) for at in own]] = values
+        columns[column] = whole.ravel()
+    return places, columns
 
 
 def _chosen(metrics: Metrics, options: Mapping[str, Any]) -> _Recipe:
     """The quantities of some metrics."""
     common = dict(options)
-    metrics = [metrics] if isinstance(metrics, str) else metrics
-    asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
-    columns = _columns()
-    alone = {key: columns[name] for key, own in asked.items() if (name := own.get("metric", key)) in columns}
-    asked = {
-        key: {**own, "metric": metric_of(alone[key])} if key in alone else own for key, own in asked.items()
-    }
     space = common.pop("space", None)
-    chosen = {key: own.get("space", space) for key, own in asked.items()}
-    takers = spaces()
-    known = list(dict.fromkeys(site for own in takers.values() for site in own))
-    of_states = [key for key, own in asked.items() if own.get("metric", key) in takers]
-    if space is not None and not of_states:
+    metrics = [metrics] if isinstance(metrics, str) else metrics
+    given = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
+    asked = {key: {name: own[name] for name in own if name != "metric"} for key, own in given.items()}
+    exact, public = [one for one in found().quantities if one.protocol == "exact"], set(metric_names())
+    # columns that are called otherwise than any metric that reads maps
+    columns = {one.name: one for one in exact if one.name not in public}
+    named = {key: own.get("metric", key) for key, own in given.items()}
+    alone = {key: columns[name] for key, name in named.items() if name in columns}
+    named |= {key: metric_of(one) for key, one in alone.items()}
+
+    # the metrics that compare attention with states, and the sites that those can be of
+    of_site = [(metric_of(one), one.options["states"].name) for one in exact if "states" in one.options]
+    takers, known = (list(dict.fromkeys(each)) for each in zip(*of_site, strict=True))
+    spaces = {key: asked[key].pop("space", space) for key, name in named.items() if name in takers}
+    if space is not None and not spaces:
         raise ValueError(f"analyze: 'space' is an option of {' and '.join(takers)}")
-    for key in of_states:
-        if unknown := sorted(set(asked[key]) - {"metric", "space"}):
-            raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
-        if chosen[key] not in (None, *known):
-            raise ValueError(f"analyze: space must be one of {', '.join(known)}, got {chosen[key]!r}")
-    inner = [key for key in alone if asked[key]["metric"] not in metric_names()]
-    if given := [(key, option) for key in inner for option in set(asked[key]) - {"metric"}]:
-        raise ValueError(f"analyze: the column {given[0][0]} takes no option, got {given[0][1]!r}")
-    plain = {key: own for key, own in asked.items() if key not in (*of_states, *inner)}
+    for key, one in spaces.items():
+        if asked[key]:
+            raise ValueError(f"analyze: {key} takes the option space, not {min(asked[key])!r}")
+        if one not in (None, *known):
+            raise ValueError(f"analyze: space must be one of {', '.join(known)}, got {one!r}")
+    inner = [key for key in alone if named[key] not in public]
+    if of_inner := [(key, option) for key in inner for option in asked[key]]:
+        raise ValueError("analyze: the column {} takes no option, got {!r}".format(*of_inner[0]))
+    plain = {key: {**asked[key], "metric": named[key]} for key in asked if key not in (*spaces, *inner)}
     settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
-    bars = any(own.get("metric", key) == "persistence" for key, own in asked.items())
-    found_columns: list[Column] = []
-    for key, own in asked.items():
-        metric, options = own.get("metric", key), settings.get(key, {})
-        found_columns += _asked_columns(key, metric, options, chosen[key], alone.get(key))
-    return _Recipe(found_columns, bars)
+    chosen = [
+        column
+        for key, name in named.items()
+        for column in _asked_columns(key, name, settings.get(key, {}), spaces.get(key), alone.get(key))
+    ]
+    return _Recipe(chosen, "persistence" in named.values())
 
 
 def _everything(options: Mapping[str, Any]) -> _Recipe:
     """Every quantity with a number per map, or per map and threshold, whose sites a model can give."""
     if unknown := sorted(set(options) - {"thresholds", "bars"}):
         raise ValueError(f"analyze: {unknown[0]!r} is an option of single metrics; name the metrics")
-    thresholds = options.get("thresholds", THRESHOLDS)
-    columns = []
-    for one in found().quantities:
-        given = one.with_options(thresholds=thresholds) if "threshold" in one.axes else one
-        mean = given.mean_over("query")
-        possible = one.protocol == "exact" and set(one.needs) <= {*MAPS, *SITES}
-        if possible and table_of(mean) in ("heads", "graphs", "layers"):
-            columns.append(Column(one.name, mean))
-    return _Recipe(columns, bool(options.get("bars", False)))
+    bound = {"thresholds": options.get("thresholds", THRESHOLDS)}
+    columns = [
+        (one.with_options(**bound) if "threshold" in one.axes else one).mean_over("query")
+        for one in found().quantities
+        if one.protocol == "exact" and set(one.needs) <= {*MAPS, *SITES}
+    ]
+    placed = [one for one in columns if table_of(one) in ("heads", "graphs", "layers")]
+    return _Recipe(placed, bool(options.get("bars", False)))
 
 
 def _asked_columns(
     key: str, metric: str, options: Mapping[str, Any], space: str | None, alone: Quantity | None
-) -> list[Column]:
-    """The quantities of a metric under some options, or the one `alone`, with the names of their columns.
+) -> list[Quantity]:
+    """The quantities of a metric under some options, or the one `alone`, called as their columns.
 
     A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
     metric's quantities are called by the key in the place of what their names have in common.
@@ -229,18 +312,10 @@ def _asked_columns(
     placed = [one for one in bound if table_of(one)]
     if not placed and metric != "persistence":
         raise ValueError(f"analyze: {key} has no place in a table; use measure")
-    names = [key if alone else one.name for one in placed]
-    if key != metric and not alone:
-        names = _named_after(key, names)
-    columns = [Column(name, one) for name, one in zip(names, placed, strict=True)]
-    means = [Column(name, one.mean_over("query")) for name, one in columns if one.axes == ("query",)]
-    return columns + means
-
-
-def _columns() -> dict[str, Quantity]:
-    """The columns that are called otherwise than any metric that reads maps."""
-    names = set(metric_names())
-    return {one.name: one for one in found().quantities if one.protocol == "exact" and one.name not in names}
+    if key != metric or alone:
+        names = [key for _ in placed] if alone else _named_after(key, [one.name for one in placed])
+        placed = [replace(one, name=name) for name, one in zip(names, placed, strict=True)]
+    return placed + [one.mean_over("query") for one in placed if one.axes == ("query",)]
 
 
 def _settings(one: Quantity) -> dict[str, Any]:
@@ -264,12 +339,8 @@ def _named_after(key: str, names: Sequence[str]) -> list[str]:
     >>> _named_after("low", ["betti_0", "betti_1"]), _named_after("plain", ["fiedler_value"])
     (['low_0', 'low_1'], ['plain'])
     """
-    if len(set(names)) == 1:
-        return [key for _ in names]
     words = [name.split("_") for name in names]
-    same = 0
-    while len({tuple(word[: same + 1]) for word in words}) == 1:
-        same += 1
+    same = len(list(takewhile(lambda each: len(set(each)) == 1, zip(*words, strict=False))))
     return ["_".join([key, *word[same:]]) for word in words]
 
 
@@ -293,34 +364,30 @@ def _rows_of(encoded: Mapping[str, Any]) -> list[list[int]]:
 
 
 def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
-    if isinstance(inputs, str):
+    if isinstance(inputs, (str, Mapping)):
         inputs = [inputs]
-    if isinstance(inputs, Mapping):
-        lines: Iterable[Any] = _rows_of(inputs)
     elif isinstance(inputs, Tensor):
-        lines = (inputs if inputs.ndim > 1 else inputs[None]).tolist()
-    elif isinstance(inputs, Iterable):
-        lines = [row for one in inputs for row in (_rows_of(one) if isinstance(one, Mapping) else [one])]
-        for sample, line in enumerate(lines):
-            if not isinstance(line, (str, Iterable)):
-                raise ValueError(
-                    f"analyze: input {sample} must be a sentence or a list of token ids, got {line!r}; "
-                    "the ids of one text are [[1, 2, 3]]"
-                )
-    else:
+        inputs = (inputs if inputs.ndim > 1 else inputs[None]).tolist()
+    elif not isinstance(inputs, Iterable):
         raise ValueError(
             "analyze: inputs must be sentences, token ids or what a tokenizer gives, "
             f"not {type(inputs).__name__}"
         )
+    lines = [row for one in inputs for row in (_rows_of(one) if isinstance(one, Mapping) else [one])]
     found = []
     for sample, line in enumerate(lines):
+        if not isinstance(line, Iterable):
+            raise ValueError(
+                f"analyze: input {sample} must be a sentence or a list of token ids, got {line!r}; "
+                "the ids of one text are [[1, 2, 3]]"
+            )
         text = text_argument("analyze", f"input {sample}", line) if isinstance(line, str) else None
         if text is not None and encoder.tokenizer is None:
             raise ValueError(
                 "analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)"
             )
         token_ids = None if text is not None else tuple(line)
-        encoded: Encoded = encoder.encode(text, token_ids, sample)
+        encoded = encoder.encode(text, token_ids, sample)
         if not len(encoded.ids):
             raise ValueError(f"analyze: input {sample} has no token")
         found.append(Input(Sentence(sample, "text", text, token_ids, "", sample), encoded))

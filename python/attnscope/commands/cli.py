@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from attnscope.commands import runs, stored
 from attnscope.commands.exits import DONE, FAILED, Json, exits
@@ -43,7 +44,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Version, and no more.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Version, and no more.")
     ] = False,
 ) -> None:
     """Options of `attnscope` itself."""
@@ -51,7 +52,7 @@ def _options(
 
 def metrics(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A metric, or a column; without it, all metrics are listed.")
+        str, Argument(metavar="NAME", help="A metric, or a column; without it, all metrics are listed.")
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -59,7 +60,7 @@ def metrics(
 
     Example: attnscope metrics fiedler_value
     """
-    from attnscope.commands.catalogue import describe, first_lines
+    from attnscope.commands.doctor import describe, first_lines
 
     if name:
         text = describe(name)
@@ -67,17 +68,12 @@ def metrics(
         return
     lines = first_lines()
     width = max(map(len, lines))
-    typer.echo(
-        json.dumps(lines, ensure_ascii=False)
-        if as_json
-        else "\n".join(f"{metric:<{width}}  {line}" for metric, line in lines.items())
-    )
+    text = "\n".join(f"{metric:<{width}}  {line}" for metric, line in lines.items())
+    typer.echo(json.dumps(lines, ensure_ascii=False) if as_json else text)
 
 
 def configs(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A packaged study; without it, all are listed.")
-    ] = "",
+    name: Annotated[str, Argument(metavar="NAME", help="A packaged study; without it, all are listed.")] = "",
     as_json: Json = False,
 ) -> None:
     """List the studies that come with the package and the analyses of NAME:ANALYSIS, or print one as YAML.
@@ -85,24 +81,17 @@ def configs(
     Example: attnscope configs phi-2
     """
     from attnscope._nearest import nearest
-    from attnscope.engine.packaged import (
-        analyses,
-        analysis_keys,
-        catalogue,
-        is_packaged,
-        packaged,
-        packaged_text,
-    )
+    from attnscope.engine import packaged
     from attnscope.engine.schema import MissingError
 
     if name:
-        if not is_packaged(name):
-            raise MissingError(f"there is no packaged study {name!r}{nearest(name, packaged())}")
-        typer.echo(
-            json.dumps({"name": name, "yaml": packaged_text(name)}) if as_json else packaged_text(name)
-        )
+        if not packaged.is_packaged(name):
+            raise MissingError(f"there is no packaged study {name!r}{nearest(name, packaged.packaged())}")
+        text = packaged.packaged_text(name)
+        typer.echo(json.dumps({"name": name, "yaml": text}) if as_json else text)
         return
-    found, parts = catalogue(), {name: analysis_keys(name) for name in analyses()}
+    found = packaged.catalogue()
+    parts = {name: packaged.analysis_keys(name) for name in packaged.analyses()}
     if as_json:
         typer.echo(json.dumps({"studies": [vars(one) for one in found], "analyses": parts}))
         return
@@ -116,8 +105,8 @@ def configs(
 
 
 def init(
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="Which study; the default one.")] = "",
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("study.yaml"),
+    study: Annotated[str, Argument(metavar="STUDY", help="Which study; the default one.")] = "",
+    output: Annotated[Path, Option("--output", "-o", help="The file.")] = Path("study.yaml"),
 ) -> None:
     """Write a YAML file with every setting of a study, its type, meaning and default.
 
@@ -140,10 +129,8 @@ def doctor(as_json: Json = False) -> None:
 
     checks = examine()
     if as_json:
-        report = {
-            "config": facts(), "checks": [vars(check) for check in checks], "verdict": verdict(checks),
-        }  # fmt: skip
-        typer.echo(json.dumps(report, ensure_ascii=False))
+        report = {"config": facts(), "checks": [vars(check) for check in checks]}
+        typer.echo(json.dumps({**report, "verdict": verdict(checks)}, ensure_ascii=False))
     else:
         typer.echo(show_config() + "\n")
         width = max(len(check.name) for check in checks)

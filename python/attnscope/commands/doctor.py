@@ -1,38 +1,36 @@
 # SPDX-License-Identifier: MIT
-"""Is this installation sound? Build, instruction sets, threads, torch, and each kernel on a known answer."""
+"""What is installed: every metric in its own docstring's words, and whether each gives a known answer.
+
+`attnscope metrics` prints the first; `attnscope doctor` the second, with build, instruction sets and threads.
+"""
 
 from __future__ import annotations
 
 import doctest
+import inspect
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from attnscope._nearest import nearest
 from attnscope._warn import warned_once
-from attnscope.commands.catalogue import first_lines
-from attnscope.metrics.discovery import found
+from attnscope.engine.schema import MissingError
+from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.quantity import Quantity
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report.
-
-    Attributes:
-        name: what was looked at.
-        ok: whether it is as it should be.
-        found: what it is.
-        note: whether a person should know of it although it is no fault.
-        remedy: what to do where it is a fault.
-    """
+    """One line of the doctor's report."""
 
     name: str
     ok: bool
     found: str
-    note: bool = False
+    note: bool = False  # whether a person should know of it although it is no fault
     remedy: str = ""
 
 
@@ -53,16 +51,18 @@ def show_config() -> str:
     >>> "instruction set" in asc.show_config()
     True
     """
-    width = max(map(len, facts()))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in facts().items())
+    here = facts()
+    width = max(map(len, here))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in here.items())
 
 
 def facts() -> dict[str, str]:
     """The facts of `show_config`, by name."""
     from attnscope import _core, _isa
-    from attnscope.engine.provenance import installed, machine
+    from attnscope.engine.run_folder import installed, machine
 
     here = machine()
+    beside = ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")
     cuda = "kernels run on the CPU; tensors are brought over"
     return {
         "attnscope": here["attnscope"],
@@ -72,10 +72,7 @@ def facts() -> dict[str, str]:
         "threads": f"{here['threads']} of {os.cpu_count()}",
         "processor": f"{here['cpu']} ({here['instructions']['torch']})",
         "cuda": f"{here['cuda']} ({cuda})" if here["cuda"] else "none",
-        **{
-            name: installed(name) or "not installed"
-            for name in ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")
-        },
+        **{name: installed(name) or "not installed" for name in beside},
     }
 
 
@@ -90,8 +87,7 @@ def examine() -> list[Check]:
     ]
     numbers = _by_metric()
     with warned_once("maps"):
-        for name, quantities in numbers.items():
-            checks.append(_holds(name, quantities))
+        checks += [_holds(name, quantities) for name, quantities in numbers.items()]
         checks += [_example_holds(name) for name in first_lines() if name not in numbers]
     return checks
 
@@ -105,12 +101,11 @@ def verdict(checks: Sequence[Check]) -> str:
     1 fault: top_mass
     build it again
     """
-    faults = [check for check in checks if not check.ok]
+    faults = {check.name: check.remedy for check in checks if not check.ok}
     if not faults:
         return "0 faults: this installation is sound"
-    count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
-    remedies = dict.fromkeys(check.remedy for check in faults if check.remedy)
-    return "\n".join([f"{count}: {', '.join(check.name for check in faults)}", *remedies])
+    count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}: {', '.join(faults)}"
+    return "\n".join(dict.fromkeys([count, *filter(None, faults.values())]))
 
 
 def _torch_interfaces() -> str:
@@ -133,32 +128,26 @@ def _instruction_set(live: str, best: str) -> Check:
 
 def _by_metric() -> dict[str, list[Quantity]]:
     """Every quantity under the public function that gives it."""
-    everything = found()
     groups: dict[str, list[Quantity]] = {}
-    for one in everything.quantities:
-        name = one.metric
-        if name.startswith("_"):
-            source = everything.derived.get((one.protocol, name), (name,))[0]
-            name = one.name if source.startswith("_") else source
+    for one in found().quantities:
+        name = metric_of(one)
+        name = one.name if name.startswith("_") else name
         groups.setdefault(name if one.protocol == "exact" else f"{one.protocol}.{name}", []).append(one)
     return groups
 
 
 def _example_holds(name: str) -> Check:
     """Whether a function that gives more than numbers answers as its docstring says."""
-    import attnscope
-
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
-    failed = sum(
-        runner.run(test, out=lambda text: None).failed for test in finder.find(getattr(attnscope, name), name)
-    )
+    examples = finder.find(_public()[name], name)
+    failed = sum(runner.run(example, out=lambda text: None).failed for example in examples)
     answer = "as in its example" if not failed else f"{failed} lines of its example differ"
     return Check(name, not failed, answer, remedy=REBUILD)
 
 
 def _holds(name: str, quantities: list[Quantity]) -> Check:
     """Whether the closed forms of a metric come out."""
-    values_found = []
+    values = []
     for one in quantities:
         try:
             value, expected = one.example()
@@ -166,5 +155,44 @@ def _holds(name: str, quantities: list[Quantity]) -> Check:
             return Check(name, False, f"{one.name}: {type(error).__name__}: {error}", remedy=WRONG_NUMBERS)
         if not math.isclose(value, expected, rel_tol=1e-10, abs_tol=1e-12):
             return Check(name, False, f"{one.name}: {value!r}, expected {expected!r}", remedy=WRONG_NUMBERS)
-        values_found.append(f"{value:.12g}")
-    return Check(name, True, ", ".join(values_found))
+        values.append(f"{value:.12g}")
+    return Check(name, True, ", ".join(values))
+
+
+def first_lines() -> dict[str, str]:
+    """Every public metric with the sentence that defines it."""
+    return {name: (inspect.getdoc(metric) or "").partition("\n")[0] for name, metric in _public().items()}
+
+
+def describe(name: str) -> str:
+    """The whole definition of a metric: call, formula, arguments, range, closed-form example, columns.
+
+    Args:
+        name: of the metric, or of a column; of one that no metric gives alone, its sentence.
+    """
+    public = _public()
+    exact = [one for one in found().quantities if one.protocol == "exact"]
+    columns = {one.name: one for one in exact}
+    if name not in public and name not in columns:
+        raise MissingError(f"there is no metric or column {name!r}{nearest(name, (*public, *columns))}")
+    called = name if name in public else metric_of(columns[name])
+    if called not in public:
+        return "\n".join(["Column:", *(_line(one) for one in exact if one.name == name)])
+    metric = public[called]
+    signature = inspect.signature(metric)
+    bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    call = signature.replace(parameters=bare, return_annotation=signature.empty)
+    about = f"attnscope.{called}{call}\n\n{inspect.getdoc(metric) or ''}"
+    lines = [_line(one) for one in columns_of(called)]
+    return "\n".join([about, "", "Columns:", *lines] if lines else [about])
+
+
+def _line(one: Quantity) -> str:
+    return f"    {one.name}: {one.label}. {one.meaning}"
+
+
+def _public() -> dict[str, Callable[..., Any]]:
+    import attnscope
+
+    names = [name for name in found().names() if not name.startswith("_") and hasattr(attnscope, name)]
+    return {name: getattr(attnscope, name) for name in names}

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,37 +27,21 @@ _WRITTEN = 2.3
 
 @dataclass(frozen=True)
 class Estimate:
-    """The plan of a run in numbers.
-
-    Attributes:
-        folder: where the run would go.
-        units: units of work.
-        checkpoints: sets of weights.
-        sentences: texts per checkpoint.
-        tokens: of all units.
-        longest: tokens of the longest text.
-        seconds: expected time on this machine, start and loading included, drawing not.
-        drawing: expected seconds of figures, report and page of heads.
-        layer_bytes: attention of one layer in the largest batch.
-        peak_bytes: expected peak of the process.
-        free_bytes: memory the machine has free now.
-        notes: what a person should know before trusting the numbers.
-        skipped: checkpoints that cannot be used, with reasons.
-    """
+    """The plan of a run in numbers."""
 
     folder: str
     units: int
     checkpoints: int
-    sentences: int
-    tokens: int
-    longest: int
-    seconds: float
-    drawing: float
-    layer_bytes: int
-    peak_bytes: int
-    free_bytes: int
+    sentences: int  # per checkpoint
+    tokens: int  # of all units
+    longest: int  # tokens of the longest text
+    seconds: float  # expected on this machine, start and loading included, drawing not
+    drawing: float  # expected seconds of figures, report and page of heads
+    layer_bytes: int  # attention of one layer in the largest batch
+    peak_bytes: int  # expected of the process
+    free_bytes: int  # on the machine now
     notes: list[str]
-    skipped: list[tuple[str, str]]
+    skipped: list[tuple[str, str]]  # checkpoints that cannot be used, with reasons
 
     def __str__(self) -> str:
         lines = [
@@ -107,27 +90,26 @@ def dry_run(
     measured: list[Mapping[str, Any]] = []
     later: dict[str, None] = {}
     refused: set[int] = set()
-    reading = [unit for unit in plan.units if unit.inputs]
-    kinds = dict.fromkeys((unit.source, unit.stage, unit.variant) for unit in reading)
-    for kind in kinds:
-        units = [unit for unit in reading if (unit.source, unit.stage, unit.variant) == kind]
-        if units[0].source in refused:
+    kinds: dict[tuple[int, str, str], list[Unit]] = {}
+    for unit in plan.units:
+        if unit.inputs:
+            kinds.setdefault((unit.source, unit.stage, unit.variant), []).append(unit)
+    for (source, stage, _), units in kinds.items():
+        if source in refused:
             continue
         try:
             spent, alive = _calibrate(engine, units, measured)
         except LoadError as error:
-            refused.add(units[0].source)
+            refused.add(source)
             plan.leave_out(dict.fromkeys(unit.checkpoint for unit in units if unit.checkpoint), error)
-            if refused == {source for source, _, _ in kinds}:
+            if refused == {one for one, _, _ in kinds}:
                 raise LoadError(plan.reasons) from None
-            continue
         except MissingError:
-            if not plan.stages[units[0].stage].reads:
+            if not plan.stages[stage].reads:
                 raise
-            later[units[0].stage] = None
-            continue
-        seconds += spent
-        peak = max(peak, alive)
+            later[stage] = None
+        else:
+            seconds, peak = seconds + spent, max(peak, alive)
     plan.units = [unit for unit in plan.units if unit.source not in refused]
     reading = [unit for unit in plan.units if unit.inputs]
     if later:
@@ -174,17 +156,15 @@ def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) ->
     at_its_end = {table for stage in plan.stages.values() for table in stage.writes} - set(tables)
     late = 0
     ready, spent = time.perf_counter() - began, []
-    for name in own:
-        began = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, figure in own.items():
+            began = time.perf_counter()
             try:
-                drawn = draw_all(results, [name], left_out=[])
+                if draw_all(results, [name], left_out=[]):
+                    spent.append(time.perf_counter() - began)
             except NotDrawable:
-                late += bool(set(own[name].tables) & at_its_end)
-                continue
-        if drawn:
-            spent.append(time.perf_counter() - began)
+                late += bool(set(figure.tables) & at_its_end)
     if spent:
         return ready + (1 + _WRITTEN) * sum(spent) * (1 + (late + 2) / len(spent))
     # figures of what a study computes at its end: as many as it has, each like three empty panels
@@ -202,26 +182,22 @@ def _calibrate(engine: Engine, units: Sequence[Unit], measured: list[Mapping[str
     engine.loaded(checkpoint, units[0], control=False)
     loading = time.perf_counter() - began
     inputs = sorted((one for unit in units for one in unit.inputs), key=lambda one: one.n_tokens)
-    picked = [inputs[0], inputs[len(inputs) // 2], inputs[-1]]
+    lengths = [one.n_tokens for one in inputs]
+
+    def timed(unit: Unit) -> float:
+        began = time.perf_counter()
+        measured.append(engine.work(unit))
+        return max(time.perf_counter() - began, 1e-6)
+
     # the first forward pass of a process pays for caches and code that the others find ready
-    engine.work(replace(units[0], inputs=(picked[0],)))
-    if inputs[0].n_tokens == inputs[-1].n_tokens:
+    engine.work(replace(units[0], inputs=(inputs[0],)))
+    if lengths[0] == lengths[-1]:
         # texts of one length go through the model together, in far less time than one by one
-        picked = []
-        began = time.perf_counter()
-        measured.append(engine.work(units[0]))
-        whole = (time.perf_counter() - began) * len(inputs) / len(units[0].inputs)
-    lengths, times = [], []
-    for one in picked:
-        began = time.perf_counter()
-        measured.append(engine.work(replace(units[0], inputs=(one,))))
-        lengths.append(math.log(one.n_tokens))
-        times.append(math.log(max(time.perf_counter() - began, 1e-6)))
-    if picked:
-        order = np.argsort(lengths, kind="stable")
-        logs = np.interp(
-            [math.log(one.n_tokens) for one in inputs], np.asarray(lengths)[order], np.asarray(times)[order]
-        )
+        whole = timed(units[0]) * len(inputs) / len(units[0].inputs)
+    else:
+        picked = [0, len(inputs) // 2, -1]
+        times = [timed(replace(units[0], inputs=(inputs[at],))) for at in picked]
+        logs = np.interp(np.log(lengths), np.log([lengths[at] for at in picked]), np.log(times))
         whole = float(np.exp(logs).sum())
     widest = max(_layer_bytes(engine, unit) for unit in units)
     checkpoints = len({unit.checkpoint for unit in units})

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, say, silent
 
@@ -21,61 +22,49 @@ if TYPE_CHECKING:
     from attnscope.plots import LeftOut
 
 Ray = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Do the units on a Ray cluster: auto, local, ray://HOST:PORT.")
+    str, Option(metavar="ADDRESS", help="Do the units on a Ray cluster: auto, local, ray://HOST:PORT.")
 ]
 Assignments = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated."),
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated.")
 ]
 
 
 def run(
     config: Annotated[
-        str,
-        typer.Argument(
-            metavar="CONFIG", help="A YAML file or the name of a packaged study; the default one."
-        ),
+        str, Argument(metavar="CONFIG", help="A YAML file or the name of a packaged study; the default one.")
     ] = "",
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            "--model", "-m", help="Folder, pattern of checkpoint folders, or hub id; may be repeated."
-        ),
+        Option("--model", "-m", help="Folder, pattern of checkpoint folders, or hub id; may be repeated."),
     ] = None,
     revision: Annotated[
-        list[str] | None, typer.Option("--revision", "-r", help="Revision such as step512; may be repeated.")
+        list[str] | None, Option("--revision", "-r", help="Revision such as step512; may be repeated.")
     ] = None,
     texts: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--texts",
             "-t",
             help=".txt (a sentence a line), .csv, .jsonl, .parquet, a data set's folder or name, or sample: "
             "sentences that come with the package.",
         ),
     ] = None,
-    column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
-    samples: Annotated[int | None, typer.Option(min=1, help="How many texts of each source.")] = None,
+    column: Annotated[str, Option(help="Column of the texts.")] = "",
+    samples: Annotated[int | None, Option(min=1, help="How many texts of each source.")] = None,
     sampling: Annotated[
-        str, typer.Option(help="By which rule they are chosen: first, random, or one of the study.")
+        str, Option(help="By which rule they are chosen: first, random, or one of the study.")
     ] = "",
-    block: Annotated[int | None, typer.Option(min=1, help="Texts per unit of work.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the run folder.")] = "",
-    output: Annotated[str, typer.Option(help="Folder that holds the run folders.")] = "",
-    protocol: Annotated[
-        str, typer.Option(help="exact, one that the study declares, or both: all of them.")
-    ] = "",
-    bos: Annotated[
-        Literal["keep", "drop", "replace"] | None, typer.Option(help="What becomes of BOS.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(min=0)] = None,
-    max_memory: Annotated[str, typer.Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
+    block: Annotated[int | None, Option(min=1, help="Texts per unit of work.")] = None,
+    name: Annotated[str, Option(help="Name of the run folder.")] = "",
+    output: Annotated[str, Option(help="Folder that holds the run folders.")] = "",
+    protocol: Annotated[str, Option(help="exact, one that the study declares, or both: all of them.")] = "",
+    bos: Annotated[Literal["keep", "drop", "replace"] | None, Option(help="What becomes of BOS.")] = None,
+    seed: Annotated[int | None, Option(min=0)] = None,
+    max_memory: Annotated[str, Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
     assignments: Assignments = None,
-    plan_only: Annotated[
-        bool, typer.Option("--dry-run", help="Print the plan and what it will take.")
-    ] = False,
+    plan_only: Annotated[bool, Option("--dry-run", help="Print the plan and what it will take.")] = False,
     shard: Annotated[
-        str, typer.Option(metavar="I/N", help="Do share I of N of the units; `attnscope gather` joins them.")
+        str, Option(metavar="I/N", help="Do share I of N of the units; `attnscope gather` joins them.")
     ] = "",
     ray: Ray = "",
     draw: Draw = True,
@@ -97,15 +86,8 @@ def run(
         values["models"] = [{"path": path, "revisions": revision or []} for path in model]
     if texts:
         values["texts"] = [{"path": path, "column": column} for path in texts]
-    given = {
-        "block": block,
-        "name": name,
-        "output": output,
-        "protocols": protocol,
-        "bos": bos,
-        "seed": seed,
-        "max_memory": max_memory,
-    }
+    given = dict(block=block, name=name, output=output, protocols=protocol, bos=bos, seed=seed)
+    given["max_memory"] = max_memory
     values |= {key: value for key, value in given.items() if value not in (None, "")}
     of_entries = {
         "models.revisions": json.dumps(revision) if revision and not model else "",
@@ -114,16 +96,13 @@ def run(
         "texts.sampling": sampling,
     }
     sets = [f"{key}={value}" for key, value in of_entries.items() if value]
-    overrides = [*sets, *(assignments or [])]
-    study = Study.from_yaml(config or default_study(), overrides=overrides, **values)
+    study = Study.from_yaml(config or default_study(), overrides=[*sets, *(assignments or [])], **values)
     if plan_only:
         _plan(study, as_json, draw)
-        return
-    shown: dict[str, Any] = {"progress": not quiet, "say": silent if quiet else None}
-    if shard:
-        _shard(study, shard, as_json, shown)
-        return
-    finished(run_study(study, **shown, executor=_cluster(ray)), quiet, as_json, draw)
+    elif shard:
+        _shard(study, shard, as_json, quiet)
+    else:
+        finished(run_study(study, **_said(quiet), executor=_cluster(ray)), quiet, as_json, draw)
 
 
 def resume(
@@ -135,14 +114,12 @@ def resume(
     """
     from attnscope.engine.run import resume as resume_study
 
-    say_no_more = silent if quiet else None
-    results = resume_study(folder, progress=not quiet, say=say_no_more, executor=_cluster(ray))
-    finished(results, quiet, as_json, draw)
+    finished(resume_study(folder, **_said(quiet), executor=_cluster(ray)), quiet, as_json, draw)
 
 
 def gather(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run folder, or its shards.")],
-    into: Annotated[Path | None, typer.Option(help="The run folder; the one of the shards.")] = None,
+    folders: Annotated[list[Path], Argument(metavar="DIR...", help="A run folder, or its shards.")],
+    into: Annotated[Path | None, Option(help="The run folder; the one of the shards.")] = None,
     draw: Draw = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -153,14 +130,13 @@ def gather(
     """
     from attnscope.engine.executors.shards import gather as gather_shards
 
-    results = gather_shards(folders, into=into, progress=not quiet, say=silent if quiet else None)
-    finished(results, quiet, as_json, draw)
+    finished(gather_shards(folders, into=into, **_said(quiet)), quiet, as_json, draw)
 
 
 def slurm(
-    config: Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file or a packaged study.")],
-    array: Annotated[int, typer.Option(min=1, help="How many shards.")],
-    time: Annotated[str, typer.Option(help="Limit of each shard.")] = "24:00:00",
+    config: Annotated[str, Argument(metavar="STUDY", help="A YAML file or a packaged study.")],
+    array: Annotated[int, Option(min=1, help="How many shards.")],
+    time: Annotated[str, Option(help="Limit of each shard.")] = "24:00:00",
     assignments: Assignments = None,
 ) -> None:
     """Print a Slurm script that does a study in an array of shards.
@@ -172,6 +148,11 @@ def slurm(
     typer.echo(slurm_script(config, array, overrides=assignments or [], time=time), nl=False)
 
 
+def _said(quiet: bool) -> dict[str, Any]:
+    """What a run shows of its course."""
+    return {"progress": not quiet, "say": silent if quiet else None}
+
+
 def _cluster(address: str) -> Executor | None:
     """The executor of a Ray cluster, None where no address is given."""
     if not address:
@@ -181,13 +162,13 @@ def _cluster(address: str) -> Executor | None:
     return Cluster(address)
 
 
-def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> None:
+def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
     from attnscope.engine.executors.shards import gather_command, run_shard
 
-    done = run_shard(study, shard, **shown)
+    done = run_shard(study, shard, **_said(quiet))
     if as_json:
         typer.echo(json.dumps(vars(done), ensure_ascii=False, default=str))
-    elif shown["say"] is None:
+    elif not quiet:
         say(f"shard {shard}: {done.stored} units stored in {done.folder}")
         if done.left:
             say(f"{done.left} units wait for other shards: when all are done, start every shard once more")
@@ -197,9 +178,9 @@ def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> No
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
-    samples: Annotated[int, typer.Option(min=1, help="Sequences of each kind of input.")] = 12,
-    steps_before: Annotated[int, typer.Option(min=0, hidden=True)] = 0,
+    folder: Annotated[Path, Argument(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
+    samples: Annotated[int, Option(min=1, help="Sequences of each kind of input.")] = 12,
+    steps_before: Annotated[int, Option(min=0, hidden=True)] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train a small model, run the sink study over its checkpoints, draw, report. No download.
@@ -208,23 +189,22 @@ def demo(
     """
     from attnscope.demo import run_demo
 
-    say_lines = silent if quiet else typer.echo
-    run_demo(folder, samples=samples, progress=not quiet, say=say_lines, steps_before=steps_before)
+    say = silent if quiet else typer.echo
+    run_demo(folder, samples=samples, progress=not quiet, say=say, steps_before=steps_before)
 
 
 def _plan(study: Study, as_json: bool, draw: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
-    draws = draw and not _not_installed()
-    estimate = dry_run(
-        study, (lambda text: None) if as_json else typer.echo, draw=draws, started=time.process_time()
-    )
+    say = silent if as_json else typer.echo
+    estimate = dry_run(study, say, draw=draw and not _not_installed(), started=time.process_time())
     typer.echo(json.dumps(vars(estimate), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
 
 
 def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
+    """Draws what a run has measured, says where it is and how to go on, and ends with its exit code."""
     skipped = results.provenance.get("skipped", [])
     left_out: list[LeftOut] = []
     report = _drawn(results, quiet or as_json, left_out) if draw else None
@@ -238,10 +218,8 @@ def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
         }
         typer.echo(json.dumps(answer, ensure_ascii=False))
     elif not quiet:
-        if report is not None:
-            typer.echo(f"report: {report}")
-        else:
-            typer.echo(f"tables: {Path(str(results.path)) / 'tables'}")
+        tables = Path(str(results.path)) / "tables"
+        typer.echo(f"tables: {tables}" if report is None else f"report: {report}")
         folder = shlex.quote(str(results.path))
         for command, words in (
             (f"attnscope view {folder}", "every head as a picture"),

@@ -13,9 +13,8 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from attnscope.engine.config import Settings
+from attnscope.engine.config import Settings, models_in
 from attnscope.engine.discovery import default_study, study_class
-from attnscope.engine.mistakes import models_in
 
 #: Columns of a comment behind its mark: with the indent of an option a line has 80.
 _WIDTH = 76

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from attnscope.commands.exits import SKIPPED, Folder, Json, say
 
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 
 def report(
     folder: Folder,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/report.html.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/report.html.")] = None,
 ) -> None:
     """Write the self-contained report of a run.
 
@@ -36,23 +35,19 @@ def report(
 
 def figures(
     folder: Folder,
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these figures.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/figures.")
-    ] = None,
+    names: Annotated[list[str] | None, Argument(metavar="NAME", help="Only these figures.")] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/figures.")] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="pdf, png, svg, eps, ...; may be repeated.")
+        list[str] | None, Option("--format", help="pdf, png, svg, eps, ...; may be repeated.")
     ] = None,
-    width: Annotated[str, typer.Option(help="single (3.4 in), double (7 in), or inches.")] = "double",
-    font: Annotated[str, typer.Option(help="A family of letters, such as serif.")] = "",
-    font_size: Annotated[float, typer.Option(help="Points, of labels.")] = 8.0,
-    palette: Annotated[str, typer.Option(help="Colours in the place of the style's, comma separated.")] = "",
-    labels: Annotated[
-        list[str] | None, typer.Option("--label", help="OLD=NEW words; may be repeated.")
-    ] = None,
-    letters: Annotated[bool, typer.Option("--letters", help="Letter the panels a, b, c.")] = False,
-    dpi: Annotated[float | None, typer.Option(help="Of PNG; 200.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Only say what figures there are.")] = False,
+    width: Annotated[str, Option(help="single (3.4 in), double (7 in), or inches.")] = "double",
+    font: Annotated[str, Option(help="A family of letters, such as serif.")] = "",
+    font_size: Annotated[float, Option(help="Points, of labels.")] = 8.0,
+    palette: Annotated[str, Option(help="Colours in the place of the style's, comma separated.")] = "",
+    labels: Annotated[list[str] | None, Option("--label", help="OLD=NEW words; may be repeated.")] = None,
+    letters: Annotated[bool, Option("--letters", help="Letter the panels a, b, c.")] = False,
+    dpi: Annotated[float | None, Option(help="Of PNG; 200.")] = None,
+    listed: Annotated[bool, Option("--list", help="Only say what figures there are.")] = False,
 ) -> None:
     """Draw the figures of a run, with their captions for LaTeX.
 
@@ -68,24 +63,15 @@ def figures(
         for name, figure in own.items():
             typer.echo(f"{name:<22} {figure.caption}")
         return
-    left_out: list[LeftOut] = []
     for name in names or []:
         if name not in own:
             raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
+    left_out: list[LeftOut] = []
+    options = {"width": width, "font": font, "font_size": font_size, "letters": letters, "dpi": dpi}
+    options |= {"formats": formats or ("pdf", "png"), "palette": listed_in(palette)}
+    options["labels"] = dict(one.partition("=")[::2] for one in labels or ())
     try:
-        files = results.figures(
-            output,
-            names or None,
-            left_out=left_out,
-            formats=formats or ("pdf", "png"),
-            dpi=dpi,
-            width=width,
-            font=font,
-            font_size=font_size,
-            palette=[color.strip() for color in palette.split(",") if color.strip()],
-            labels=dict(one.partition("=")[::2] for one in labels or ()),
-            letters=letters,
-        )
+        files = results.figures(output, names or None, left_out=left_out, **options)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     except NotDrawable as error:
@@ -100,24 +86,20 @@ def figures(
 
 def tables(
     folder: Folder,
-    table: Annotated[str, typer.Option(help="Which table; heads.")] = "",
-    by: Annotated[
-        str, typer.Option(help="Key columns that stay apart; model,layer where there are such.")
-    ] = "",
-    columns: Annotated[
-        str, typer.Option(help='These columns, comma separated, or "all"; as many as fit.')
-    ] = "",
+    table: Annotated[str, Option(help="Which table; heads.")] = "",
+    by: Annotated[str, Option(help="Key columns that stay apart; model,layer where there are such.")] = "",
+    columns: Annotated[str, Option(help='These columns, comma separated, or "all"; as many as fit.')] = "",
     latex: Annotated[
-        bool, typer.Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
+        bool, Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
     ] = False,
-    csv: Annotated[Path | None, typer.Option(help="Write every table as CSV into this folder.")] = None,
+    csv: Annotated[Path | None, Option(help="Write every table as CSV into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """Print a stored table's means (medians of counts), the report's tables as LaTeX, or export all tables.
 
     Example: attnscope tables runs/demo --by step,layer --columns sink_share,entropy
     """
-    from attnscope.engine.reading.statistics import kinds_of
+    from attnscope.engine.reading import kinds_of
     from attnscope.engine.schema import ResultsError
 
     results = opened(folder)
@@ -135,13 +117,14 @@ def tables(
             raise ResultsError(f"tables: {error}") from error
         return
     table = table or "heads"
-    keys = [key.strip() for key in by.split(",") if key.strip()]
-    keys = keys or [key for key in ("model", "layer") if key in results.keys(table)]
+    keys = listed_in(by) or [key for key in ("model", "layer") if key in results.keys(table)]
     frame = statistics(results, table, keys, "" if columns == "all" else columns)
     if as_json:
         typer.echo(frame.to_json(orient="records"))
     elif latex:
-        typer.echo(latex_table(frame))
+        styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+        floats = [name for name in frame if frame[name].dtype.kind == "f"]
+        typer.echo(styler.format("{:.4g}", subset=floats).to_latex(hrules=True).rstrip())
     else:
         width = 10_000 if columns else shutil.get_terminal_size((100, 24)).columns
         text, hidden = narrow(frame, kinds_of(results, table), width)
@@ -151,15 +134,14 @@ def tables(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(metavar="A", help="A run folder.")],
-    second: Annotated[Path | None, typer.Argument(metavar="B", help="Another run folder.")] = None,
-    table: Annotated[str, typer.Option(help="Which table.")] = "heads",
+    first: Annotated[Path, Argument(metavar="A", help="A run folder.")],
+    second: Annotated[Path | None, Argument(metavar="B", help="Another run folder.")] = None,
+    table: Annotated[str, Option(help="Which table.")] = "heads",
     published: Annotated[
-        str,
-        typer.Option(metavar="PAPER", help="Beside the numbers of ruscio2025 or ruscio2024 instead of B."),
+        str, Option(metavar="PAPER", help="Beside the numbers of ruscio2025 or ruscio2024 instead of B.")
     ] = "",
-    against: Annotated[str, typer.Option(metavar="MODEL", help="Only this published model.")] = "",
-    csv: Annotated[Path | None, typer.Option(help="Write the comparison to this CSV file.")] = None,
+    against: Annotated[str, Option(metavar="MODEL", help="Only this published model.")] = "",
+    csv: Annotated[Path | None, Option(help="Write the comparison to this CSV file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two runs metric by metric over the rows that both have, or a run with published numbers.
@@ -175,29 +157,24 @@ def compare(
         for warning in caught:
             say(f"warning: {warning.message}")
         text = frame.to_string(index=False, float_format="{:.6g}".format)
+        answer = frame.to_json(orient="records")
     else:
         from attnscope.published import compare_published
 
         found = compare_published(opened(first), published, against or None)
         frame, text = found.table, str(found)
+        rows = json.loads(frame.to_json(orient="records", double_precision=15))
+        answer = json.dumps({"statements": found.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:
         frame.to_csv(csv, index=False)
-    if not as_json:
-        typer.echo(text)
-    elif second is not None:
-        typer.echo(frame.to_json(orient="records"))
-    else:
-        rows = json.loads(frame.to_json(orient="records", double_precision=15))
-        typer.echo(json.dumps({"statements": found.statements, "rows": rows}, ensure_ascii=False))
+    typer.echo(answer if as_json else text)
 
 
 def view(
     folder: Folder,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/view.html.")
-    ] = None,
+    output: Annotated[Path | None, Option("--output", "-o", help="Where to write; DIR/view.html.")] = None,
     sample: Annotated[
-        int | None, typer.Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
+        int | None, Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
     ] = None,
 ) -> None:
     """Build an interactive page of every head: maps of all metrics, and the matrices of a sentence.
@@ -220,8 +197,7 @@ def view(
 
 def opened(folder: Path) -> Results:
     """The results of a run folder; of a run that is not finished it is said what is missing."""
-    from attnscope.engine.reading.unfinished import unfinished
-    from attnscope.engine.results import load
+    from attnscope.engine.results import load, unfinished
 
     results = load(folder)
     if missing := unfinished(results):
@@ -232,7 +208,7 @@ def opened(folder: Path) -> Results:
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
     """What stands for the numeric columns by their kind: first within each sentence, then over sentences."""
     from attnscope._nearest import nearest
-    from attnscope.engine.reading.statistics import grouped, kinds_of
+    from attnscope.engine.reading import grouped, kinds_of
     from attnscope.engine.schema import MissingError, check_columns
 
     frame = results.table(table)
@@ -243,7 +219,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     if "protocol" in frame and "protocol" not in by and frame["protocol"].nunique() > 1:
         by = [*by, "protocol"]
     kinds = kinds_of(results, table)
-    names = [name.strip() for name in columns.split(",") if name.strip()]
+    names = listed_in(columns)
     check_columns(table, names, kinds)
     kinds = {name: kinds[name] for name in names or kinds if frame[name].notna().any()}
     inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
@@ -253,26 +229,20 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:
     """The leading columns that fit into a width, each under its statistic where that is no mean."""
-    from attnscope.engine.reading.statistics import STATISTIC
+    from attnscope.engine.reading import STATISTIC
 
-    def text(columns: Sequence[str]) -> str:
-        titles = {
-            name: f"{name} ({STATISTIC[kinds[name]]})" for name in columns if kinds.get(name) in STATISTIC
-        }
-        shown = frame[list(columns)].rename(columns=titles)
-        return str(shown.to_string(index=False, float_format="{:.4g}".format))
+    titles = {name: f"{name} ({STATISTIC[kind]})" for name, kind in kinds.items() if kind in STATISTIC}
+    titled = frame.rename(columns=titles)
 
-    names = [str(name) for name in frame.columns]
-    keys = sum(name not in kinds for name in names)
-    room = len(names)
-    while room > keys + 1 and max(map(len, text(names[:room]).splitlines()), default=0) > width:
+    def text(room: int) -> str:
+        return str(titled.iloc[:, :room].to_string(index=False, float_format="{:.4g}".format))
+
+    keys, room = sum(name not in kinds for name in frame), len(frame.columns)
+    while room > keys + 1 and max(map(len, text(room).splitlines()), default=0) > width:
         room -= 1
-    return text(names[:room]), len(names) - room
+    return text(room), len(frame.columns) - room
 
 
-def latex_table(frame: pd.DataFrame) -> str:
-    """The frame as a LaTeX tabular with booktabs rules, four significant digits."""
-    styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-    floats = [name for name in frame if frame[name].dtype.kind == "f"]
-    source: str = styler.format("{:.4g}", subset=floats).to_latex(hrules=True)
-    return source.rstrip()
+def listed_in(text: str) -> list[str]:
+    """The parts of a text between its commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The main job on a fresh machine: a small language model, trained here, and the sink study over it."""
 
-from attnscope.demo.ready import demo_arm, demo_checkpoints
 from attnscope.demo.run import run_demo
 from attnscope.demo.texts import copying_sequences, text_windows
-from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
+from attnscope.demo.training import (
+    Recipe,
+    build_model,
+    checkpoint_steps,
+    demo_arm,
+    demo_checkpoints,
+    train,
+)
 
 __all__ = [
     "Recipe",

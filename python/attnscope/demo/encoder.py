@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from attnscope._progress import progress_bar
 from attnscope.demo.texts import documentation
-from attnscope.engine.disk.files import atomic_folder
+from attnscope.demo.training import descend, save_model
 
 BOS, PAD, MASK, UNKNOWN = "<s>", "[PAD]", "[MASK]", "<unk>"
 PIECES = 512
@@ -174,11 +174,8 @@ def train_encoder(
         return folder
     model = _trained(build_encoder(recipe, tokenizer), corpus, recipe, tokenizer, progress)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_folder(folder) as temporary:
-        model.save_pretrained(temporary)
-        tokenizer.model_max_length = recipe.longest
-        tokenizer.save_pretrained(temporary)
-        (temporary / "recipe.json").write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    tokenizer.model_max_length = recipe.longest
+    save_model(folder, model, tokenizer, recipe=wanted)
     return folder
 
 
@@ -193,10 +190,7 @@ def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, 
             optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
             given, wanted = masked_batch(corpus, recipe, step, **ids)
             loss = masked_loss(model, given, wanted)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            descend(model, optimizer, loss)
             bar.update()
             if step % 50 == 0:
                 bar.set_postfix_str(f"loss {loss.item():.2f}")

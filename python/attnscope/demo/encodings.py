@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from attnscope.demo.texts import text_windows
+from attnscope.demo.texts import text_windows, write_texts
 from attnscope.demo.training import Recipe, config_values, train
 
 if TYPE_CHECKING:
@@ -222,8 +222,7 @@ def compare_encodings(
         models.append({"path": str(checkpoints / f"step{steps}"), "label": label})
     count = samples or (128 if windows else 24)
     texts = root / "text.jsonl"
-    lines = [json.dumps({"text": window}) for window in text_windows(count, _SAMPLES_SEED)]
-    texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_texts(texts, text_windows(count, _SAMPLES_SEED))
     given: dict[str, Any] = {"texts": {"path": str(texts)}, "options": {"nulls": ["row_permutation"]}}
     if windows:
         given = {

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attnscope.demo.texts import documentation, training_batch
-from attnscope.demo.tokenizer import VOCABULARY_SIZE
+from attnscope.demo.texts import VOCABULARY_SIZE, training_batch, training_bytes
+from attnscope.demo.training import descend
 from attnscope.metrics.weights.moments import Moments
 from attnscope.models.loading import without_progress_bars
 
@@ -48,7 +48,7 @@ def answers(batch: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
     (torch.Size([2, 81]), True)
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    corpus = torch.frombuffer(bytearray(documentation()[0].encode()), dtype=torch.uint8).long()
+    corpus = training_bytes()
     starts = torch.randint(0, len(corpus) - 2 * HALF, (batch, 1), generator=generator)
     plain = corpus[starts + torch.arange(2 * HALF)]
     raised = plain.clone()
@@ -132,11 +132,8 @@ class Arm:
             return self.model.eval()
         optimiser = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=0.0)
         for step in range(steps):
-            optimiser.zero_grad(set_to_none=True)
             loss = self.loss(step)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            optimiser.step()
+            descend(self.model, optimiser, loss)
             self.last_loss = float(loss.detach())
             if step + 1 in keep:
                 weights = {key: value.clone() for key, value in self.model.state_dict().items()}

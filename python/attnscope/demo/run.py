@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope._progress import progress_bar
-from attnscope.demo.texts import GROUPS, copying_sequences, text_windows
+from attnscope.demo.texts import GROUPS, inputs_by_group, write_texts
 from attnscope.demo.training import Recipe, checkpoint_steps, train
 
 if TYPE_CHECKING:
@@ -85,8 +84,6 @@ def emergence_lines(results: Results) -> list[str]:
     from attnscope.plots.selection import measured_heads
 
     heads = measured_heads(results)
-    if "sink_share" not in heads:
-        return [f"measured: {', '.join(map(str, heads.columns))}; sink_share is not among them"]
     uniform = float(heads["sink_share_uniform"].mean())
     per_head = heads.groupby(["series", "step", "layer", "head"])["sink_share"].mean()
     lines = [
@@ -133,13 +130,9 @@ def _write_inputs(root: Path, samples: int) -> dict[str, Path]:
     """The sequences as files that the study reads like anyone's."""
     folder = root / "inputs"
     folder.mkdir(exist_ok=True)
-    paths = {}
-    for group, make in zip(GROUPS, (text_windows, copying_sequences), strict=True):
-        paths[group] = folder / f"{group}.jsonl"
-        lines = [json.dumps({"text": line}, ensure_ascii=False) for line in make(samples, _SAMPLES_SEED)]
-        content = "\n".join(lines) + "\n"
-        if not paths[group].exists() or paths[group].read_text(encoding="utf-8") != content:
-            paths[group].write_text(content, encoding="utf-8")
+    paths = {group: folder / f"{group}.jsonl" for group in GROUPS}
+    for group, texts in inputs_by_group(samples, _SAMPLES_SEED).items():
+        write_texts(paths[group], texts)
     return paths
 
 
@@ -162,9 +155,8 @@ def _store_examples(results: Results) -> None:
     last = int(samples["step"].max())
     heads = heads[(heads["step"] == last) & (heads["head"] >= 0) & (heads["protocol"] == "exact")]
     samples = samples[samples["step"] == last]
-    metric = "sink_share" if "sink_share" in heads else "fiedler_value"
     of_copying = heads[heads["sample"].isin(samples.loc[samples["group"] == "copying", "sample"])]
-    mean = of_copying.groupby(["layer", "head"])[metric].mean()
+    mean = of_copying.groupby(["layer", "head"])["sink_share"].mean()
     strongest, weakest = mean.idxmax(), mean.idxmin()
     first = {group: samples[samples["group"] == group].iloc[0] for group in GROUPS}
     wanted = [(first["copying"], strongest), (first["text"], strongest), (first["copying"], weakest)]

@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: MIT
-"""What the demo model reads: Python's own documentation, and random strings written twice."""
+"""What the demo model reads, byte by byte: Python's own documentation, and random strings written twice."""
 
 from __future__ import annotations
 
+import json
 import random
+from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import torch
+
+from attnscope._tokens import byte_characters
+
+BOS = "<s>"
+"""The beginning-of-sequence token, id 0; byte b has id b + 1."""
+
+VOCABULARY_SIZE = 257
 
 GROUPS = ("text", "copying")
 """The two input sets, in the order of their `group` names in the `samples` table."""
@@ -59,8 +70,21 @@ def copying_sequences(count: int, seed: int) -> list[str]:
     return ["".join(draw.choices(_SYMBOLS, k=HALF)) * 2 for _ in range(count)]
 
 
+def inputs_by_group(count: int, seed: int) -> dict[str, list[str]]:
+    """So many texts of each of the two input sets."""
+    return dict(zip(GROUPS, (text_windows(count, seed), copying_sequences(count, seed)), strict=True))
+
+
+def write_texts(path: Path, texts: Sequence[str]) -> None:
+    """Writes texts as a file that a study reads like anyone's; one that holds them is left as it is."""
+    content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    if not path.exists() or path.read_text(encoding="utf-8") != content:
+        path.write_text(content, encoding="utf-8")
+
+
 @lru_cache(maxsize=1)
-def _training_bytes() -> torch.Tensor:
+def training_bytes() -> torch.Tensor:
+    """The training part of the documentation, a number for each byte."""
     return torch.frombuffer(bytearray(documentation()[0].encode()), dtype=torch.uint8).long()
 
 
@@ -70,10 +94,37 @@ def training_batch(batch: int, seed: int, step: int) -> torch.Tensor:
     The batch depends on `seed` and `step` alone, so a resumed training sees what an uninterrupted one sees.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    corpus = _training_bytes()
+    corpus = training_bytes()
     windows = batch // 2
     starts = torch.randint(0, len(corpus) - WINDOW, (windows, 1), generator=generator)
     text = corpus[starts + torch.arange(WINDOW)]
     half = torch.randint(0x21, 0x7F, (batch - windows, HALF), generator=generator)
     sequences = torch.cat([text, torch.cat([half, half], dim=1)]) + 1
     return torch.cat([torch.zeros(batch, 1, dtype=torch.int64), sequences], dim=1)
+
+
+def byte_tokenizer(max_length: int = 128) -> Any:
+    """A fast Hugging Face tokenizer over bytes, which puts BOS before every text.
+
+    A byte-pair encoding with no merges: each byte is its own token, so no text is out of vocabulary and
+    positions in the attention map are positions in the text.
+
+    >>> byte_tokenizer()("AB")["input_ids"]
+    [0, 66, 67]
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {BOS: 0} | {character: byte + 1 for byte, character in enumerate(byte_characters())}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, 0)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+    )

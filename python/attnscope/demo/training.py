@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Trains the demo's language model and keeps Pythia-style early checkpoints."""
+"""Trains the demo's language model and keeps Pythia-style early checkpoints; finds the one that is there."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 from attnscope._progress import progress_bar
 from attnscope.demo.texts import (
-    GROUPS,
+    VOCABULARY_SIZE,
     WINDOW,
-    copying_sequences,
+    byte_tokenizer,
     documentation,
-    text_windows,
+    inputs_by_group,
     training_batch,
 )
-from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
-from attnscope.engine.disk.files import atomic_file, atomic_folder, remove
+from attnscope.engine.store import atomic_file, atomic_folder, remove
+from attnscope.models.checkpoints import step_of
 from attnscope.models.head_rows import evaluating
 from attnscope.models.loading import without_progress_bars
 
@@ -48,6 +49,10 @@ class Recipe:
     def build(self) -> Any:
         """The untrained model."""
         return build_model(self)
+
+
+SHORT = Recipe(steps=128)
+"""The beginning of the demo's training: half a minute, up to copying and the first sinks."""
 
 
 def checkpoint_steps(last: int) -> list[int]:
@@ -95,9 +100,7 @@ def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
     """Mean next-token loss on held-out text and on the second, copyable half of copying sequences."""
     tokenizer = byte_tokenizer()
     losses = {}
-    for group, lines in zip(
-        GROUPS, (text_windows(samples, _LOSSES_SEED), copying_sequences(samples, _LOSSES_SEED)), strict=True
-    ):
+    for group, lines in inputs_by_group(samples, _LOSSES_SEED).items():
         ids = torch.tensor(tokenizer(lines)["input_ids"])
         with evaluating(model), torch.no_grad():
             logits = model(input_ids=ids).logits[:, :-1]
@@ -148,16 +151,31 @@ def train(
             ids = training_batch(recipe.batch, recipe.seed, step)
             logits = model(input_ids=ids).logits[:, :-1]
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            descend(model, optimizer, loss)
             bar.update()
             if step + 1 in kept:
                 losses = _save(root, model, optimizer, step + 1)
                 bar.set_postfix_str(", ".join(f"loss {group} {value:.2f}" for group, value in losses.items()))
     (root / _OPTIMIZER).unlink()
     return checkpoints
+
+
+def descend(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One step, its gradient no longer than 1."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def save_model(folder: Path, model: Any, tokenizer: Any, **files: Any) -> None:
+    """Writes a Hugging Face folder, with JSON files of these names in it, whole or not at all."""
+    with atomic_folder(folder) as temporary, without_progress_bars():
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        for name, content in files.items():
+            text = json.dumps(content, indent=2) + "\n"
+            (temporary / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def _claim(root: Path, recipe: Recipe) -> None:
@@ -215,9 +233,66 @@ def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -
 
     folder = root / "checkpoints" / f"step{step}"
     remove(folder)
-    with atomic_folder(folder) as temporary, without_progress_bars():
-        model.save_pretrained(temporary)
-        byte_tokenizer(WINDOW + 2).save_pretrained(temporary)
+    save_model(folder, model, byte_tokenizer())
     with atomic_file(root / _OPTIMIZER) as file:
         torch.save({"step": step, "optimizer": optimizer.state_dict()}, file)
     return losses
+
+
+def demo_checkpoints(
+    runs: str | os.PathLike[str] = "runs", *, recipe: Recipe = SHORT, progress: bool = True
+) -> Path:
+    """The folder of checkpoints of a demo model that is trained when there is none yet.
+
+    Looked for is the finished `demo` run in the working directory and above it. Without one the recipe is
+    trained once into `attnscope/` in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`) and found there
+    from then on; two processes that ask at the same time train it once.
+
+    Args:
+        runs: the folder that holds run folders; a relative one is sought in every parent directory too.
+        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
+
+    Returns:
+        A folder with `step{N}` in it, each a Hugging Face model folder.
+    """
+    for home in (Path.cwd(), *Path.cwd().parents):
+        if _finished(home / runs / "demo"):
+            return home / runs / "demo" / "checkpoints"
+    # A changed recipe, and documentation of another Python, is another training.
+    with _cached("demo", asdict(recipe), *documentation()) as folder:
+        return train(folder, recipe, progress=progress)
+
+
+def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
+    """The demo's model tuned by one objective from its last checkpoint, trained once, kept in the cache."""
+    from attnscope.demo.objectives import Arm
+
+    start = last_checkpoint(demo_checkpoints(runs))
+    with _cached(name, name, steps, seed, str(start.resolve())) as folder:
+        if not folder.is_dir():
+            save_model(folder, Arm(name, start, seed).train(steps), byte_tokenizer())
+    return folder
+
+
+def last_checkpoint(checkpoints: Path) -> Path:
+    """The folder of the last step."""
+    return max(checkpoints.glob("step*"), key=lambda folder: step_of(folder.name))
+
+
+@contextmanager
+def _cached(name: str, *identity: Any) -> Iterator[Path]:
+    """A folder of the user's cache for what has this identity; one process at a time is inside the block."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnscope"
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / f"{name}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}"
+    with FileLock(f"{folder}.lock"):
+        yield folder
+
+
+def _finished(run: Path) -> bool:
+    """Whether a demo run has all the checkpoints of its recipe."""
+    recipe = run / "recipe.json"
+    if not recipe.is_file():
+        return False
+    steps = int(json.loads(recipe.read_text(encoding="utf-8"))["steps"])
+    return all((run / "checkpoints" / f"step{step}").is_dir() for step in checkpoint_steps(steps))

@@ -27,12 +27,15 @@ import pandas as pd
 import torch
 
 from attnscope.demo.objectives import ARMS, STEPS, WHITENED, Arm
-from attnscope.demo.ready import demo_checkpoints, last_checkpoint
-from attnscope.demo.texts import text_windows
-from attnscope.demo.tokenizer import byte_tokenizer
-from attnscope.demo.training import evaluate_loss, one_thread
-from attnscope.engine.disk.files import atomic_folder, remove
-from attnscope.models.loading import without_progress_bars
+from attnscope.demo.texts import byte_tokenizer, text_windows, write_texts
+from attnscope.demo.training import (
+    demo_checkpoints,
+    evaluate_loss,
+    last_checkpoint,
+    one_thread,
+    save_model,
+)
+from attnscope.engine.store import remove
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
 MATCHED = "_matched"
 PRETRAINING = "pretraining"
 _SAMPLES_SEED = 7
-_FACTS = "arm.json"
 #: Role, side and subspace of the columns of the summary.
 _COLUMNS = (
     *((role, "in", "inputs") for role in ("q", "k", "v", "o", "down")),
@@ -89,8 +91,7 @@ def tune(
     base = Path(start) if start is not None else last_checkpoint(demo_checkpoints())
     labels = _train_all(root, base, arms, seeds, steps, progress, processes)
     texts = root / "text.jsonl"
-    lines = [json.dumps({"text": window}) for window in text_windows(samples, _SAMPLES_SEED)]
-    texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_texts(texts, text_windows(samples, _SAMPLES_SEED))
     models = [{"path": str(base), "label": "start"}]
     models += [{"path": str(root / label), "label": label} for label in labels]
     first = base.with_name("step0")
@@ -178,10 +179,7 @@ def _store(root: Path, label: str, arm: Arm, steps: int, progress: bool) -> None
         "steps": steps,
     }
     remove(root / label)
-    with atomic_folder(root / label) as folder, without_progress_bars():
-        arm.model.save_pretrained(folder)
-        byte_tokenizer().save_pretrained(folder)
-        (folder / _FACTS).write_text(json.dumps(own), encoding="utf-8")
+    save_model(root / label, arm.model, byte_tokenizer(), arm=own)
     if progress:
         print(
             f"{label}: {steps} steps, loss on held-out text {own['loss']:.3f}, ‖ΔW‖ {own['size']:.2f}",
@@ -191,7 +189,7 @@ def _store(root: Path, label: str, arm: Arm, steps: int, progress: bool) -> None
 
 def _known(root: Path) -> dict[str, dict[str, float]]:
     """Loss, size and steps of every arm that is there."""
-    return {file.parent.name: json.loads(file.read_text("utf-8")) for file in root.glob(f"*/{_FACTS}")}
+    return {file.parent.name: json.loads(file.read_text("utf-8")) for file in root.glob("*/arm.json")}
 
 
 def _measured(study: Settings, processes: int, progress: bool) -> Results:

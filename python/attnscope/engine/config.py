@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -21,11 +23,7 @@ from pydantic import (
 
 from attnscope._nearest import nearest
 from attnscope.engine.discovery import default_study, find_study, study_class
-from attnscope.engine.mistakes import explain
 from attnscope.engine.packaged import analyses, analysis_keys, is_packaged, packaged, packaged_text
-
-if TYPE_CHECKING:
-    from attnscope.engine.study import Study as StudyType
 
 
 class ConfigError(ValueError):
@@ -40,8 +38,15 @@ def _as_mapping(value: object) -> object:
     return {"path": str(value)} if isinstance(value, (str, Path)) else value
 
 
+def _as_text(value: object) -> object:
+    # YAML reads an unquoted revision such as 1000 as a number
+    return str(value) if isinstance(value, int) else value
+
+
 #: Where something lies on the disk, or what the hub calls it.
 Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+#: A list of names; one name is short for a list of it.
+Names = Annotated[list[str], BeforeValidator(_as_list)]
 
 
 def parse_bytes(value: int | str) -> int:
@@ -81,21 +86,12 @@ class ModelSource(Strict):
 
     path: Place = Field(min_length=1)
     label: str = ""
-    revisions: list[str] = []
+    revisions: Annotated[list[Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(_as_list)] = []
     tokenizer: str = ""
     dtype: Literal["auto", "float32", "float16", "bfloat16", "float64"] = "auto"
     device: str = "auto"
     trust_remote_code: bool = False
     free_disk: bool = False
-
-    @field_validator("revisions", mode="before")
-    @classmethod
-    def _revisions(cls, value: object) -> object:
-        items = _as_list(value)
-        if not isinstance(items, list):
-            return items
-        # YAML reads an unquoted revision such as 1000 as a number
-        return [str(item) if isinstance(item, int) else item for item in items]
 
 
 class Workers(Strict):
@@ -115,23 +111,18 @@ class Workers(Strict):
 class TextSource(Strict):
     """Which sentences: a file or the name of a data set, a column, and how many of them by which rule.
 
-    A `.txt` file holds a sentence per line; `per: paragraph` reads the blocks between blank lines, the
-    lines of each joined. A text with newlines of its own belongs into CSV, JSONL or Parquet.
+    A `.txt` file holds a sentence per line; `per: paragraph` joins the lines between two blank ones. A text
+    with newlines of its own belongs into CSV, JSONL or Parquet.
 
-    `per: window` joins all sentences of the source and cuts their tokens into disjoint windows of
-    `max_tokens` at a place drawn with the seed, so that what a window holds does not know where it was cut;
-    `samples` counts windows. Where the model's tokenizer sets a BOS token, it stands before the window and
-    the window's last token is left out.
+    `per: window` cuts the tokens of all sentences into disjoint windows at a place drawn with the seed, so
+    that what a window holds does not know where it was cut; `samples` counts windows. Where the model's
+    tokenizer sets a BOS token, it stands before the window and the window's last token is left out.
 
     `builtin:pydoc` takes the sentences of the Python manual's topics, which every Python carries: the same
     on all machines with one version of Python. `builtin:wordnet` takes the example sentences of WordNet, with
     the word of each as the column `lemma`, from the corpus of nltk that is on disk.
     `builtin:STUDY` takes the prompts that a study comes with; `sample` takes 48 sentences of four fields that
-    come with the package, with a column `focus_word`. Where a file is missing, `about` says what it is.
-
-    Sentences of fewer than `min_words` or more than `max_words` words (of a list of token ids: tokens) are
-    left out before the rule chooses; a chosen one longer than `max_characters` is cut there and counts as
-    truncated.
+    come with the package, with a column `focus_word`.
 
     Args:
         path: a .txt, .csv, .jsonl or .parquet file, a data set's folder or hub id, `builtin:NAME`, or
@@ -148,9 +139,10 @@ class TextSource(Strict):
         split: part of a data set.
         per: what is one text: a line, a paragraph between blank lines, or a window of `max_tokens` cut from
             all sentences joined.
-        min_words: shorter sentences are left out; null: none.
-        max_words: longer ones are left out; null: none.
-        max_characters: longer sentences are cut there; null: none.
+        min_words: sentences of fewer words (of a list of token ids: tokens) are left out before the rule
+            chooses; null: none.
+        max_words: those of more words likewise; null: none.
+        max_characters: a chosen sentence is cut there and counts as truncated; null: none.
     """
 
     path: Place = Field(min_length=1)
@@ -181,14 +173,6 @@ Models = Annotated[
     list[Annotated[ModelSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list), Field(min_length=1)
 ]
 Texts = Annotated[list[Annotated[TextSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list)]
-
-
-def _named(name: str) -> type[StudyType] | None:
-    """The study of a name, None where there is none that could be run."""
-    try:
-        return study_class(name)
-    except (ConfigError, TypeError):
-        return None
 
 
 class Settings(Strict):
@@ -224,19 +208,21 @@ class Settings(Strict):
     name: str = Field(default="", pattern=r"^([^/\\.][^/\\]*)?$")
     models: Models
     texts: Texts = []
-    protocols: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = ["exact"]
+    protocols: Annotated[Names, Field(min_length=1)] = ["exact"]
     layers: list[Annotated[int, Field(ge=0)]] = []
     max_tokens: int | None = Field(default=None, ge=1)
     bos: Literal["keep", "drop", "replace"] = "keep"
     options: dict[str, Any] = {}
     block: int = Field(default=16, ge=1)
-    max_memory: int | str | None = None
+    max_memory: Annotated[int | str, BeforeValidator(parse_bytes)] | None = None
     seed: int = Field(default=0, ge=0)
     output: Place = "runs"
     workers: Workers = Workers()
 
     def __init__(self, **values: Any) -> None:
-        study = _named(str(values.get("study") or default_study()))
+        study: Any = None
+        with suppress(ConfigError, TypeError):  # without a study that could be run, the rest is checked
+            study = study_class(str(values.get("study") or default_study()))
         values = study.settled(values, type(self).model_fields) if study else values
         try:
             super().__init__(**values)
@@ -249,11 +235,6 @@ class Settings(Strict):
     def _study(cls, value: str) -> str:
         found = find_study(value)
         return found.name if found else value
-
-    @field_validator("max_memory")
-    @classmethod
-    def _max_memory(cls, value: int | str | None) -> int | None:
-        return None if value is None else parse_bytes(value)
 
     def to_dict(self) -> dict[str, Any]:
         """The whole configuration, defaults included, as plain data."""
@@ -277,8 +258,7 @@ class Settings(Strict):
             ConfigError: no such file or name, not YAML, or the study cannot be understood.
         """
         name, analysis = split_analysis(source)
-        data = read_config(name)
-        data.update(values)
+        data = {**read_config(name), **values}
         for key, value in (analysis_keys(analysis) if analysis else {}).items():
             assign(data, key, value)
         for override in overrides:
@@ -300,26 +280,18 @@ def read_config(source: str | Path) -> dict[str, Any]:
 
     `extends: NAME` starts from the keys of another study, which the file's own replace.
     """
-    path = Path(source)
+    path, name = Path(source), str(source)
+    if not path.is_file() and not is_packaged(name):
+        if path.is_dir():
+            raise ConfigError(f"{source} is a folder, no study")
+        if path.suffix in (".yaml", ".yml") or path.name != name:
+            raise ConfigError(f"there is no file {source}")
+        raise ConfigError(f"{source!r} is neither a file nor a packaged study{nearest(name, packaged())}")
     try:
-        if path.is_file():
-            text = path.read_text("utf-8")
-        elif is_packaged(str(source)):
-            text = packaged_text(str(source))
-        elif path.suffix in (".yaml", ".yml") or path.name != str(source):
-            raise ConfigError(
-                f"{source} is a folder, no study" if path.is_dir() else f"there is no file {source}"
-            )
-        else:
-            raise ConfigError(
-                f"{source!r} is neither a file nor a packaged study{nearest(str(source), packaged())}"
-            )
-        data = yaml.safe_load(text)
+        data = yaml.safe_load(path.read_text("utf-8") if path.is_file() else packaged_text(name))
     except UnicodeDecodeError as error:
         raise ConfigError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except (yaml.YAMLError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
     if data is None:
         return {}
@@ -328,7 +300,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
     base = data.pop("extends", None)
     if base is None:
         return data
-    if not is_packaged(str(base)) or base == str(source):
+    if not is_packaged(str(base)) or base == name:
         raise ConfigError(
             f"{source}: extends {base!r}, which is no packaged study{nearest(str(base), packaged())}"
         )
@@ -373,20 +345,55 @@ def assign(data: dict[str, Any], key: str, value: Any) -> None:
     The key may be a path (`options.extra`, `texts.0.samples`); without the index (`models.dtype`) the value
     goes to every entry.
     """
-    name, *rest = key.split(".")
-    if not rest:
-        data[name] = value
-    elif name in ("options", "workers") and len(rest) == 1:
-        data[name] = {**(data.get(name) or {}), rest[0]: value}
-    elif name in ("models", "texts") and len(rest) <= 2:
-        given: Any = _as_list(data.get(name) or [])
-        data[name] = entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload]
-        chosen = [entry for index, entry in enumerate(entries) if rest[:-1] in ([], [str(index)])]
-        if not chosen:
-            raise ConfigError(f"--set: {key!r}: there are {len(entries) or 'no'} {name}, counted from 0")
-        for entry in chosen:
-            entry[rest[-1]] = value
-    else:
-        raise ConfigError(
-            f"--set: {key!r} leads nowhere; paths are models.N.KEY, texts.N.KEY, options.KEY and workers.KEY"
-        )
+    match key.split("."):
+        case [name]:
+            data[name] = value
+        case ["options" | "workers" as name, inner]:
+            data[name] = {**(data.get(name) or {}), inner: value}
+        case ["models" | "texts" as name, *at, inner] if len(at) < 2:
+            given: Any = _as_list(data.get(name) or [])
+            data[name] = entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload]
+            chosen = [entry for index, entry in enumerate(entries) if at in ([], [str(index)])]
+            if not chosen:
+                raise ConfigError(f"--set: {key!r}: there are {len(entries) or 'no'} {name}, counted from 0")
+            for entry in chosen:
+                entry[inner] = value
+        case _:
+            raise ConfigError(
+                f"--set: {key!r} leads nowhere; paths are models.N.KEY, texts.N.KEY, options.KEY and "
+                "workers.KEY"
+            )
+
+
+def explain(error: ValidationError, model: type[BaseModel], key: str = "", more: Iterable[str] = ()) -> str:
+    """One line per mistake: where it is, what was expected, what was given."""
+    lines = []
+    for item in error.errors(include_url=False):
+        where = key
+        for part in item["loc"]:
+            where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+        if item["type"] == "extra_forbidden":
+            *parents, last = item["loc"]
+            owner = model
+            for part in parents:
+                if part in owner.model_fields:
+                    owner = models_in(owner.model_fields[part].annotation)[0]
+            known = [*owner.model_fields, *(() if parents else more)]
+            inside = f" in {where.rpartition('.')[0]}" if parents or key else ""
+            lines.append(f"unknown key {str(last)!r}{inside}{nearest(str(last), known)}")
+        elif item["type"] == "missing":
+            option = " (--model on the command line)" if where == "models" else ""
+            lines.append(f"{where} is missing{option}")
+        else:
+            message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+            given = "" if "got " in message else f", got {item['input']!r}"
+            lines.append(f"{where}: {message[0].lower()}{message[1:]}{given}")
+    return "; ".join(dict.fromkeys(lines))
+
+
+def models_in(kind: Any) -> list[type[BaseModel]]:
+    """The models that a value of this type can be or hold."""
+    inside = typing.get_args(kind)
+    if not inside:
+        return [kind] if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+    return [model for one in inside for model in models_in(one)]

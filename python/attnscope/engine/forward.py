@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attnscope.capture.layer import PER_HEAD
+from attnscope.capture.sites import PER_HEAD
 from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
 from attnscope.models.architecture import depth as depth

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
-from attnscope.engine.reading.migration import is_present, migrated, names_in, version_of
-from attnscope.engine.reading.unfinished import tables_of_units
+from attnscope.engine.migration import is_present, migrated, names_in, version_of
 from attnscope.engine.schema import (
     AXES,
     SCHEMA_VERSION,
@@ -111,6 +110,7 @@ class Results:
 
         Raises:
             MissingError: no such table or column; the message carries the nearest right name.
+            ResultsError: the file was written by a newer schema or is damaged.
         """
         import pandas as pd
 
@@ -132,40 +132,18 @@ class Results:
         return keys_in(self.schema(name))
 
     def schema(self, name: str) -> pa.Schema:
-        """Names and types of a table's columns; of a stored table not one row is read.
-
-        Args:
-            name: a name from `tables()`.
-
-        Raises:
-            MissingError: no such table; the message carries the nearest right name.
-            ResultsError: the file was written by a newer schema or is damaged.
-        """
+        """Names and types of a table's columns, no row of a stored one being read; errors as of `table`."""
         return self.arrow(name).schema if name in self._tables else self._read(name, ()).schema
 
     def arrow(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """One table as an Arrow table, brought to the present schema version.
-
-        Args:
-            name: a name from `tables()`.
-            columns: only these columns; None reads all.
-
-        Raises:
-            MissingError: no such table or column; the message carries the nearest right name.
-            ResultsError: the file was written by a newer schema or is damaged.
-        """
+        """One table as an Arrow table in the present schema version; arguments and errors as of `table`."""
         import pyarrow as pa
 
-        if name in self._tables:
-            stored = self._tables[name]
-            known = isinstance(stored, pa.Table)
-            table = stored if known else pa.Table.from_pandas(stored, preserve_index=False)
-        else:
-            table = self._read(name, columns)
-        if columns is not None:
-            check_columns(name, columns, table.column_names)
-            table = table.select(list(columns))
-        return table
+        table = self._tables[name] if name in self._tables else self._read(name, columns)
+        if not isinstance(table, pa.Table):
+            table = pa.Table.from_pandas(table, preserve_index=False)
+        check_columns(name, columns or (), table.column_names)
+        return table if columns is None else table.select(list(columns))
 
     def to_xarray(
         self, table: str = "heads", *, metrics: Sequence[str] | None = None, protocol: str = "exact"
@@ -184,66 +162,50 @@ class Results:
             MissingError: no such table or column.
             ResultsError: the table has no rows of this protocol, or two rows share one cell.
         """
-        from attnscope.engine.reading.shapes import as_xarray
+        from attnscope.engine.reading import as_xarray
 
         return as_xarray(self, table, metrics=metrics, protocol=protocol)
 
     def variants(self, table: str | None = None) -> pd.DataFrame:
-        """Averages of controls, a row for each number; see `attnscope.engine.reading.shapes`.
+        """Averages of controls, a row for each number; see `attnscope.engine.reading`.
 
         Args:
             table: only controls of this table; None takes those of all.
         """
-        from attnscope.engine.reading.shapes import in_rows
+        from attnscope.engine.reading import in_rows
 
         return in_rows(self, table)
 
     def to_csv(self, folder: str | Path) -> list[Path]:
-        """Writes every table as `folder/NAME.csv`; lists (tokens) become JSON text.
-
-        Args:
-            folder: made when missing.
+        """Writes every table as `NAME.csv` into a folder, made when missing; lists (tokens) become JSON text.
 
         Returns:
             the files written.
         """
         import pandas as pd
 
-        target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
-        files = []
-        for name in self.tables():
+        files = self._files(folder, "csv")
+        for name, file in files.items():
             frame = self.table(name)
             for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
-                frame[column] = frame[column].map(
-                    lambda cell: (
-                        json.dumps(list(cell), ensure_ascii=False, default=lambda one: one.item())
-                        if hasattr(cell, "__len__") and not isinstance(cell, str)
-                        else cell
-                    )
-                )
-            files.append(target / f"{name}.csv")
-            frame.to_csv(files[-1], index=False)
-        return files
+                frame[column] = frame[column].map(_in_csv)
+            frame.to_csv(file, index=False)
+        return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
-        """Writes every table as `folder/NAME.parquet` with the schema version in its metadata.
-
-        Args:
-            folder: made when missing.
-
-        Returns:
-            the files written.
-        """
+        """Writes every table as `NAME.parquet`, which names its schema version, into a folder as `to_csv`."""
         import pyarrow.parquet as pq
 
+        files = self._files(folder, "parquet")
+        for name, file in files.items():
+            pq.write_table(stamped(self.arrow(name), name, self.keys(name)), file)
+        return list(files.values())
+
+    def _files(self, folder: str | Path, ending: str) -> dict[str, Path]:
+        """A file for every table, in a folder that is made when missing."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        files = []
-        for name in self.tables():
-            files.append(target / f"{name}.parquet")
-            pq.write_table(stamped(self.arrow(name), name, self.keys(name)), files[-1])
-        return files
+        return {name: target / f"{name}.{ending}" for name in self.tables()}
 
     def save(self, path: str | Path) -> Results:
         """Writes a run folder (`tables/`, `study.yaml`, `provenance.json`) that `attnscope.load` reads.
@@ -260,18 +222,16 @@ class Results:
         if target.exists() and any(target.iterdir()):
             raise FileExistsError(f"save: {target} exists and is not empty")
         self.to_parquet(target / "tables")
-        (target / "study.yaml").write_text(
-            yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True), "utf-8"
-        )
+        study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
+        (target / "study.yaml").write_text(study, "utf-8")
         stamp = {**self.provenance, "schema_version": SCHEMA_VERSION}
-        (target / "provenance.json").write_text(
-            json.dumps(stamp, indent=2, ensure_ascii=False) + "\n", "utf-8"
-        )
+        about = json.dumps(stamp, indent=2, ensure_ascii=False)
+        (target / "provenance.json").write_text(f"{about}\n", "utf-8")
         return load(target)
 
     def compare(self, other: Results, table: str = "heads") -> pd.DataFrame:
-        """Two runs, metric by metric, over the rows that both have; see `attnscope.engine.compare`."""
-        from attnscope.engine.compare import compared
+        """Two runs, metric by metric, over the rows that both have; see `attnscope.engine.reading`."""
+        from attnscope.engine.reading import compared
 
         return compared(self, other, table)
 
@@ -295,7 +255,7 @@ class Results:
         import pyarrow.parquet as pq
 
         files = self._parts(name)
-        if files and not is_present(name, pq.read_schema(files[0])):
+        if not is_present(name, pq.read_schema(files[0])):
             return len(self.arrow(name))
         return sum(int(pq.read_metadata(file).num_rows) for file in files)
 
@@ -320,7 +280,7 @@ class Results:
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
-        from attnscope.engine.disk.store import dataset
+        from attnscope.engine.store import dataset
 
         files = self._parts(name)
         try:
@@ -329,12 +289,17 @@ class Results:
                 return migrated(files[0].stem, whole.to_table(), version_of(whole.schema))[name]
             if columns == ():
                 return whole.schema.empty_table()
-            if columns is not None:
-                check_columns(name, columns, whole.schema.names)
-                return whole.to_table(columns=list(columns))
-            return whole.to_table()
+            check_columns(name, columns or (), whole.schema.names)
+            return whole.to_table(columns=None if columns is None else list(columns))
         except (pa.ArrowInvalid, OSError) as error:
             raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
+
+
+def _in_csv(cell: Any) -> Any:
+    """A list as JSON text, anything else as it is."""
+    if isinstance(cell, str) or not hasattr(cell, "__len__"):
+        return cell
+    return json.dumps(list(cell), ensure_ascii=False, default=lambda one: one.item())
 
 
 def load(path: str | Path) -> Results:
@@ -367,16 +332,13 @@ def load(path: str | Path) -> Results:
         raise FileNotFoundError(f"load: there is no folder {folder}")
     there = any((folder / "tables").glob("*.parquet"))
     files = {} if there else tables_of_units(folder)
-    study: dict[str, Any] = {}
-    provenance: dict[str, Any] = {}
-    try:
-        if (file := folder / "study.yaml").is_file():
-            study = yaml.safe_load(file.read_text("utf-8")) or {}
-        if (file := folder / "provenance.json").is_file():
-            provenance = json.loads(file.read_text("utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ResultsError(f"load: {file} is damaged: {error}") from error
-    return Results(study=study, provenance=provenance, path=folder, files=files)
+    facts: list[dict[str, Any]] = []
+    for file, parsed in ((folder / "study.yaml", yaml.safe_load), (folder / "provenance.json", json.loads)):
+        try:
+            facts.append(parsed(file.read_text("utf-8")) or {} if file.is_file() else {})
+        except (yaml.YAMLError, ValueError) as error:
+            raise ResultsError(f"load: {file} is damaged: {error}") from error
+    return Results(study=facts[0], provenance=facts[1], path=folder, files=files)
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:
@@ -390,3 +352,37 @@ def _frame(table: pa.Table) -> pd.DataFrame:
         if pa.types.is_integer(column.type) and column.null_count:
             frame[name] = column.to_pandas(types_mapper={column.type: pd.Int64Dtype()}.get)
     return frame
+
+
+def tables_of_units(folder: Path) -> dict[str, list[Path]]:
+    """The files of each table over the stored units of a run, in their order.
+
+    Sums that a later stage reads are no tables and are left out.
+    """
+    found: dict[str, list[Path]] = {}
+    for about in sorted((folder / "units").glob("[!.]*/unit.json")):
+        for file in sorted(about.parent.glob("*.parquet")):
+            if not file.name.startswith("reduced-"):
+                found.setdefault(file.stem, []).append(file)
+    if not found:
+        begun = (folder / "units").is_dir()
+        hint = f"; the run is not finished: {resume_command(folder)}" if begun else ""
+        raise FileNotFoundError(f"load: {folder} holds no tables/*.parquet{hint}")
+    return found
+
+
+def unfinished(results: Results) -> str:
+    """What is missing of results that are read from the units of a run, "" of others."""
+    from attnscope.engine.discovery import study_class, study_of
+
+    if results.path is None or not results.files:
+        return ""
+    study = study_of(results)
+    declared = [table.name for table in study_class(study.name).tables] if study else []
+    missing = [name for name in declared if name not in results.files]
+    units = len({file.parent for files in results.files.values() for file in files})
+    without = f"; no unit has written {', '.join(missing)}" if missing else ""
+    return (
+        f"this run is not finished: what is shown is of the {units} units that are stored{without}. "
+        f"To go on: {resume_command(results.path)}"
+    )

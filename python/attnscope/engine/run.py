@@ -17,19 +17,26 @@ from attnscope._memory import give_back_large_blocks, older_objects_aside, table
 from attnscope._progress import progress_bar
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.discovery import study_class
-from attnscope.engine.disk.files import DiskFull, disk_error, remove_leftovers, write_bytes
-from attnscope.engine.disk.lock import FolderLock
-from attnscope.engine.disk.store import Store
-from attnscope.engine.executors.executor import Executor, Outcome, Tally, UnitsFailed
+from attnscope.engine.executors.executor import Executor, Local, Outcome, Tally, UnitsFailed
 from attnscope.engine.executors.held import HeldModel, about_model
-from attnscope.engine.executors.local import Local
 from attnscope.engine.plan import Found, Plan, make_plan
-from attnscope.engine.provenance import machine, provenance, stored, units_of_machines, write_provenance
 from attnscope.engine.results import Results, load, resume_command
-from attnscope.engine.run_folder import default_name, refuse_changed, refuse_existing, resolved
+from attnscope.engine.run_folder import (
+    default_name,
+    machine,
+    provenance,
+    refuse_changed,
+    refuse_existing,
+    resolved,
+    stored,
+    units_of_machines,
+    write_provenance,
+)
 from attnscope.engine.stage_run import StageRun
 from attnscope.engine.stop import Interrupted, StopSignals
-from attnscope.engine.texts.samples import own_columns, samples_table
+from attnscope.engine.store import DiskFull, FolderLock, Store, disk_error, remove_leftovers, write_bytes
+from attnscope.engine.texts.encoding import samples_table
+from attnscope.engine.texts.sources import extra_columns
 from attnscope.engine.units import Unit
 from attnscope.models import Checkpoint, LoadedModel, LoadError
 
@@ -175,7 +182,7 @@ class Engine:
         """Makes the plan; checkpoints that another process has found are not looked for again."""
         give_back_large_blocks()
         self.plan = make_plan(self.settings, self.study, found)
-        self._extras = own_columns(self.plan.sentences)
+        self._extras = extra_columns(self.plan.sentences)
         return self.plan
 
     def run(self, resume: bool = False) -> Results:

@@ -1,20 +1,192 @@
 # SPDX-License-Identifier: MIT
-"""Which folder a run goes to, and whether it may."""
+"""What a run folder says of the numbers in it - versions, machine, weights, seeds, state of the code - and
+whether a run may go there.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import platform
 import shlex
-from collections.abc import Mapping
+import socket
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from attnscope.engine.config import ConfigError, Settings
-from attnscope.engine.mistakes import differences
-from attnscope.engine.provenance import other_numbers, stored
 from attnscope.engine.results import resume_command
+from attnscope.engine.schema import SCHEMA_VERSION
+from attnscope.engine.store import write_bytes
+
+if TYPE_CHECKING:
+    from attnscope.engine.executors.executor import Tally
+    from attnscope.engine.plan import Plan
 
 #: Where the shards of a job array lie inside the run folder.
 SHARDS = "parts"
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas", "pyarrow")
+
+
+def provenance(study: Settings, digest: str) -> dict[str, Any]:
+    """The facts known before a run begins."""
+    import attnscope
+
+    here = machine()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "attnscope": here["attnscope"],
+        "study": study.study,
+        "config_hash": hashlib.sha256(study.to_yaml().encode()).hexdigest()[:16],
+        "plan": digest,
+        "seed": study.seed,
+        # torch by its own word: the metadata of some wheels leave out which CUDA they were built for
+        "packages": {name: installed(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        **{name: here[name] for name in ("cpu", "instructions", "threads", "cuda")},
+        "blas": _blas(),
+        "git": git_state(Path.cwd()),
+        "git_attnscope": _own_git_state(Path(attnscope.__file__)),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What decides the last bits of a number on this machine."""
+    import attnscope
+    from attnscope import _isa
+
+    return {
+        "host": socket.gethostname(),
+        "attnscope": attnscope.__version__,
+        "torch": str(torch.__version__),
+        "instructions": {"core": _isa.live(), "torch": torch.backends.cpu.get_cpu_capability()},
+        "cpu": cpu_name(),
+        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def other_numbers(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Why numbers of two machines, or runs' provenances, do not go into one table, "" where they do.
+
+    >>> other_numbers({"attnscope": "1", "instructions": {"core": "v4"}}, {"attnscope": "2"})
+    'attnscope is 1 there, 2 here'
+    """
+    words = {"attnscope": "attnscope", "torch": "torch", "instructions": "the instruction set"}
+    return "; ".join(
+        f"{word} is {_plain(there[key])} there, {_plain(here[key])} here"
+        for key, word in words.items()
+        if key in there and key in here and there[key] != here[key]
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " with ".join(f"{name} {one}" for name, one in value.items())
+    return str(value)
+
+
+def write_provenance(
+    folder: Path,
+    facts: Mapping[str, Any],
+    plan: Plan,
+    tally: Tally,
+    notes: Sequence[str],
+    failed: Sequence[str],
+) -> None:
+    """Writes `provenance.json`; models that only an earlier process loaded stay in it."""
+    whole = {
+        **facts,
+        "models": {**stored(folder).get("models", {}), **tally.models},
+        "sentences": plan.counts,
+        "notes": [*plan.notes, *notes],
+        "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
+        "failed": list(failed),
+        "units": {"planned": len(plan.units), "done_by_this_process": tally.units},
+        "forward_seconds": round(tally.forward_seconds, 3),
+        "metric_seconds": round(tally.metric_seconds, 3),
+        "unit_seconds": round(tally.unit_seconds, 3),
+        "non_finite": dict(tally.non_finite),
+        "undefined": dict(tally.undefined),
+    }
+    write_bytes(
+        folder / "provenance.json",
+        json.dumps(whole, indent=2, ensure_ascii=False, default=str).encode() + b"\n",
+    )
+
+
+def units_of_machines(
+    folder: Path, known: Mapping[str, Mapping[str, Any]], units: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """How many units each machine did, and what it is; a run's provenance tells of machines that are gone."""
+    about: dict[str, Any] = {**stored(folder).get("machines", {}), **known}
+    counts = Counter(str(unit.get("machine", "")) for unit in units)
+    return {host: {**about.get(host, {}), "units": count} for host, count in sorted(counts.items())}
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """The provenance that a folder holds, empty where it holds none."""
+    file = folder / "provenance.json"
+    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}
+
+
+def cpu_name() -> str:
+    """The processor's name as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text("utf-8", "replace").splitlines():
+            if line.lower().startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit and whether anything was changed since, None outside of a repository."""
+    commit, changed = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
+    return None if commit is None or changed is None else {"commit": commit, "changed": bool(changed)}
+
+
+def _own_git_state(file: Path) -> dict[str, Any] | None:
+    """State of the repository that tracks the package, None for an installed one (in a repository or not)."""
+    tracked = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    return None if tracked is None else git_state(file.parent)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git answers in a folder, None where it fails."""
+    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, env=quiet, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+@cache
+def installed(name: str) -> str | None:
+    """The version of a package, None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _blas() -> str:
+    lines = torch.__config__.show().splitlines()
+    return next(
+        (line.strip(" -") for line in lines if "Math Kernel Library" in line or "BLAS_INFO" in line), ""
+    )
 
 
 def refuse_existing(folder: Path, settings: Settings) -> None:
@@ -101,3 +273,19 @@ def resolved(study: Settings) -> Settings:
         if any(mark in entry["path"] for mark in "*?[") and not folder.is_absolute():
             entry["path"] = str(Path.cwd() / folder)
     return Settings(**values)
+
+
+def differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Where two studies differ, as plain data: the key and what either says, cut to 60 letters.
+
+    >>> list(differences({"texts": [{"column": "a"}]}, {"texts": [{"column": "b"}]}))
+    [('texts[0].column', "'a'", "'b'")]
+    """
+    if isinstance(there, dict) and isinstance(here, dict):
+        for name in {**there, **here}:
+            yield from differences(there.get(name), here.get(name), f"{key}.{name}" if key else str(name))
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        for place, pair in enumerate(zip(there, here, strict=True)):
+            yield from differences(*pair, f"{key}[{place}]")
+    elif there != here:
+        yield key, f"{there!r:.60}", f"{here!r:.60}"

@@ -2,7 +2,7 @@
 """What stored tables look like: the schema's version, the names that the engine gives, and errors of readers.
 
 Keys are declared by studies and stand in the metadata of each file; the way from older schemas is
-`attnscope.engine.reading.migration`. This module needs nothing but Python until a table is at hand.
+`attnscope.engine.migration`. This module needs nothing but Python until a table is at hand.
 """
 
 from __future__ import annotations

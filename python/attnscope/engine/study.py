@@ -22,13 +22,13 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError, Strict
-from attnscope.engine.mistakes import explain
+from attnscope.engine.config import ConfigError, Strict, explain
+from attnscope.engine.config import Names as Names
 from attnscope.engine.tables import Table
 from attnscope.engine.units import Stage, Units
 
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
     from attnscope.engine.plan import Plan
     from attnscope.engine.texts.sources import Sentence
     from attnscope.models import Encoder
-
-
-#: A list of names; one name is short for a list of it.
-Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
 class Options(Strict):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,17 +36,11 @@ def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
 
 def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[float, int, int]:
     """The arguments of a bootstrap as numbers."""
-    whole = []
-    for name, value, least in (("draws", draws, 1), ("seed", seed, 0)):
-        try:
-            whole.append(operator.index(value))
-        except (TypeError, RuntimeError):
-            raise TypeError(f"{function}: {name} must be a whole number, got {value!r}") from None
-        if whole[-1] < least:
-            raise ValueError(f"{function}: {name} must be at least {least}, got {value!r}")
-        if whole[-1] >= 2**63:
-            raise ValueError(f"{function}: {name} must fit in 64 bits, got {value!r}")
-    return check_confidence(function, confidence), whole[0], whole[1]
+    return (
+        _checks.fraction_argument(function, "confidence", confidence),
+        _checks.at_least(function, "draws", draws, 1),
+        _checks.at_least(function, "seed", seed, 0),
+    )
 
 
 def table_argument(
@@ -56,8 +49,6 @@ def table_argument(
     """Refuses what is no table with the columns that a function reads, `metric` of numbers among them."""
     if not hasattr(table, "groupby") or not hasattr(table, "columns"):
         raise TypeError(f"{function}: table must be a pandas DataFrame, got {type(table).__name__}")
-    if isinstance(by, str):
-        raise ValueError(f"{function}: by must be a list of columns, got the string {by!r}")
     if not isinstance(by, (list, tuple)):
         raise TypeError(f"{function}: by must be a list of columns, got {by!r}")
     present = list(table.columns)
@@ -68,10 +59,3 @@ def table_argument(
             )
     if table[metric].dtype.kind not in "biuf":
         raise ValueError(f"{function}: column {metric!r} must hold numbers, got {table[metric].dtype}")
-
-
-def check_confidence(function: str, confidence: Any, name: str = "confidence") -> float:
-    value = _checks.real(function, name, confidence)
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {confidence!r}")
-    return value

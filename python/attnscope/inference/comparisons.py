@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnscope.inference._arguments import Vector, check_confidence, pairs, vector
+from attnscope._checks import fraction_argument
+from attnscope.inference._arguments import Vector, pairs, vector
 
 #: Numbers that differ by less of themselves are one number, summed in another order.
 _ROUNDED = 2.0**-40
@@ -51,13 +52,13 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     References:
         Student, The probable error of a mean, 1908.
     """
-    confidence = check_confidence("paired_test", confidence)
+    confidence = fraction_argument("paired_test", "confidence", confidence)
     x, y = pairs("paired_test", a, b)
     difference = np.where(np.isclose(x, y, rtol=_ROUNDED, atol=0.0), 0.0, x - y)
     n = len(difference)
     mean = float(difference.mean()) if n else math.nan
     if n < 2:
-        return _untested(mean, n)
+        return Comparison(mean, *(math.nan,) * 5, n)
     if np.ptp(difference) == 0:
         return _without_spread(mean, n - 1, n)
     # without a scale small variances would vanish
@@ -90,13 +91,13 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         Welch, The generalization of Student's problem when several different population variances are
         involved, 1947.
     """
-    confidence = check_confidence("welch_test", confidence)
+    confidence = fraction_argument("welch_test", "confidence", confidence)
     x, y = (vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
     x, y = x[~np.isnan(x)], y[~np.isnan(y)]
     n = len(x) + len(y)
     mean = float(x.mean() - y.mean()) if len(x) and len(y) else math.nan
     if min(len(x), len(y)) < 2:
-        return _untested(mean, n)
+        return Comparison(mean, *(math.nan,) * 5, n)
     if np.ptp(x) == 0 and np.ptp(y) == 0:
         return _without_spread(mean, n - 2, n)
     scale = float(max(np.abs(x).max(), np.abs(y).max()))
@@ -131,14 +132,7 @@ def holm(p_values: Any) -> Vector:
 def benjamini_hochberg(p_values: Any) -> Vector:
     """Benjamini and Hochberg's adjusted p-values: the expected share of false discoveries is held.
 
-    Args:
-        p_values: the family that is printed together; NaN stays NaN and does not count.
-
-    Returns:
-        Adjusted p-values in the order given, float64, at most 1.
-
-    Raises:
-        ValueError: a p-value outside [0, 1].
+    What it takes, gives and refuses is as in `holm`.
 
     Example:
         >>> from attnscope import inference
@@ -181,10 +175,6 @@ def _tested(mean: float, error: float, freedom: float, n: int, confidence: float
     statistic, reach = mean / error, float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
     p_value = 2 * float(special.stdtr(freedom, -abs(statistic)))
     return Comparison(mean, mean - reach, mean + reach, statistic, float(freedom), p_value, n)
-
-
-def _untested(mean: float, n: int) -> Comparison:
-    return Comparison(mean, math.nan, math.nan, math.nan, math.nan, math.nan, n)
 
 
 def _without_spread(mean: float, freedom: int, n: int) -> Comparison:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attnscope.inference._arguments import check_confidence, vector
+from attnscope._checks import fraction_argument
+from attnscope.inference._arguments import vector
 
 #: Fewer controls say too little of initialisations.
 FEWEST = 8
@@ -70,7 +71,7 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     from scipy import stats
 
     name = "control_test"
-    confidence = check_confidence(name, confidence)
+    confidence = fraction_argument(name, "confidence", confidence)
     own = vector(name, "measured", measured)
     own = own[~np.isnan(own)]
     each = [vector(name, "controls", values) for values in controls]

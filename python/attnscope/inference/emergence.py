@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attnscope._checks import real, whole_steps
-from attnscope.inference._arguments import check_confidence, check_draws, table_argument
+from attnscope._checks import fraction_argument, real, whole_steps
+from attnscope.inference._arguments import check_draws, table_argument
 from attnscope.inference.comparisons import holm
 from attnscope.inference.intervals import bootstrap
 
@@ -87,7 +86,7 @@ def emergence_step(
     name = "emergence_step"
     fraction = real(name, "fraction", fraction)
     confidence, asked, seed = check_draws(name, confidence, 1 if draws is None else draws, seed)
-    level = check_confidence(name, level, "level")
+    level = fraction_argument(name, "level", level)
     whole = _checked_steps(table, metric, fraction, by)
     table = table.assign(step=whole)
     keys: list[dict[str, Any]] = []
@@ -199,56 +198,6 @@ def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int
         # Orders that give the same two sets of checkpoints differ by rounding only.
         above += int((between(generator.permuted(some, axis=-1)).max(-1) >= own.max() * (1 - 1e-9)).sum())
     return int(left[own.argmax()]), (1 + above) / (1 + draws)
-
-
-@lru_cache(maxsize=4)
-def _weights(samples: int, draws: int, seed: int) -> npt.NDArray[np.int64]:
-    """How often each sample is in each draw; a study asks the same of every metric."""
-    return np.random.default_rng(seed).multinomial(samples, np.full(samples, 1 / samples), draws)
-
-
-def emergence_of(
-    steps: npt.NDArray[np.int64],
-    values: npt.NDArray[np.float64],
-    fraction: float = 0.5,
-    confidence: float = 0.95,
-    draws: int = 1000,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Where one curve has covered a fraction of its way from first to last step, and its interval.
-
-    A description: noise around a constant crosses somewhere too, most often at the first steps.
-
-    Args:
-        steps: ascending.
-        values: [steps, samples], NaN where a sample was not measured.
-        fraction: in (0, 1].
-        confidence: of the interval.
-        draws: of the bootstrap.
-        seed: of the bootstrap.
-    """
-    present = ~np.isnan(values)
-    filled = np.where(present, values, 0.0)
-    weights = _weights(values.shape[1], draws, seed)
-    with np.errstate(invalid="ignore"):
-        curve = filled.sum(1) / present.sum(1)
-        drawn = (filled @ weights.T) / (present @ weights.T)
-    at = _first_crossing(curve[:, None], fraction)[0]
-    each = _first_crossing(drawn, fraction)
-    each = each[each >= 0]
-    low = high = -1
-    if at >= 0 and len(each):
-        tail = (1 - confidence) / 2
-        low, high = (
-            int(steps[i]) for i in np.quantile(each, [tail, 1 - tail], method="inverted_cdf").astype(np.int64)
-        )
-    return {
-        "step": int(steps[at]) if at >= 0 else -1,
-        "low": low,
-        "high": high,
-        "start": float(curve[0]),
-        "end": float(curve[-1]),
-    }
 
 
 def _first_crossing(curves: npt.NDArray[np.float64], fraction: float) -> npt.NDArray[np.int64]:

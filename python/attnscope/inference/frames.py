@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -106,9 +107,7 @@ def classify_frames(
     given = {"dominant": dominant, "half": half, "minor": minor}
     thresholds = _Thresholds(*(_checks.fraction_argument(name, key, value) for key, value in given.items()))
     causal = _checks.flag(name, "causal", causal)
-    seed = _checks.whole(name, "seed", seed)
-    if seed < 0:
-        raise ValueError(f"{name}: seed must be at least 0, got {seed}")
+    seed = _checks.at_least(name, "seed", seed, 0)
     found, sizes = _arguments(positions, lengths)
     anchors = _anchors(special, sizes)
     groups = _thirds(found.shape[1])
@@ -127,13 +126,14 @@ def classify_frames(
     for weights in drawn:
         counts = np.tensordot(weights, by_position, 1)
         same += _verdict(counts, np.tensordot(weights, at_anchors, 1), causal, thresholds)[0] == frame
-    rows = _evidence("position", by_position.sum(0), at_anchors.sum(0), math.log(n) if n > 1 else 1.0)
-    for row in rows:
-        row["top"] = "last" if row["top"] == n else str(row["top"])
+    names = [*map(str, range(n)), "last"]
+    rows = _evidence("position", by_position.sum(0), at_anchors.sum(0), names, n)
     token_frame = None
     if tokens is not None:
-        token_frame, token_rows = _by_token(found, tokens, sizes, anchors, groups, causal, thresholds)
-        rows += token_rows
+        labels, ends, names = _by_token(found, tokens, sizes, anchors)
+        counts, both = (one.sum(0) for one in _counts(labels, ends, found >= 0, groups, len(names)))
+        token_frame, _ = _verdict(counts, both, causal, thresholds)
+        rows += _evidence("token", counts, both, names, len(names))
     import pandas as pd
 
     return Frames(frame, token_frame, margin, same / DRAWS, pd.DataFrame(rows))
@@ -152,12 +152,7 @@ def _verdict(counts: Counts, at_anchors: Counts, causal: bool, thresholds: _Thre
         ends = at_anchors[used] / totals[used, None]
         pooled = at_anchors.sum(0) / totals.sum()
         together = min(float(pooled.sum()) - thresholds.dominant, float(pooled.min()) - thresholds.minor)
-        apart = [
-            min(ends[a, 0], ends[b, 1]) - thresholds.half
-            for a in range(len(ends))
-            for b in range(len(ends))
-            if a != b
-        ]
+        apart = [min(one[0], other[1]) - thresholds.half for one, other in permutations(ends, 2)]
         two_ended = max([together, *map(float, apart)])
     if central >= 0:
         return "centralized", central
@@ -167,15 +162,9 @@ def _verdict(counts: Counts, at_anchors: Counts, causal: bool, thresholds: _Thre
 
 
 def _by_token(
-    found: Numbers,
-    tokens: Sequence[Sequence[Any]],
-    sizes: Numbers,
-    anchors: Numbers,
-    groups: Numbers,
-    causal: bool,
-    thresholds: _Thresholds,
-) -> tuple[str, list[dict[str, Any]]]:
-    """The verdict and evidence with token identities for positions."""
+    found: Numbers, tokens: Sequence[Sequence[Any]], sizes: Numbers, anchors: Numbers
+) -> tuple[Numbers, Numbers, list[str]]:
+    """Numbers of the tokens at the sinks and at the anchors of each sample, and the tokens by number."""
     for text in (tokens, *(tokens if isinstance(tokens, Sequence) else ())):
         if not isinstance(text, Sequence):
             raise TypeError(
@@ -195,19 +184,17 @@ def _by_token(
         own = np.array([names.setdefault(token, len(names)) for token in sample], dtype=np.int64)
         identities[index] = own[found[index].clip(min=0)]
         ends[index] = own[anchors[index]]
-    counts, at_anchors = (one.sum(0) for one in _counts(identities, ends, found >= 0, groups, len(names)))
-    frame, _ = _verdict(counts, at_anchors, causal, thresholds)
-    rows = _evidence("token", counts, at_anchors, math.log(len(names)) if len(names) > 1 else 1.0)
-    by_number = {number: name for name, number in names.items()}
-    for row in rows:
-        row["top"] = str(by_number[row["top"]])
-    return frame, rows
+    return identities, ends, [*map(str, names)]
 
 
-def _evidence(kind: str, counts: Counts, at_anchors: Counts, scale: float) -> list[dict[str, Any]]:
+def _evidence(
+    kind: str, counts: Counts, at_anchors: Counts, names: Sequence[str], most: int
+) -> list[dict[str, Any]]:
+    """A row for each third; its entropy is 1 where `most` labels have equal shares."""
     rows: list[dict[str, Any]] = []
-    names = THIRDS if len(counts) == 3 else ("all",)
-    for third, (own, ends) in enumerate(zip(counts, at_anchors, strict=True)):
+    scale = math.log(most) if most > 1 else 1.0
+    thirds = THIRDS if len(counts) == 3 else ("all",)
+    for third, own, ends in zip(thirds, counts, at_anchors, strict=True):
         total = own.sum()
         shares = own / total if total else np.full_like(own, math.nan)
         largest = np.sort(shares)[::-1]
@@ -215,9 +202,9 @@ def _evidence(kind: str, counts: Counts, at_anchors: Counts, scale: float) -> li
         rows.append(
             {
                 "kind": kind,
-                "third": names[third],
+                "third": third,
                 "sinks": int(total),
-                "top": int(np.argmax(own)),
+                "top": names[int(np.argmax(own))],
                 "top_1": float(largest[0]),
                 "top_2": float(largest[:2].sum()),
                 "top_3": float(largest[:3].sum()),

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope.inference._arguments import Vector, check_confidence, check_draws
+from attnscope._checks import fraction_argument
+from attnscope.inference._arguments import Vector, check_draws
 from attnscope.inference.intervals import Interval
 
 Array = npt.NDArray[np.float64]
@@ -59,7 +60,7 @@ def jackknife_bounds(
     """The same of a function that gives an array: estimate, low and high of its shape, and G."""
     from scipy import special
 
-    confidence = check_confidence("jackknife", confidence)
+    confidence = fraction_argument("jackknife", "confidence", confidence)
     values = _numbers("jackknife", "values_by_group", values_by_group)
     if values.ndim == 0 or len(values) == 0:
         raise ValueError(f"jackknife: values_by_group must hold at least one group, got shape {values.shape}")

@@ -13,14 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from attnscope.inference._arguments import (
-    Vector,
-    check_confidence,
-    check_draws,
-    pairs,
-    table_argument,
-    vector,
-)
+from attnscope import _checks
+from attnscope.inference._arguments import Vector, check_draws, pairs, table_argument, vector
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,8 +137,7 @@ def bootstrap(
         return Interval(estimate, math.nan, math.nan, len(data))
     if statistic is None and len(data) < SMALL:
         return Interval(estimate, *_studentised(data, confidence, draws, seed), len(data))
-    low, high = _percentiles(_drawn((data,), along_last, draws, seed), confidence)
-    return Interval(estimate, low, high, len(data))
+    return Interval(estimate, *_percentiles(_drawn((data,), along_last, draws, seed), confidence), len(data))
 
 
 def _studentised(data: Vector, confidence: float, draws: int, seed: int) -> tuple[float, float]:
@@ -161,7 +154,7 @@ def _studentised(data: Vector, confidence: float, draws: int, seed: int) -> tupl
     if len(drawn) < (1 - tail) * draws:
         return math.nan, math.nan
     t = (drawn.mean(-1) - values.mean()) / drawn.std(-1, ddof=1)
-    below, above = np.quantile(t, [tail, 1 - tail])
+    below, above = _percentiles(t, confidence)
     spread = values.std(ddof=1)
     return float(values.mean() - above * spread) * scale, float(values.mean() - below * spread) * scale
 
@@ -259,7 +252,7 @@ def median_interval(values: Any, *, confidence: float = 0.95) -> MedianInterval:
     """
     from scipy import stats
 
-    confidence = check_confidence("median_interval", confidence)
+    confidence = _checks.fraction_argument("median_interval", "confidence", confidence)
     data = vector("median_interval", "values", values)
     data = np.sort(data[~np.isnan(data)])
     n = len(data)
@@ -307,8 +300,7 @@ def correlation(
     """
     from scipy import stats
 
-    if not isinstance(method, str) or method not in ("pearson", "spearman"):
-        raise ValueError(f"correlation: method must be 'pearson' or 'spearman', got {method!r}")
+    _checks.choice_argument("correlation", "method", method, ("pearson", "spearman"))
     confidence, draws, seed = check_draws("correlation", confidence, draws, seed)
     a, b = pairs("correlation", x, y)
     n = len(a)

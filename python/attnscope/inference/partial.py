@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from attnscope import _checks
 from attnscope.inference._arguments import Vector, check_draws, vector
 from attnscope.inference.intervals import Correlation, _percentiles, bootstrap
 
@@ -72,8 +73,7 @@ def partial_correlation(
         Fisher, The distribution of the partial correlation coefficient, 1924.
     """
     name = "partial_correlation"
-    if not isinstance(method, str) or method not in ("pearson", "spearman"):
-        raise ValueError(f"{name}: method must be 'pearson' or 'spearman', got {method!r}")
+    _checks.choice_argument(name, "method", method, ("pearson", "spearman"))
     confidence, draws, seed = check_draws(name, confidence, draws, seed)
     data, labels = _columns(name, x, y, covariates, units)
     r, counted = _partial(data, method)

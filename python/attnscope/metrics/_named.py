@@ -13,17 +13,7 @@ Named = TypeVar("Named", bound=tuple[Any, ...])
 def shown_by_shape(result: type[Named]) -> type[Named]:
     """Class decorator for a NamedTuple of tensors: its repr names every field's dtype and shape.
 
-    Example:
-        >>> from typing import NamedTuple
-        >>> import torch
-        >>> @shown_by_shape
-        ... class Pair(NamedTuple):
-        ...     value: torch.Tensor
-        ...     count: torch.Tensor
-        >>> Pair(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
-        Pair(value=float32[2, 3], count=int64[2])
-        >>> Pair(torch.tensor(1 / 3), torch.tensor(2))
-        Pair(value=0.3333, count=2)
+    As `Pair(value=float32[2, 3], count=int64[2])`, or of single numbers `Pair(value=0.3333, count=2)`.
     """
 
     def shapes(self: Named) -> str:

@@ -48,6 +48,15 @@ class Found:
         """Metrics of a protocol, in alphabetical order."""
         return sorted({name for whose, name in {*self.functions, *self.derived} if whose == protocol})
 
+    def source(self, protocol: str, metric: str) -> str:
+        """The metric whose function is called: itself, or the one that it is derived from."""
+        derived = self.derived.get((protocol, metric))
+        return derived[0] if derived else metric
+
+    def function(self, protocol: str, metric: str) -> Callable[..., Any]:
+        """The function that is called for a metric."""
+        return self.functions[protocol, self.source(protocol, metric)]
+
 
 @functools.cache
 def found() -> Found:
@@ -58,8 +67,7 @@ def found() -> Found:
 
 def metric_of(one: Quantity) -> str:
     """The public metric that gives a quantity; of one that no public metric gives, an inner name (`_...`)."""
-    derived = found().derived.get((one.protocol, one.metric))
-    return derived[0] if derived and one.metric.startswith("_") else one.metric
+    return found().source(one.protocol, one.metric) if one.metric.startswith("_") else one.metric
 
 
 def columns_of(metric: str) -> list[Quantity]:
@@ -92,10 +100,8 @@ def declared_in(modules: list[ModuleType]) -> Found:
             quantities[one.identity] = one
             if hasattr(module, one.metric):
                 functions[one.protocol, one.metric] = getattr(module, one.metric)
-        for function in getattr(module, "SOURCES", ()):
-            functions[protocol, function.__name__] = function
-        for name, derivation in getattr(module, "DERIVED", {}).items():
-            derived[protocol, name] = derivation
+        functions |= {(protocol, one.__name__): one for one in getattr(module, "SOURCES", ())}
+        derived |= {(protocol, name): made for name, made in getattr(module, "DERIVED", {}).items()}
     return Found(tuple(quantities.values()), functions, derived, forms)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,18 +14,26 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope._nearest import nearest
 from attnscope.metrics.discovery import found
-from attnscope.metrics.plan import MAPS, Execution, Plan, Request, plan_of, reads_layers
+from attnscope.metrics.plan import (
+    MAPS,
+    Execution,
+    Plan,
+    Request,
+    options_of,
+    plan_of,
+    reads_layers,
+    reads_maps,
+)
 from attnscope.metrics.quantity import Quantity
-from attnscope.metrics.requests import requests_of
+
+#: A name, names, or a mapping from the key wanted in the result to the options of its metric.
+Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 
 def measure(
-    attention: torch.Tensor,
-    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]],
-    *,
-    lengths: _checks.Lengths = None,
-    **options: Any,
+    attention: Tensor, metrics: Metrics, *, lengths: _checks.Lengths = None, **options: Any
 ) -> dict[str, Any]:
     """Several metrics of the same maps, with shared intermediates computed once.
 
@@ -60,7 +69,9 @@ def measure(
         >>> {key: round(value.item(), 6) for key, value in found.items()}
         {'mean': 1.0, 'normalized': 1.333333}
     """
-    plan = _plan_of(metrics, options, _size_of(attention))
+    # what has no tokens is refused once the metrics are known to be right
+    shape = getattr(attention, "shape", None) or (0,)
+    plan = _plan_of(metrics, options, int(shape[-1]))
     tensor = _checks.square_tensor("measure", "attention", attention)
     results = Execution(plan, {"attention": tensor}, lengths, "measure").results()
     return {request.key: result for request, result in zip(plan.requests, results, strict=True)}
@@ -94,9 +105,7 @@ class Measured:
 
     def beside(self, other: Measured, quantities: Sequence[Quantity]) -> Measured:
         """These quantities out of both, of the other where both hold them."""
-        values, defined = (
-            {**a, **b} for a, b in ((self.values, other.values), (self.defined, other.defined))
-        )
+        values, defined = {**self.values, **other.values}, {**self.defined, **other.defined}
         return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
 
     def known(self, *names: str) -> dict[str, Tensor]:
@@ -152,18 +161,11 @@ def measure_quantities(
     if len(protocols) > 1:
         raise ValueError(f"measure_quantities: one protocol at a time, got {', '.join(sorted(protocols))}")
     each = None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64)
-    if protocols and input_form(protocols.pop()) == "whole":
+    if protocols and found().forms.get(protocols.pop()) == "whole":
         if whole:
             raise ValueError(f"measure_quantities: maps are taken by length, so no whole {whole[0]}")
         return _by_length(sites, quantities, each, heads, held)
     return _measured(sites, quantities, each, heads, tuple(whole))
-
-
-def input_form(protocol: str) -> str:
-    """What a protocol declares: "padded" maps with their lengths, or "whole" maps in float64."""
-    if protocol == "exact":
-        return "padded"
-    return str(found().forms.get(protocol, "padded"))
 
 
 def _by_length(
@@ -177,31 +179,30 @@ def _by_length(
     given = next(maps for name, maps in sites.items() if name in MAPS)
     batch, longest = len(given), int(given.shape[-1])
     each = torch.full((batch,), longest) if lengths is None else lengths
-    parts = []
+    places, parts = [], []
     for n in sorted(set(each.tolist())):
-        places = (each == n).nonzero().flatten()
+        place = (each == n).nonzero().flatten()
         cut = {
-            name: (values[places][..., :n, :n] if name in MAPS else values[places][..., :n, :]).double()
+            name: values[place][..., :n, : n if name in MAPS else None].double()
             for name, values in sites.items()
         }
-        parts.append((places, _measured(cut, quantities, None, heads, held=held or given.dtype)))
-    finite = torch.empty(batch, parts[0][1].finite.shape[1], dtype=torch.bool)
-    values: dict[Quantity, Tensor] = {}
-    defined: dict[Quantity, Tensor] = {}
-    for places, part in parts:
-        finite[places] = part.finite
-        for one, own in part.values.items():
-            if one not in values:
-                trailing = [
-                    max(sizes)
-                    for sizes in zip(*(other.values[one].shape[1:] for _, other in parts), strict=True)
-                ]
-                nothing = torch.nan if own.dtype.is_floating_point else 0
-                values[one] = torch.full((batch, *trailing), nothing, dtype=own.dtype)
-                defined[one] = torch.zeros((batch, *trailing), dtype=torch.bool)
-            inside = (places, *(slice(size) for size in own.shape[1:]))
-            values[one][inside], defined[one][inside] = own, part.defined[one]
-    return Measured({one: values[one] for one in quantities if one in values}, defined, finite, longest)
+        places.append(place)
+        parts.append(_measured(cut, quantities, None, heads, held=held or given.dtype))
+
+    def joined(own: Sequence[Tensor], nothing: float) -> Tensor:
+        sizes = [max(sizes) for sizes in zip(*(part.shape[1:] for part in own), strict=True)]
+        whole = torch.full((batch, *sizes), nothing, dtype=own[0].dtype)
+        for place, part in zip(places, own, strict=True):
+            inside = (place, *map(slice, part.shape[1:]))
+            whole[inside] = part
+        return whole
+
+    values, defined = {}, {}
+    for one, first in parts[0].values.items():
+        nothing = torch.nan if first.dtype.is_floating_point else 0
+        values[one] = joined([part.values[one] for part in parts], nothing)
+        defined[one] = joined([part.defined[one] for part in parts], False)
+    return Measured(values, defined, joined([part.finite for part in parts], False), longest)
 
 
 def _measured(
@@ -213,7 +214,11 @@ def _measured(
     held: torch.dtype | None = None,
 ) -> Measured:
     maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
-    known = [one for one in quantities if _is_there(one, sites, heads)]
+    known = [
+        one
+        for one in quantities
+        if set(one.needs) <= set(sites) and (heads is not None or not reads_layers(one))
+    ]
     each = None if lengths is None else lengths[:, None]
     plan = _plan_for(tuple(known), whole, int(maps.shape[-1]))
     results = Execution(plan, sites, each, "measure_quantities", held).results()
@@ -224,15 +229,14 @@ def _measured(
     defined: dict[Quantity, Tensor] = {}
     answers = dict(zip(known, results[: len(known)], strict=True))
     for one in quantities:
-        if one not in answers:
-            if not one.axes:
-                shape = maps.shape[:1] if one.scope == "layer" else maps.shape[:2]
-                values[one] = torch.full(shape, torch.nan, dtype=torch.float64)
-                defined[one] = torch.zeros(shape, dtype=torch.bool)
-            continue
-        own = one.read(answers[one])
-        own = own.squeeze(1) if one.scope == "layer" and one.needs[0] == "head_mean" else own
-        values[one], defined[one] = _where_defined(one, own, finite.get(one.needs[0]))
+        if one in answers:
+            own = one.read(answers[one])
+            own = own.squeeze(1) if one.scope == "layer" and one.needs[0] == "head_mean" else own
+            values[one], defined[one] = _where_defined(one, own, finite.get(one.needs[0]))
+        elif not one.axes:
+            shape = maps.shape[:1] if one.scope == "layer" else maps.shape[:2]
+            values[one] = torch.full(shape, torch.nan, dtype=torch.float64)
+            defined[one] = torch.zeros(shape, dtype=torch.bool)
     entire = dict(zip(whole, results[len(known) :], strict=True))
     everywhere = finite.get("attention", torch.ones(maps.shape[:2], dtype=torch.bool))
     return Measured(values, defined, everywhere, maps.shape[-1], entire)
@@ -248,15 +252,6 @@ def _finite(maps: Tensor, lengths: Tensor | None) -> Tensor:
     """Which of [batch, maps, n, n] hold finite entries only, inside their lengths."""
     each = None if lengths is None else lengths.expand(maps.shape[:2]).contiguous()
     return _core.finite_matrices(maps, each)
-
-
-def _is_there(one: Quantity, sites: Mapping[str, Tensor], heads: Sequence[int] | None) -> bool:
-    """Whether what a quantity needs was captured, and the maps are the heads of a layer if it reads those."""
-    if not set(one.needs) <= set(sites):
-        return False
-    derived = found().derived.get((one.protocol, one.metric))
-    function = found().functions[one.protocol, derived[0] if derived else one.metric]
-    return heads is not None or not reads_layers(function)
 
 
 def _where_defined(one: Quantity, values: Tensor, finite: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -280,9 +275,7 @@ _MOST_PLANS = 1024
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def _plan_of(
-    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], n: int
-) -> Plan:
+def _plan_of(metrics: Metrics, options: Mapping[str, Any], n: int) -> Plan:
     if not _is_plain(metrics, options):
         return plan_of(requests_of(metrics, options), n)
     # What a value looks like tells True from 1, which compare equal.
@@ -297,20 +290,92 @@ def _plan_of(
 def _is_plain(metrics: Any, options: Mapping[str, Any]) -> bool:
     """Whether all of it shows in its repr, and nothing of it can change afterwards."""
     own = list(metrics.values()) if type(metrics) is dict else []
-    if type(metrics) is dict:
-        if not all(type(given) is dict for given in own):
-            return False
-    elif type(metrics) not in (str, list, tuple) or not all(type(name) is str for name in metrics):
+    if type(metrics) not in (str, list, tuple, dict) or not all(type(name) is str for name in metrics):
         return False
-    for given in (options, *own):
-        for value in given.values():
-            entries = value if type(value) is tuple else (value,)
-            if not all(type(entry) in _PLAIN for entry in entries):
-                return False
-    return True
+    if not all(type(given) is dict for given in own):
+        return False
+    values = [value for given in (options, *own) for value in given.values()]
+    return all(
+        type(one) in _PLAIN for value in values for one in (value if type(value) is tuple else (value,))
+    )
 
 
-def _size_of(attention: Any) -> int:
-    """Its tokens; 0 for what has none, and is refused once the metrics are known to be right."""
-    shape = getattr(attention, "shape", None)
-    return int(shape[-1]) if shape else 0
+def metric_names() -> list[str]:
+    """Every name that `measure` knows, in alphabetical order."""
+    everything = found()
+    public = (name for name in everything.names() if not name.startswith("_"))
+    return [name for name in public if reads_maps(everything.function("exact", name))]
+
+
+def requests_of(metrics: Metrics, options: Mapping[str, Any], *, partial: bool = False) -> list[Request]:
+    """What `measure` is asked for, checked: the key, the metric and its options of every result.
+
+    With `partial`, what a metric needs beside attention comes from elsewhere.
+    """
+    requests, taken, names = [], set(), metric_names()
+    asked = _asked(metrics)
+    for key, own in asked.items():
+        metric, own = str(own.get("metric", key)), {name: own[name] for name in own if name != "metric"}
+        if metric not in names:
+            columns = [one.metric for one in found().quantities if one.name == metric and one.metric in names]
+            words = f"; {metric} is a column of {columns[0]}" if columns else nearest(metric, names)
+            raise ValueError(f"measure: unknown metric {metric!r}{words}")
+        accepted = _accepted(metric)
+        if unknown := [name for name in own if name not in accepted]:
+            raise TypeError(
+                f"measure: {metric} takes no option {unknown[0]!r}{nearest(unknown[0], sorted(accepted))}"
+            )
+        common = {name: value for name, value in options.items() if name in accepted}
+        missing = [
+            name
+            for name in sorted(accepted.keys() - {"thresholds", *own, *common})
+            if accepted[name] is inspect.Parameter.empty
+        ]
+        if missing and not partial:
+            raise TypeError(f"measure: {metric} needs the option {missing[0]!r}")
+        taken |= set(common)
+        requests.append(Request(key, metric, {**common, **own}))
+    if unused := sorted(set(options) - taken):
+        known = sorted({name for request in requests for name in _accepted(request.metric)})
+        raise TypeError(
+            f"measure: none of the metrics {', '.join(asked)} takes the option {unused[0]!r}"
+            f"{nearest(unused[0], known)}"
+        )
+    return requests
+
+
+def options_taken(metrics: Metrics) -> set[str]:
+    """The options that some of the metrics take and that are not given to them already."""
+    names = metric_names()
+    return {
+        option
+        for key, given in _asked(metrics).items()
+        if (metric := str(given.get("metric", key))) in names
+        for option in _accepted(metric).keys() - given.keys()
+    }
+
+
+def _asked(metrics: Metrics) -> Mapping[str, Mapping[str, Any]]:
+    """The keys of results, each with its own options."""
+    if isinstance(metrics, str):
+        metrics = [metrics]
+    if not isinstance(metrics, Iterable) or hasattr(metrics, "__array__"):
+        raise TypeError(f"measure: metrics must be names, got {type(metrics).__name__}")
+    keys = list(metrics)
+    if unnamed := [key for key in keys if not isinstance(key, str)]:
+        raise TypeError(
+            "measure: metrics must be names, or a mapping from names to options, "
+            f"got {type(unnamed[0]).__name__}"
+        )
+    asked = metrics if isinstance(metrics, Mapping) else {key: {} for key in keys}
+    for key, own in asked.items():
+        if not isinstance(own, Mapping):
+            raise TypeError(f"measure: the options of {key!r} must be a mapping, got {type(own).__name__}")
+    return asked
+
+
+def _accepted(metric: str) -> dict[str, Any]:
+    """A metric's options with their defaults."""
+    derived = found().derived.get(("exact", metric))
+    own = options_of(found().function("exact", metric))
+    return {**own, **(options_of(derived[1]) if derived else {})}

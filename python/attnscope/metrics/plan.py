@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from attnscope.metrics.discovery import found
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks
 from attnscope.metrics.information.divergence import divergence_of
-from attnscope.metrics.quantity import Shared, Site
+from attnscope.metrics.quantity import Quantity, Shared, Site
 
 # What a metric that needs thresholds gets when the caller names none (Ruscio et al. 2025).
 THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
@@ -37,33 +38,19 @@ OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
 #: First arguments that are no maps: they are given as options, which stand for sites.
 _BY_OPTION = ("before", "matrix", "points")
 
-Name = tuple[str, str]
 # A call's options in words, by which equal calls are known.
 Identity = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Request:
-    """One result that is asked for.
-
-    Attributes:
-        key: what it is called.
-        metric: the function.
-        options: of its call.
-        protocol: whose function.
-        of: the site that holds its maps.
-    """
+    """One result that is asked for: what it is called, and a metric of the maps at the site `of`."""
 
     key: str
     metric: str
     options: Mapping[str, Any]
     protocol: str = "exact"
     of: str = "attention"
-
-    @property
-    def name(self) -> Name:
-        """Protocol and metric."""
-        return self.protocol, self.metric
 
 
 @dataclass(frozen=True)
@@ -87,7 +74,7 @@ class Plan:
 
     Attributes:
         requests: in the order asked for.
-        calls: one per request.
+        calls: one for each of them.
         groups: calls that one read of the maps answers together, by source.
         entropies: of a head_divergence the entropy that such a read gives, of which it is one half.
         held: calls of betti_numbers, and the call of persistence whose bars hold them.
@@ -109,10 +96,11 @@ def plan_of(requests: Sequence[Request], n: int) -> Plan:
         if call.protocol == "exact" and call.source in sinks.FROM_ONE_READ and _is_plain_read(call.given):
             # a second setting of the same function is a call of its own
             groups.setdefault(_reading(call), {}).setdefault(call.source, call)
-    entropies = {}
-    for call in every:
-        if call.is_exact("head_divergence") and "attention_entropy" in groups.get(_reading(call), {}):
-            entropies[call] = groups[_reading(call)]["attention_entropy"]
+    entropies = {
+        call: groups[_reading(call)]["attention_entropy"]
+        for call in every
+        if call.is_exact("head_divergence") and "attention_entropy" in groups.get(_reading(call), {})
+    }
     # One call alone is that function's own; an entropy that something else needs is not alone.
     together = [
         group
@@ -120,28 +108,19 @@ def plan_of(requests: Sequence[Request], n: int) -> Plan:
         if len(group) >= 2 or any(call in entropies.values() for call in group.values())
     ]
     bars = [call for call in every if call.is_exact("persistence")]
-    held = {}
-    for call in every:
-        if call.is_exact("betti_numbers"):
-            holding = [one for one in bars if one.of == call.of and bars_hold(call.given, one.given)]
-            if holding:
-                held[call] = holding[0]
+    held: dict[Call, Call] = {}
+    for call, one in itertools.product(every, bars):
+        if call.is_exact("betti_numbers") and one.of == call.of and bars_hold(call.given, one.given):
+            held.setdefault(call, one)
     return Plan(requests, calls, together, entropies, held)
 
 
 def call_of(request: Request, n: int) -> Call:
     """The call that a request comes down to, with the defaults filled in, so that equal calls are equal."""
-    derived = found().derived
-    source = derived[request.name][0] if request.name in derived else request.metric
-    function = found().functions[request.protocol, source]
-    given = {}
-    for name, default in options_of(function).items():
-        if name in request.options:
-            given[name] = request.options[name]
-        elif name == "thresholds":
-            given[name] = THRESHOLDS
-        elif default is not inspect.Parameter.empty:
-            given[name] = default
+    source = found().source(request.protocol, request.metric)
+    every = options_of(found().functions[request.protocol, source])
+    defaults = {**every, "thresholds": THRESHOLDS, **request.options}
+    given = {name: defaults[name] for name in every if defaults[name] is not inspect.Parameter.empty}
     if source == "laplacian_eigenvalues" and given.get("k") is None:
         given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
     identity = tuple(sorted((name, _in_words(value)) for name, value in given.items()))
@@ -173,37 +152,30 @@ def _in_words(value: Any) -> str:
     return f"array {id(value)}" if hasattr(value, "__array__") else repr(value)
 
 
+@dataclass
 class Execution:
     """The calls of a plan on one batch of maps [..., n, n] and other tensors by site, each made once.
 
     Errors carry the name of `function`; `held` is the type in which the model holds its maps.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        sites: Mapping[str, Tensor],
-        lengths: _checks.Lengths,
-        function: str,
-        held: torch.dtype | None = None,
-    ) -> None:
-        self._plan, self._sites, self._lengths, self._function = plan, sites, lengths, function
-        self._held = held
-        self._results: dict[Call, Any] = {}
+    plan: Plan
+    sites: Mapping[str, Tensor]
+    lengths: _checks.Lengths
+    function: str
+    held: torch.dtype | None = None
+    _results: dict[Call, Any] = field(default_factory=dict)
 
     def results(self) -> list[Any]:
         """What every request gets, in their order."""
         with judged_once():
-            for group in self._plan.groups:
+            for group in self.plan.groups:
                 self._read_once(group)
-            return [
-                self._answer(request, call)
-                for request, call in zip(self._plan.requests, self._plan.calls, strict=True)
-            ]
+            return [self._answer(*one) for one in zip(self.plan.requests, self.plan.calls, strict=True)]
 
     def _answer(self, request: Request, call: Call) -> Any:
         result = self._result(call)
-        derived = found().derived.get(request.name)
+        derived = found().derived.get((request.protocol, request.metric))
         if derived is None:
             return result
         function = derived[1]
@@ -216,8 +188,8 @@ class Execution:
         return self._results[call]
 
     def _made(self, call: Call) -> Any:
-        maps: Any = self._sites.get(call.of)
-        bars = self._plan.held.get(call)
+        maps: Any = self.sites.get(call.of)
+        bars = self.plan.held.get(call)
         if bars is not None and maps is not None and maps.dtype in EXACT_IN_BARS:
             held = self._result(bars)
             # Of a map without bars the function itself is to warn.
@@ -226,7 +198,7 @@ class Execution:
         function = found().functions[call.protocol, call.source]
         given = self._arguments(function, call.given, call)
         if call.is_exact("head_divergence"):
-            entropy = self._plan.entropies.get(call)
+            entropy = self.plan.entropies.get(call)
             return divergence_of(maps, None if entropy is None else self._result(entropy), **given)
         return function(maps, **given) if reads_maps(function) else function(**given)
 
@@ -238,42 +210,44 @@ class Execution:
         own: dict[str, Any] = {}
         for name, value in given.items():
             if isinstance(value, Site):
-                states = self._sites[value.name]
+                states = self.sites[value.name]
                 # states of a whole layer belong to each of its maps
                 shared = states.ndim == 3 and value.name not in OF_ROWS and not of_layers
                 states = states.unsqueeze(1) if shared else states
                 own[name] = torch.zeros_like(states) if value.origin else states
             elif isinstance(value, Shared):
                 request = _request_of(value, call)
-                found_there = self._answer(request, call_of(request, self._sites[value.of].shape[-1]))
+                found_there = self._answer(request, call_of(request, self.sites[value.of].shape[-1]))
                 # what is known of the head mean [b, 1, n] belongs to the layer
                 own[name] = found_there.squeeze(1) if of_layers else found_there
             else:
                 own[name] = value
         if "lengths" in parameters_of(function):
-            own["lengths"] = self._lengths_of(call) if of_layers else self._lengths
-        about = {"held": self._held, "known": self._sites}
+            own["lengths"] = self._lengths_of(call) if of_layers else self.lengths
+        about = {"held": self.held, "known": self.sites}
         return own | {name: about[name] for name in about if name in parameters_of(function)}
 
     def _lengths_of(self, call: Call) -> Tensor | None:
-        """One length per layer."""
-        if call.of in MAPS:
-            return layer_lengths(self._lengths, self._sites[call.of], self._function)
-        own = self._lengths
-        return None if own is None else _checks.as_tensor(self._function, "lengths", own).flatten()
+        """One length per layer, out of lengths that broadcast against its heads."""
+        if self.lengths is None:
+            return None
+        each = _checks.as_tensor(self.function, "lengths", self.lengths)
+        if call.of not in MAPS:
+            return each.flatten()
+        shape, words = self.sites[call.of].shape[:-2], "do not broadcast to the leading shape"
+        each = _checks.expanded(f"{self.function}: lengths", each, shape, words)
+        if each.ndim == 0 or not bool((each == each[..., :1]).all()):
+            raise ValueError(f"{self.function}: metrics of a whole layer need one length for all its heads")
+        return each[..., 0].contiguous()
 
     def _read_once(self, group: Mapping[str, Call]) -> None:
         first = next(iter(group.values()))
         support = first.given["support"]
-        read = sinks.from_one_read(
-            self._sites[first.of],
-            {source: call.given for source, call in group.items()},
-            support=self._sites[support.name] if isinstance(support, Site) else support,
-            lengths=self._lengths,
-            validate=first.given["validate"],
-        )
-        for source, call in group.items():
-            self._results[call] = read[source]
+        support = self.sites[support.name] if isinstance(support, Site) else support
+        asked = {source: call.given for source, call in group.items()}
+        given = (asked, support, self.lengths, first.given["validate"])
+        _, read = sinks.from_one_read("measure", self.sites[first.of], *given)
+        self._results |= {call: read[source] for source, call in group.items()}
 
 
 @functools.cache
@@ -305,21 +279,9 @@ def reads_maps(function: Callable[..., Any]) -> bool:
     return first_of(function) in ("attention", "heads", "scores")
 
 
-def reads_layers(function: Callable[..., Any]) -> bool:
-    """Whether a function reads all heads of a layer together, [..., h, n, n]."""
-    return first_of(function) == "heads"
-
-
-def layer_lengths(lengths: _checks.Lengths, heads: Tensor, function: str) -> Tensor | None:
-    """One length per layer of heads [..., h, n, n], out of lengths that broadcast against [..., h]."""
-    if lengths is None:
-        return None
-    each = _checks.as_tensor(function, "lengths", lengths)
-    words = "do not broadcast to the leading shape"
-    each = _checks.expanded(f"{function}: lengths", each, heads.shape[:-2], words)
-    if each.ndim == 0 or not bool((each == each[..., :1]).all()):
-        raise ValueError(f"{function}: metrics of a whole layer need one length for all its heads")
-    return each[..., 0].contiguous()
+def reads_layers(one: Quantity) -> bool:
+    """Whether the function of a quantity reads all heads of a layer together, [..., h, n, n]."""
+    return first_of(found().function(one.protocol, one.metric)) == "heads"
 
 
 def levels(thresholds: Sequence[float | str], n: int) -> list[float]:

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: MIT
 """A number per map and everything that is known of it, declared once beside the metric that gives it.
 
-A metric returns what its words promise: a tensor, a named result, bars. Tables, figures and reports want
-single columns with a name, a label, a range and a kind. A `Quantity` is that column: which public function is
-called with which options, what of its result is read, and a closed form that it must reproduce.
-
-Modules declare `QUANTITIES`, and `found` walks the packages for them, so that no list is edited when a metric
-is added; packages of others name theirs in the entry point group `attnscope.metrics`.
+A metric returns a tensor, a named result or bars. Tables, figures and reports want columns with a name, a
+label, a range and a kind. A `Quantity` is one: which public function is called with which options, what of
+its result is read, and a closed form that it must reproduce. `attnscope.metrics.discovery` finds those that
+modules declare.
 
     >>> from attnscope.metrics.quantity import quantity
     >>> quantity("sink_boost").label, quantity("bar_count_1").kind
@@ -32,12 +30,7 @@ Bound = float | Callable[[int], float] | None
 
 @dataclass(frozen=True)
 class Site:
-    """An option that stands for what was captured at a site.
-
-    Attributes:
-        name: of the site.
-        origin: zeros of that shape instead, for states that are counted from nothing.
-    """
+    """An option that stands for what was captured at a site, or for zeros of that shape, its `origin`."""
 
     name: str
     origin: bool = False
@@ -45,13 +38,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Shared:
-    """An option that is itself the result of a metric, computed once for all that ask for it.
-
-    Attributes:
-        metric: of the same protocol.
-        options: of that call.
-        of: the site that holds its maps.
-    """
+    """An option that is itself the result of a metric of the maps at a site, computed once for all."""
 
     metric: str
     options: tuple[tuple[str, Any], ...] = ()
@@ -155,11 +142,9 @@ class Quantity:
                 raise ValueError(f"{self.name}: no axis {axis!r} in {', '.join(self.axes) or 'none'}")
         index = (..., *(where.get(axis, slice(None)) for axis in self.axes))
         read = self.read
-        texts = {}
-        for name in ("label", "symbol", "meaning"):
-            texts[name] = getattr(self, name)
-            for axis, place in where.items():
-                texts[name] = texts[name].replace(f"{{{axis}}}", str(place))
+        texts = {name: getattr(self, name) for name in ("label", "symbol", "meaning")}
+        for axis, place in where.items():
+            texts = {name: text.replace(f"{{{axis}}}", str(place)) for name, text in texts.items()}
         known = self.known
         if isinstance(known.expected, Sequence):
             (place,) = where.values()
@@ -178,28 +163,22 @@ class Quantity:
         if axis not in self.axes:
             return self
         place, read = self.axes.index(axis) - len(self.axes), self.read
-        rest = tuple(name for name in self.axes if name != axis)
-        entry = self.known.entry
-        known = replace(self.known, entry=entry[:place] + entry[len(entry) + place + 1 :])
-        return replace(self, read=lambda result: read(result).nanmean(place), axes=rest, known=known)
+        return self._without({axis}, read=lambda result: read(result).nanmean(place))
 
     def with_options(self, **run: Any) -> Quantity:
         """The same quantity under the settings of a run."""
-        gone = {
-            axis
-            for axis, (option, value) in self.axis_when.items()
-            if run.get(option, value) != value and axis in self.axes
-        }
-        entry = self.known.entry
-        if gone and entry:
-            kept = zip(self.axes, entry[-len(self.axes) :], strict=True)
-            entry = tuple(place for axis, place in kept if axis not in gone)
-        return replace(
-            self,
-            options={**self.options, **run},
-            axes=tuple(axis for axis in self.axes if axis not in gone),
-            known=replace(self.known, entry=entry),
+        gone = {axis for axis, (option, value) in self.axis_when.items() if run.get(option, value) != value}
+        return self._without(gone, options={**self.options, **run})
+
+    def _without(self, gone: set[str], **changed: Any) -> Quantity:
+        """Without some axes, and without their entries of the closed form."""
+        places = self.known.entry
+        front = len(places) - len(self.axes)  # the number of a head, where there is one
+        entry = tuple(
+            place for at, place in enumerate(places) if at < front or self.axes[at - front] not in gone
         )
+        axes = tuple(axis for axis in self.axes if axis not in gone)
+        return replace(self, axes=axes, known=replace(self.known, entry=entry), **changed)
 
     def example(self) -> tuple[float, float]:
         """What is computed of the closed form, and what it must be."""
@@ -245,3 +224,76 @@ def quantity(name: str, protocol: str = "exact", scope: str | None = None) -> Qu
     # a number that tables hold and no metric gives
     nothing = Known(torch.nan, torch.full((1, 1), torch.nan))
     return Quantity(name, "", name.replace("_", " "), "", nothing)
+
+
+# Maps of which closed forms are known, for the examples of quantities.
+
+
+def star(n: int) -> Tensor:
+    """Every query on key 0."""
+    return torch.eye(1, n, dtype=torch.float64).repeat(n, 1)
+
+
+def causal(n: int) -> Tensor:
+    """Uniform among the keys up to the query."""
+    maps = torch.ones(n, n, dtype=torch.float64).tril()
+    return maps / maps.sum(-1, keepdim=True)
+
+
+def full(n: int) -> Tensor:
+    """Uniform among all keys."""
+    return torch.full((n, n), 1 / n, dtype=torch.float64)
+
+
+def identity(n: int) -> Tensor:
+    """Every query on itself."""
+    return torch.eye(n, dtype=torch.float64)
+
+
+def ring() -> Tensor:
+    """Four tokens in a ring, each attending to its two neighbours."""
+    one_way = identity(4).roll(1, 0)
+    return (one_way + one_way.T) / 2
+
+
+def hadamard() -> Tensor:
+    """Rows 1 to 7 standardise to orthogonal signs, so that all seven eigenvalues are 1; row 0 is constant."""
+    signs = torch.tensor([[1, 1], [1, -1]], dtype=torch.float64)
+    return 0.125 + 0.0625 * torch.kron(signs, torch.kron(signs, signs))
+
+
+def aligned() -> tuple[Tensor, Tensor]:
+    """Attention that grows linearly with the cosine of the states, and the states."""
+    angles = torch.tensor([0.0, 0.5, 2.0], dtype=torch.float64)
+    return 0.3 + 0.1 * torch.cos(angles[:, None] - angles), torch.stack([angles.cos(), angles.sin()], -1)
+
+
+def two_heads() -> Tensor:
+    """Row 1 of one head on key 0, of the other on key 1: each diverges from their mean by log 2 there."""
+    return torch.tensor([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], dtype=torch.float64)
+
+
+def uneven_heads() -> Tensor:
+    """Two heads that differ only in how much they attend to key 0, which alone is a sink of their mean."""
+    rows = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.375, 0.375]], dtype=torch.float64)
+    return rows[:, None, :].expand(2, 3, 3).contiguous()
+
+
+def detail(n: int, scale: int) -> Tensor:
+    """Uniform among all keys, and one Daubechies wavelet of two vanishing moments: one detail coefficient.
+
+    Scale 3 of signals of 32 keys is the finest of three; each coarser one is refined once more.
+    """
+    root = 3**0.5
+    low = torch.tensor([1 + root, 3 + root, 3 - root, 1 - root], dtype=torch.float64) / (4 * 2**0.5)
+    high = torch.stack([low[3], -low[2], low[1], -low[0]])
+    signal = torch.ones(1, dtype=torch.float64)
+    for level in range(4 - scale):
+        taps = low if level else high
+        refined = torch.zeros(2 * len(signal) + 2, dtype=torch.float64)
+        for place, coefficient in enumerate(signal):
+            refined[2 * place : 2 * place + 4] += coefficient * taps
+        signal = refined
+    row = torch.full((n,), 1 / n, dtype=torch.float64)
+    row[1 : 1 + len(signal)] += signal / (4 * n)
+    return row.expand(n, n).contiguous()

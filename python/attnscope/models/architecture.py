@@ -114,11 +114,14 @@ def block_of(core: str, modules: Mapping[str, nn.Module]) -> str | None:
     return fallback
 
 
+def text_config(config: Any) -> Any:
+    """The part of a configuration that is about the text model; of other objects, they themselves."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def depth(model: nn.Module) -> int:
     """Number of layers that the model's configuration names; 1 where it names none."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(getattr(text, "num_hidden_layers", None) or 1)
+    return int(getattr(text_config(getattr(model, "config", None)), "num_hidden_layers", None) or 1)
 
 
 def blocks(model: nn.Module, modules: Mapping[str, nn.Module], known: Sequence[str]) -> list[str]:

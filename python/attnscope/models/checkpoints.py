@@ -6,7 +6,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,14 +65,14 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
     if folder.is_dir():
         if _is_model(folder) and not revisions:
             return [Checkpoint(label or _label(folder), "", -1, str(folder), True)]
-        inside = [folder / name for name in revisions] or _models(folder.iterdir())
+        inside = [folder / name for name in revisions] or list(filter(_is_model, folder.iterdir()))
         if not inside:
             raise FileNotFoundError(
                 f"the folder {folder} holds no model: no config.json, and none in the folders inside it"
             )
         return _series(inside, label or _label(folder))
     if glob.has_magic(path):
-        found = _models(Path(name) for name in glob.glob(str(folder)))
+        found = list(filter(_is_model, map(Path, glob.glob(str(folder)))))
         if not found:
             raise FileNotFoundError(f"no folder with a config.json matches {path}")
         return _series(found, label or _label(found[0].parent))
@@ -90,10 +90,9 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     Of a folder: names, sizes, the head and evenly spaced samples of every weight file, and all of the config.
     Of a hub id: the id and its revision.
     """
-    digest = hashlib.sha256()
     if not checkpoint.local:
-        digest.update(f"{checkpoint.path}@{checkpoint.revision}".encode())
-        return digest.hexdigest()[:16]
+        return hashlib.sha256(f"{checkpoint.path}@{checkpoint.revision}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256()
     for file in sorted(Path(checkpoint.path).glob("*")):
         if file.name not in ("config.json", "adapter_config.json") and file.suffix != ".safetensors":
             continue
@@ -119,10 +118,6 @@ def folder_of(checkpoint: Checkpoint) -> Path:
         local_files_only=not hub_answers(),
     )
     return Path(found)
-
-
-def _models(folders: Iterable[Path]) -> list[Path]:
-    return [folder for folder in folders if _is_model(folder)]
 
 
 def _is_model(folder: Path) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._warn import warn
+from attnscope.models.architecture import text_config
 
 #: Tokens of the trial pass, of which the later half differs between its two texts.
 _TRIAL = 6
@@ -213,8 +214,7 @@ def _trial(model: nn.Module, function: str) -> Mapping[str, Tensor]:
     name = type(model).__name__
     if getattr(config, "is_encoder_decoder", False):
         raise NotImplementedError(f"{function}: {name} is an encoder-decoder")
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    vocabulary = getattr(text, "vocab_size", None)
+    vocabulary = getattr(text_config(config), "vocab_size", None)
     if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
         raise NotImplementedError(f"{function}: {name} does not read token ids")
     generator = torch.Generator().manual_seed(0)

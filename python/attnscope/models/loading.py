@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from attnscope.models.architecture import text_config
 from attnscope.models.checkpoints import Checkpoint
 from attnscope.models.hub import hub_answers
 
@@ -47,9 +48,7 @@ def load_model(
     """
     import transformers
 
-    _know_own(checkpoint)
-    place = _place(checkpoint, trust_remote_code)
-    with _errors_of(checkpoint), _quiet():
+    with _place(checkpoint, trust_remote_code) as place:
         config = transformers.AutoConfig.from_pretrained(**place)
         own, auto = _classes(config, trust_remote_code)
         model, info = (own or auto).from_pretrained(
@@ -78,9 +77,8 @@ def random_weights_model(
     """A model of the same configuration with the random weights that training would start from."""
     import transformers
 
-    _know_own(checkpoint)
-    place = _place(checkpoint, trust_remote_code)
-    with _errors_of(checkpoint, "random-weight control: "), _quiet(), torch.random.fork_rng():
+    what = "random-weight control: "
+    with _place(checkpoint, trust_remote_code, what) as place, torch.random.fork_rng():
         config = transformers.AutoConfig.from_pretrained(**place)
         own, auto = _classes(config, trust_remote_code)
         kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
@@ -89,8 +87,7 @@ def random_weights_model(
         if own is not None:
             model = own._from_config(config, dtype=kind)
         else:
-            options = {"trust_remote_code": True} if trust_remote_code else {}
-            model = auto.from_config(config, dtype=kind, **options)
+            model = auto.from_config(config, dtype=kind, trust_remote_code=trust_remote_code)
         return _placed(model, checkpoint, config, device)
 
 
@@ -112,9 +109,8 @@ def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> A
     """The configuration of a checkpoint, without its weights."""
     import transformers
 
-    _know_own(checkpoint)
-    with _errors_of(checkpoint), _quiet():
-        return transformers.AutoConfig.from_pretrained(**_place(checkpoint, trust_remote_code))
+    with _place(checkpoint, trust_remote_code) as place:
+        return transformers.AutoConfig.from_pretrained(**place)
 
 
 def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code: bool = False) -> Any:
@@ -125,16 +121,15 @@ def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code:
     """
     import transformers
 
-    place = _place(checkpoint, trust_remote_code)
-    if path:
-        place = {"pretrained_model_name_or_path": path, "trust_remote_code": trust_remote_code}
-    with _errors_of(checkpoint, "tokenizer: "), _quiet():
+    with _place(checkpoint, trust_remote_code, "tokenizer: ") as place:
+        if path:
+            place = {"pretrained_model_name_or_path": path, "trust_remote_code": trust_remote_code}
         return transformers.AutoTokenizer.from_pretrained(**place)
 
 
 def context_length(config: Any, tokenizer: Any) -> int | None:
     """The most tokens a model takes, None where nothing bounds them."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text = text_config(config)
     limits = []
     positions = getattr(text, "max_position_embeddings", None)
     if isinstance(positions, int) and positions > 0:
@@ -181,18 +176,6 @@ def _commit_of(checkpoint: Checkpoint, config: Any) -> str:
     return found[1] if found else ""
 
 
-def _place(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:
-    place: dict[str, Any] = {
-        "pretrained_model_name_or_path": checkpoint.path,
-        "trust_remote_code": trust_remote_code,
-    }
-    if checkpoint.local or not hub_answers():
-        place["local_files_only"] = True
-    if checkpoint.revision and not checkpoint.local:
-        place["revision"] = checkpoint.revision
-    return place
-
-
 def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
     """The class of transformers that a configuration names, None for code of its own; the automatic one."""
     import transformers
@@ -205,26 +188,30 @@ def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
 
 
 @contextlib.contextmanager
-def _errors_of(checkpoint: Checkpoint, what: str = "") -> Iterator[None]:
-    """Turns the many ways in which loading fails into one line that names the checkpoint."""
-    from safetensors import SafetensorError
+def _place(checkpoint: Checkpoint, trust_remote_code: bool, what: str = "") -> Iterator[dict[str, Any]]:
+    """Says to transformers where a checkpoint is, and silences its bars and warnings; ours say what matters.
 
+    The many ways in which loading fails become one line that names the checkpoint.
+    """
+    from transformers.utils import logging
+
+    place: dict[str, Any] = {
+        "pretrained_model_name_or_path": checkpoint.path,
+        "trust_remote_code": trust_remote_code,
+    }
+    if checkpoint.local or not hub_answers():
+        place["local_files_only"] = True
+    if checkpoint.revision and not checkpoint.local:
+        place["revision"] = checkpoint.revision
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
-        yield
+        _know_own(checkpoint)
+        with without_progress_bars():
+            yield place
     except LoadError:
         raise
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        IndexError,
-        ImportError,
-        RuntimeError,
-        MemoryError,
-        SafetensorError,
-    ) as error:
+    except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if checkpoint.local and not any(Path(checkpoint.path).glob("*.safetensors")) and not what:
             reason = f"{checkpoint.path} holds no *.safetensors file, and no other format is loaded"
@@ -238,18 +225,6 @@ def _errors_of(checkpoint: Checkpoint, what: str = "") -> Iterator[None]:
                 "it comes with its own code, which is not run unless trust_remote_code is set for this model"
             )
         raise LoadError(f"{checkpoint.title}: {what}{reason[:400]}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the progress bars and warnings of transformers; ours say what matters."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with without_progress_bars():
-            yield
     finally:
         logging.set_verbosity(level)
 

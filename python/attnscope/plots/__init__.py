@@ -17,15 +17,19 @@ import matplotlib.figure as mpl
 from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.engine.discovery import study_of
-from attnscope.engine.disk.files import write_bytes
+from attnscope.engine.store import write_bytes
 from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Tables
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
-from attnscope.plots.maps import attention_map, layer_head_map
-from attnscope.plots.spectra import spectrum_against_null
+from attnscope.plots.maps import (
+    attention_map,
+    betti_curve,
+    layer_head_map,
+    persistence_diagram,
+    spectrum_against_null,
+)
 from attnscope.plots.standard import figures_of_any_run
 from attnscope.plots.style import save, style
-from attnscope.plots.topology import betti_curve, persistence_diagram
 
 __all__ = [
     "Drawn",
@@ -83,39 +87,26 @@ def draw_all(
     left_out: list[LeftOut] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Drawn]:
-    """Draws figures of the study from its tables, each with its caption.
+    """Figures as `draw` makes them, each with its caption; `say` gets a line before each.
 
     An error of one figure does not end the others: that figure is left out and named.
-
-    Args:
-        results: what `attnscope.load` returns.
-        names: keys of `figures_of(results)`; None draws every figure that the tables allow.
-        options: how.
-        left_out: gets the figures that were not drawn; None warns of those that failed.
-        say: gets a line before each figure.
-
-    Raises:
-        ValueError: for a name that does not exist.
-        NotDrawable: when a figure that was asked for by name lacks its tables.
     """
     own = figures_of(results)
     unknown = [name for name in names or () if name not in own]
     if unknown:
         raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], own)}")
     drawn: dict[str, Drawn] = {}
-    missing: list[LeftOut] = []
-    for place, name in enumerate(names or own):
+    for place, name in enumerate(names or own, 1):
         if say is not None:
-            say(f"drawing {place + 1}/{len(names or own)} {name}")
+            say(f"drawing {place}/{len(names or own)} {name}")
         try:
             drawn[name] = own[name](results, options)
         except NotDrawable as error:
             if names:
                 raise NotDrawable(f"figures: {name}: {error}") from error
-            missing.append(LeftOut(name, str(error), failed=False))
+            _leave_out(LeftOut(name, str(error), failed=False), left_out)
         except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
-            missing.append(_failed(name, error))
-    _tell(missing, left_out)
+            _leave_out(_failed(name, error), left_out)
     return drawn
 
 
@@ -126,20 +117,10 @@ def draw(
     left_out: list[LeftOut] | None = None,
     **options: Any,
 ) -> dict[str, mpl.Figure]:
-    """Draws figures of the study from its tables.
-
-    Args:
-        results: what `attnscope.load` returns.
-        names: keys of `figures_of(results)`; None draws every figure that the tables allow.
-        left_out: gets the figures that were not drawn; None warns of those that failed.
-        options: how, as `Options` takes them: width, font, font_size, palette, labels, letters.
+    """Draws figures of the study from its tables; takes and refuses what `figures` does, and writes nothing.
 
     Returns:
         Figures by name.
-
-    Raises:
-        ValueError: for a name that does not exist, or an option that cannot be.
-        NotDrawable: when a figure that was asked for by name lacks its tables.
     """
     found = draw_all(results, names, Options(**options), left_out=left_out)
     return {name: drawn.figure for name, drawn in found.items()}
@@ -193,7 +174,6 @@ def figures(
             raise ValueError("figures: these results have no run folder; say where to write")
         folder = Path(home) / "figures"
     files: list[Path] = []
-    missing: list[LeftOut] = []
     if drawn is None:
         drawn = draw_all(results, names, how, left_out=left_out)
     for name, one in drawn.items():
@@ -204,31 +184,24 @@ def figures(
             # a folder that cannot be written is no fault of one figure
             raise
         except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
-            missing.append(_failed(name, error))
+            _leave_out(_failed(name, error), left_out)
     if files:
-        files.append(_captions(Path(folder) / "captions.tex", drawn))
-    _tell(missing, left_out)
+        # a LaTeX file that defines `\figurecaption{NAME}` for every figure
+        lines = [r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}"]
+        for name, one in drawn.items():
+            caption = pdflatex(escaped(one.caption))
+            lines.append(rf"\expandafter\def\csname attnscope:{name}\endcsname{{{caption}}}")
+        files.append(Path(folder) / "captions.tex")
+        write_bytes(files[-1], ("\n".join(lines) + "\n").encode())
     return files
-
-
-def _captions(file: Path, drawn: Mapping[str, Drawn]) -> Path:
-    r"""A LaTeX file that defines `\figurecaption{NAME}` for every figure."""
-    lines = [r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}"]
-    for name, one in drawn.items():
-        caption = pdflatex(escaped(one.caption))
-        lines.append(rf"\expandafter\def\csname attnscope:{name}\endcsname{{{caption}}}")
-    write_bytes(file, ("\n".join(lines) + "\n").encode())
-    return file
 
 
 def _failed(name: str, error: Exception) -> LeftOut:
     return LeftOut(name, f"{type(error).__name__}: {' '.join(str(error).split())}", failed=True)
 
 
-def _tell(missing: list[LeftOut], left_out: list[LeftOut] | None) -> None:
+def _leave_out(one: LeftOut, left_out: list[LeftOut] | None) -> None:
     if left_out is not None:
-        left_out += missing
-        return
-    for one in missing:
-        if one.failed:
-            warn(str(one), UserWarning)
+        left_out.append(one)
+    elif one.failed:
+        warn(str(one), UserWarning)

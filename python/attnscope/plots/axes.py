@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.colors import to_hex
+from matplotlib.ticker import MaxNLocator
 
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.style import PALETTE
@@ -28,16 +30,18 @@ def depth_axis(ax: Axes, table: pd.DataFrame) -> Callable[[str, Any], Any]:
     """A horizontal axis of layers, or from first to last layer when the series differ in depth."""
     last = table.groupby("series")["layer"].max()
     if last.nunique() == 1:
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        ax.set_xlabel("layer")
+        layers_below(ax)
         return lambda name, layers: np.asarray(layers, dtype=float)
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["first", ".25", ".5", ".75", "last"])
     ax.set_xlim(-0.03, 1.03)
-    ax.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
-    ax.xaxis.set_major_formatter(
-        FuncFormatter(lambda share, _: {0: "first", 1: "last"}.get(share, f"{share:g}"[1:]))
-    )
     ax.set_xlabel("depth")
     return lambda name, layers: np.asarray(layers, dtype=float) / max(1, last[name])
+
+
+def layers_below(ax: Axes) -> None:
+    """Whole numbers of layers on the horizontal axis."""
+    ax.set_xlabel("layer")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def axis_label(metric: str, threshold: float | None = None) -> str:
@@ -66,7 +70,7 @@ def spread(places: Sequence[float], factor: float) -> list[float]:
 def step_axis(ax: Axes, steps: Any) -> None:
     """A training axis: 0 first, then logarithmic, with ticks on checkpoints that exist."""
     there = sorted({int(step) for step in steps})
-    last = max(there)
+    first, last = there[0], there[-1]
     ax.set_xscale("symlog", linthresh=1, linscale=0.5)
     ticks = [step for step in there if step == 0 or step == 1]
     for step in there:
@@ -75,11 +79,9 @@ def step_axis(ax: Axes, steps: Any) -> None:
             ticks.append(step)
     if last not in ticks:
         ticks = [step for step in ticks if step * 3.9 < last] + [last]
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
-    ax.xaxis.set_minor_locator(FixedLocator([step for step in there if step not in ticks]))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlim(min(there) - (0.08 if min(there) == 0 else 0.0), last * 1.08)
+    ax.set_xticks(ticks, [thousands(step) for step in ticks])
+    ax.set_xticks([step for step in there if step not in ticks], [], minor=True)
+    ax.set_xlim(first - (0.08 if first == 0 else 0.0), last * 1.08)
     ax.set_xlabel("training step")
 
 
@@ -87,9 +89,6 @@ def layer_colors(count: int) -> list[str]:
     """Colours from light to dark for layers, the first ones too pale for white left out."""
     if count <= 4:
         return ["#56b4e9", "#d55e00", "#009e73", "#cc79a7"][:count]
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
     return [to_hex(color) for color in colormaps["viridis_r"](np.linspace(0.12, 1.0, count))]
 
 

@@ -58,25 +58,23 @@ class Figure:
         """Draws in the style, laid out once and for all."""
         for name in self.tables:
             stored(results, name)
-        with warnings.catch_warnings():
+        options = options or Options()
+        with warnings.catch_warnings(), style(options.font):
             # a mean of nothing is NaN, which is not drawn
             warnings.simplefilter("ignore", RuntimeWarning)
-            options = options or Options()
             try:
-                with style(options.font):
-                    drawn = self.draw(results, options)
+                drawn = self.draw(results, options)
             except (KeyError, AttributeError) as error:
                 lacking = _lacking(results, str(error))
                 if not lacking:
                     raise
                 raise NotDrawable(lacking) from error
-            with style(options.font):
-                _without_empty_panels(drawn.figure)
-                adapt(drawn.figure, options)
-                wrap_titles(drawn.figure)
-                settled(drawn.figure)
-                fit_titles(drawn.figure)
-                return drawn
+            _without_empty_panels(drawn.figure)
+            adapt(drawn.figure, options)
+            wrap_titles(drawn.figure)
+            settled(drawn.figure)
+            fit_titles(drawn.figure)
+            return drawn
 
 
 def _lacking(results: Tables, error: str) -> str:
@@ -102,36 +100,28 @@ def _without_empty_panels(figure: mpl.Figure) -> None:
     for ax in empty:
         title = ax.get_title() or ax.get_title(loc="left") or ax.get_ylabel()
         ax.clear()
-        ax.set_axis_off()
-        words = f"{title}: no values" if title else "no values"
-        ax.text(
-            *(0.5, 0.5, words), transform=ax.transAxes, color=MUTED, ha="center", va="center", fontsize=6.5
-        )
+        instead_of(ax, f"{title}: no values" if title else "no values", color=MUTED, fontsize=6.5)
+
+
+def instead_of(ax: Axes, words: str, **how: Any) -> None:
+    """Puts words where a panel would stand."""
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", **how)
 
 
 def _has_data(ax: Axes) -> bool:
     """Whether a line, point, cell, area or bar has a finite place; lines across the axes do not count."""
-    places: list[Any] = [
-        np.asarray(line.get_xydata(), dtype=float)
-        for line in ax.get_lines()
-        if line.get_transform() is ax.transData
-    ]
+    places: list[Any] = [line.get_xydata() for line in ax.get_lines() if line.get_transform() is ax.transData]
     for one in ax.collections:
-        offsets = np.asarray(np.ma.filled(one.get_offsets(), np.nan), dtype=float)
         points = one.get_offset_transform() is ax.transData
-        areas = (np.asarray(area.vertices, dtype=float) for area in one.get_paths())
-        places += [offsets] if points else areas
-    for image in ax.images:
-        cells: Any = np.ma.asarray(image.get_array(), dtype=float)
-        places.append(np.ma.filled(cells, np.nan).reshape(-1, 1))
-    places += [
-        np.array([[patch.get_x(), patch.get_width(), patch.get_height()]], dtype=float)
-        for patch in ax.patches
-        if isinstance(patch, Rectangle)
-    ]
-    steps = (patch.get_data()[0] for patch in ax.patches if isinstance(patch, StepPatch))
-    places += [np.asarray(values, dtype=float).reshape(-1, 1) for values in steps]
-    return any(np.isfinite(one).all(-1).any() for one in places)
+        places += [one.get_offsets()] if points else [area.vertices for area in one.get_paths()]
+    places += [np.reshape(image.get_array(), (-1, 1)) for image in ax.images]
+    for patch in ax.patches:
+        if isinstance(patch, Rectangle):
+            places.append([[patch.get_x(), patch.get_width(), patch.get_height()]])
+        elif isinstance(patch, StepPatch):
+            places.append(np.reshape(patch.get_data()[0], (-1, 1)))
+    return any(np.isfinite(np.ma.asarray(one, dtype=float).filled(np.nan)).all(-1).any() for one in places)
 
 
 def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Draw]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from matplotlib.ticker import FixedLocator, NullFormatter
 
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import (
@@ -20,7 +20,6 @@ from attnscope.plots.axes import (
     series_colors,
     spread,
     step_axis,
-    thousands,
 )
 from attnscope.plots.selection import (
     NULLS,
@@ -35,6 +34,7 @@ from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINE
 
 #: A baseline so many times the highest measured value asks for a logarithmic axis.
 FAR = 8
+_UNTRAINED = UNTRAINED | {"alpha": 0.7}
 
 
 @styled
@@ -71,17 +71,13 @@ def emergence_curve(
     table = estimate(heads, metric, [by, "step"])
     colors = colors or series_colors(list(heads[by]))
     for name in dict.fromkeys(heads[by]):
-        rows = table[table[by] == name].sort_values("step")
+        rows = table[table[by] == name]
         draw_curve(ax, rows["step"], rows, str(name), colors[name], marker=len(rows) < 40)
         if (rows["step"] == 0).any() and len(rows) > 1:
             value = float(rows.loc[rows["step"] == 0, "mean"].iloc[0])
-            ax.axhline(value, gid=f"untrained:{name}", **(UNTRAINED | {"color": colors[name], "alpha": 0.7}))
-    _uniform_line(ax, uniform_value(heads, baselines, metric, threshold))
-    null_curves(ax, heads, baselines, metric, "step", threshold)
+            ax.axhline(value, gid=f"untrained:{name}", **_UNTRAINED | {"color": colors[name]})
     step_axis(ax, heads["step"])
-    ax.set_ylabel(axis_label(metric, threshold))
-    _limits(ax, metric)
-    return ax
+    return _beside_baselines(ax, heads, baselines, metric, "step", threshold)
 
 
 @styled
@@ -119,44 +115,28 @@ def head_emergence(
     layers = sorted(table["layer"].unique())
     colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
     for (layer, head), rows in table.groupby(["layer", "head"]):
-        rows = rows.sort_values("step")
         strong = (layer, head) in top
         draw_curve(
             ax, rows["step"], rows, f"L{layer}H{head}", colors[layer],
             interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55, dash="-",
         )  # fmt: skip
-    _uniform_line(ax, uniform_value(heads, baselines, metric))
-    null_curves(ax, heads, baselines, metric, "step")
     step_axis(ax, heads["step"])
-    ax.set_ylabel(quantity(metric).axis)
-    _limits(ax, metric)
+    _beside_baselines(ax, heads, baselines, metric, "step")
     if limits is not None:
         ax.set_ylim(*limits)
     low, high = ax.get_ylim()
-    floor = uniform_value(heads, baselines, metric)
-    floor = (floor if np.isfinite(floor) else low) + 0.1 * (high - low)
-    names = [
-        (float(row["mean"]), int(row["layer"]), int(row["head"]))
-        for _, row in final[:named].iterrows()
-        if row["mean"] > floor
-    ]
-    _name_heads(ax, float(table["step"].max()), names, colors)
+    uniform = uniform_value(heads, baselines, metric)
+    floor = (uniform if np.isfinite(uniform) else low) + 0.1 * (high - low)
+    below = np.inf
+    # names stand right of their lines' ends, and apart where these are near each other
+    for row in final[:named].sort_values(["mean", "layer", "head"], ascending=False).itertuples():
+        if row.mean > floor and low <= row.mean <= high:
+            below = min(row.mean, below - 0.075 * (high - low))
+            ax.annotate(
+                f"L{row.layer}H{row.head}", (row.step, below), xytext=(4, 0), textcoords="offset points",
+                va="center", color=colors[row.layer], fontsize=7, fontweight="bold", annotation_clip=False,
+            )  # fmt: skip
     return ax
-
-
-def _name_heads(ax: Axes, x: float, names: list[tuple[float, int, int]], colors: Mapping[int, str]) -> None:
-    """Writes heads' names right of their last points, moved apart where they would overlap."""
-    low, high = ax.get_ylim()
-    gap = 0.075 * (high - low)
-    below = float("inf")
-    for value, layer, head in sorted(names, reverse=True):
-        if not low <= value <= high:
-            continue
-        below = min(value, below - gap)
-        ax.annotate(
-            f"L{layer}H{head}", (x, below), xytext=(4, 0), textcoords="offset points", va="center",
-            color=colors[layer], fontsize=7, fontweight="bold", annotation_clip=False,
-        )  # fmt: skip
 
 
 @styled
@@ -195,19 +175,13 @@ def depth_profile(
     before = first_step(heads)
     start = None if before is None else estimate(before, metric, ["series", "layer"])
     for name in dict.fromkeys(final["series"]):
-        rows = table[table["series"] == name].sort_values("layer")
+        rows = table[table["series"] == name]
         draw_curve(ax, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50)
         if start is not None and (start["series"] == name).any():
-            rows = start[start["series"] == name].sort_values("layer")
-            ax.plot(
-                place(name, rows["layer"]), rows["mean"], gid=f"untrained:{name}",
-                **(UNTRAINED | {"color": colors[name], "alpha": 0.7}),
-            )  # fmt: skip
-    _uniform_line(ax, uniform_value(final, baselines, metric, threshold))
-    null_curves(ax, final, baselines, metric, "layer", threshold)
-    ax.set_ylabel(axis_label(metric, threshold))
-    _limits(ax, metric)
-    return ax
+            rows = start[start["series"] == name]
+            style = _UNTRAINED | {"color": colors[name]}
+            ax.plot(place(name, rows["layer"]), rows["mean"], gid=f"untrained:{name}", **style)
+    return _beside_baselines(ax, final, baselines, metric, "layer", threshold)
 
 
 @styled
@@ -238,7 +212,7 @@ def threshold_curve(
     colors = colors or series_colors(list(graphs["series"]))
     table = estimate(graphs, metric, ["series", "threshold"])
     for name in dict.fromkeys(graphs["series"]):
-        rows = table[table["series"] == name].sort_values("threshold")
+        rows = table[table["series"] == name]
         draw_curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True)
     thresholds = sorted(graphs["threshold"].unique())
     uniform = [
@@ -249,7 +223,7 @@ def threshold_curve(
     ax.set_xscale("log")
     ticks = spread(thresholds, 3.9)
     ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_locator(FixedLocator([value for value in thresholds if value not in ticks]))
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("threshold on attention")
@@ -258,9 +232,8 @@ def threshold_curve(
     top = ax.get_ylim()[1]
     if logarithmic and top > 10:
         ax.set_yscale("symlog", linthresh=1.0)
+        ax.set_yticks([0, 1, 10, 100, 1000, 10_000], ["0", "1", "10", "100", "1000", "10k"])
         ax.set_ylim(-0.08, 1.2 * top)
-        ax.yaxis.set_major_locator(FixedLocator([0, 1, 10, 100, 1000, 10_000]))
-        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
     return ax
 
 
@@ -280,11 +253,18 @@ def draw_curve(
         ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0, zorder=2, gid=f"interval:{label}")
 
 
-def null_curves(
+def _beside_baselines(
     ax: Axes, heads: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, along: str,
     threshold: float | None = None,
-) -> None:  # fmt: skip
-    """Draws the measured nulls that a run holds: along "step" a line per null, elsewhere its level."""
+) -> Axes:  # fmt: skip
+    """Draws what a metric is held against, and names and limits its axis.
+
+    That is uniform attention, and the measured nulls that a run holds: along "step" a line each, elsewhere
+    its level.
+    """
+    uniform = uniform_value(heads, baselines, metric, threshold)
+    if np.isfinite(uniform):
+        ax.axhline(uniform, label="uniform attention", gid="uniform", **UNIFORM)
     for kind, name in NULLS.items():
         if along == "step":
             points = [
@@ -298,11 +278,9 @@ def null_curves(
         value = null_value(heads, baselines, kind, metric, threshold)
         if np.isfinite(value):
             ax.axhline(value, label=name, gid=kind, **NULL_LINES[kind])
-
-
-def _uniform_line(ax: Axes, value: float) -> None:
-    if np.isfinite(value):
-        ax.axhline(value, label="uniform attention", gid="uniform", **UNIFORM)
+    ax.set_ylabel(axis_label(metric, threshold))
+    _limits(ax, metric)
+    return ax
 
 
 def _limits(ax: Axes, metric: str) -> None:

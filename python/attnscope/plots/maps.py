@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Maps: a metric over layers and heads, and one attention matrix with its tokens."""
+"""Maps: a metric over layers and heads; and one attention matrix: its tokens, its spectrum, its bars."""
 
 from __future__ import annotations
 
@@ -8,14 +8,27 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from attnscope._tokens import readable
 from attnscope.metrics.quantity import quantity
+from attnscope.metrics.spectra.null_law import null_spectrum
 from attnscope.plots.selection import last_step, rows_of
-from attnscope.plots.style import INK, SEQUENTIAL, SPARSE, axes_or_new, styled
+from attnscope.plots.style import (
+    GRID,
+    INK,
+    MUTED,
+    PALETTE,
+    SEQUENTIAL,
+    SPARSE,
+    UNIFORM,
+    axes_or_new,
+    legend_above,
+    styled,
+)
 
 
 def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -58,8 +71,8 @@ def layer_head_map(
         The axes; the map is `ax.collections[0]`, its array the means, row by row.
     """
     ax = axes_or_new(ax)
-    rows_there = rows_of(heads, metric)
-    table = layer_head_table(last_step(rows_there) if hasattr(heads, "tables") else rows_there, metric)
+    table = rows_of(heads, metric)
+    table = layer_head_table(last_step(table) if hasattr(heads, "tables") else table, metric)
     cells = table.to_numpy()
     if norm is None:
         finite = cells[np.isfinite(cells)]
@@ -73,7 +86,9 @@ def layer_head_map(
     ax.set_facecolor("#eeeeee")
     ax.invert_yaxis()
     ax.set_aspect("equal" if max(rows, columns) <= 3 * min(rows, columns) else "auto")
-    _cell_ticks(ax, [str(layer) for layer in table.index], [str(head) for head in table.columns])
+    for axis, numbered in ((ax.yaxis, table.index), (ax.xaxis, table.columns)):
+        places = range(0, len(numbered), -(-len(numbered) // 12))
+        axis.set_ticks(places, [str(numbered[place]) for place in places])
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     ax.spines[:].set_visible(False)
@@ -132,11 +147,10 @@ def attention_map(
     # The frame would cover the first key, which is the one to look at.
     ax.spines[:].set_visible(False)
     if tokens is None:
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
     else:
-        every = -(-n // 40)
-        places = list(range(0, n, every))
+        places = range(0, n, -(-n // 40))
         names = [printable(tokens[place]) for place in places]
         size = 6.0 if n <= 24 else 4.5
         ax.set_xticks(places, names, rotation=90, fontsize=size)
@@ -146,6 +160,135 @@ def attention_map(
         add_colorbar(
             ax.figure, image, ax, fraction=0.046, pad=0.03, aspect=20, extend="min", label="attention"
         )
+    return ax
+
+
+@styled
+def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
+    """How far a map is from random entries: its spectrum's distribution over the null law's.
+
+    Args:
+        attention: `[n, n]`, causal or full.
+        ax: axes to draw on; None makes them.
+
+    Returns:
+        The axes: the first line is the spectrum's empirical distribution, the second the null law; a bar
+        marks the Kolmogorov–Smirnov distance.
+    """
+    ax = axes_or_new(ax)
+    found = null_spectrum(torch.tensor(np.asarray(attention, dtype=float)))
+    share = np.arange(1, len(found.values) + 1) / len(found.values)
+    ax.step(found.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
+    ax.plot(found.law_x, found.law_cdf, label=found.law, **UNIFORM)
+    ax.plot([found.at] * 2, found.between, color=PALETTE[1], linewidth=2.0, solid_capstyle="butt", zorder=4)
+    ax.annotate(
+        f"KS {found.ks:.2f}", (found.at, sum(found.between) / 2), xytext=(4, 0), textcoords="offset points",
+        color=PALETTE[1], va="center", fontsize=7, fontweight="bold", zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8},
+    )  # fmt: skip
+    ax.axvline(found.edge, color=INK, linewidth=0.5, linestyle=":")
+    ax.annotate(
+        "edge", (found.edge, 0.0), xytext=(2, 2), textcoords="offset points", fontsize=6, rotation=90,
+        va="bottom",
+    )  # fmt: skip
+    ax.set_xscale("log")
+    smallest = float(found.values[found.values > 0].min())
+    ax.set_xlim(max(1e-4, 0.5 * smallest), 1.6 * float(max(found.values[-1], found.edge)))
+    ax.set_ylim(0, 1.02)
+    ax.set_xlabel("eigenvalue")
+    ax.set_ylabel("share below")
+    legend_above(ax)
+    return ax
+
+
+def bars_of(bars: Any) -> pd.DataFrame:
+    """Bars as a table of `dimension`, `birth` and `death`, from a table or from the barcodes of maps.
+
+    >>> import torch, attnscope
+    >>> bars_of(attnscope.persistence(torch.eye(2))).to_numpy().tolist()
+    [[0.0, 0.0, 1.0], [0.0, 0.0, inf]]
+    """
+    columns = ["dimension", "birth", "death"]
+    if all(hasattr(bars, name) for name in (*columns, "offsets")):
+        bars = {name: getattr(bars, name).numpy() for name in columns}
+    frame = pd.DataFrame(bars)
+    missing = [name for name in columns if name not in frame]
+    if missing:
+        raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, frame))}")
+    return frame[columns]
+
+
+@styled
+def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
+    """Births and deaths of components and loops, as distances 1 − attention.
+
+    Bars that never die stand on the line at the top.
+
+    Args:
+        bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.
+        ax: axes to draw on; None makes them.
+
+    Returns:
+        The axes: one collection of points per dimension, in order of dimension.
+    """
+    ax = axes_or_new(ax, 2.8, 2.6)
+    bars = bars_of(bars)
+    top = 1.14
+    ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.7, zorder=1)
+    ax.axhline(top, color=GRID, linewidth=0.8, zorder=1)
+    for dimension in sorted({int(value) for value in bars["dimension"]}):
+        rows = bars[bars["dimension"] == dimension]
+        death = rows["death"].to_numpy(dtype=float)
+        ax.scatter(
+            rows["birth"], np.where(np.isfinite(death), death, top), s=9, alpha=0.55, linewidths=0,
+            marker="o^s"[min(dimension, 2)], color=PALETTE[dimension], clip_on=False, zorder=3,
+            label=f"H{dimension}: {len(rows)}",
+        )  # fmt: skip
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_ylim(0, 1.18)
+    ax.set_yticks([0, 0.25, 0.5, 0.75, 1.0, top], ["0", ".25", ".5", ".75", "1", "∞"])
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0", ".25", ".5", ".75", "1"])
+    ax.set_xlabel("birth (1 − attention)")
+    ax.set_ylabel("death")
+    legend_above(ax)
+    return ax
+
+
+@styled
+def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) -> Axes:
+    """β0 and β1 while the attention threshold falls from 1: strong links come first.
+
+    Args:
+        bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.
+        ax: axes to draw on; None makes them.
+        smallest: where the axis ends.
+
+    Returns:
+        The axes: a line per dimension over falling thresholds.
+    """
+    ax = axes_or_new(ax)
+    bars = bars_of(bars)
+    thresholds = np.geomspace(1.0, smallest, 400)
+    scale = 1.0 - thresholds[:, None]
+    for dimension, dash in enumerate(("-", (0, (4, 1)))):
+        _, birth, death = bars[bars["dimension"] == dimension].to_numpy(float).T
+        ax.step(
+            thresholds, ((birth <= scale) & (scale < death)).sum(axis=1), where="post",
+            color=PALETTE[dimension], label=rf"$\beta_{dimension}$", linestyle=dash,
+        )  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_xlim(1.0, smallest)
+    # Loops outnumber components by orders of magnitude, and both may be 0.
+    ax.set_yscale("symlog", linthresh=10)
+    ax.set_ylim(bottom=0)
+    top = ax.get_ylim()[1]
+    few = range(6) if top < 6 else range(0, 11, 2) if top <= 10 else [0, 5, 10, 100, 1000, 10_000]
+    ax.set_yticks(few, [str(count) for count in few])
+    ax.set_ylim(0, top)
+    ax.xaxis.set_major_formatter(lambda share, _: f"{share:g}".replace("0.", "."))
+    ax.set_xlabel("threshold on attention")
+    ax.set_ylabel("count")
+    legend_above(ax)
     return ax
 
 
@@ -192,10 +335,3 @@ def ink_on(color: Any) -> str:
     """Black or white, whichever reads better on a colour."""
     red, green, blue = color[:3]
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
-
-
-def _cell_ticks(ax: Axes, layers: list[str], heads: list[str]) -> None:
-    for axis, names in ((ax.yaxis, layers), (ax.xaxis, heads)):
-        every = -(-len(names) // 12)
-        places = list(range(0, len(names), every))
-        axis.set_ticks(places, [names[place] for place in places])

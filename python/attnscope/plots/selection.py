@@ -89,11 +89,6 @@ def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
     return chosen[chosen["protocol"] == protocol] if "protocol" in chosen else chosen
 
 
-def is_series(heads: pd.DataFrame) -> bool:
-    """Whether a model was measured at more than one step."""
-    return bool((heads.groupby("model")["step"].nunique() > 1).any())
-
-
 def measured_columns(frame: pd.DataFrame) -> list[str]:
     """Columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
     keys = {*CHECKPOINT, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
@@ -141,30 +136,17 @@ def first_step(frame: pd.DataFrame) -> pd.DataFrame | None:
     return None if untrained.empty or frame["step"].nunique() < 2 else untrained
 
 
-def estimate(
-    frame: pd.DataFrame,
-    metric: str,
-    by: Sequence[str],
-    *,
-    confidence: float = 0.95,
-    draws: int = 1000,
-    seed: int = 0,
-    together: bool = False,
-) -> pd.DataFrame:
-    """Mean and bootstrap interval of a column over samples.
+def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: bool = False) -> pd.DataFrame:
+    """Mean and 95 % bootstrap interval of a column over samples, for every combination of some columns.
 
     The unit of replication is the sample: rows of one sample (its heads, its layers) are averaged first and
     samples are drawn with replacement, as `inference.mean_intervals` does. Missing values are left out and
-    counted.
-
-    Args:
-        by: columns whose every combination gets an estimate.
-        together: whether all intervals are to hold at once, as where the largest of the means is chosen;
-            there are none below ten samples, whose spread says too little for that.
+    counted. With `together` all intervals hold at once, as where the largest of the means is chosen; there
+    are none below ten samples, whose spread says too little for that.
 
     Returns:
-        One row per combination: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five samples),
-        `samples` (used) and `missing`.
+        One row per combination, sorted: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five
+        samples), `samples` (used) and `missing`.
 
     >>> table = pd.DataFrame({"sample": [0, 0, 1, 1], "layer": 0, "x": [1.0, 3.0, 4.0, 6.0]})
     >>> estimate(table, "x", ["layer"])[["mean", "low", "high", "samples"]].iloc[0].tolist()
@@ -176,29 +158,18 @@ def estimate(
     if frame.empty:
         return pd.DataFrame(columns=columns)
     unit = [name for name in ("model", "sample") if name in frame and name not in by]
-    table = (
-        frame.assign(**{metric: frame[metric].astype(float)})
-        .groupby([*by, *unit], sort=True, observed=True)[metric]
-        .mean()
-    )
-    wide = table.unstack(unit)
-    asked = frame.groupby([*by], sort=True, observed=True)[metric].apply(lambda column: column.isna().sum())
+    numbers = frame.assign(**{metric: frame[metric].astype(float)})
+    wide = numbers.groupby([*by, *unit], observed=True)[metric].mean().unstack(unit)
+    rows = numbers.groupby([*by], observed=True)[metric]
     values = wide.to_numpy(dtype=float)
     result = wide.index.to_frame(index=False)
-    result["mean"] = _nan_mean(values)
-    low, high = mean_intervals(values, confidence=confidence, draws=draws, seed=seed, together=together)
+    result["mean"] = np.ma.masked_invalid(values).mean(axis=1).filled(np.nan)
+    result["low"], result["high"] = mean_intervals(values, draws=1000, together=together)
     result["samples"] = np.isfinite(values).sum(axis=1)
-    enough = (result["samples"] >= FEWEST_TOGETHER).to_numpy() | (not together)
-    result["low"], result["high"] = np.where(enough, low, np.nan), np.where(enough, high, np.nan)
-    result["missing"] = asked.reindex(wide.index).to_numpy()
+    if together:
+        result.loc[result["samples"] < FEWEST_TOGETHER, ["low", "high"]] = np.nan
+    result["missing"] = (rows.size() - rows.count()).reindex(wide.index).to_numpy()
     return result[columns]
-
-
-def _nan_mean(values: Any) -> Any:
-    there = np.isfinite(values)
-    count = there.sum(axis=1)
-    total = np.where(there, values, 0.0).sum(axis=1)
-    return np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)
 
 
 def uniform_value(
@@ -212,11 +183,9 @@ def uniform_value(
     """
     if f"{metric}_uniform" in frame:
         return float(frame[f"{metric}_uniform"].mean())
-    table = _baseline_rows(frame, baselines, metric, threshold)
-    table = table[table["kind"] == "uniform"] if table is not None else None
-    if table is None or table.empty:
+    table = _baseline_rows(frame, baselines, "uniform", metric, threshold)
+    if table is None:
         return float("nan")
-    table = table.drop_duplicates(["support", "n_tokens"])
     if "support" in frame and frame["support"].notna().all():
         # layers of one model differ: a window has its own uniform attention
         supports = frame["support"]
@@ -228,9 +197,7 @@ def uniform_value(
         return float("nan")
     if not set(supports) <= set(table["support"]):
         return float("nan")  # of masks nothing is stored, and a mean over the other layers is none of all
-    asked = pd.DataFrame({"n_tokens": frame["n_tokens"].to_numpy(), "support": supports.to_numpy()})
-    found = asked.merge(table[["n_tokens", "support", "value"]], on=["n_tokens", "support"], how="left")
-    return float(found["value"].mean())
+    return _mean_at(frame.assign(support=supports), table, ["n_tokens", "support"])
 
 
 #: Measured nulls and what they are called: a copy of the model with random weights, and shuffled rows.
@@ -245,32 +212,30 @@ def null_value(
     threshold: float | None = None,
 ) -> float:
     """The metric under a measured null, averaged over the lengths of the frame's samples."""
-    table = _baseline_rows(frame, baselines, metric, threshold)
+    table = _baseline_rows(frame, baselines, kind, metric, threshold)
     if table is None or "scope" not in table:
         return float("nan")
-    table = table[(table["kind"] == kind) & (table["scope"] == "heads")]
     # the model with random weights belongs to a whole series, shuffled rows to their own checkpoint
     wanted = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT, "n_tokens")
     keys = [key for key in wanted if key in frame and key in table]
-    if table.empty:
-        return float("nan")
-    table = table.drop_duplicates(keys)
-    found = frame[keys].merge(table[[*keys, "value"]], on=keys, how="left")
-    return float(found["value"].mean())
+    return _mean_at(frame, table[table["scope"] == "heads"], keys)
+
+
+def _mean_at(frame: pd.DataFrame, table: pd.DataFrame, keys: list[str]) -> float:
+    """The mean of a baseline's values at the keys of a frame's rows."""
+    values = table.drop_duplicates(keys)[[*keys, "value"]]
+    return float(frame[keys].merge(values, on=keys, how="left")["value"].mean())
 
 
 def _baseline_rows(
-    frame: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, threshold: float | None
+    frame: pd.DataFrame, baselines: pd.DataFrame | None, kind: str, metric: str, threshold: float | None
 ) -> pd.DataFrame | None:
     """Rows of a metric at a threshold under the exact protocol; None when lengths or values are missing."""
-    if baselines is None or baselines.empty or "n_tokens" not in frame:
+    if baselines is None or "n_tokens" not in frame or not {"value", "kind", "support"} <= set(baselines):
         return None
-    if not {"value", "kind", "support"} <= set(baselines):
-        return None
-    table = baselines[baselines["metric"] == metric]
+    table = baselines[(baselines["metric"] == metric) & (baselines["kind"] == kind)]
     if "protocol" in table:
         table = table[table["protocol"].isin(["exact", ""])]
     if threshold is None:
         return table[table["threshold"].isna()]
-    at = np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)
-    return table[at]
+    return table[np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]

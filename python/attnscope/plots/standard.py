@@ -30,6 +30,7 @@ from attnscope.plots.figure import (
     Tables,
     captioned,
     compared_with,
+    instead_of,
     optional,
     over_layers,
     over_steps,
@@ -37,23 +38,28 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import depth_profile, emergence_curve, threshold_curve
-from attnscope.plots.maps import add_colorbar, attention_map, layer_head_map, layer_head_table
+from attnscope.plots.maps import (
+    add_colorbar,
+    attention_map,
+    betti_curve,
+    layer_head_map,
+    layer_head_table,
+    persistence_diagram,
+    spectrum_against_null,
+)
 from attnscope.plots.selection import (
     CHECKPOINT,
     Quantities,
     defined,
     heads_only,
     in_series,
-    is_series,
     last_step,
     measured_columns,
     measured_heads,
     series_are,
     uniform_value,
 )
-from attnscope.plots.spectra import spectrum_against_null
-from attnscope.plots.style import INK, NARROWEST, legend_row, panels
-from attnscope.plots.topology import betti_curve, persistence_diagram
+from attnscope.plots.style import INK, NARROWEST, grid, legend_row, panels
 
 
 def figures_of_any_run() -> dict[str, Figure]:
@@ -70,10 +76,8 @@ def figures_of_any_run() -> dict[str, Figure]:
 def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
     """Those quantities that the table holds with at least one value."""
     wanted = [(name, None) for name in measured_columns(heads)] if quantities is None else quantities
-    found = [(name, at) for name, at in wanted if name in heads and heads[name].notna().any()]
-    if not found:
-        raise NotDrawable(f"the heads table has none of {', '.join(name for name, _ in wanted)}")
-    return found
+    there = with_values(heads, "heads", [name for name, _ in wanted])
+    return [(name, at) for name, at in wanted if name in there]
 
 
 def metric_maps(quantities: Quantities | None = None) -> Figure:
@@ -115,7 +119,7 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
                 ax.set_title(f"{title}\n{name}" if len(names) > 1 else title)
                 ax.set_ylabel("layer" if first == 0 and ax is axes_row[0] else "")
                 ax.set_xlabel("head" if at + blocks >= len(metrics) else "")
-            shared_colorbar(figure, [list(axes_row)], norm, "", uniform)
+            shared_colorbar(figure, axes_row, norm, "", uniform)
         for ax in axes[-1][(len(metrics) - 1) % blocks * len(names) + len(names) :]:
             ax.set_axis_off()
         columns_are = f", one column per {series_are(heads)}" if len(names) > 1 else ""
@@ -151,7 +155,7 @@ def emergence(quantities: Quantities | None = None) -> Figure:
         heads = over_steps(measured_heads(results, quantities or ()))
         figure = metric_grid(
             heads, drawable(heads, quantities), emergence_curve, optional(results, "baselines"),
-            untrained="before training", width=options.width,
+            width=options.width,
         )  # fmt: skip
         words = "Each quantity over training, mean over heads, which hides single strong ones."
         return captioned(figure, words, compared_with(figure))
@@ -177,7 +181,7 @@ def depth(
         over_layers(heads)
         figure = metric_grid(
             heads, metrics, depth_profile, optional(results, "baselines"), columns=columns,
-            untrained="before training" if is_series(heads) else None, width=min(width, options.width),
+            width=min(width, options.width),
         )  # fmt: skip
         words = "By layer at the last checkpoint, mean over heads."
         if says:
@@ -198,7 +202,7 @@ def thresholds(
     `logarithmic` are those that the complete graph lifts far above all else.
     """
 
-    def curve(table: pd.DataFrame, metric: str, **rest: Any) -> Axes:
+    def curve(table: pd.DataFrame, metric: str, *, threshold: None, **rest: Any) -> Axes:
         return threshold_curve(table, metric, logarithmic=metric in logarithmic, **rest)
 
     def draw(results: Tables, options: Options) -> Drawn:
@@ -233,27 +237,24 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
     def draw(results: Tables, options: Options) -> Drawn:
         whole = last_step(stored(results, "examples", "n_tokens", "attention"))
         table = _few(whole.dropna(subset=["n_tokens", "attention"]), rank, most)
-        samples, bars, heads = (optional(results, name) for name in ("samples", "bars", "heads"))
-        if bars is not None and set(BARS) <= set(bars):
-            bars = bars.dropna(subset=list(BARS)).merge(table[MAP_KEYS], on=MAP_KEYS)
-        drawn = 4 if bars is not None and set(BARS) <= set(bars) and len(bars) else 2
+        samples, stored_bars, heads = (optional(results, name) for name in ("samples", "bars", "heads"))
+        bars = pd.DataFrame()
+        if stored_bars is not None and set(BARS) <= set(stored_bars):
+            bars = stored_bars.dropna(subset=list(BARS)).merge(table[MAP_KEYS], on=MAP_KEYS)
+        drawn = 4 if len(bars) else 2
         figure, axes = panels(len(table), drawn, height=1.85 * len(table), width=options.width)
         for axes_row, (_, row) in zip(axes, table.iterrows(), strict=True):
             matrix = matrix_of(row)
             attention_map(matrix, ax=axes_row[0], colorbar=False)
-            title = f"L{row['layer']}H{row['head']}, sample {row['sample']}"
-            if samples is not None and "group" in samples:
-                own = samples[(samples[[*CHECKPOINT, "sample"]] == row[[*CHECKPOINT, "sample"]]).all(axis=1)]
-                title = f"L{row['layer']}H{row['head']}, {own['group'].iloc[0]}" if len(own) else title
-            axes_row[0].set_ylabel(f"{title}\nquery", linespacing=1.5)
-            seen = _support_of(row, heads)
+            of_sample = [*CHECKPOINT, "sample"]
+            text = _looked_up(samples, row, of_sample, "group", f"sample {row['sample']}")
+            axes_row[0].set_ylabel(f"L{row['layer']}H{row['head']}, {text}\nquery", linespacing=1.5)
+            seen = _looked_up(heads, row, MAP_KEYS, "support", "causal")
             if seen in ("causal", "full"):
                 spectrum_against_null(matrix, ax=axes_row[1])
             else:
-                axes_row[1].set_axis_off()
-                lawless = f"no law of random entries\nwhere queries see a {seen}"
-                axes_row[1].text(0.5, 0.5, lawless, ha="center", va="center", transform=axes_row[1].transAxes)
-            if bars is not None and drawn == 4:
+                instead_of(axes_row[1], f"no law of random entries\nwhere queries see a {seen}")
+            if len(bars):
                 own = bars[(bars[MAP_KEYS] == row[MAP_KEYS]).all(axis=1)]
                 persistence_diagram(own, ax=axes_row[2])
                 betti_curve(own, ax=axes_row[3])
@@ -269,12 +270,12 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
     return Figure(draw, ("examples",), "Stored attention maps, their spectra and their topology.")
 
 
-def _support_of(row: Any, heads: pd.DataFrame | None) -> str:
-    """What the queries of a stored map see, in a word; causal or full where no table says it."""
-    if heads is None or not {*MAP_KEYS, "support"} <= set(heads):
-        return "causal"
-    own = heads[(heads[MAP_KEYS] == row[MAP_KEYS]).all(axis=1)]["support"].dropna()
-    return str(own.iloc[0]) if len(own) else "causal"
+def _looked_up(table: pd.DataFrame | None, row: Any, keys: list[str], column: str, default: str) -> str:
+    """What a table says of a stored map in a column, or a default where it says nothing."""
+    if table is None or not {*keys, column} <= set(table):
+        return default
+    own = table[(table[keys] == row[keys]).all(axis=1)][column].dropna()
+    return str(own.iloc[0]) if len(own) else default
 
 
 def matrix_of(row: Any) -> Any:
@@ -292,10 +293,11 @@ def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) ->
         raise NotDrawable(
             "no stored map has a spectrum: too few tokens, uniform attention, or missing values"
         )
-    if len(places) > most:
-        ranks = [0.0 if rank is None else rank(maps[place]) for place in places]
-        first = places[:most]
-        places = first if rank is None else [places[int(np.argmax(ranks))], places[int(np.argmin(ranks))]]
+    if rank is None:
+        places = places[:most]
+    elif len(places) > most:
+        ranks = [rank(maps[place]) for place in places]
+        places = [places[int(np.argmax(ranks))], places[int(np.argmin(ranks))]]
     return table.iloc[places]
 
 
@@ -314,35 +316,28 @@ def metric_grid(
     *,
     width: float,
     columns: int = 4,
-    untrained: str | None = None,
 ) -> mpl.Figure:
     """One panel per quantity under one legend."""
-    columns = min(columns, len(metrics), max(1, int(width / NARROWEST)))
-    rows = -(-len(metrics) // columns)
-    figure, axes = panels(rows, columns, height=1.75 * rows + 0.3, width=width)
+    columns = min(columns, max(1, int(width / NARROWEST)))
+    figure, axes = grid(len(metrics), columns, height=1.75, above=0.3, width=width)
     colors = series_colors(list(table["series"]))
-    flat = [ax for row in axes for ax in row]
-    for ax, (metric, threshold) in zip(flat, metrics, strict=False):
-        options = {} if threshold is None else {"threshold": threshold}
-        draw(table, metric, ax=ax, baselines=baselines, colors=colors, **options)
+    for ax, (metric, threshold) in zip(axes, metrics, strict=True):
+        draw(table, metric, ax=ax, baselines=baselines, colors=colors, threshold=threshold)
         ax.set_title(ax.get_ylabel())
         ax.set_ylabel("")
-    for ax in flat[len(metrics) :]:
-        ax.set_axis_off()
-    for ax in flat[: max(0, len(metrics) - columns)]:
+    for ax in axes[:-columns]:
         ax.set_xlabel("")
-    legend_row(figure, flat[: len(metrics)], colors, untrained=untrained)
+    legend_row(figure, colors)
     return figure
 
 
 def shared_colorbar(
-    figure: mpl.Figure, axes: list[list[Axes]], norm: Normalize, label: str, uniform: float
+    figure: mpl.Figure, axes: list[Axes], norm: Normalize, label: str, uniform: float
 ) -> None:
     """One colour scale for several maps, with uniform attention marked on it."""
-    flat = [ax for row in axes for ax in row]
-    mesh = next(ax.collections[0] for ax in flat if ax.collections)
+    mesh = next(ax.collections[0] for ax in axes if ax.collections)
     ticks = MaxNLocator(4)
-    bar = add_colorbar(figure, mesh, flat, pad=0.015, aspect=14, fraction=0.06, label=label, ticks=ticks)
+    bar = add_colorbar(figure, mesh, axes, pad=0.015, aspect=14, fraction=0.06, label=label, ticks=ticks)
     if np.isfinite(uniform) and float(norm.vmin or 0.0) <= uniform <= float(norm.vmax or 0.0):
         bar.ax.plot(
             [0], [uniform], marker=">", markersize=5, color=INK, markeredgecolor="white", markeredgewidth=0.6,

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -15,6 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 
 WIDTH = 7.0
 """Inches: the text width of a two-column page; every figure that holds several panels has it."""
@@ -45,6 +47,9 @@ UNIFORM: dict[str, Any] = {"color": MUTED, "linestyle": (0, (5, 2)), "linewidth"
 UNTRAINED: dict[str, Any] = {"color": MUTED, "linestyle": (0, (1, 1.5)), "linewidth": 1.0, "zorder": 1.5}
 """How the untrained model is drawn everywhere."""
 
+BEFORE = "before training"
+"""What a legend calls it."""
+
 #: How measured nulls are drawn everywhere, by the names of `selection.NULLS`.
 NULL_LINES: dict[str, dict[str, Any]] = {
     "random_weights": {"color": INK, "linestyle": (0, (6, 1.5, 1, 1.5)), "linewidth": 0.9, "zorder": 1.6},
@@ -52,9 +57,7 @@ NULL_LINES: dict[str, dict[str, Any]] = {
 }
 
 _RC: dict[str, Any] = {
-    "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
-    "mathtext.fontset": "dejavusans",
     "font.size": 8.0,
     "text.color": INK,
     "axes.titlesize": 8.5,
@@ -68,8 +71,6 @@ _RC: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "axes.facecolor": "white",
-    "axes.unicode_minus": True,
     "xtick.labelsize": 7.0,
     "ytick.labelsize": 7.0,
     "xtick.color": MUTED,
@@ -88,7 +89,6 @@ _RC: dict[str, Any] = {
     "legend.fontsize": 7.0,
     "legend.handlelength": 2.4,
     "legend.borderaxespad": 0.2,
-    "figure.facecolor": "white",
     "figure.titlesize": 9.5,
     "figure.titleweight": "bold",
     "image.cmap": SEQUENTIAL,
@@ -97,8 +97,6 @@ _RC: dict[str, Any] = {
     # Type 42 keeps letters as letters: the PDF can be searched and its labels edited.
     "pdf.fonttype": 42,
     "ps.fonttype": 42,
-    # Inlined in a report, outlines look the same on a machine that lacks the font.
-    "svg.fonttype": "path",
     "svg.hashsalt": "attnscope",
 }
 
@@ -148,15 +146,21 @@ def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axe
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
 
 
-def legend_above(ax: Axes, **options: Any) -> None:
+def legend_above(ax: Axes) -> None:
     """A legend above the axes, hiding no data: in one line, or one name a line where it is narrow."""
     names = ax.get_legend_handles_labels()[1]
-    # inches of a name with its line, in letters of 6.5 points; a formula is about two letters wide
-    wide = sum(0.042 * len(re.sub(r"\$[^$]*\$", "xx", name)) + 0.23 for name in names)
-    columns = len(names) if wide <= _room_above(ax) else 1
+    columns, place = len(names), ax.get_subplotspec()
+    if place is not None:
+        # inches to the axes beside these, or to the end of the figure
+        across = place.get_gridspec().ncols
+        cell = float(ax.get_figure(root=True).get_figwidth()) / across  # type: ignore[union-attr]
+        room = cell - (0.45 if place.colspan.stop == across else 0.1)
+        # inches of a name with its line, in letters of 6.5 points; a formula is about two letters wide
+        wide = sum(0.042 * len(re.sub(r"\$[^$]*\$", "xx", name)) + 0.23 for name in names)
+        columns = columns if wide <= room else 1
     legend = ax.legend(
         loc="lower left", bbox_to_anchor=(-0.04, 0.99), ncols=columns, columnspacing=0.8, handletextpad=0.4,
-        handlelength=1.4, borderpad=0.1, fontsize=6.5, **options,
+        handlelength=1.4, borderpad=0.1, fontsize=6.5,
     )  # fmt: skip
     # A legend wider than its axes must not make them narrower; the title keeps its height free.
     legend.set_in_layout(False)
@@ -164,47 +168,43 @@ def legend_above(ax: Axes, **options: Any) -> None:
         ax.set_title("\n".join(" " * (1 if columns > 1 else len(names))))
 
 
-def _room_above(ax: Axes) -> float:
-    """Inches from the left of axes to those beside them, or to the end of the figure."""
-    place = ax.get_subplotspec()
-    if place is None:
-        return float("inf")
-    columns = place.get_gridspec().ncols
-    cell = float(ax.get_figure(root=True).get_figwidth()) / columns  # type: ignore[union-attr]
-    return cell - (0.45 if place.colspan.stop == columns else 0.1)
-
-
-def legend_columns(figure: Figure, names: Sequence[str], most: int = 8) -> int:
+def legend_columns(figure: Figure, names: Iterable[str], most: int = 8) -> int:
     """How many columns a legend of these names may have in the width of the figure."""
     # inches of a name with its line, in the style's letters
-    widest = max((0.058 * len(name) + 0.45 for name in names), default=1.0)
-    columns = max(1, min(len(names), most, int(figure.get_figwidth() / widest)))
+    widths = [0.058 * len(name) + 0.45 for name in names] or [1.0]
+    columns = max(1, min(len(widths), most, int(figure.get_figwidth() / max(widths))))
     # as many rows as needed, of one length
-    return -(-len(names) // -(-len(names) // columns)) if names else 1
+    return -(-len(widths) // -(-len(widths) // columns))
 
 
-def legend_row(
-    figure: Figure, axes: Sequence[Axes], first: Iterable[str] = (), *, untrained: str | None = None
-) -> None:
-    """One legend above all panels, each name once; a single name needs none."""
+def legend_over(figure: Figure, named: Mapping[str, Any], most: int = 8, **options: Any) -> Legend:
+    """One legend above all panels, in at most so many columns."""
+    columns = legend_columns(figure, named, most)
+    options = {"loc": "outside upper center", "ncols": columns, **options}
+    return figure.legend(named.values(), named.keys(), **options)
+
+
+def named_artists(axes: Iterable[Axes]) -> dict[str, Any]:
+    """What some axes show under a name, each name once; of untrained models a line that has values."""
     found: dict[str, Any] = {}
     for ax in axes:
-        lines, names = ax.get_legend_handles_labels()
-        for line, name in zip(lines, names, strict=True):
-            found.setdefault(str(name), line)
+        for artist, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, artist)
         for line in ax.get_lines():
-            drawn = np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any()
-            if untrained and drawn and str(line.get_gid()).startswith("untrained:"):
-                found.setdefault(untrained, line)
-    if len(found) < 2:
-        return
-    front = [name for name in first if name in found]
-    order = front + [name for name in found if name not in front]
-    columns = legend_columns(figure, order)
-    legend = figure.legend([found[name] for name in order], order, loc="outside upper center", ncols=columns)
-    for line, name in zip(legend.get_lines(), order, strict=False):
-        if name == untrained:
-            line.set_color(MUTED)
+            untrained = str(line.get_gid()).startswith("untrained:")
+            if untrained and np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any():
+                found.setdefault(BEFORE, line)
+    return found
+
+
+def legend_row(figure: Figure, first: Iterable[str] = ()) -> None:
+    """One legend above all panels, some names first; a single name needs none."""
+    found = named_artists(figure.axes)
+    if len(found) > 1:
+        names = [name for name in dict.fromkeys([*first, *found]) if name in found]
+        legend = legend_over(figure, {name: found[name] for name in names})
+        if BEFORE in found:
+            legend.legend_handles[names.index(BEFORE)].set_color(MUTED)  # type: ignore[union-attr]
 
 
 @styled
@@ -228,19 +228,29 @@ def panels(
         axes = figure.subplots(rows, columns, squeeze=False, **options)
         return figure, [list(row) for row in axes]
     shared = {name: options.pop(name, False) for name in ("sharex", "sharey")}
-    options.pop("gridspec_kw", None)
     grid = figure.subplots(rows * down, across, squeeze=False, **options)
     axes = [[grid[row * down + at // across][at % across] for at in range(columns)] for row in range(rows)]
     for spare in {*grid.ravel()} - {ax for row in axes for ax in row}:
         spare.remove()
     for name, how in shared.items():
-        for row in range(rows):
-            for column in range(columns):
-                above = 0 if how in (True, "all", "col") else row
-                first = axes[above][0 if how in (True, "all", "row") else column]
-                if how not in (False, "none") and axes[row][column] is not first:
-                    getattr(axes[row][column], name)(first)
+        for row, column in itertools.product(range(rows), range(columns)) if how else ():
+            first = axes[row if how == "row" else 0][column if how == "col" else 0]
+            if axes[row][column] is not first:
+                getattr(axes[row][column], name)(first)
     return figure, axes
+
+
+def grid(
+    count: int, columns: int, *, height: float, above: float = 0.0, width: float = WIDTH, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of so many axes, at most some in a row; `height` is that of a row, `above` of a legend."""
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure, axes = panels(rows, columns, height=height * rows + above, width=width, **options)
+    flat = [ax for row in axes for ax in row]
+    for spare in flat[count:]:
+        spare.set_axis_off()
+    return figure, flat[:count]
 
 
 @styled

@@ -1,10 +1,19 @@
 # SPDX-License-Identifier: MIT
-"""What a report says of a study without sections: every measured quantity, over what the run varies."""
+"""What a report says of any run: its strongest heads, and of a study without sections every quantity."""
 
 from __future__ import annotations
 
-from attnscope.plots.selection import measured_columns
-from attnscope.report.section import Page, Section, analysis
+import numpy as np
+import pandas as pd
+
+from attnscope.metrics.quantity import quantity
+from attnscope.plots.figure import optional
+from attnscope.plots.selection import FEWEST_TOGETHER, estimate, last_step, measured_columns, uniform_value
+from attnscope.report.numbers import interval, number
+from attnscope.report.section import Page, Section, Table, analysis
+
+#: Rows of each series, and quantities beside the one that ranks.
+_ROWS, _BESIDE = 5, 3
 
 
 def _every_number(page: Page) -> None:
@@ -45,3 +54,57 @@ SECTIONS: tuple[Section, ...] = (
         tables=("examples", "bars"),
     ),
 )
+
+
+def strongest_heads(page: Page, ranked: str = "") -> Table | None:
+    """The highest heads of each series at the last checkpoint, None where no quantity of heads has a value.
+
+    Their intervals hold for all heads at once, because the highest of many are chosen.
+
+    Args:
+        ranked: the quantity that ranks them; the first stored one where there is no such.
+    """
+    heads = page.heads()
+    if heads is None or not {"layer", "head", "sample"} <= set(heads):
+        return None
+    final = last_step(heads)
+    names = [name for name in measured_columns(final) if final[name].notna().any()]
+    names = [name for name in names if quantity(name).kind == "value" and final[name].abs().max() > 0]
+    names.sort(key=lambda name: name != ranked)
+    if not names or final.groupby(["layer", "head"]).ngroups < 2:
+        return None
+    first, *others = names
+    several = final["series"].nunique() > 1
+    rows = []
+    for series, here in final.groupby("series", sort=True):
+        # each series has texts of its own
+        own = estimate(here, first, ["layer", "head"], together=True)
+        means = here.groupby(["layer", "head"])[others[:_BESIDE]].mean()
+        for _, row in own.nlargest(_ROWS, "mean").iterrows():
+            place = int(row["layer"]), int(row["head"])
+            # layers of one model may see different keys
+            layer = here[here["layer"] == place[0]]
+            uniform = uniform_value(layer, optional(page.results, "baselines"), first)
+            rows.append(
+                {
+                    **({page.apart: str(series)} if several else {}),
+                    "head": f"L{place[0]}H{place[1]}",
+                    quantity(first).label: number(row["mean"]),
+                    "95 % interval": interval(row["low"], row["high"]),
+                    "uniform": number(uniform),
+                    **{quantity(name).label: number(means.loc[place, name]) for name in others[:_BESIDE]},
+                    "n": str(int(row["samples"])),
+                }
+            )
+    frame = pd.DataFrame(rows)
+    for name in ("95 % interval", "uniform"):
+        if np.all(frame[name] == "–"):
+            del frame[name]
+    caption = (
+        f"The heads with the highest {quantity(first).label}, mean over texts; n is the number of texts."
+    )
+    if "95 % interval" in frame:
+        caption += " Intervals hold for all heads at once."
+    else:
+        caption += f" Fewer than {FEWEST_TOGETHER} texts say too little for intervals of all heads at once."
+    return Table("strongest", caption, frame, 2 if several else 1)

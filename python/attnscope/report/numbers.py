@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""The report's tables: means at the last checkpoint with interval, uniform baseline and untrained value."""
+"""The cells of the report's tables: means at the last checkpoint with interval and baselines; claims."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,46 +15,21 @@ from attnscope.inference.intervals import FEWEST, SMALL
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
 
+if TYPE_CHECKING:
+    from attnscope.report.section import Page
+
 #: A column, or a column of the graphs and their threshold.
 Metric = str | tuple[str, float | None]
 
 
 class Wanted(NamedTuple):
-    """A quantity to be shown under both protocols.
-
-    Attributes:
-        table: where it stands.
-        column: its name there.
-        label: what the report calls it.
-        other: its column under the other protocol, where that is another.
-        threshold: of the graph, for the table `graphs`.
-    """
+    """A column of a table to be shown under both protocols, and what the report calls it."""
 
     table: str
     column: str
     label: str
-    other: str = ""
-    threshold: float | None = None
-
-
-class Row(NamedTuple):
-    """One metric of one series."""
-
-    metric: str
-    label: str
-    meaning: str
-    series: str
-    mean: str
-    interval: str
-    samples: int
-    missing: int
-    uniform: str
-    untrained: str
-    strongest: str
-    median: str = ""
-    coverage: str = ""
-    random_weights: str = ""
-    row_permutation: str = ""
+    other: str = ""  # its column under the other protocol, where that is another
+    threshold: float | None = None  # of the graph, for the table `graphs`
 
 
 def quantities(metrics: Sequence[Metric]) -> list[tuple[str, float | None]]:
@@ -62,43 +37,40 @@ def quantities(metrics: Sequence[Metric]) -> list[tuple[str, float | None]]:
     return [(one, None) if isinstance(one, str) else one for one in metrics]
 
 
-def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[Metric]) -> list[Row]:
-    """One row per metric and series, averaged over heads at the last checkpoint."""
+def number_rows(
+    heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[Metric]
+) -> list[dict[str, Any]]:
+    """Cells by name for each metric and series, averaged over heads at the last checkpoint."""
     final, before = last_step(heads), first_step(heads)
     rows = []
     for metric, threshold in quantities(metrics):
         if metric not in heads or final[metric].isna().all():
             continue
         table = estimate(final, metric, ["series"]).set_index("series")
-        start = None if before is None else estimate(before, metric, ["series"]).set_index("series")
+        start = {} if before is None else estimate(before, metric, ["series"]).set_index("series")["mean"]
         about = quantity(metric)
         label = about.label + (f" at {threshold:g}" if threshold else "")
         for series in dict.fromkeys(final["series"]):
             at, own = table.loc[series], final[final["series"] == series]
             per_head = own.groupby(["layer", "head"])[metric].mean()
             place = per_head.idxmax() if per_head.notna().any() else None
-            nulls = {kind: null_value(own, baselines, kind, metric, threshold) for kind in NULLS}
-            median, coverage = _median(per_sample(own, metric))
-            rows.append(
-                Row(
-                    metric=metric,
-                    label=label,
-                    meaning=about.meaning,
-                    series=str(series),
-                    mean=number(at["mean"]),
-                    interval=interval_text(at["low"], at["high"]),
-                    samples=int(at["samples"]),
-                    missing=int(at["missing"]),
-                    uniform=number(uniform_value(own, baselines, metric, threshold)),
-                    untrained=""
-                    if start is None or series not in start.index
-                    else number(start.loc[series, "mean"]),
-                    median=median,
-                    coverage=coverage,
-                    strongest="" if place is None else f"{number(per_head[place])} (L{place[0]}H{place[1]})",
-                    **{kind: number(value) for kind, value in nulls.items() if value == value},
-                )
-            )
+            row = {
+                "label": label,
+                "meaning": about.meaning,
+                "series": str(series),
+                "mean": number(at["mean"]),
+                "interval": interval_text(at["low"], at["high"]),
+                "uniform": number(uniform_value(own, baselines, metric, threshold)),
+                "untrained": number(start[series]) if series in start else "",
+                "strongest": "" if place is None else f"{number(per_head[place])} (L{place[0]}H{place[1]})",
+                "samples": str(int(at["samples"])),
+                "missing": str(int(at["missing"])),
+            }
+            for kind in NULLS:
+                value = null_value(own, baselines, kind, metric, threshold)
+                row[kind] = number(value) if value == value else ""
+            row["median"], row["coverage"] = _median(per_sample(own, metric))
+            rows.append(row)
     return rows
 
 
@@ -109,20 +81,11 @@ def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     return frame.assign(**{column: values.astype(float).where(good)})
 
 
-class Pair(NamedTuple):
-    """One quantity of one series under both protocols, on the head mean."""
-
-    label: str
-    meaning: str
-    series: str
-    exact: str
-    exact_interval: str
-    published: str
-    published_interval: str
-
-
-def pair_rows(tables: Mapping[str, pd.DataFrame], wanted: Sequence[Wanted], protocol: str) -> list[Pair]:
-    """Quantities under both protocols side by side, at the last checkpoint."""
+def pair_rows(
+    tables: Mapping[str, pd.DataFrame], wanted: Sequence[Wanted], protocol: str
+) -> list[dict[str, str]]:
+    """Quantities of the head mean under both protocols side by side, at the last checkpoint."""
+    names = ("label", "meaning", "series", "exact", "exact_interval", "published", "published_interval")
     rows = []
     for name, column, label, other, threshold in wanted:
         table = tables.get(name)
@@ -137,7 +100,8 @@ def pair_rows(tables: Mapping[str, pd.DataFrame], wanted: Sequence[Wanted], prot
             exact = _mean_of(own, series, "exact", column)
             published = _mean_of(own, series, protocol, other or column)
             if {exact[0], published[0]} != {"–"}:
-                rows.append(Pair(label, quantity(column).meaning, str(series), *exact, *published))
+                cells = (label, quantity(column).meaning, str(series), *exact, *published)
+                rows.append(dict(zip(names, cells, strict=True)))
     return rows
 
 
@@ -208,3 +172,44 @@ def number(value: Any) -> str:
         return f"{digits}e{int(exponent)}".replace("-", "−")
     places = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
     return f"{value:,.{places}f}".replace("-", "−")
+
+
+def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) -> None:
+    """Writes the table of claims; models and steps are named where there are several.
+
+    Words stand in the leading columns, which wrap, so that the table fits a narrow page.
+    """
+    several = table.groupby(["model", "revision", "step"], dropna=False).ngroups > 1
+    columns: dict[str, Any] = {"model": _models(table)} if several else {}
+    words = zip(table["statistic"].fillna(""), table["reason"].fillna(""), strict=True)
+    columns |= {
+        "claim": [f"{code}: {sentences[code]}" if code in sentences else code for code in table["claim"]],
+        "verdict": list(table["verdict"]),
+        "what was measured; why": ["; ".join(filter(None, both)) for both in words],
+    }
+    names = len(columns)
+    values = zip(table["value"], table["low"], table["high"], strict=True)
+    columns |= {
+        "value [95 %]": [_with_interval(*one) for one in values],
+        "null": [number(value) for value in table["null"]],
+        "adjusted p": [number(value) for value in table["p_adjusted"]],
+    }
+    if table["p_adjusted"].isna().all():
+        del columns["adjusted p"]
+    page.frame("claims", "Claims and verdicts.", pd.DataFrame(columns), names=names)
+
+
+def interval(low: float, high: float) -> str:
+    """An interval's ends in brackets, or a dash where there is none."""
+    return interval_text(low, high) or "–"
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    known = not (pd.isna(low) or pd.isna(high))
+    return f"{number(value)} {interval(low, high)}" if known else number(value)
+
+
+def _models(table: pd.DataFrame) -> list[str]:
+    names = (table["model"] + " " + table["revision"].fillna("")).str.strip()
+    steps = table["step"].astype(int)
+    return [f"{name}, step {step}" if step >= 0 else name for name, step in zip(names, steps, strict=True)]

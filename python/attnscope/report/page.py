@@ -8,7 +8,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
 from pathlib import Path
@@ -18,24 +18,29 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.discovery import study_of
-from attnscope.engine.disk.files import write_bytes
-from attnscope.engine.reading.unfinished import unfinished
-from attnscope.engine.results import Results
+from attnscope.engine.results import Results, unfinished
+from attnscope.engine.store import write_bytes
 from attnscope.plots.figure import stored
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.report import any_run
 from attnscope.report.numbers import number
-from attnscope.report.section import Block, Page, Section, Table
-from attnscope.report.strongest import strongest_heads
+from attnscope.report.section import Page, Table
 
 if TYPE_CHECKING:
     from attnscope.plots import Drawn, LeftOut
     from attnscope.plots.figure import Tables
 
 _LARGEST_SVG = 1_500_000
+#: Types of a figure's picture, the first that is small enough; maps of many heads are smaller as pixels.
+_PICTURES: dict[str, dict[str, Any]] = {
+    "svg+xml": {"format": "svg", "metadata": {"Date": None}},
+    "png": {"format": "png", "dpi": 220},
+}
 _SHOWN_SAMPLES = 12
 _SHOWN_ROWS = 40
 _SHORT = 24  # letters of a cell that stays on one line
+_FIRST = 14  # letters that the first column has room for at least
+_ROOM, _SMALL_ROOM = 103, 116  # letters that the page has room for, and small ones
 #: Tables that are shown in another form than as they are.
 _OWN_TABLES = frozenset(
     {"samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls"}
@@ -77,22 +82,15 @@ def report(
         >>> asc.report(asc.Results({"heads": heads}), tempfile.mkdtemp() + "/report.html").name
         'report.html'
     """
-    home = getattr(results, "path", None)
-    if path is None:
-        if home is None:
-            raise ValueError("report: these results have no run folder; say where to write")
-        path = Path(home) / "report.html"
-    target = Path(path)
+    home: Any = getattr(results, "path", None)
+    if path is None and home is None:
+        raise ValueError("report: these results have no run folder; say where to write")
+    target = Path(home) / "report.html" if path is None else Path(path)
     heading = title or f"Attention study: {Path(home).name if home else 'results in memory'}"
-    html = render(results, heading, drawn, left_out)
+    text = render(results, heading, drawn, left_out)
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(target, html.encode())
+    write_bytes(target, text.encode())
     return target
-
-
-def sections_of(results: Tables) -> Sequence[Section]:
-    """The sections of the study that made some results; of no study, those that any run has."""
-    return _words(results).SECTIONS
 
 
 def latex_tables(results: Tables) -> str:
@@ -103,7 +101,7 @@ def latex_tables(results: Tables) -> str:
     stored(results, "heads")
     page = Page(results, {})
     parts = ["% \\usepackage{booktabs} in the preamble; numbers in brackets are 95 % intervals over texts.\n"]
-    for section in sections_of(results):
+    for section in _words(results).SECTIONS:
         parts += [
             latex(block.content)
             for block in page.written(section)
@@ -128,6 +126,7 @@ def latex(table: Table) -> str:
 
 
 def _words(results: Tables) -> Any:
+    """The sections of the study that made some results; of no study, those that any run has."""
     study = study_of(results)
     return (study.part("sections") if study else None) or any_run
 
@@ -136,8 +135,7 @@ def render(
     results: Tables, title: str, drawn: Mapping[str, Drawn] | None = None, without: Sequence[LeftOut] = ()
 ) -> str:
     """The page as text."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
+    from jinja2 import StrictUndefined, Template
 
     from attnscope.plots import draw_all
 
@@ -145,69 +143,45 @@ def render(
     if drawn is None:
         drawn = draw_all(results, left_out=left_out)
     page, words = Page(results, drawn), _words(results)
-    sections, shown = [], set(_OWN_TABLES)
+    sections, shown = [], _OWN_TABLES
     for section in words.SECTIONS:
         if blocks := page.written(section):
-            shown |= set(section.tables)
-            sections.append(
-                {
-                    "id": section.id,
-                    "title": section.title,
-                    "greyed": page.greyed,
-                    "blocks": [(block.kind, _content(block)) for block in blocks],
-                }
-            )
-    environment = Environment(
-        loader=PackageLoader("attnscope.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+            shown = shown.union(section.tables)
+            sections.append((section, page.greyed, blocks))
+    source = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    template = Template(
+        source, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    others = [
-        further(name, page.tables[name])
-        for name in sorted(set(page.tables) - shown)
-        if len(page.tables[name])
-    ]
+    others = {name: table for name, table in sorted(page.tables.items()) if name not in shown and len(table)}
     home = getattr(results, "path", None)
-    strongest = strongest_heads(page, getattr(words, "RANKED", ""))
-    rendered: str = environment.get_template("page.html").render(
+
+    def beside(*files: str) -> list[str]:
+        """Those files that the run folder holds, as the report in it names them."""
+        return [file for file in files if home is not None and (home / file).is_file()]
+
+    pages = (("every head as a picture", "view.html"), ("captions for LaTeX", "figures/captions.tex"))
+    provenance: Mapping[str, Any] = getattr(results, "provenance", {})
+    rendered = template.render(
+        html=html,
+        picture=_data_uri,
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         facts=_facts(page.tables, page.heads()),
         findings=words.findings(results) if hasattr(words, "findings") else [],
-        links=_links(home),
-        files={name: _files(home, name) for name in drawn},
+        links=[(words, file) for words, file in pages if beside(file)],
+        files={name: beside(f"figures/{name}.pdf", f"figures/{name}.png") for name in drawn},
         unfinished=unfinished(results) if isinstance(results, Results) else "",
-        strongest=None if strongest is None else Markup(html(strongest)),
-        skipped=[str(item) for item in _provenance(results).get("skipped") or []],
+        strongest=any_run.strongest_heads(page, getattr(words, "RANKED", "")),
+        skipped=provenance.get("skipped") or [],
         sections=sections,
         meanings=page.meanings,
-        other_tables=[Markup(html(table)) for table in others],
+        other_tables=[further(name, table) for name, table in others.items()],
         left_out=[(one.name, one.reason) for one in left_out],
         samples=_samples(page.tables.get("samples")),
-        provenance=_flat(_provenance(results)),
+        provenance=_flat(provenance),
         study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
     )
-    there = home is not None and (home / "view.html").is_file()
-    return _with_heads_linked(rendered) if there else rendered
-
-
-def _files(home: Path | None, figure: str) -> list[str]:
-    """The figure's files in the run folder, as the report beside them names them."""
-    if home is None:
-        return []
-    return [
-        f"figures/{figure}.{kind}"
-        for kind in ("pdf", "png")
-        if (home / "figures" / f"{figure}.{kind}").is_file()
-    ]
-
-
-def _links(home: Path | None) -> list[tuple[str, str]]:
-    """Pages beside the report."""
-    beside = (("every head as a picture", "view.html"), ("captions for LaTeX", "figures/captions.tex"))
-    return [(words, file) for words, file in beside if home is not None and (home / file).is_file()]
+    return _with_heads_linked(rendered) if beside("view.html") else rendered
 
 
 def _with_heads_linked(page: str) -> str:
@@ -226,29 +200,36 @@ def _with_heads_linked(page: str) -> str:
     return "".join(parts)
 
 
-def _content(block: Block) -> Any:
-    """A block as the template takes it; words are a study's own HTML, all else is escaped."""
-    from markupsafe import Markup
+def _lines(table: Table) -> tuple[list[int], bool]:
+    """The columns of numbers whose cells stay on one line, and whether the table has small letters.
 
-    if block.kind == "figure":
-        name, drawn = block.content
-        more = f" Not drawn: {', '.join(map(escape, drawn.left_out))}." if drawn.left_out else ""
-        return name, _data_uri(drawn.figure), float(drawn.figure.get_figwidth()), drawn.caption + more
-    if block.kind == "table":
-        return Markup(html(block.content))
-    if block.kind in ("notes", "published"):
-        return [Markup(line) for line in block.content]
-    return Markup(block.content) if block.kind in ("words", "definition") else block.content
+    A number stays beside its interval as long as the page has room for that; words break.
+    """
+    texts = [[str(name), *map(str, cells)] for name, cells in table.frame.items()]
+    longest = [max(map(len, cells)) for _, *cells in texts]
+    words = [max((len(word) for text in own for word in text.split()), default=0) for own in texts]
+    words[0] = max(words[0], _FIRST)
+    lines = [k for k in range(table.names, len(texts)) if longest[k] <= _SHORT]
+    lines.sort(key=longest.__getitem__)
+
+    def width() -> int:
+        return sum(max(word, longest[k] * (k in lines)) + 1 for k, word in enumerate(words))
+
+    small = width() > _ROOM
+    while lines and width() > _SMALL_ROOM:
+        lines.pop()
+    return sorted(lines), small
 
 
 def html(table: Table) -> str:
     """A table, behind its caption where it is folded."""
     columns = range(table.names, len(table.frame.columns))
+    lines, small = _lines(table)
     styler = table.styled("html").set_uuid(table.label)
     if not table.folded:
         styler.set_caption(escape(table.caption))
-    # a number stays beside its interval, words break
-    lines = [k for k in columns if table.frame.iloc[:, k].astype(str).str.len().max() <= _SHORT]
+    if small:
+        styler.set_table_attributes('class="small"')
     right: list[Any] = [{"selector": f".col{k}", "props": "text-align: right"} for k in columns]
     styler.set_table_styles(
         right + [{"selector": f"td.col{k}", "props": "white-space: nowrap"} for k in lines]
@@ -269,71 +250,52 @@ def _downloads(table: Table) -> str:
     return f'<p class="downloads">{" ".join(links)}</p>'
 
 
-def _provenance(results: Tables) -> dict[str, Any]:
-    return dict(getattr(results, "provenance", {}))
-
-
 def _data_uri(figure: Any) -> str:
-    """SVG while that is small; maps of many heads are smaller as pixels."""
+    """The picture of a figure inside the page."""
     from attnscope.plots.style import style
 
     with style():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.04, metadata={"Date": None})
-        kind = "svg+xml"
-        if buffer.tell() > _LARGEST_SVG:
+        for kind, options in _PICTURES.items():
             buffer = io.BytesIO()
-            figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.04, dpi=220)
-            kind = "png"
+            figure.savefig(buffer, bbox_inches="tight", pad_inches=0.04, **options)
+            if kind == "png" or buffer.tell() <= _LARGEST_SVG:
+                break
     return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 
-def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[tuple[str, str]]:
+def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> dict[str, str]:
     """What was measured, in a few lines."""
-    facts = []
+    facts = {}
     samples = tables.get("samples")
     if samples is not None and not samples.empty:
-        facts.append(("models", ", ".join(map(str, dict.fromkeys(samples["model"])))))
+        facts["models"] = ", ".join(map(str, samples["model"].unique()))
         steps = sorted({int(step) for step in samples["step"]})
         if len(steps) > 1:
-            facts.append(("checkpoints", f"{len(steps)}: steps {', '.join(map(str, steps))}"))
+            facts["checkpoints"] = f"{len(steps)}: steps {', '.join(map(str, steps))}"
         one = samples.drop_duplicates(["model", "sample"])
         # models cut and split the same sentences each in its own way
         for group, own in one.groupby("group", sort=False):
-            shortest, longest = own["n_tokens"].min(), own["n_tokens"].max()
-            lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-            facts.append((f"input “{group}”", f"{own['sample'].nunique()} texts of {lengths} tokens"))
-        cut = one[one["truncated"].astype(bool)]["sample"].nunique() if "truncated" in one else 0
-        if cut:
-            facts.append(("cut", f"{cut} texts were longer than the study takes and were cut"))
+            lengths = " to ".join(map(str, dict.fromkeys(own["n_tokens"].agg(["min", "max"]))))
+            facts[f"input “{group}”"] = f"{own['sample'].nunique()} texts of {lengths} tokens"
+        if "truncated" in one and (cut := one[one["truncated"].astype(bool)]["sample"].nunique()):
+            facts["cut"] = f"{cut} texts were longer than the study takes and were cut"
     if heads is not None and not heads.empty:
         sizes = {
             str(model): f"{own['layer'].nunique()} layers of {own['head'].nunique()} heads"
             for model, own in heads.groupby("model", sort=False)
         }
-        if len(set(sizes.values())) == 1:
-            size = next(iter(sizes.values()))
-        else:
-            size = "; ".join(f"{model}: {one}" for model, one in sizes.items())
-        facts.append(("heads", f"{size}; {len(heads):,} maps measured"))
+        alike = len(set(sizes.values())) == 1
+        named = set(sizes.values()) if alike else [f"{model}: {one}" for model, one in sizes.items()]
+        facts["heads"] = f"{'; '.join(named)}; {len(heads):,} maps measured"
     return facts
 
 
-def _samples(samples: pd.DataFrame | None) -> list[dict[str, Any]]:
+def _samples(samples: pd.DataFrame | None) -> list[dict[Hashable, Any]]:
     if samples is None or samples.empty:
         return []
     one = samples.drop_duplicates("sample")
     few = one.groupby("group", sort=False).head(-(-_SHOWN_SAMPLES // max(1, one["group"].nunique())))
-    return [
-        {
-            "sample": int(row["sample"]),
-            "group": str(row["group"]),
-            "n_tokens": int(row["n_tokens"]),
-            "text": str(row["text"])[:400],
-            "tokens": [str(token) for token in list(row["tokens"])[:24]] if "tokens" in row else [],
-        }
-        for _, row in few.iterrows()
-    ]
+    return few.to_dict("records")
 
 
 def further(name: str, table: pd.DataFrame) -> Table:

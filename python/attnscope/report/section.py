@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.plots.figure import Drawn, NotDrawable, Tables, optional
-from attnscope.plots.selection import measured_heads, series_are, with_groups
+from attnscope.plots.selection import NULLS, measured_heads, series_are, with_groups
 from attnscope.report.numbers import Metric, Wanted, number_rows, pair_rows, quantities
 
 if TYPE_CHECKING:
@@ -39,23 +39,14 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text under a caption; the first columns hold names, the others numbers.
+    """Cells of text under a caption; the first columns hold names, the others numbers."""
 
-    Attributes:
-        label: of its own in the report.
-        caption: one sentence.
-        frame: text cells.
-        names: how many leading columns hold names.
-        certain: rows that are set bold.
-        folded: shown behind its caption only.
-    """
-
-    label: str
-    caption: str
+    label: str  # of its own in the report
+    caption: str  # one sentence
     frame: pd.DataFrame
-    names: int = 1
-    certain: tuple[int, ...] = ()
-    folded: bool = False
+    names: int = 1  # how many leading columns hold names
+    certain: tuple[int, ...] = ()  # rows that are set bold
+    folded: bool = False  # shown behind its caption only
 
     def styled(self, escape: str) -> Styler:
         """For `to_html` or `to_latex`: cells escaped, a first cell that repeats the one above empty."""
@@ -193,50 +184,46 @@ class Page:
         """Means over single heads at the last checkpoint, with interval and baselines."""
         heads = self.heads(metrics)
         rows = [] if heads is None else number_rows(heads, optional(self.results, "baselines"), metrics)
-        if not rows:
-            return
-        self.meanings |= {row.label: row.meaning for row in rows}
-        several = len({row.series for row in rows}) > 1
-        columns = {"mean over heads": [row.label for row in rows]}
-        columns |= {self.apart: [row.series for row in rows]} if several else {}
-        columns |= {"exact": [row.mean for row in rows], "95 % interval": [row.interval for row in rows]}
-        coverages = {row.coverage for row in rows if row.median}
-        if len(coverages) == 1:
-            columns[f"median, {coverages.pop()} interval"] = [row.median for row in rows]
-        elif coverages:
-            cells = [row.median and f"{row.median} ({row.coverage})" for row in rows]
-            columns["median and its interval (coverage)"] = cells
-        for field, label in (
-            ("uniform", "uniform"),
-            ("random_weights", "random weights"),
-            ("row_permutation", "rows shuffled"),
-            ("untrained", "step 0"),
-            ("strongest", "highest head"),
-        ):
-            cells = [getattr(row, field) for row in rows]
-            columns |= {label: cells} if any(cell not in ("", "–") for cell in cells) else {}
-        columns["n"] = [str(row.samples) for row in rows]
-        if any(row.missing for row in rows):
-            columns["maps undefined"] = [str(row.missing) for row in rows]
+        coverages = {row["coverage"] for row in rows if row["median"]}
+        median = f"median, {min(coverages, default='')} interval"
+        if len(coverages) > 1:
+            median = "median and its interval (coverage)"
+            for row in rows:
+                row["median"] = row["median"] and f"{row['median']} ({row['coverage']})"
+        titles = {"label": "mean over heads", "mean": "exact", "interval": "95 % interval"}
+        more = {"median": median, "uniform": "uniform", **NULLS, "untrained": "step 0"}
+        more |= {"strongest": "highest head", "samples": "n"}
+        titles |= {
+            name: title for name, title in more.items() if any(row[name] not in ("", "–") for row in rows)
+        }
+        if any(row["missing"] != "0" for row in rows):
+            titles["missing"] = "maps undefined"
         caption = f"{self.section.title}: mean over heads; n is the number of texts."
-        self.table(Table(self.section.id, caption, pd.DataFrame(columns), 2 if several else 1))
+        self._rows(self.section.id, caption, rows, titles)
 
     def protocols(self, wanted: Sequence[Wanted]) -> None:
         """The head mean under the exact protocol and the other one that the run followed."""
         rows = pair_rows(self.with_series, wanted, self.protocol) if self.protocol else []
-        self.meanings |= {row.label: row.meaning for row in rows}
-        several = len({row.series for row in rows}) > 1
-        columns = {"head mean": [row.label for row in rows]}
-        columns |= {self.apart: [row.series for row in rows]} if several else {}
-        columns |= {
-            "exact": [row.exact for row in rows],
-            "95 % interval": [row.exact_interval for row in rows],
-            "as published": [row.published for row in rows],
-            "95 % interval, published": [row.published_interval for row in rows],
+        titles = {
+            "label": "head mean",
+            "exact": "exact",
+            "exact_interval": "95 % interval",
+            "published": "as published",
+            "published_interval": "95 % interval, published",
         }
         caption = f"{self.section.title}: the head mean under both protocols."
-        frame = pd.DataFrame(columns)
-        self.table(Table(f"{self.section.id}-protocols", caption, frame, 2 if several else 1))
+        self._rows(f"{self.section.id}-protocols", caption, rows, titles)
+
+    def _rows(
+        self, label: str, caption: str, rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]
+    ) -> None:
+        """A table of rows of cells under titles, with their series where there are several."""
+        self.meanings |= {row["label"]: row["meaning"] for row in rows}
+        frame = pd.DataFrame(rows, columns=list(titles)).rename(columns=titles)
+        several = len({row["series"] for row in rows}) > 1
+        if several:
+            frame.insert(1, self.apart, [row["series"] for row in rows])
+        self.table(Table(label, caption, frame, 2 if several else 1))
 
 
 def analysis(

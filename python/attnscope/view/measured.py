@@ -1,37 +1,130 @@
 # SPDX-License-Identifier: MIT
-"""What the page shows of tensors: every metric of one number per head, and every matrix."""
+"""What the page shows of tensors: every metric of one number per head, and every matrix with what it holds.
+
+Of a matrix these are its entries, its bars, and its spectrum beside the null law.
+"""
 
 from __future__ import annotations
 
+import base64
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._tokens import readable
 from attnscope._warn import UndefinedWarning
 from attnscope.metrics.discovery import found
+from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
+from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
-from attnscope.view.maps import Maps, is_causal, number
+from attnscope.metrics.spectra.null_law import null_spectrum, undefined_because
+
+_LAW_POINTS = 240
+
+
+def number(value: Any) -> float | None:
+    """A number for JSON, to six significant digits; None where there is none.
+
+    >>> number(1 / 3), number(float("nan"))
+    (0.333333, None)
+    """
+    value = float(value)
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def is_causal(maps: Tensor) -> bool:
+    """Whether no query sees a later key."""
+    return maps.shape[-1] > 1 and bool((maps.triu(1) == 0).all())
+
+
+def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
+    """Scales at which a Betti number changes, with β0 and β1 from there to the next; none without bars."""
+    ends = torch.cat([barcodes.birth, barcodes.death])
+    scales = torch.unique(ends[ends.isfinite()])
+    numbers = betti_curve(barcodes, scales).tolist() if len(scales) else []
+    return [[scale, *both] for scale, both in zip(scales.tolist(), numbers, strict=True)]
+
+
+class Maps:
+    """Collects matrices until their encoded entries fill `max_bytes` of the page."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.laws: dict[str, dict[str, Any]] = {}  # by key; heads of one support share theirs
+        self.stored: list[dict[str, Any]] = []
+        self.refused = 0  # how many found no room
+        self._room = max_bytes
+
+    def add(
+        self, attention: Tensor, tokens: Sequence[str], queries: Sequence[str] | None = None, **place: Any
+    ) -> None:
+        """Adds a matrix, unless the page is full; queries of another text make it a matrix and no graph."""
+        n = attention.shape[-1]
+        causal = queries is None and is_causal(attention)
+        # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.
+        entries = attention.to(torch.float32).numpy()
+        flat = entries[np.tril_indices(n)] if causal else entries.ravel()
+        if self.refused or len(flat) * 16 // 3 > self._room:
+            self.refused += 1
+            return
+        self._room -= len(flat) * 16 // 3
+        shown = {
+            **place,
+            "n": n,
+            "tokens": [readable(token) for token in tokens],
+            "causal": causal,
+            "entries": base64.b64encode(flat.astype("<f4").tobytes()).decode("ascii"),
+        }
+        self.stored.append(shown)
+        if queries is not None:
+            shown["queries"] = [readable(token) for token in queries]
+            return
+        barcodes = persistence(attention)
+        shown["bars"] = [
+            [dimension, number(birth), number(death)]
+            for dimension, rows in enumerate(barcodes[()])
+            for birth, death in rows
+        ]
+        shown["betti"] = _betti_steps(barcodes)
+        shown["spectrum"] = self._spectrum(attention.double())
+
+    def _spectrum(self, attention: Tensor) -> dict[str, Any]:
+        """The eigenvalues of the row-standardised map, the law they are compared with and their distance."""
+        if reason := undefined_because(attention):
+            return {"reason": f"{reason.capitalize()}."}
+        found = null_spectrum(attention)
+        key = f"{found.law} {found.edge:.9f}"
+        if key not in self.laws:
+            keep = np.unique(np.linspace(0, len(found.law_x) - 1, _LAW_POINTS).astype(int))
+            self.laws[key] = {
+                "name": found.law,
+                "edge": number(found.edge),
+                "x": [number(x) for x in found.law_x[keep]],
+                "cdf": [number(y) for y in found.law_cdf[keep]],
+            }
+        return {
+            "law": key,
+            "values": [number(value) for value in found.values],
+            "ks": number(found.ks),
+            "outliers": found.outliers,
+            "at": number(found.at),
+            "between": [number(end) for end in found.between],
+        }
 
 
 class Stack(NamedTuple):
-    """The layers of one kind of attention in one pass.
+    """The layers of one kind of attention in one pass, each [heads, queries, keys], and their tokens."""
 
-    Attributes:
-        name: "encoder", "decoder", "cross", or "" where a model has one kind.
-        layers: one tensor [heads, queries, keys] for each.
-        keys: the tokens that are attended to.
-        queries: the tokens that attend, where they are others.
-    """
-
-    name: str
+    name: str  # "encoder", "decoder", "cross", or "" where a model has one kind
     layers: Sequence[Tensor]
     keys: Sequence[str]
-    queries: Sequence[str] | None = None
+    queries: Sequence[str] | None = None  # the tokens that attend, where they are others
 
 
 def contents_of_tensors(
@@ -53,25 +146,25 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
     heads = max(len(layer) for one in stacks for layer in one.layers)
     numbers: list[dict[str, Any]] = []
     uniform: list[dict[str, float | None]] = []
-    collected, causal = Maps(max_bytes), False
+    collected = Maps(max_bytes)
     for at, stack in enumerate(stacks):
         square = stack.queries is None
-        causal = causal or (square and all(is_causal(layer) for layer in stack.layers))
         numbers.append(_numbers(stack.layers, wanted, depth, heads) if square else {})
         uniform.append(_of_uniform(stack.layers[0], wanted) if square else {})
         for layer, maps in enumerate(stack.layers):
             for head, matrix in enumerate(maps):
                 place = {"layer": layer, "head": head, "checkpoint": 0, "input": at}
-                collected.add(matrix, stack.keys, queries=stack.queries, **place)
+                collected.add(matrix, stack.keys, stack.queries, **place)
     kept = [one for one in wanted if any(one.name in found for found in numbers)]
     empty = [[None] * heads for _ in range(depth)]
-    notes = []
+    notes, without = [], "There is no such head here."
     if collected.refused:
         shown = len(collected.stored)
         notes.append(
             f"The page holds the matrices of the first {shown} of {shown + collected.refused} heads; more "
             "would make it larger than max_bytes. Pass fewer layers to see the others."
         )
+        without = "The page is full: this head's matrix was left out."
     return {
         "notes": notes,
         "layers": list(range(depth)),
@@ -84,12 +177,9 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
         ],
         "values": [[[found.get(one.name, empty) for one in kept] for found in numbers]],
         "uniform": [[found.get(one.name) for one in kept] for found in uniform],
-        "kind": "causal" if causal else "full",
         "laws": collected.laws,
         "maps": collected.stored,
-        "without": "The page is full: this head's matrix was left out."
-        if collected.refused
-        else "There is no such head here.",
+        "without": without,
     }
 
 
@@ -111,15 +201,13 @@ def _numbers(
 
 def _of_uniform(maps: Tensor, wanted: Sequence[Quantity]) -> dict[str, float | None]:
     """What uniform attention of that size gives."""
-    n = maps.shape[-1]
-    ones = torch.ones(n, n, dtype=torch.float64)
-    uniform = ones.tril() if is_causal(maps) else ones
-    uniform = uniform / uniform.sum(-1, keepdim=True)
+    ones = torch.ones_like(maps[:1], dtype=torch.float64)
+    visible = ones.tril() if is_causal(maps) else ones
     with warnings.catch_warnings():
         # Of uniform heads nothing differs, and their rows have nothing to standardise.
         warnings.simplefilter("ignore", UndefinedWarning)
-        found = measure_quantities({"attention": uniform.expand(1, 1, n, n)}, wanted, heads=[0])
-    return {one.name: number(found.values[one].item()) for one in wanted if bool(found.defined[one])}
+        grids = _numbers([visible / visible.sum(-1, keepdim=True)], wanted, 1, 1)
+    return {name: value for name, ((value,),) in grids.items()}
 
 
 def _quantities() -> list[Quantity]:

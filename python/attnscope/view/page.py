@@ -14,10 +14,13 @@ from typing import Any
 import torch
 
 from attnscope._warn import warned_once
-from attnscope.engine.disk.files import write_bytes
+from attnscope.capture.anatomy import instead
+from attnscope.engine.results import Results
+from attnscope.engine.store import write_bytes
+from attnscope.view.captured import stacks_of_model
+from attnscope.view.measured import contents_of_stacks, contents_of_tensors
+from attnscope.view.stored import contents_of_results
 
-_HOME = Path(__file__).parent
-_SCRIPTS = ("matrix.js", "view.js")
 #: Makes a frame as high as the page in it says; 940 pixels until then.
 _FRAME = """<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
 style="width:100%;height:940px;border:0" title="attnscope view"></iframe><script>
@@ -41,21 +44,17 @@ class View:
 
     def html(self) -> str:
         """The page as text: one HTML file with its data, script and style inside."""
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-        from markupsafe import Markup
+        from jinja2 import StrictUndefined, Template
+        from jinja2.utils import htmlsafe_json_dumps
 
-        # "<" can end a script element or open a comment in it; the two separators end a line in old scripts.
-        data = json.dumps(self.contents, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        for letter in "<>&\u2028\u2029":
-            data = data.replace(letter, f"\\u{ord(letter):04x}")
-        environment = Environment(
-            loader=PackageLoader("attnscope.view", "."), autoescape=True, undefined=StrictUndefined
-        )
-        return environment.get_template("template.html").render(
+        home = Path(__file__).parent
+        template = (home / "template.html").read_text(encoding="utf-8")
+        # "<" can end a script element or open a comment in it
+        plain = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
+        return Template(template, autoescape=True, undefined=StrictUndefined).render(
             title=self.title,
-            style=Markup((_HOME / "view.css").read_text(encoding="utf-8")),
-            script=Markup("".join((_HOME / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
-            data=Markup(data),
+            script=(home / "view.js").read_text(encoding="utf-8"),
+            data=htmlsafe_json_dumps(self.contents, json.dumps, **plain),
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -127,36 +126,24 @@ def view(
         >>> asc.view(torch.full((2, 3, 4, 4), 0.25), tokens=["the", "cat", "sat", "."], title="uniform")
         View('uniform': 2 layers × 3 heads, ... metrics, 6 attention matrices)
     """
-    from attnscope.capture.anatomy import instead
-    from attnscope.engine.results import Results
-
     if isinstance(shown, str):
         raise TypeError(f"view: want a model, results or attention, got {shown!r}{instead(shown)}")
     results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
     what = "stored results" if results else "a model" if network else "tensors"
     given = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
-    for one in _OF_OTHERS[what]:
-        if given[one] is not None:
-            raise ValueError(f"view: {one} does not go with {what}, {_INSTEAD[one]}")
-    if results:
-        from attnscope.view.stored import contents_of_results
-
-        name = shown.path.resolve().name if shown.path else "results in memory"
-        with warned_once("maps"):
+    for one, (taker, instead_of_it) in _GOES_WITH.items():
+        if given[one] is not None and taker != what:
+            raise ValueError(f"view: {one} does not go with {what}, {instead_of_it}")
+    with warned_once("maps", rows=what == "tensors"):
+        if results:
+            name = shown.path.resolve().name if shown.path else "results in memory"
             contents = contents_of_results(shown, max_bytes, sample, model)
-    elif network:
-        from attnscope.view.captured import stacks_of_model
-        from attnscope.view.measured import contents_of_stacks
-
-        path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
-        name = "/".join(path.parts[-2:])
-        with warned_once("maps"):
+        elif network:
+            path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
+            name = "/".join(path.parts[-2:])
             contents = contents_of_stacks(stacks_of_model(shown, text, tokenizer), max_bytes)
-    else:
-        from attnscope.view.measured import contents_of_tensors
-
-        name = "attention"
-        with warned_once("maps", rows=True):
+        else:
+            name = "attention"
             contents = contents_of_tensors(shown, tokens, max_bytes)
     if head is not None:
         layer, number = (int(one) for one in head)
@@ -169,16 +156,11 @@ def view(
     return View(title or name, contents)
 
 
-#: Arguments that a kind of input does not take, and what takes them.
-_OF_OTHERS = {
-    "stored results": ("text", "tokens", "tokenizer"),
-    "a model": ("sample", "tokens", "model"),
-    "tensors": ("text", "sample", "model", "tokenizer"),
-}
-_INSTEAD = {
-    "text": "only with a model",
-    "tokens": "which bring their own tokens",
-    "tokenizer": "only with a model and a text",
-    "sample": "it chooses among stored results",
-    "model": "only with results whose attention is captured again",
+#: Arguments by the one kind of input that takes each, and what the others are told.
+_GOES_WITH = {
+    "text": ("a model", "only with a model"),
+    "tokens": ("tensors", "which bring their own tokens"),
+    "tokenizer": ("a model", "only with a model and a text"),
+    "sample": ("stored results", "it chooses among stored results"),
+    "model": ("stored results", "only with results whose attention is captured again"),
 }

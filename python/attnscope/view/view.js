@@ -27,27 +27,28 @@ function svg(parent, tag, attributes = {}, text = null) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   if (text !== null) node.textContent = text;
-  parent.appendChild(node);
-  return node;
+  return parent.appendChild(node);
 }
 function element(parent, tag, text = null, className = "") {
   const node = document.createElement(tag);
   if (text !== null) node.textContent = text;
   if (className) node.className = className;
-  parent.appendChild(node);
-  return node;
+  return parent.appendChild(node);
 }
-const short = (text, length = 10) => (text.length > length ? text.slice(0, length - 1) + "…" : text);
-const visible = (token) => (token === "" ? "∅" : token.trim() === "" ? token.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥") : token.trim().replace(/\n/g, "⏎").replace(/\t/g, "⇥"));
+const short = (text) => (text.length > 10 ? text.slice(0, 9) + "…" : text);
+const visible = (token) => (token.trim() || token.replace(/ /g, "␣") || "∅").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
 const cells = (metric) => data.values[state.checkpoint][state.input][metric];
 const valueOf = (metric, layer, head) => cells(metric)[data.layers.indexOf(layer)][data.heads.indexOf(head)];
-
-function ends(values) { return values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]); }
+const known = (metric) => cells(metric).flat().filter((v) => v !== null);
+const nameOf = (map) => `${map.layer} ${map.head}`;
+const isHere = (map) => map.checkpoint === state.checkpoint && map.input === state.input;
+const largest = (values) => values.reduce((most, v) => (v > most ? v : most), 0);  // NaN is none
+const ink = (name) => getComputedStyle(document.body).getPropertyValue(name);
 
 // --- the layer × head map
 function drawHeads() {
   const grid = cells(state.metric), metric = data.metrics[state.metric];
-  const finite = grid.flat().filter((v) => v !== null), [low, high] = ends(finite);
+  const finite = known(state.metric), low = Math.min(...finite), high = Math.max(...finite);
   const share = (v) => (high > low ? (v - low) / (high - low) : 0.5);
   at("meaning").textContent = metric.meaning || metric.label;
   const room = at("heads");
@@ -55,7 +56,7 @@ function drawHeads() {
   const side = Math.max(6, Math.min(40, 360 / data.heads.length)), left = 34, top = 6;
   const width = left + side * data.heads.length + 6, height = top + side * data.layers.length + 34;
   const picture = svg(room, "svg", { viewBox: `0 0 ${width} ${height}`, style: `max-width:${Math.round(width * 1.15)}px` });
-  const kept = new Set(data.maps.map((map) => `${map.layer} ${map.head}`)), all = kept.size === data.layers.length * data.heads.length;
+  const kept = new Set(data.maps.map(nameOf)), all = kept.size === data.layers.length * data.heads.length;
   data.layers.forEach((layer, row) => data.heads.forEach((head, column) => {
     const value = grid[row][column], x = left + side * column, y = top + side * row;
     const box = svg(picture, "rect", {
@@ -67,12 +68,12 @@ function drawHeads() {
     svg(box, "title", {}, `L${layer}H${head}  ${metric.label} ${shown(value)}`);
     box.addEventListener("click", () => choose(layer, head));
     box.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(layer, head); } });
-    if (!all && kept.has(`${layer} ${head}`)) svg(picture, "circle", { class: "kept", cx: x + side / 2, cy: y + side / 2, r: Math.max(1.5, side / 8) });
+    if (!all && kept.has(nameOf({ layer, head }))) svg(picture, "circle", { class: "kept", cx: x + side / 2, cy: y + side / 2, r: Math.max(1.5, side / 8) });
   }));
-  if (state.layer !== null) svg(picture, "rect", { class: "chosen", x: left + side * data.heads.indexOf(state.head), y: top + side * data.layers.indexOf(state.layer), width: side, height: side });
-  const every = (count) => Math.max(1, Math.ceil(count * 14 / (side * count)));
-  data.layers.forEach((layer, row) => { if (row % every(data.layers.length) === 0) svg(picture, "text", { x: left - 5, y: top + side * (row + 0.5) + 4, "text-anchor": "end" }, layer); });
-  data.heads.forEach((head, column) => { if (column % every(data.heads.length) === 0) svg(picture, "text", { x: left + side * (column + 0.5), y: height - 20, "text-anchor": "middle" }, head); });
+  svg(picture, "rect", { class: "chosen", x: left + side * data.heads.indexOf(state.head), y: top + side * data.layers.indexOf(state.layer), width: side, height: side });
+  const every = Math.ceil(14 / side);
+  data.layers.forEach((layer, row) => { if (row % every === 0) svg(picture, "text", { x: left - 5, y: top + side * (row + 0.5) + 4, "text-anchor": "end" }, layer); });
+  data.heads.forEach((head, column) => { if (column % every === 0) svg(picture, "text", { x: left + side * (column + 0.5), y: height - 20, "text-anchor": "middle" }, head); });
   svg(picture, "text", { x: left + side * data.heads.length / 2, y: height - 5, "text-anchor": "middle" }, "head");
   svg(picture, "text", { x: 10, y: top + side * data.layers.length / 2, "text-anchor": "middle", transform: `rotate(-90 10 ${top + side * data.layers.length / 2})` }, "layer");
   drawScale(metric, low, high, finite.length);
@@ -84,33 +85,182 @@ function drawScale(metric, low, high, count) {
   const whole = Math.max(200, Math.min(440, room.clientWidth || 440));  // letters keep their size in a narrow cell
   const picture = svg(room, "svg", { viewBox: `0 0 ${whole} 52`, style: "max-width:440px" });
   if (!count) { svg(picture, "text", { x: 34, y: 20 }, "no finite value here"); return; }
-  const left = 34, width = whole - 70, uniform = data.uniform[state.input][state.metric];
+  const left = 34, width = whole - 70, uniform = data.uniform[state.input][state.metric], [a, b] = endLabels(low, high);
   for (let i = 0; i < 66; i++) svg(picture, "rect", { x: left + i * width / 66, y: 6, width: width / 66 + 0.5, height: 11, "shape-rendering": "crispEdges", fill: color(high > low ? i / 65 : 0.5) });
-  svg(picture, "text", { x: left, y: 30 }, endLabels(low, high)[0]);
-  svg(picture, "text", { x: left + width, y: 30, "text-anchor": "end" }, endLabels(low, high)[1]);
+  svg(picture, "text", { x: left, y: 30 }, a);
+  svg(picture, "text", { x: left + width, y: 30, "text-anchor": "end" }, b);
   svg(picture, "text", { x: left + width / 2, y: 30, "text-anchor": "middle" }, metric.label);
   if (uniform === null) return;
   const inside = uniform >= low && uniform <= high && high > low, x = left + width * (inside ? (uniform - low) / (high - low) : 0);
-  if (inside) svg(picture, "path", { d: `M${x} 2V21`, class: "axis", "stroke-width": 2 });
+  if (inside) svg(picture, "path", { d: `M${x} 2V21`, class: "axis" });
   svg(picture, "text", { x: left, y: 47 }, `uniform attention: ${shown(uniform)}${inside ? " (mark)" : ""}`);
 }
 
 function drawNumbers() {
   const room = at("numbers");
   room.replaceChildren();
-  if (state.layer === null) return;
   const table = element(room, "table"), head = element(element(table, "thead"), "tr");
   for (const [text, kind] of [[`L${state.layer}H${state.head}`, ""], ["value", "n"], ["uniform", "n"], ["rank", "n"]]) element(head, "th", text, kind);
   const body = element(table, "tbody");
   data.metrics.forEach((metric, index) => {
     if (metric.group !== "heads" && index !== state.metric) return;
-    const value = valueOf(index, state.layer, state.head), finite = cells(index).flat().filter((v) => v !== null);
+    const value = valueOf(index, state.layer, state.head), finite = known(index), uniform = data.uniform[state.input][index];
     const row = element(body, "tr", null, index === state.metric ? "here" : "");
     element(row, "td", metric.label).title = metric.meaning;
     element(row, "td", shown(value), "n");
-    const uniform = data.uniform[state.input][index];
     element(row, "td", uniform === null ? "" : shown(uniform), "n");
     element(row, "td", value === null ? "" : `${1 + finite.filter((v) => v > value).length} of ${finite.length}`, "n");
+  });
+}
+
+// --- every matrix as a small picture, made when they are asked for
+const SMALL = 44;
+function drawThumbnails() {
+  const room = at("thumbnails"), first = new Map(data.maps.filter(isHere).reverse().map((map) => [nameOf(map), map]));
+  at("of-thumbnails").hidden = first.size < 2;
+  room.replaceChildren();
+  if (first.size < 2 || !at("of-thumbnails").open) return;
+  room.style.gridTemplateColumns = `repeat(${data.heads.length}, minmax(0, ${SMALL + 4}px))`;
+  for (const layer of data.layers) for (const head of data.heads) {
+    const canvas = element(room, "canvas"), map = first.get(nameOf({ layer, head }));
+    canvas.width = canvas.height = SMALL;
+    canvas.title = `L${layer}H${head}`;
+    if (!map) continue;
+    canvas.classList.toggle("chosen", layer === state.layer && head === state.head);
+    canvas.addEventListener("click", () => choose(layer, head));
+    const { matrix, n, rows } = decoded(map), context = canvas.getContext("2d"), top = largest(matrix), share = shareOf(top);
+    const count = Math.min(SMALL, Math.max(n, rows)), step = Math.max(n, rows) / count, side = SMALL / count;
+    for (let a = 0; a < count; a++) for (let b = 0; b < count; b++) {
+      let most = -1;  // the largest entry of each tile, so that a single bright cell is not lost
+      for (let i = Math.floor(a * step); i < Math.min(rows, Math.ceil((a + 1) * step)); i++) for (let j = Math.floor(b * step); j < Math.min(n, Math.ceil((b + 1) * step)); j++) if (!(map.causal && j > i) && matrix[i * n + j] > most) most = matrix[i * n + j];
+      if (most < 0) continue;
+      context.fillStyle = color(top > 0 ? share(most) : 0);
+      context.fillRect(b * side, a * side, side + 0.2, side + 0.2);
+    }
+  }
+}
+
+// --- one matrix
+function decoded(map) {
+  if (map.matrix) return map;
+  const bytes = Uint8Array.from(atob(map.entries), (letter) => letter.charCodeAt(0)), flat = new Float32Array(bytes.buffer), n = map.n;
+  map.rows = map.queries ? map.queries.length : n;  // cross attention has queries of another text
+  map.matrix = new Float32Array(map.rows * n);
+  if (map.causal) for (let i = 0, k = 0; i < n; i++) for (let j = 0; j <= i; j++) map.matrix[i * n + j] = flat[k++];
+  else map.matrix.set(flat);
+  map.pairs = [];
+  if (!map.queries) for (let i = 0; i < n; i++) for (let j = 0; j < i; j++) map.pairs.push([i, j, Math.max(map.matrix[i * n + j], map.matrix[j * n + i])]);
+  return map;
+}
+
+function choose(layer, head) {
+  Object.assign(state, { layer, head, query: null });
+  const own = data.maps.filter((map) => map.layer === layer && map.head === head && (!data.stacks || map.input === state.input));
+  state.map = own.length ? decoded(own.find(isHere) || own[0]) : null;
+  const menu = at("map");
+  menu.replaceChildren();
+  own.forEach((map, index) => {
+    const words = [data.checkpoints[map.checkpoint], data.inputs[map.input], map.sample === undefined ? "" : `sample ${map.sample}`];
+    const option = element(menu, "option", words.filter((word) => word).join(", ") || "the sentence");
+    option.value = index;
+    option.selected = map === state.map;
+  });
+  menu.onchange = () => { state.map = decoded(own[Number(menu.value)]); state.query = null; drawMap(); };
+  at("of-map").hidden = !own.length || (own.length === 1 && own[0].sample === undefined);
+  at("head-title").textContent = `Layer ${layer}, head ${head}`;
+  drawHeads();
+  drawThumbnails();
+  drawNumbers();
+  drawMap();
+  remember();
+}
+
+function drawMap() {
+  const map = state.map;
+  at("matrix-room").hidden = !map;
+  at("why").textContent = map ? "" : data.without;
+  if (!map) return;
+  if (state.query === null) state.query = map.rows - 1;
+  drawMatrix();
+  drawTokens();
+  document.querySelectorAll(".square").forEach((node) => { node.hidden = !!map.queries; });  // one text has a graph, two have none
+  if (map.queries) return;
+  drawGraph();
+  drawSpectrum();
+}
+function query(row) {
+  state.query = row;
+  drawMap();
+}
+
+const MARGIN = 74;
+const sideOf = (map) => (480 - MARGIN - 4) / Math.max(map.n, map.rows);
+function shareOf(top) {  // of the largest entry, or of its logarithm above one in ten thousand
+  return at("log").checked && top > 1e-4 ? (v) => 1 + Math.log10(Math.max(v, 1e-4) / top) / Math.log10(top / 1e-4) : (v) => v / top;
+}
+function drawMatrix() {
+  const { n, rows, matrix, tokens } = state.map, queries = state.map.queries || tokens, canvas = at("matrix"), context = canvas.getContext("2d"), size = 480, side = sideOf(state.map);
+  const wide = side * n, high = side * rows;
+  canvas.width = size * 2;
+  canvas.height = Math.ceil((MARGIN + high + 4) * 2);
+  context.scale(2, 2);
+  const top = largest(matrix), share = shareOf(top);
+  context.fillStyle = "rgba(128,128,128,0.16)";  // what stays of it is hidden from the query, or no number
+  context.fillRect(MARGIN, MARGIN, wide, high);
+  for (let i = 0; i < rows; i++) for (let j = 0; j < (state.map.causal ? i + 1 : n); j++) {
+    const value = matrix[i * n + j];
+    if (Number.isNaN(value)) continue;
+    context.fillStyle = color(top > 0 ? share(value) : 0);
+    context.fillRect(MARGIN + j * side, MARGIN + i * side, side + 0.25, side + 0.25);
+  }
+  context.strokeStyle = ink("--accent");
+  context.lineWidth = 1;
+  context.strokeRect(MARGIN, MARGIN + state.query * side, wide, side);
+  context.fillStyle = ink("--soft");
+  context.font = `${Math.max(8, Math.min(11, side))}px system-ui, "DejaVu Sans", sans-serif`;
+  context.textBaseline = "middle";
+  const every = Math.ceil(11 / side);
+  context.textAlign = "right";
+  for (let k = 0; k < rows; k += every) context.fillText(short(visible(queries[k])), MARGIN - 5, MARGIN + (k + 0.5) * side);
+  context.textAlign = "left";
+  for (let k = 0; k < n; k += every) {
+    context.save();
+    context.translate(MARGIN + (k + 0.5) * side, MARGIN - 5);
+    context.rotate(-Math.PI / 2);
+    context.fillText(short(visible(tokens[k])), 0, 0);
+    context.restore();
+  }
+  context.fillText("query ↓  key →", 2, 8);
+  const best = Math.max(0, matrix.indexOf(top));
+  say(Math.floor(best / n), best % n, "largest: ");
+}
+function say(i, j, lead = "") {
+  const { n, matrix, tokens } = state.map, value = matrix[i * n + j];
+  at("cell").textContent = `${lead}${visible((state.map.queries || tokens)[i])} (${i}) → ${visible(tokens[j])} (${j}): ${state.map.causal && j > i ? "not visible" : shown(value)}`;
+}
+function under(event) {
+  const box = at("matrix").getBoundingClientRect(), unit = box.width / 480, side = sideOf(state.map) * unit;
+  const place = (position, start) => Math.floor((position - start - MARGIN * unit) / side);
+  const i = place(event.clientY, box.top), j = place(event.clientX, box.left);
+  return i >= 0 && j >= 0 && i < state.map.rows && j < state.map.n ? [i, j] : null;
+}
+
+function drawTokens() {
+  const { n, matrix, tokens, queries, causal } = state.map, room = at("tokens"), row = matrix.subarray(state.query * n, state.query * n + n), top = Math.max(...row);
+  room.replaceChildren();
+  element(room, "div", `What the query ${visible((queries || tokens)[state.query])} (${state.query}) attends to. Click a token to make it the query.`, "lead");
+  const asQuery = (node, place) => {
+    node.classList.toggle("chosen", place === state.query);
+    node.addEventListener("click", () => query(place));
+  };
+  (queries || []).forEach((token, place) => asQuery(element(room, "span", visible(token), "token"), place));
+  if (queries) element(room, "div", "reads", "lead");
+  tokens.forEach((token, key) => {
+    const node = element(room, "span", visible(token), "token");
+    if (causal && key > state.query) node.classList.add("hidden-key");
+    else if (row[key] > 0 && top > 0) node.style.background = `rgba(200, 80, 10, ${(0.75 * row[key] / top).toFixed(3)})`;
+    node.title = `key ${key}: ${shown(row[key])}`;
+    if (!queries) asQuery(node, key);
   });
 }
 
@@ -126,18 +276,18 @@ function drawGraph() {
   picture.replaceChildren();
   picture.setAttribute("viewBox", `0 0 ${size} ${size}`);
   const spot = (k, r = radius) => [middle + r * Math.sin(2 * Math.PI * k / n), middle - r * Math.cos(2 * Math.PI * k / n)];
-  const strongest = pairs.reduce((most, pair) => Math.max(most, pair[2]), 0), drawn = edges.length > 6000 ? [...edges].sort((a, b) => b[2] - a[2]).slice(0, 6000) : edges;
+  const strongest = largest(pairs.map((pair) => pair[2])), drawn = edges.length > 6000 ? [...edges].sort((a, b) => b[2] - a[2]).slice(0, 6000) : edges;
   for (const [i, j, weight] of drawn) {
     const [x1, y1] = spot(i), [x2, y2] = spot(j), chosen = i === state.query || j === state.query;
     svg(picture, "line", { x1, y1, x2, y2, "stroke-opacity": (0.12 + 0.75 * Math.sqrt(weight / strongest)).toFixed(2), "stroke-width": chosen ? 1.6 : 0.9 });
   }
-  const most = Math.max(1, ...degree), step = n > 40 ? Infinity : 1;
+  const most = Math.max(1, ...degree);
   for (let k = 0; k < n; k++) {
     const [x, y] = spot(k), node = svg(picture, "circle", { cx: x, cy: y, r: 3 + 7 * degree[k] / most });
     if (k === state.query) node.classList.add("chosen");
     svg(node, "title", {}, `${visible(tokens[k])} (${k}), ${degree[k]} neighbours`);
-    node.addEventListener("click", () => { query(k); });
-    if (step !== 1) continue;
+    node.addEventListener("click", () => query(k));
+    if (n > 40) continue;
     const angle = 360 * k / n, flip = angle > 180, [u, v] = spot(k, radius + 13);
     svg(picture, "text", { x: u, y: v, "text-anchor": flip ? "end" : "start", "dominant-baseline": "middle", transform: `rotate(${angle - 90 + (flip ? 180 : 0)} ${u} ${v})` }, short(visible(tokens[k])));
   }
@@ -147,12 +297,12 @@ function drawGraph() {
   drawDiagram(t);
 }
 
-function frame(picture, size, xLabel, yLabel) {
+function frame(picture, xLabel, yLabel) {
   picture.replaceChildren();
-  picture.setAttribute("viewBox", `0 0 ${size} ${size * 0.8}`);
-  const box = { left: 46, right: size - 14, top: 16, bottom: size * 0.8 - 40 };
+  picture.setAttribute("viewBox", "0 0 480 384");
+  const box = { left: 46, right: 466, top: 16, bottom: 344 };
   svg(picture, "path", { class: "axis", d: `M${box.left} ${box.top}V${box.bottom}H${box.right}` });
-  svg(picture, "text", { x: (box.left + box.right) / 2, y: size * 0.8 - 6, "text-anchor": "middle" }, xLabel);
+  svg(picture, "text", { x: (box.left + box.right) / 2, y: 378, "text-anchor": "middle" }, xLabel);
   svg(picture, "text", { x: 12, y: (box.top + box.bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(box.top + box.bottom) / 2})` }, yLabel);
   return box;
 }
@@ -162,14 +312,13 @@ function ticks(picture, box, xs, ys, x, y) {
 }
 
 function drawDiagram(t) {
-  const picture = at("diagram"), box = frame(picture, 480, "birth", "death"), { bars } = state.map, infinite = box.top + 8;
+  const picture = at("diagram"), box = frame(picture, "birth", "death"), { bars } = state.map, infinite = box.top + 8;
   const x = (v) => box.left + 12 + v * (box.right - box.left - 24), y = (v) => box.bottom - v * (box.bottom - box.top - 34);
   const steps = [0, 0.2, 0.4, 0.6, 0.8, 1].map((v) => [v, String(v)]);
   ticks(picture, box, steps, steps, x, y);
   svg(picture, "text", { x: box.left - 7, y: infinite + 4, "text-anchor": "end" }, "∞");
   svg(picture, "path", { class: "guide", d: `M${box.left} ${infinite}H${box.right}M${x(0)} ${y(0)}L${x(1)} ${y(1)}` });
-  const scale = 1 - t;
-  svg(picture, "rect", { class: "region", x: box.left, y: box.top, width: x(scale) - box.left, height: y(scale) - box.top });
+  svg(picture, "rect", { class: "region", x: box.left, y: box.top, width: x(1 - t) - box.left, height: y(1 - t) - box.top });
   for (const [dimension, birth, death] of bars) {
     const node = svg(picture, "circle", { class: `h${dimension}`, cx: x(birth), cy: death === null ? infinite : y(death), r: 3.6 });
     svg(node, "title", {}, `H${dimension}: ${shown(birth)} to ${death === null ? "∞" : shown(death)}`);
@@ -181,7 +330,7 @@ function drawDiagram(t) {
 function drawSpectrum() {
   const picture = at("spectrum"), found = state.map.spectrum;
   if (found.reason) { picture.replaceChildren(); picture.setAttribute("viewBox", "0 0 480 4"); at("spectrum-facts").textContent = found.reason; return; }
-  const law = data.laws[found.law], values = found.values, count = values.length, box = frame(picture, 480, "eigenvalue", "share below");
+  const law = data.laws[found.law], values = found.values, count = values.length, box = frame(picture, "eigenvalue", "share below");
   const low = Math.log10(Math.max(1e-6, Math.min(...values.filter((v) => v > 0)) / 2)), high = Math.log10(1.6 * Math.max(values[count - 1], law.edge));
   const x = (v) => box.left + Math.min(1, Math.max(0, (Math.log10(Math.max(v, 1e-300)) - low) / (high - low))) * (box.right - box.left), y = (v) => box.bottom - v * (box.bottom - box.top);
   const powers = [];
@@ -202,8 +351,7 @@ function drawSpectrum() {
 // --- choices, and the address that remembers them
 function remember() {
   if (!location.protocol.startsWith("http") && location.protocol !== "file:") return;  // a notebook's frame has no address
-  const words = new URLSearchParams({ metric: data.metrics[state.metric].name });
-  if (state.layer !== null) { words.set("layer", state.layer); words.set("head", state.head); words.set("threshold", shown(threshold())); }
+  const words = new URLSearchParams({ metric: data.metrics[state.metric].name, layer: state.layer, head: state.head, threshold: shown(threshold()) });
   history.replaceState(null, "", `#${words}`);
 }
 function recall() {
@@ -215,22 +363,20 @@ function recall() {
   const layer = Number(words.get("layer")), head = Number(words.get("head"));
   if (words.has("layer") && data.layers.includes(layer) && data.heads.includes(head)) return [layer, head];
   if (data.open) return data.open;
-  const kept = data.maps.filter((map) => map.checkpoint === state.checkpoint && map.input === state.input);
+  const kept = data.maps.filter(isHere);
   const withMatrix = (kept.length ? kept : data.maps).map((map) => [map.layer, map.head]);
   const own = withMatrix.length ? withMatrix : data.layers.flatMap((layer) => data.heads.map((head) => [layer, head]));
   const value = (one) => valueOf(state.metric, ...one) ?? -Infinity;  // the strongest head of the metric
-  return own.length ? own.reduce((a, b) => (value(b) > value(a) ? b : a)) : null;
+  return own.reduce((a, b) => (value(b) > value(a) ? b : a));
 }
-function menu(id, names, key, always = false) {
-  const select = at(id);
-  names.forEach((name, index) => { const option = element(select, "option", name); option.value = index; });
-  select.value = state[key];
-  at(`of-${id}`).hidden = names.length < 2 && !always;
-  select.addEventListener("change", () => { state[key] = Number(select.value); redraw(); });
+function menu(id, names) {
+  names.forEach((name, index) => { element(at(id), "option", name).value = index; });
+  at(`of-${id}`).hidden = names.length < 2;
+  chooser(id);
 }
-function redraw() {
-  if (state.layer !== null) choose(state.layer, state.head);
-  else { drawHeads(); remember(); }
+function chooser(key) {
+  at(key).value = state[key];
+  at(key).addEventListener("change", () => { state[key] = Number(at(key).value); choose(state.layer, state.head); });
 }
 const groups = new Map();
 data.metrics.forEach((metric, index) => {
@@ -238,10 +384,9 @@ data.metrics.forEach((metric, index) => {
   element(groups.get(metric.group), "option", metric.label).value = index;
 });
 const first = recall();
-at("metric").value = state.metric;
-at("metric").addEventListener("change", () => { state.metric = Number(at("metric").value); redraw(); });
-menu("checkpoint", data.checkpoints, "checkpoint");
-menu("input", data.inputs, "input");
+chooser("metric");
+menu("checkpoint", data.checkpoints);
+menu("input", data.inputs);
 data.notes.forEach((note) => element(at("notes"), "p", note));
 at("log").addEventListener("change", () => { drawMatrix(); drawThumbnails(); });
 at("of-thumbnails").addEventListener("toggle", drawThumbnails);
@@ -249,4 +394,4 @@ if (window.parent !== window) new ResizeObserver(() => window.parent.postMessage
 at("threshold").addEventListener("input", () => { drawGraph(); remember(); });
 at("matrix").addEventListener("mousemove", (event) => { const cell = under(event); if (cell) say(...cell); });
 at("matrix").addEventListener("click", (event) => { const cell = under(event); if (cell) query(cell[0]); });
-if (first) choose(...first); else { at("matrix-room").hidden = true; at("why").textContent = data.without; redraw(); }
+choose(...first);

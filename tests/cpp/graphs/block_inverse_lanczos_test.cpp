@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <numbers>
 #include <numeric>
 #include <random>
-#include <string>
 #include <utility>
 #include <vector>
 

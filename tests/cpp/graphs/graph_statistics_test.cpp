@@ -3,9 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include <memory>
+#include <algorithm>
 #include <random>
 
+#include "graphs/threshold_levels.h"
 #include "matrices.h"
 
 namespace attnscope {
@@ -14,55 +15,42 @@ namespace {
 using testing::RowMatrix;
 using testing::view;
 
-// Holds what graph_statistics writes for a list of thresholds.
-struct Found {
-  template <class Scalar>
-  Found(const RowMatrix<Scalar>& a, const std::vector<double>& thresholds)
-      : numbers(10, std::vector<double>(thresholds.size())),
-        components(thresholds.size()),
-        effective(new bool[thresholds.size()]) {
-    GraphStatisticsWorkspace workspace;
-    graph_statistics(view(a), thresholds.data(), static_cast<Index>(thresholds.size()), out(),
-                     workspace);
-    finish_graph_statistics(workspace);
-  }
-  GraphStatisticsOut out() {
-    return {numbers[0].data(), numbers[1].data(), components.data(), numbers[2].data(),
-            numbers[3].data(), numbers[4].data(), numbers[5].data(), numbers[6].data(),
-            numbers[7].data(), numbers[8].data(), numbers[9].data(), effective.get()};
-  }
-  std::vector<std::vector<double>> numbers;
-  std::vector<std::int64_t> components;
-  std::unique_ptr<bool[]> effective;
-};
+template <class Scalar>
+std::vector<GraphStatistics> statistics(const RowMatrix<Scalar>& a,
+                                        const std::vector<double>& thresholds) {
+  std::vector<GraphStatistics> found(thresholds.size());
+  GraphStatisticsWorkspace workspace;
+  const auto count = static_cast<Index>(thresholds.size());
+  graph_statistics(view(a), thresholds.data(), count, found.data(), workspace);
+  finish_graph_statistics(workspace);
+  return found;
+}
 
 TEST(GraphStatistics, StarAtItsOwnWeightAndAbove) {
   constexpr Index n = 9;
-  Found found(testing::star(n, 0.25), {0.5, 0.25});
-  const GraphStatisticsOut at = found.out();
-  EXPECT_EQ(at.components[0], n);
-  EXPECT_EQ(at.components[1], 1);
-  EXPECT_EQ(at.fiedler_value[0], 0.0);
-  EXPECT_NEAR(at.fiedler_value[1], 1.0, 1e-12);
-  EXPECT_NEAR(at.laplacian_gap[1], 0.0, 1e-12);
-  EXPECT_EQ(at.hub_share[1], 1.0);
-  EXPECT_EQ(at.centralization[1], 1.0);
-  EXPECT_EQ(at.star_likeness[1], 1.0);
-  EXPECT_EQ(at.gini[0], 0.0);
-  EXPECT_TRUE(at.effective[1]);
+  const auto at = statistics(testing::star(n, 0.25), {0.5, 0.25});
+  EXPECT_EQ(at[0].components, n);
+  EXPECT_EQ(at[1].components, 1);
+  EXPECT_EQ(at[0].fiedler_value, 0.0);
+  EXPECT_NEAR(at[1].fiedler_value, 1.0, 1e-12);
+  EXPECT_NEAR(at[1].laplacian_gap, 0.0, 1e-12);
+  EXPECT_EQ(at[1].hub_share, 1.0);
+  EXPECT_EQ(at[1].centralization, 1.0);
+  EXPECT_EQ(at[1].star_likeness, 1.0);
+  EXPECT_EQ(at[0].gini, 0.0);
+  EXPECT_TRUE(at[1].effective);
 }
 
 TEST(GraphStatistics, DegreesOfAStar) {
   // Eight leaves of degree 1 and a hub of 8, which alone is attended to, by itself too.
   RowMatrix<double> a = RowMatrix<double>::Zero(9, 9);
   a.col(0).setConstant(0.25);
-  Found found(a, {0.25});
-  const GraphStatisticsOut at = found.out();
-  EXPECT_NEAR(at.density[0], 8.0 / 36.0, 1e-15);
-  EXPECT_NEAR(at.gini[0], 7.0 / 18.0, 1e-15);
-  EXPECT_NEAR(at.degree_variance[0], 392.0 / 81.0, 1e-14);
-  EXPECT_NEAR(at.in_degree_gini[0], 8.0 / 9.0, 1e-15);
-  EXPECT_EQ(at.in_degree_centralization[0], 1.0);
+  const auto at = statistics(a, {0.25});
+  EXPECT_NEAR(at[0].density, 8.0 / 36.0, 1e-15);
+  EXPECT_NEAR(at[0].gini, 7.0 / 18.0, 1e-15);
+  EXPECT_NEAR(at[0].degree_variance, 392.0 / 81.0, 1e-14);
+  EXPECT_NEAR(at[0].in_degree_gini, 8.0 / 9.0, 1e-15);
+  EXPECT_EQ(at[0].in_degree_centralization, 1.0);
 }
 
 TEST(GraphStatistics, SpectraEqualEigenOnGraphsOfEveryDensity) {
@@ -77,8 +65,7 @@ TEST(GraphStatistics, SpectraEqualEigenOnGraphsOfEveryDensity) {
     // One node that all others know, and two islands, at the higher thresholds.
     if (n % 3 == 0) a.col(0).setOnes();
     if (n % 3 == 1) a.block(n / 2, 0, n - n / 2, n / 2) *= 0.5;
-    Found found(a, thresholds);
-    const GraphStatisticsOut at = found.out();
+    const auto at = statistics(a, thresholds);
     for (std::size_t k = 0; k < thresholds.size(); ++k) {
       Eigen::MatrixXd laplacian = Eigen::MatrixXd::Zero(n, n);
       for (Index i = 0; i < n; ++i) {
@@ -90,9 +77,9 @@ TEST(GraphStatistics, SpectraEqualEigenOnGraphsOfEveryDensity) {
         }
       }
       const Eigen::VectorXd values = testing::eigenvalues(laplacian);
-      EXPECT_NEAR(at.fiedler_value[k], values[1], 1e-12 * double(n)) << n << " " << k;
+      EXPECT_NEAR(at[k].fiedler_value, values[1], 1e-12 * double(n)) << n << " " << k;
       if (n < 3) continue;
-      EXPECT_NEAR(at.laplacian_gap[k], values[2] - values[1], 1e-12 * double(n)) << n << " " << k;
+      EXPECT_NEAR(at[k].laplacian_gap, values[2] - values[1], 1e-12 * double(n)) << n << " " << k;
     }
   }
 }
@@ -101,19 +88,72 @@ TEST(GraphStatistics, FloatEntryBelowAThresholdThatRoundsToItDoesNotReachIt) {
   RowMatrix<float> a = RowMatrix<float>::Zero(3, 3);
   a(1, 0) = 0.1f;
   const double exact = static_cast<double>(0.1f);
-  Found found(a, {exact, std::nextafter(exact, 1.0), std::nextafter(exact, 0.0)});
-  EXPECT_EQ(found.components, (std::vector<std::int64_t>{2, 3, 2}));
+  const auto at = statistics(a, {exact, std::nextafter(exact, 1.0), std::nextafter(exact, 0.0)});
+  EXPECT_EQ(at[0].components, 2);
+  EXPECT_EQ(at[1].components, 3);
+  EXPECT_EQ(at[2].components, 2);
 }
 
 TEST(GraphStatistics, OneTokenHasNoShares) {
-  Found found(RowMatrix<double>(RowMatrix<double>::Ones(1, 1)), {0.5});
-  const GraphStatisticsOut at = found.out();
-  EXPECT_EQ(at.fiedler_value[0], 0.0);
-  EXPECT_EQ(at.components[0], 1);
-  EXPECT_TRUE(std::isnan(at.laplacian_gap[0]));
-  EXPECT_TRUE(std::isnan(at.density[0]));
-  EXPECT_EQ(at.in_degree_gini[0], 0.0);
-  EXPECT_FALSE(at.effective[0]);
+  const auto at = statistics(RowMatrix<double>(RowMatrix<double>::Ones(1, 1)), {0.5});
+  EXPECT_EQ(at[0].fiedler_value, 0.0);
+  EXPECT_EQ(at[0].components, 1);
+  EXPECT_TRUE(std::isnan(at[0].laplacian_gap));
+  EXPECT_TRUE(std::isnan(at[0].density));
+  EXPECT_EQ(at[0].in_degree_gini, 0.0);
+  EXPECT_FALSE(at[0].effective);
+}
+
+// Sizes on both sides of a vector, a tile and a byte's 255 rows; more than eight thresholds.
+TEST(ThresholdLevels, EveryCountIsThatOfItsDefinition) {
+  std::mt19937 generator(2);
+  std::uniform_real_distribution<float> uniform;
+  std::vector<double> thresholds;
+  for (int t = 1; t <= 11; ++t) thresholds.push_back(0.08 * t);
+  const auto count = static_cast<Index>(thresholds.size());
+  for (const Index n : {1, 2, 7, 8, 9, 31, 33, 64, 65, 130, 300}) {
+    RowMatrix<float> a(n, n);
+    for (float& entry : a.reshaped()) entry = uniform(generator) < 0.6f ? 0.0f : uniform(generator);
+    a.row(n / 2).setConstant(0.0f);
+    LevelTable directed, level;
+    RowScratch scratch;
+    read_levels(view(a), thresholds.data(), count, directed, scratch);
+    symmetrize_levels(directed, level);
+    std::vector<std::int64_t> in_degree, degree, components;
+    count_levels(directed, count, in_degree);
+    count_levels(level, count, degree);
+    LevelSearch search;
+    count_level_components(level, count, search, components);
+    for (Index t = 0; t < count; ++t) {
+      std::vector<Index> piece(static_cast<std::size_t>(n));
+      for (Index i = 0; i < n; ++i) piece[i] = i;
+      std::int64_t pieces = n;
+      for (Index j = 0; j < n; ++j) {
+        std::int64_t into = 0, touching = 0;
+        for (Index i = 0; i < n; ++i) {
+          const bool edge = i != j && static_cast<double>(a(i, j)) >= thresholds[t];
+          const bool back = i != j && static_cast<double>(a(j, i)) >= thresholds[t];
+          into += edge;
+          touching += edge || back;
+          if ((!edge && !back) || piece[i] == piece[j]) continue;
+          std::replace(piece.begin(), piece.end(), Index{piece[i]}, Index{piece[j]});
+          --pieces;
+        }
+        ASSERT_EQ(in_degree[t * n + j], into) << n << " " << t << " " << j;
+        ASSERT_EQ(degree[t * n + j], touching) << n << " " << t << " " << j;
+      }
+      ASSERT_EQ(components[t], pieces) << n << " " << t;
+    }
+  }
+}
+
+TEST(ThresholdLevels, BitsAreThoseOfLargerLevels) {
+  Level levels[64];
+  for (int k = 0; k < 64; ++k) levels[k] = static_cast<Level>(k * 37);
+  for (const int above : {0, 1, 100, 127, 128, 200, 254, 255}) {
+    const std::uint64_t bits = bits_above(levels, static_cast<Level>(above));
+    for (int k = 0; k < 64; ++k) EXPECT_EQ((bits >> k) & 1, levels[k] > above ? 1u : 0u) << above;
+  }
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ TEST(Laplacian, ThresholdGraphComparesTheLargerEntry) {
   graph_weights(view(a), options, workspace);
   EXPECT_EQ(workspace.weights(0, 1), 1.0);
   EXPECT_EQ(workspace.weights(2, 0), 0.0);
-  EXPECT_EQ(count_components(workspace), 2);
+  const auto values = spectrum(a, options);
+  EXPECT_EQ(std::count(values.begin(), values.end(), 0.0), 2);
 }
 
 TEST(Laplacian, OneToken) { EXPECT_EQ(spectrum(RowMatrix<double>::Ones(1, 1))[0], 0.0); }

@@ -13,7 +13,6 @@
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_tridiagonal.h"
 #include "linalg/shifted_lanczos.h"
-#include "linalg/sturm_bisection.h"
 #include "matrix/row_logs.h"
 #include "matrix/row_products.h"
 #include "random_matrices/standard_rows.h"

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <numbers>
-#include <numeric>
 #include <random>
 #include <vector>
 

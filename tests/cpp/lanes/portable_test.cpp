@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <random>
 #include <vector>
 
@@ -14,7 +13,6 @@
 #include "matrix/row_products.h"
 #include "matrix/rows.h"
 #include "simd/number_lanes.h"
-#include "simd/transpose_tile.h"
 
 namespace attnscope {
 namespace {

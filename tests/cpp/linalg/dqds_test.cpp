@@ -118,13 +118,10 @@ TEST(TridiagonalEigenvalues, EqualEigenSolverAndDoNotSeeEachOther) {
   for (const Index n : {1, 2, 3, 8, 33, 70}) {
     const Problem problem(n, 7);
     const Index width = dqds_width();
-    std::vector<std::vector<double>> values(static_cast<std::size_t>(width),
-                                            std::vector<double>(static_cast<std::size_t>(n)));
-    std::vector<double*> out;
-    for (auto& lane : values) out.push_back(lane.data());
+    Eigen::MatrixXd values(n, width), again(n, width);
     DqdsWorkspace workspace;
     // Diagonals of either sign: not positive definite.
-    tridiagonal_eigenvalues(problem.diagonal, problem.superdiagonal, n, out, workspace);
+    tridiagonal_eigenvalues(problem.diagonal, problem.superdiagonal, n, width, values.data(), workspace);
     for (Index lane = 0; lane < width; ++lane) {
       Eigen::MatrixXd t = Eigen::MatrixXd::Zero(n, n);
       Problem alone(n, 7);
@@ -139,15 +136,11 @@ TEST(TridiagonalEigenvalues, EqualEigenSolverAndDoNotSeeEachOther) {
       const Eigen::VectorXd expected = testing::eigenvalues(t);
       const double largest = std::max(1e-300, expected.cwiseAbs().maxCoeff());
       for (Index k = 0; k < n; ++k) {
-        EXPECT_NEAR(values[lane][k], expected[n - 1 - k], 2e-13 * largest)
+        EXPECT_NEAR(values(k, lane), expected[n - 1 - k], 2e-13 * largest)
             << "n = " << n << " lane = " << lane << " k = " << k;
       }
-      const std::vector<double> together = values[lane];
-      std::vector<std::vector<double>> again = values;
-      std::vector<double*> into;
-      for (auto& one : again) into.push_back(one.data());
-      tridiagonal_eigenvalues(alone.diagonal, alone.superdiagonal, n, into, workspace);
-      EXPECT_EQ(again[lane], together) << "n = " << n << " lane = " << lane;
+      tridiagonal_eigenvalues(alone.diagonal, alone.superdiagonal, n, width, again.data(), workspace);
+      EXPECT_EQ(again.col(lane), values.col(lane)) << "n = " << n << " lane = " << lane;
     }
   }
 }

@@ -3,14 +3,18 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <vector>
 
 #include "matrices.h"
-#include "matrix/support.h"
+#include "matrix/widen.h"
 
 namespace attnscope {
 namespace {
+
+using testing::RowMatrix;
+using testing::view;
 
 TEST(MatrixView, ReadsRowsAndTransposeInPlace) {
   const std::vector<float> data = {1, 2, 3, 4, 5, 6, 7, 8, 9};
@@ -56,7 +60,8 @@ void expect_one_read_to_say_both() {
           if (place >= 0) a.data()[place] = static_cast<Scalar>(bad);
           for (const bool turned : {false, true}) {
             const auto matrix = matrix_view(a.data(), n, turned ? 1 : n, turned ? n : 1);
-            const MatrixReading found = read_once(matrix);
+            MatrixReading found{true, n >= 2};
+            read_lines(matrix, 0, n, found);
             ASSERT_EQ(found.finite, all_finite(matrix)) << "n = " << n << ", entry " << place;
             ASSERT_EQ(found.causal, found.finite && is_causal(matrix)) << "n = " << n << ", entry " << place;
           }
@@ -114,6 +119,29 @@ TEST(Support, AutoJudgesEveryLayoutAndType) {
   expect_judged_entry_by_entry<double>();
   expect_judged_entry_by_entry<Eigen::half>();
   expect_judged_entry_by_entry<Eigen::bfloat16>();
+}
+
+TEST(Widen, ScalesByAPowerOfTwoWhateverRowAndSignTheLargestHas) {
+  // Rows of any length beside a pair of vectors; the largest entry in each place.
+  for (Index n : {1, 2, 7, 8, 9, 16, 17}) {
+    for (Index place = 0; place < n * n; ++place) {
+      for (double largest : {-3e200, 3e200, -3e-200}) {
+        RowMatrix<double> a = RowMatrix<double>::Constant(n, n, std::abs(largest) * 1e-3);
+        a.data()[place] = largest;
+        RowMatrix<double> out(n, n);
+        const double scale = widen(view(a), out.data(), n);
+        int exponent = 0;
+        EXPECT_EQ(std::frexp(scale, &exponent), 0.5);
+        EXPECT_EQ(out, (a * scale).eval());
+        const double scaled = out.cwiseAbs().maxCoeff();
+        EXPECT_TRUE(scaled >= 0.5 && scaled < 1.0) << n << " " << place << " " << scaled;
+      }
+    }
+  }
+  const RowMatrix<double> plain = testing::random_attention(5, false, 1);
+  RowMatrix<double> out(5, 5);
+  EXPECT_EQ(widen(view(plain), out.data(), 5), 1.0);
+  EXPECT_EQ(out, plain);
 }
 
 }  // namespace

@@ -5,9 +5,10 @@
 
 #include <memory>
 #include <numbers>
-#include <numeric>
+#include <vector>
 
 #include "matrices.h"
+#include "random_matrices/row_spectrum.h"
 #include "random_matrices/spectral_distance.h"
 
 namespace attnscope {
@@ -109,12 +110,12 @@ TEST(MarchenkoPastur, ShufflesReachEveryVisibleKey) {
 
 TEST(SpectralDistance, OneValueAgainstTheTriangularLaw) {
   const NullLaw law = NullLaw::triangular();
-  const double x = law.quantile(0.7);
-  EXPECT_NEAR(kolmogorov_smirnov(std::vector<double>{x}, law, 1e-12), 0.7, 1e-13);
+  const NullLaw::Point at = law.crossing(0.7, law.at(0.0), law.at(law.edge()));
+  const double x = at.x;
+  EXPECT_NEAR(kolmogorov_smirnov(std::vector<double>{x}, law, 1e-12).distance, 0.7, 1e-13);
   // ∫_0^x F + ∫_x^e (1 − F)
-  const double below = law.integral(x);
-  const double above = (law.edge() - x) - (law.integral(law.edge()) - below);
-  EXPECT_NEAR(wasserstein(std::vector<double>{x}, law), below + above, 1e-13);
+  const double above = (law.edge() - x) - (law.at(law.edge()).integral - at.integral);
+  EXPECT_NEAR(wasserstein(std::vector<double>{x}, law), at.integral + above, 1e-13);
 }
 
 TEST(SpectralDistance, TheTableLeavesTheLargestDifferenceExact) {
@@ -127,11 +128,11 @@ TEST(SpectralDistance, TheTableLeavesTheLargestDifferenceExact) {
     const double power = seed % 3 == 0 ? 1.0 : seed % 3 == 1 ? 3.0 : 12.0;
     for (double& value : values) value = 2.9 * std::pow(uniform(generator), power);
     std::sort(values.begin(), values.end());
-    EXPECT_EQ(kolmogorov_smirnov(values, law, 1e-12, table),
-              kolmogorov_smirnov(values, law, 1e-12));
+    EXPECT_EQ(kolmogorov_smirnov(values, law, 1e-12, 0.0, &table).distance,
+              kolmogorov_smirnov(values, law, 1e-12).distance);
   }
   for (double x = 1e-30; x < 3.0; x *= 1.01) {
-    const auto [low, high] = table.cdf(x);
+    const auto [low, high] = table.cdf(x, x);
     EXPECT_LE(low, law.cdf(x) + 1e-14);
     EXPECT_GE(high, law.cdf(x) - 1e-14);
     EXPECT_LE(high - low, 0.0016);
@@ -162,6 +163,53 @@ TEST(SpectralDistance, LeaveOneOutTreatsTiesAsOneAtom) {
   EXPECT_NEAR(deviations[0], 1.0 - 5.0 / 6.0, 1e-15);
   EXPECT_NEAR(deviations[1], 1.0 - 5.0 / 6.0, 1e-15);
   EXPECT_NEAR(deviations[2], 1.0 / 3.0, 1e-15);
+}
+
+// X of the header, and how many rows vary.
+Index standardized(const RowMatrix<double>& a, bool causal, RowMatrix<double>& x) {
+  const Index n = a.rows();
+  x = RowMatrix<double>::Zero(n, n);
+  Index kept = 0;
+  for (Index i = 0; i < n; ++i) {
+    const Index count = causal ? i + 1 : n;
+    const auto row = a.row(i).head(count).array();
+    if ((row == row[0]).all()) continue;
+    const double deviation = std::sqrt((row - row.mean()).square().mean());
+    x.row(i).head(count) = (row - row.mean()) / deviation;
+    ++kept;
+  }
+  return kept;
+}
+
+// Packs up to 256 tokens, single matrices in panels beyond.
+TEST(RowSpectrum, EqualsADenseSolverOnBothSidesOfThePacks) {
+  for (const Index n : {8, 33, 256, 257, 290}) {
+    for (const bool causal : {true, false}) {
+      std::vector<RowMatrix<double>> maps;
+      for (unsigned seed : {1u, 2u, 3u}) maps.push_back(testing::random_attention(n, causal, seed));
+      maps[1].row(5).setConstant(0.125);
+      maps[1].row(n - 1).setConstant(0.25);
+      maps[2].col(0).array() += 3.0;
+      std::vector<MatrixView<double>> views;
+      for (const auto& map : maps) views.push_back(view(map));
+      RowSpectrumWorkspace workspace;
+      for (std::size_t first = 0; first < maps.size(); first += static_cast<std::size_t>(dqds_width())) {
+        const std::size_t size = std::min(static_cast<std::size_t>(dqds_width()), maps.size() - first);
+        row_spectra(std::span<const MatrixView<double>>(views).subspan(first, size), causal, workspace);
+        for (std::size_t k = 0; k < size; ++k) {
+          RowMatrix<double> x;
+          EXPECT_EQ(workspace.kept[k], standardized(maps[first + k], causal, x)) << n;
+          const Eigen::VectorXd expected = testing::eigenvalues(x * x.transpose() / double(n));
+          const double top = expected[n - 1];
+          for (Index i = 0; i < n; ++i) {
+            EXPECT_NEAR(workspace.values[k * static_cast<std::size_t>(n) + static_cast<std::size_t>(i)],
+                        expected[i], 1e-12 * top)
+                << n << ' ' << i;
+          }
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ void alignment(Bytes& bytes) {
   }
   static AlignmentWorkspace reused;
   AlignmentWorkspace fresh;
-  const Index rows = std::min(alignment_rows(n), bytes.between(1, n));
+  const Index rows = std::min(state_rows(n), bytes.between(1, n));
   std::vector<std::vector<PairMoments>> parts(static_cast<std::size_t>(heads));
   for (Index begin = 0; begin < n; begin += rows) {
     const Index end = std::min(n, begin + rows);

@@ -23,7 +23,7 @@ void reference_influence_target(Bytes& bytes) {
   InfluenceWorkspace fresh;
   Output<double> magnitude(n), direction(n), change(n);
   Output<double> magnitude_again(n), direction_again(n), change_again(n);
-  const Index rows = influence_rows(n);
+  const Index rows = state_rows(n);
   for (Index begin = 0; begin < n; begin += rows) {
     const Index end = std::min(n, begin + rows);
     reference_influence(map.view(), seen.support(), wide.data(), width, reference.all(),

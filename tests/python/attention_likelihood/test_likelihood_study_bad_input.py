@@ -95,7 +95,7 @@ def test_a_word_with_few_candidates_is_left_out(folder, tmp_path):
 
 def test_of_a_model_of_bytes_nearly_all_letters_stand_in_any_text(tmp_path):
     """The model that `attnscope demo` trains reads bytes, 52 of which are letters."""
-    from attnscope.demo.tokenizer import byte_tokenizer
+    from attnscope.demo.texts import byte_tokenizer
 
     for made in (tiny("llama", vocab_size=257), byte_tokenizer(128)):
         made.save_pretrained(tmp_path / "bytes")

@@ -177,9 +177,9 @@ def test_the_preflight_catches_a_wrong_attention_function(broken, monkeypatch):
     def wrong(recorder, call):
         return original(recorder, call._replace(**{field: changes[field]}))
 
-    assert preflight.plan_for(models.tiny(name, **options), preflight.trial_inputs(model)).tier == 1
+    assert preflight.plan_for(models.tiny(name, **options)).tier == 1
     monkeypatch.setattr(interface, "_captured", wrong)
-    plan = preflight.plan_for(model, preflight.trial_inputs(model))
+    plan = preflight.plan_for(model)
     assert plan.tier == 2
     assert "differs by" in plan.reasons[0]
 

@@ -23,7 +23,7 @@ from attnscope.capture.edits import (
     SubtractRead,
 )
 from attnscope.capture.implementation import configs
-from editing import DATA, FAMILIES, changed, layers_of, made, out
+from models import DATA, FAMILIES, changed, layers_of, made, out
 
 
 def own_embedding(model, inputs):

@@ -7,7 +7,8 @@ import torch
 import models
 from attnscope.capture import capture, edit
 from attnscope.capture.edits import HideKeys, LimitWindow, SubtractRead
-from editing import INTERFACE, changed, kept, layers_of, out
+from models import INTERFACE, changed, layers_of, out
+from models import kept_with_inputs as kept
 
 
 @pytest.mark.parametrize(

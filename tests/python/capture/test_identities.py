@@ -13,7 +13,7 @@ import weight_models
 from attnscope.capture import Forward, forward
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection, AddLogits, Project, Scale, SetState
-from editing import DATA
+from models import DATA
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "cohere")
 FOLDERS = ("stories260K", "llama2xs")

@@ -10,7 +10,7 @@ import models
 from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
-from editing import out
+from models import out
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2")
 

@@ -14,8 +14,13 @@ import torch
 pytest.importorskip("transformers")
 
 from attnscope.demo import demo_checkpoints
-from attnscope.demo.texts import copying_sequences, documentation, text_windows, training_batch
-from attnscope.demo.tokenizer import byte_tokenizer
+from attnscope.demo.texts import (
+    byte_tokenizer,
+    copying_sequences,
+    documentation,
+    text_windows,
+    training_batch,
+)
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
 from attnscope.engine.results import Results
 

@@ -167,10 +167,10 @@ def test_a_legend_names_no_line_without_values():
         for name in ("text", "copying"):
             ax.plot([0, 1], [0, 1], label=name)
     lines = [ax.plot([0, 1], [float("nan")] * 2, gid="untrained:text")[0] for ax in axes[0]]
-    legend_row(figure, axes[0], untrained="before training")
+    legend_row(figure)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["text", "copying"]
     lines[0].set_ydata([0.2, 0.3])
-    legend_row(figure, axes[0], untrained="before training")
+    legend_row(figure)
     assert [text.get_text() for text in figure.legends[1].get_texts()][-1] == "before training"
 
 

@@ -67,8 +67,8 @@ def test_numbers_and_intervals_are_those_of_the_report() -> None:
     assert topology[1][1:] == ["40.0", "[40.0, 40.0]", "30.0", "[30.0, 30.0]"]
     row = number_rows(measured_heads(one), one.table("baselines"), ["fiedler_value"])[0]
     cells = next(cells for cells in found["tab:graph"] if cells[0] == "Fiedler value")
-    median = row.median.replace("%", r"\%")
-    assert cells[1:7] == [row.mean, row.interval, median, "0.500", "0.550", "0.600"]
+    median = row["median"].replace("%", r"\%")
+    assert cells[1:7] == [row["mean"], row["interval"], median, "0.500", "0.550", "0.600"]
 
 
 def test_names_are_escaped_and_repeated_ones_left_out(source: str) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The report is one file, escapes what it did not write, and says the numbers of the tables."""
 
+import base64
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,8 +18,12 @@ import study_tables as tables
 from attnscope.engine.results import Results
 from attnscope.plots.selection import heads_only, measured_heads, series_are
 from attnscope.report import report
+from attnscope.report.any_run import strongest_heads
 from attnscope.report.numbers import Wanted, every_mean, number, number_rows, pair_rows
 from attnscope.report.page import _facts, _flat, further, render
+from attnscope.report.page import html as table_html
+from attnscope.report.section import Page as StudyPage
+from attnscope.report.section import Table
 from attnscope.studies.attention_sinks.sections import SECTIONS
 from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames, questions
 
@@ -51,12 +56,14 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
+def opened(results: Results, folder: Path) -> Page:
+    return Page(report(results, folder / "r.html").read_text(encoding="utf-8"))
+
+
 @pytest.fixture(scope="module")
 def html(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = report(
-        made.make_results(token=EVIL, group=EVIL), tmp_path_factory.mktemp("report") / "report.html"
-    )
-    return path.read_text(encoding="utf-8")
+    results = made.make_results(token=EVIL, group=EVIL)
+    return report(results, tmp_path_factory.mktemp("report") / "report.html").read_text(encoding="utf-8")
 
 
 def test_nothing_from_the_run_becomes_markup(html: str) -> None:
@@ -84,12 +91,8 @@ def test_every_section_is_there_and_in_the_contents(html: str) -> None:
     links = {own["href"] for tag, own in page.tags if tag == "a" and "download" not in own}
     assert links == {f"#{name}" for name in ids}
     missing = {"reference", "fisher", "frames", "published"}  # this run has no such tables
-    assert ids == {section.id for section in SECTIONS} - missing | {
-        "summary",
-        "quantities",
-        "inputs",
-        "provenance",
-    }
+    always = {"summary", "quantities", "inputs", "provenance"}
+    assert ids == {section.id for section in SECTIONS} - missing | always
     assert sum(tag == "img" for tag, _ in page.tags) == 10
     assert all(attributes.get("alt") for tag, attributes in page.tags if tag == "img")
 
@@ -107,29 +110,24 @@ TEXT = range(made.SAMPLES // 2)
 
 
 def test_numbers_are_those_of_the_tables() -> None:
-    from attnscope.plots.selection import measured_heads
-
     results = made.make_results()
     wanted = [("fiedler_value", None), ("betti_0", 0.02)]
     rows = number_rows(measured_heads(results, wanted), results.table("baselines"), wanted)
     first = rows[0]
     values = [made.value(64, s, lay, h) / 2 for s in TEXT for lay in (0, 1) for h in (0, 1)]
     before = [made.value(0, s, lay, h) / 2 for s in TEXT for lay in (0, 1) for h in (0, 1)]
-    assert (first.series, first.mean, first.uniform) == ("text", number(np.mean(values)), "0.500")
-    assert first.untrained == number(np.mean(before))
-    assert first.strongest.endswith("(L1H1)")
-    assert first.samples == len(TEXT)
-    assert rows[2].label == "components at 0.02"
-    assert rows[2].uniform == "7.00"
+    assert (first["series"], first["mean"], first["uniform"]) == ("text", number(np.mean(values)), "0.500")
+    assert first["untrained"] == number(np.mean(before))
+    assert first["strongest"].endswith("(L1H1)")
+    assert first["samples"] == str(len(TEXT))
+    assert (rows[2]["label"], rows[2]["uniform"]) == ("components at 0.02", "7.00")
 
 
 def test_missing_values_are_counted() -> None:
-    from attnscope.plots.selection import measured_heads
-
     results = made.make_results()
     heads = measured_heads(results)
     heads.loc[(heads["step"] == 64) & (heads["sample"] == 0) & (heads["layer"] == 0), "mp_ks"] = np.nan
-    assert number_rows(heads, None, ["mp_ks"])[0].missing == 2
+    assert number_rows(heads, None, ["mp_ks"])[0]["missing"] == "2"
 
 
 def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypatch) -> None:
@@ -143,16 +141,16 @@ def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypa
     )
     means = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
     assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", str(made.SAMPLES)] in means
-    text = "".join(Page(report(both, tmp_path / "r.html").read_text(encoding="utf-8")).text)
+    text = "".join(opened(both, tmp_path).text)
     assert "Published protocol" in text
     assert "for every causal model" in text
 
 
 def test_a_run_with_little_in_it_still_has_a_report(tmp_path: Path) -> None:
-    page = Page(report(Results({}), tmp_path / "r.html").read_text(encoding="utf-8"))
+    page = opened(Results({}), tmp_path)
     assert "These results carry no provenance." in "".join(page.text)
     odd = Results({"frames": pd.DataFrame({"model": ["m"], "frame": [EVIL], "margin": [0.25]})})
-    page = Page(report(odd, tmp_path / "odd.html").read_text(encoding="utf-8"))
+    page = opened(odd, tmp_path)
     assert EVIL in page.text
     assert "0.250" in page.text
     with pytest.raises(ValueError, match="no run folder"):
@@ -163,9 +161,8 @@ def test_a_run_with_little_in_it_still_has_a_report(tmp_path: Path) -> None:
 def study(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """The report of a run with every table of the study in both protocols."""
     path = report(tables.make_study(token=EVIL), tmp_path_factory.mktemp("study") / "report.html")
-    html = path.read_text(encoding="utf-8")
-    assert EVIL not in html
-    return Page(html)
+    assert EVIL not in path.read_text(encoding="utf-8")
+    return Page(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.slow
@@ -192,9 +189,7 @@ def test_an_encoder_is_not_told_what_holds_for_causal_models(tmp_path: Path, mon
     monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
     results = tables.make_study(causal=False)
     kept = {name: results.table(name) for name in ("samples", "heads", "layers", "frames")}
-    text = "".join(
-        Page(report(Results(kept, study=results.study), tmp_path / "e.html").read_text(encoding="utf-8")).text
-    )
+    text = "".join(opened(Results(kept, study=results.study), tmp_path).text)
     assert "The published reading is by token string" in text
     assert "for every causal model whose kept tokens" not in text
     assert "times a factor below" not in text
@@ -224,13 +219,11 @@ def test_tests_are_those_of_the_statistics_module() -> None:
     }
     need = asked["Does the model need its sinks?"]
     place = need.frame["compared"].tolist().index("tiny: sinks − other keys")
-    assert need.frame.loc[place, ["quantity", "difference", "n"]].tolist() == [
-        *("KL of the output (nats)", "0.350", 6),
-    ]
+    sinks = need.frame.loc[place, ["quantity", "difference", "n"]].tolist()
+    assert sinks == ["KL of the output (nats)", "0.350", 6]
     assert place in need.certain
     layers = questions({"layer_tests": results.table("layer_tests")}, None, NONE)[0].frame
-    counts = "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
-    assert layers["pairs of layers that differ"][0] == counts
+    assert layers.iloc[0, 2] == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
     heads = measured_heads(tables.make_study(("a", "b")))
     found = questions({}, heads, NONE)[0].frame.loc[0]
     # six equal differences of one family: Holm multiplies the smallest p by its size
@@ -267,19 +260,13 @@ def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
     results = tables.make_study()
     means = results.table("head_means").assign(series="text").astype({"bar_count_0": "Int64"})
     means.loc[(means["sample"] == 0) & (means["protocol"] == "ruscio2025"), "bar_count_0"] = pd.NA
-    row = pair_rows(
-        {"head_means": means},
-        [Wanted("head_means", "bar_count_0", "bars"), Wanted("head_means", "nonsense", "none")],
-        "ruscio2025",
-    )
-    assert [(one.label, one.exact, one.published) for one in row] == [("bars", "40.0", "30.0")]
-    row = pair_rows(
-        {"head_means": means},
-        [Wanted("head_means", "mp_ks", "law", "marchenko_pastur_deviation")],
-        "ruscio2025",
-    )[0]
+    wanted = [Wanted("head_means", "bar_count_0", "bars"), Wanted("head_means", "nonsense", "none")]
+    row = pair_rows({"head_means": means}, wanted, "ruscio2025")
+    assert [(one["label"], one["exact"], one["published"]) for one in row] == [("bars", "40.0", "30.0")]
+    wanted = [Wanted("head_means", "mp_ks", "law", "marchenko_pastur_deviation")]
+    (row,) = pair_rows({"head_means": means}, wanted, "ruscio2025")
     own = means[means["protocol"] == "ruscio2025"]
-    assert row.published == number(own["marchenko_pastur_deviation"].mean())
+    assert row["published"] == number(own["marchenko_pastur_deviation"].mean())
 
 
 def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> None:
@@ -294,7 +281,6 @@ def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> N
         for protocol, trace in (("exact", 2.0), ("ruscio2025", 3.0))
     ]  # fmt: skip
     table = fisher({"fisher": pd.DataFrame(rows)})
-    assert table is not None
     # Two blocks of 100 parameters; 4, 8, ..., 20, so 12 in the mean and 12/200 a parameter.
     (row,) = table.drop(columns="95 % interval").to_numpy().tolist()
     assert row == ["m", "mlp", "200", "12.0", "0.060", "4.00", "18.0"]
@@ -306,7 +292,6 @@ def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> N
 
 def test_emergence_and_frames_have_small_tables() -> None:
     verdicts = frames({name: tables.make_study().table(name) for name in ("frames", "specialization")})
-    assert verdicts is not None
     assert verdicts.iloc[0][["protocol", "frame by position"]].tolist() == ["exact", "centralized"]
     assert verdicts["consistent heads"].iloc[0] == "10 of 15"
     keys = {"model": "m", "metric": "sink_share"}
@@ -320,45 +305,23 @@ def test_emergence_and_frames_have_small_tables() -> None:
             | {"start": 0.1, "end": 0.5, "change": 0.2, "change_first_step": 0, "change_last_step": 8},
         ]
     ).astype({"step": "Int64", "half_way": "Int64"})
-    found = emergence({"emergence": table})
-    assert found is not None
-    assert found.to_numpy().tolist() == [
-        [
-            "m",
-            "attention to first key",
-            "0.100",
-            "0.500",
-            "step at 8",
-            "0.002",
-            "0.400",
-            "[0.300, 0.500]",
-            "4",
-            "L0H1 0.100 → 0.900",
-            "0.200 (step 8 − 0)",
-        ]
-    ]
-    without = emergence({"emergence": table[table["protocol"] == "exact"]})
-    assert without is not None
-    assert "published change" not in without
+    (row,) = emergence({"emergence": table}).to_numpy().tolist()
+    assert "; ".join(row) == (
+        "m; attention to first key; 0.100; 0.500; step at 8; 0.002; 0.400; [0.300, 0.500]; 4; "
+        "L0H1 0.100 → 0.900; 0.200 (step 8 − 0)"
+    )
+    assert "published change" not in emergence({"emergence": table[table["protocol"] == "exact"]})
     groups = pd.concat([table.assign(group=name) for name in ("all", "text", "copying")])
     assert emergence({"emergence": groups})["input"].tolist() == ["text", "copying"]
-    assert frames({}) is None
-    assert emergence({}) is None
+    assert frames({}) is emergence({}) is None
     first_version = emergence({"emergence": table.drop(columns="verdict")})
     assert "were not tested. Run the study again" in first_version.iloc[0, 0]
 
 
 def test_what_is_not_there_is_named_and_columns_that_say_nothing_are_left_out():
-    facts = dict(
-        _flat({"git": None, "models": {"m": {"commit": ""}}, "non_finite": {}, "skipped": [], "seed": 0})
-    )
-    assert facts == {
-        "git": "none",
-        "models · m · commit": "none",
-        "non_finite": "none",
-        "skipped": "none",
-        "seed": "0",
-    }
+    said = {"git": None, "models": {"m": {"commit": ""}}, "non_finite": {}, "skipped": [], "seed": 0}
+    nothing = dict.fromkeys(("git", "models · m · commit", "non_finite", "skipped"), "none")
+    assert dict(_flat(said)) == {**nothing, "seed": "0"}
     table = pd.DataFrame({"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "x": [1.0, 2.0]})
     assert list(further("t", table).frame) == ["model", "x"]
     assert list(further("t", table.assign(step=[0, 1])).frame) == ["model", "step", "x"]
@@ -378,9 +341,8 @@ def test_what_tells_series_apart_is_named(models, groups, words):
 
 
 def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
-    monkeypatch.setattr(
-        "attnscope.plots.draw_all", lambda results, left_out: {}
-    )  # what takes long and is not looked at
+    # what takes long and is not looked at
+    monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
     last = made.make_results().table("heads").query("step == 64")
     heads = pd.concat([last.assign(model=name) for name in "ab"])
     samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()
@@ -398,3 +360,40 @@ def test_models_of_different_sizes_are_told_one_by_one():
     other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
     facts = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
     assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", facts)
+
+
+def test_the_first_page_ranks_heads_by_the_studys_quantity():
+    found = strongest_heads(StudyPage(made.make_results(group="text"), {}), "sink_share")
+    assert found.frame["head"].tolist() == ["L1H1", "L0H1", "L1H0", "L0H0"]
+    means = [np.mean([made.value(64, sample, *place) for sample in range(made.SAMPLES)])
+             for place in ((1, 1), (0, 1), (1, 0), (0, 0))]  # fmt: skip
+    assert found.frame["attention to first key"].tolist() == [number(mean) for mean in means]
+    assert set(found.frame["n"]) == {"12"}
+    assert "Intervals hold for all heads at once" in found.caption
+    few = strongest_heads(StudyPage(made.make_results(), {}), "sink_share")
+    assert "95 % interval" not in few.frame
+    assert "Fewer than 10 texts" in few.caption
+
+
+def test_a_table_has_its_caption_and_can_be_taken_along(tmp_path: Path) -> None:
+    html = report(made.make_results(), tmp_path / "report.html", drawn={}).read_text(encoding="utf-8")
+    page = html.partition('<table id="T_strongest"')[2]
+    assert page.partition("<caption>")[2].startswith("The heads with the highest attention to first key")
+    link = re.search(r'download="strongest.csv" href="data:text/plain;base64,([^"]+)"', html)[1]
+    lines = base64.b64decode(link).decode().splitlines()
+    assert lines[0].startswith("input,head,attention to first key")
+    assert len(lines) == 9
+    assert (
+        r"\toprule" in base64.b64decode(re.search(r'strongest.tex" href="[^,]+,([^"]+)"', html)[1]).decode()
+    )
+
+
+def test_a_wide_table_is_set_small_and_breaks_where_it_must():
+    """The page has room for about a hundred letters; a number stays beside its interval while they fit."""
+    cells = {"model": ["demo"], "interval": ["[-0.300, -0.500]"]}
+    narrow = table_html(Table("a", "A.", pd.DataFrame(cells)))
+    assert ("nowrap" in narrow, 'class="small"' in narrow) == (True, False)
+    cells |= {f"{at} interval": ["[-0.300, -0.500]"] for at in range(9)}
+    wide = table_html(Table("b", "B.", pd.DataFrame(cells)))
+    assert 'class="small"' in wide
+    assert 0 < wide.count("nowrap") < 9

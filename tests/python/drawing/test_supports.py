@@ -44,9 +44,9 @@ def test_the_median_stands_beside_the_mean_of_few_texts(texts, beside):
          for text, value in enumerate(values)]
     )  # fmt: skip
     (row,) = number_rows(heads, None, ["entropy"])
-    assert (row.interval == "") == (texts < 5)
-    assert bool(row.median) == beside
+    assert (row["interval"] == "") == (texts < 5)
+    assert bool(row["median"]) == beside
     if beside:
         found = inference.median_interval(values)
-        assert row.coverage == f"{100 * found.coverage:.1f} %"
-        assert f"[{found.low:.2f}"[:4] in row.median.replace("−", "-")
+        assert row["coverage"] == f"{100 * found.coverage:.1f} %"
+        assert f"[{found.low:.2f}"[:4] in row["median"].replace("−", "-")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import attnscope
-from attnscope.engine.reading import migration
+from attnscope.engine import migration
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
 import runs

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from attnscope.commands.cli import app
 from attnscope.commands.dry_run import dry_run
-from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
+from attnscope.demo.texts import VOCABULARY_SIZE, byte_tokenizer
 from attnscope.engine.config import ConfigError, Study, TextSource, read_config, split_analysis
 from attnscope.engine.packaged import analyses, analysis_keys, catalogue, packaged
 from attnscope.engine.results import nearest

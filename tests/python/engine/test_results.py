@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from attnscope.engine import migration
 from attnscope.engine import results as module
-from attnscope.engine.reading import migration
-from attnscope.engine.reading.unfinished import unfinished
-from attnscope.engine.results import Results, load
+from attnscope.engine.results import Results, load, unfinished
 from attnscope.engine.schema import HEAD_KEYS, SCHEMA_VERSION
 
 

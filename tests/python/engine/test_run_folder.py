@@ -11,9 +11,9 @@ from transformers import AutoTokenizer
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError
-from attnscope.engine.disk.lock import FolderLock, FolderLocked
-from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run import resume, run
+from attnscope.engine.run_folder import _own_git_state
+from attnscope.engine.store import FolderLock, FolderLocked
 from folders import sentences, study
 
 

@@ -226,15 +226,16 @@ def test_the_manual_of_python_is_a_source():
 
 def test_columns_of_the_sources_get_one_type_and_a_free_name(tmp_path):
     rows = [
-        {"text": "a", "score": 1, "layer": 3, "tokens": "x", "mixed": 1},
+        {"text": "a", "score": 1, "layer": 3, "tokens": "x", "bos": True, "mixed": 1},
         {"text": "b", "score": 2.5, "mixed": "y"},
     ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
     columns = extra_columns(read(tmp_path / "a.jsonl"))
-    assert columns == {
+    assert {name: column.to_pylist() for name, column in columns.items()} == {
         "score": [1, 2.5],
         "layer": [3, None],
         "source_tokens": ["x", None],
+        "source_bos": [True, None],
         "mixed": ["1", "y"],
     }
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.commands.stored import narrow, statistics
-from attnscope.engine.reading.statistics import grouped, kinds_of, typical
+from attnscope.engine.reading import grouped, kinds_of, typical
 from attnscope.engine.results import Results
 from attnscope.engine.tables import Column, Rows, Table
 

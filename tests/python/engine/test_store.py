@@ -15,10 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.engine.disk import lock as lock_module
-from attnscope.engine.disk.files import DiskFull, atomic_file, atomic_folder, write_bytes
-from attnscope.engine.disk.lock import FolderLock, FolderLocked
-from attnscope.engine.disk.store import Store, repeating
+from attnscope.engine.store import (
+    STALE_AFTER,
+    DiskFull,
+    FolderLock,
+    FolderLocked,
+    Store,
+    atomic_file,
+    atomic_folder,
+    repeating,
+    write_bytes,
+)
 
 NAMES = {f"u{i}": f"{i:05d}-u{i}" for i in range(4)}
 
@@ -119,9 +126,9 @@ def test_an_intact_unit_is_taken_whoever_wrote_it(store):
 def test_a_writer_killed_right_after_the_rename_has_done_its_unit(tmp_path):
     code = (
         "import os; from pathlib import Path; import pyarrow as pa\n"
-        "from attnscope.engine.disk import files, store\n"
+        "from attnscope.engine import store\n"
         f"made = store.Store(Path({str(tmp_path)!r})); made.open({{'u': '00-u'}})\n"
-        "files.sync_folder = lambda folder: os._exit(9) if folder.name == 'units' else None\n"
+        "store.sync = lambda path: os._exit(9) if path.name == 'units' else None\n"
         "made.write('u', {'heads': pa.table({'head': [1, 2, 3]})})"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
@@ -167,7 +174,7 @@ def test_gather_keeps_the_order_and_its_bytes_do_not_depend_on_history(store, tm
 
 
 def test_gather_writes_bounded_row_groups(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.engine.disk.store.ROW_GROUP", 10)
+    monkeypatch.setattr("attnscope.engine.store.ROW_GROUP", 10)
     store.gather(list(NAMES), "heads", tmp_path / "a.parquet")
     assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 2
     store.gather(list(NAMES), "bars", tmp_path / "b.parquet")
@@ -229,7 +236,7 @@ def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):
 
 def test_a_killed_owner_leaves_no_lock(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from attnscope.engine.disk.lock import FolderLock\n"
+        "import sys, time; from pathlib import Path; from attnscope.engine.store import FolderLock\n"
         f"held = FolderLock(Path({str(tmp_path)!r})).__enter__(); print('held', flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -247,7 +254,7 @@ def test_a_lock_from_another_machine_is_respected_until_it_is_silent(tmp_path):
     path.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
     with pytest.raises(FolderLocked, match="process 1 on elsewhere, last heard of"):
         FolderLock(tmp_path).__enter__()
-    old = time.time() - lock_module.STALE_AFTER - 5
+    old = time.time() - STALE_AFTER - 5
     os.utime(path, (old, old))
     with FolderLock(tmp_path) as held:
         assert json.loads(held.owner.read_text())["pid"] == os.getpid()

@@ -17,11 +17,11 @@ from foreign import NAMES, settings
 
 from attnscope import _isa
 from attnscope.engine.config import ConfigError
-from attnscope.engine.disk.lock import FolderLocked
 from attnscope.engine.executors.cluster import Cluster
 from attnscope.engine.executors.executor import UnitsFailed
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run import resume, run
+from attnscope.engine.store import FolderLocked
 from folders import table_bytes
 
 psutil = pytest.importorskip("psutil")

@@ -20,8 +20,7 @@ from attnscope.engine import discovery
 from attnscope.engine.config import ConfigError
 from attnscope.engine.results import load
 from attnscope.engine.run import resume, run
-from folders import table_bytes
-from launcher import Launcher
+from folders import Launcher, table_bytes
 
 
 @pytest.fixture(scope="module")

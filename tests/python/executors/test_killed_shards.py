@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from foreign import settings
 
-from folders import table_bytes
-from launcher import Launcher, until
+from folders import Launcher, table_bytes, until
 
 pytestmark = pytest.mark.slow
 

@@ -14,13 +14,13 @@ import pytest
 from foreign import NAMES, settings
 
 from attnscope.engine.config import ConfigError
-from attnscope.engine.disk.lock import FolderLock, FolderLocked
 from attnscope.engine.executors import held
 from attnscope.engine.executors.shards import Shard, gather, parts_of, rounds, run_shard, shares
 from attnscope.engine.executors.slurm import slurm_script
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run import Engine, resume, run
 from attnscope.engine.schema import ResultsError
+from attnscope.engine.store import FolderLock, FolderLocked
 from attnscope.models import LoadError
 from folders import sentences, table_bytes
 

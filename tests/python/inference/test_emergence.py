@@ -184,14 +184,14 @@ def test_a_family_of_noise_has_a_step_in_few_runs():
         ({"fraction": 1.5}, r"fraction must lie in \(0, 1\], got 1.5"),
         ({"confidence": 1}, "confidence must lie strictly between 0 and 1, got 1"),
         ({"draws": 0}, "draws must be at least 1, got 0"),
-        ({"by": "head"}, "by must be a list of columns, got the string 'head'"),
+        ({"by": "head"}, "by must be a list of columns, got 'head'"),
         ({"table": table([[1.0]], steps=[5])}, r"at least two steps, none negative, got \[5\]"),
         ({"table": table([[1.0, 2.0]], steps=[-1, 3])}, r"none negative, got \[-1, 3\]"),
     ],
 )
 def test_bad_arguments_are_named(change, message):
     options = {"table": table([range(10)]), "metric": "x", **change}
-    with pytest.raises(ValueError, match="emergence_step: .*" + message):
+    with pytest.raises((TypeError, ValueError), match="emergence_step: .*" + message):
         asc.emergence_step(options.pop("table"), options.pop("metric"), **options)
 
 
@@ -234,51 +234,26 @@ def crossing(curve, fraction):
     )
 
 
-def by_hand(group, fraction, confidence, draws, seed):
-    """The definition row by row."""
+def by_hand(group, fraction):
+    """The step by the definition, row by row; −1 where nothing changes."""
     steps, samples = sorted(set(group["step"])), sorted(set(group["sample"]))
     values = {(step, sample): [] for step in steps for sample in samples}
     for row in group.itertuples():
         if not math.isnan(row.x):
             values[row.step, row.sample].append(row.x)
     means = {key: sum(own) / len(own) for key, own in values.items() if own}
-
-    def curve(weights):
-        result = []
-        for step in steps:
-            known = [(w, means[step, s]) for s, w in zip(samples, weights, strict=True) if (step, s) in means]
-            count = sum(w for w, _ in known)
-            result.append(sum(w * x for w, x in known) / count if count else math.nan)
-        return result
-
-    whole = curve([1] * len(samples))
-    at = crossing(whole, fraction)
-    drawn = np.random.default_rng(seed).multinomial(
-        len(samples), np.full(len(samples), 1 / len(samples)), draws
-    )
-    each = sorted(k for weights in drawn.tolist() if (k := crossing(curve(weights), fraction)) is not None)
-    low = high = -1
-    if at is not None and each:
-        tail = (1 - confidence) / 2
-        low, high = (steps[each[max(math.ceil(q * len(each)) - 1, 0)]] for q in (tail, 1 - tail))
-    return {
-        "step": -1 if at is None else steps[at],
-        "low": low,
-        "high": high,
-        "start": whole[0],
-        "end": whole[-1],
-    }
-
-
-def crossing_of(frame, **options):
-    each = frame.groupby(["step", "sample"])["x"].mean().unstack("sample").sort_index()
-    return emergence.emergence_of(each.index.to_numpy(), each.to_numpy(), **options)
+    curve = []
+    for step in steps:
+        known = [means[step, sample] for sample in samples if (step, sample) in means]
+        curve.append(sum(known) / len(known) if known else math.nan)
+    at = crossing(curve, fraction)
+    return -1 if at is None else steps[at]
 
 
 @pytest.mark.filterwarnings("error")
-def test_steps_and_intervals_are_those_of_the_definition():
+def test_half_way_is_that_of_the_definition():
     draw = np.random.default_rng(4)
-    moved = lost = 0
+    crossed = 0
     for seed in range(60):
         steps = sorted(draw.choice(STEPS, draw.integers(2, 7), replace=False).tolist())
         rows = [
@@ -291,28 +266,12 @@ def test_steps_and_intervals_are_those_of_the_definition():
         ]
         frame = pd.DataFrame(rows).sample(frac=1, random_state=seed)
         frame.loc[draw.random(len(frame)) < draw.choice([0, 0.2, 0.6]), "x"] = np.nan
-        options = {
-            "fraction": float(draw.choice([0.25, 0.5, 0.75, 1.0])),
-            "confidence": float(draw.choice([0.5, 0.8, 0.95])),
-            "draws": int(draw.choice([1, 7, 40])),
-        }
+        fraction = float(draw.choice([0.25, 0.5, 0.75, 1.0]))
         by = [[], ["layer"], ["layer", "head"]][seed % 3]
         groups = [((), frame)] if not by else frame.groupby(by)
-        answer = asc.emergence_step(frame, "x", by=by, fraction=options["fraction"], draws=1)
+        answer = asc.emergence_step(frame, "x", by=by, fraction=fraction, draws=1)
         for half, (_, group) in zip(answer["half_way"], groups, strict=True):
-            own = crossing_of(group, seed=seed, **options)
-            expected = by_hand(group, seed=seed, **options)
-            assert own == pytest.approx(expected, rel=1e-12, abs=0, nan_ok=True)
-            assert (-1 if pd.isna(half) else half) == expected["step"]
-            moved += expected["low"] != expected["high"]
-            lost += expected["step"] == -1
-    assert moved > 20
-    assert 5 < lost < 60
-
-
-def test_the_draws_are_a_thousand_at_95_percent_with_seed_nought():
-    frame = table(np.random.default_rng(0).random((6, 10)))
-    for given in ({}, {"seed": 3}, {"confidence": 0.6}, {"draws": 30}, {"fraction": 0.9}):
-        options = {"fraction": 0.5, "confidence": 0.95, "draws": 1000, "seed": 0, **given}
-        found = crossing_of(frame, **given)
-        assert found == pytest.approx(by_hand(frame, **options))
+            expected = by_hand(group, fraction)
+            assert (-1 if pd.isna(half) else half) == expected
+            crossed += expected != -1
+    assert crossed > 60

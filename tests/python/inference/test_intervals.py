@@ -307,7 +307,7 @@ def test_one_column_is_no_table():
         (lambda: inference.paired_test([1, 2], [3, 5], confidence=0), "confidence must lie strictly"),
         (
             lambda: inference.correlation([1, 2], [1, 2], method="kendall"),
-            "^correlation: method must be 'pears",
+            "^correlation: method must be one of 'pears",
         ),
         (
             lambda: inference.per_sample(pd.DataFrame({"sample": [1], "x": ["b"]}), "x"),

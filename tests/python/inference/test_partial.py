@@ -180,7 +180,10 @@ def test_given_a_control_it_is_the_pooled_partial_correlation_of_centred_ranks()
 
 def test_bad_input_is_named():
     for words, call in (
-        ("partial_correlation: method must be 'pearson' or 'spearman', got 'kendall'", {"method": "kendall"}),
+        (
+            "method must be one of 'pearson', 'spearman', got 'kendall'",
+            {"method": "kendall"},
+        ),
         ("partial_correlation: units or texts must hold the 3 samples of x, got 2", {"units": [1, 2]}),
     ):
         with pytest.raises(ValueError, match=words):

@@ -13,7 +13,7 @@ from vocabularies import LETTERS, blanks, word_pieces
 
 import attnscope as asc
 from attnscope.capture.likelihood.vocabulary import forms, special_ids
-from attnscope.demo.tokenizer import byte_tokenizer
+from attnscope.demo.texts import byte_tokenizer
 from models import tiny
 
 DATA = Path(__file__).resolve().parents[4] / "shared/data"

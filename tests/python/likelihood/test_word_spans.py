@@ -10,7 +10,7 @@ from vocabularies import blanks, byte_letters, word_pieces
 import attnscope as asc
 from attnscope.capture.likelihood.draws import hashed_draw
 from attnscope.capture.likelihood.vocabulary import BEGINS, GOES_ON, NEITHER, blank_ids, forms, special_ids
-from attnscope.demo.tokenizer import byte_tokenizer
+from attnscope.demo.texts import byte_tokenizer
 from attnscope.models import Encoder
 
 TEXT = "one two six ten old cat sat on top"

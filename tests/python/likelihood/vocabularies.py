@@ -61,7 +61,7 @@ def byte_letters(*words: str) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from attnscope.demo.tokenizer import byte_characters
+    from attnscope._tokens import byte_characters
 
     entries = ["<|end|>", *byte_characters()]
     merges = []

@@ -134,7 +134,9 @@ def test_a_tokenizer_beside_a_model(llama):
 @pytest.mark.parametrize("space", ["value", "hidden"])
 def test_metrics_that_need_states(llama, space):
     ids = text(llama, batch=2, n=9)["input_ids"]
-    results = asc.analyze(llama, ids, ["geometric_semantic_alignment", "reference_influence"], space=space)
+    # a metric of attention alone may stand beside them
+    asked = ["geometric_semantic_alignment", "reference_influence", "fiedler_value"]
+    results = asc.analyze(llama, ids, asked, space=space)
     heads, vectors = results.to_xarray("heads"), results.table("vectors")
     means = results.to_xarray("head_means")
     with torch.no_grad(), asc.capture(llama, sites=("attention", space)) as recording:

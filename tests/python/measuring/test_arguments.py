@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import attnscope as asc
 from attnscope import _memory
-from attnscope.commands.catalogue import _public
+from attnscope.commands.doctor import _public
 
 # Functions of attention maps; those of barcodes have tests of their own.
 METRICS = sorted(

@@ -180,20 +180,6 @@ def test_ctrl_c_answers_within_a_second_and_leaves_the_process_usable():
     assert asc.fiedler_value(maps[:2]).isfinite().all()
 
 
-def test_eight_threads_at_once_agree():
-    maps, results = softmax_maps(50, 10, 10), [None] * 8
-
-    def work(slot):
-        results[slot] = asc.fiedler_value(maps)
-
-    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(result, results[0]) for result in results)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_tensors_are_taken_and_results_come_back_on_the_cpu():
     maps = softmax_maps(4, 9, 9, dtype=torch.float32)

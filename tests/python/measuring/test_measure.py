@@ -11,7 +11,7 @@ import torch
 import attnscope as asc
 from attnscope.metrics import plan as planning
 from attnscope.metrics.discovery import found
-from attnscope.metrics.requests import metric_names
+from attnscope.metrics.measure import metric_names
 
 SCALES = torch.linspace(0, 1, 5, dtype=torch.float64)
 
@@ -250,9 +250,10 @@ def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
     attention, made, given = maps(2, 3, 9, 9), [], []
     read, divergence = planning.sinks.from_one_read, planning.divergence_of
 
-    def reading(tensor, asked, **options):
-        made.append(sorted(asked))
-        return read(tensor, asked, **options)
+    def reading(function, tensor, asked, *given):
+        if function == "measure":
+            made.append(sorted(asked))
+        return read(function, tensor, asked, *given)
 
     def diverging(tensor, entropy, **options):
         given.append(entropy is not None)

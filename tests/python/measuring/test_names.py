@@ -12,9 +12,8 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.commands.analyze import _chosen
-from attnscope.commands.analyze_tables import table_of
-from attnscope.commands.catalogue import describe
+from attnscope.commands.analyze import _chosen, table_of
+from attnscope.commands.doctor import describe
 from attnscope.engine.discovery import studies, study_class
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.discovery import columns_of, found, metric_of
@@ -55,15 +54,15 @@ def test_analyze_takes_the_name_of_a_column():
     for one in placed:
         columns = _chosen([one.name], {}).columns
         assert one.name in {column.name for column in columns}, in_words(one)
-        assert one.identity in {column.quantity.identity for column in columns}, in_words(one)
+        assert one.identity in {column.identity for column in columns}, in_words(one)
 
 
 def test_a_column_that_is_asked_for_comes_alone():
     assert {column.name for column in _chosen(["mp_ks"], {}).columns} == {"mp_ks"}
     named = _chosen({"law": {"metric": "mp_ks", "null": "full"}}, {}).columns
-    assert [(column.name, column.quantity.options["null"]) for column in named] == [("law", "full")]
+    assert [(column.name, column.options["null"]) for column in named] == [("law", "full")]
     (hidden,) = _chosen(["alignment_hidden"], {}).columns
-    assert hidden.quantity.needs[-1] == "hidden"
+    assert hidden.needs[-1] == "hidden"
     with pytest.raises(ValueError, match="the column sink_concentration takes no option, got 'draws'"):
         _chosen({"sink_concentration": {"draws": 3}}, {})
 
@@ -115,4 +114,6 @@ def test_a_result_names_its_fields_with_dtype_and_shape():
     assert shown is Pair
     pair = shown(torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), [1, 2])
     assert repr(pair) == "Pair(value=float32[2, 3], count=0, kept=[1, 2])"
+    third = shown(torch.tensor(1 / 3), torch.tensor([2, 3]), None)
+    assert repr(third) == "Pair(value=0.3333, count=int64[2], kept=None)"
     assert f"{[pair]}" == "[Pair(value=float32[2, 3], count=0, kept=[1, 2])]"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from hard_maps import EPS, TINY, apart, eigenvalues, exact, hard_maps
+from strategies import EPS, TINY, apart, eigenvalues, exact, hard_maps
 
 HARD = hard_maps()
 ordinary = pytest.mark.parametrize("kind", [kind for kind in HARD if "subnormal" not in kind])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from hard_maps import EPS, apart, eigenvalues, exact, hard_maps, some_quick
+from strategies import EPS, apart, eigenvalues, exact, hard_maps, some_quick
 
 HARD = hard_maps()
 every = pytest.mark.parametrize("kind", some_quick(HARD))

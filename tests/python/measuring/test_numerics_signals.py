@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from hard_maps import EPS, TINY, apart, hard_maps, some_quick
+from strategies import EPS, TINY, apart, hard_maps, some_quick
 
 N = 12
 HARD = hard_maps(N)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""Which checkpoints a path names, how their weights differ, what a context length is."""
+"""Which checkpoints a path names, how their weights differ, context lengths; an unreachable hub."""
 
 import shutil
+import socket
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from attnscope.models import Encoder, LoadError, find_checkpoints, load_model, load_tokenizer, step_of
+from attnscope.models import Encoder, LoadError, find_checkpoints, hub, load_model, load_tokenizer, step_of
 from attnscope.models.checkpoints import fingerprint
 from attnscope.models.loading import context_length
 from folders import model_folder, series, tokenizer
@@ -128,3 +131,43 @@ def test_dropping_bos_leaves_room_for_one_more_token():
     assert encoder.names(encoder.encode("the cat sat").ids) == ["the", "cat", "sat"]
     assert not encoder.encode("the cat sat").truncated
     assert encoder.encode("the cat sat on").truncated
+
+
+def test_a_listening_address_answers_and_a_closed_one_does_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert hub._connects(f"http://127.0.0.1:{port}")
+    assert not hub._connects(f"http://127.0.0.1:{port}")
+
+
+def test_a_name_that_never_resolves_costs_no_more_than_the_patience(monkeypatch):
+    never = threading.Event()
+
+    def waits(*at, **options):
+        never.wait(20)
+        raise OSError
+
+    monkeypatch.setattr(socket, "create_connection", waits)
+    monkeypatch.setattr(hub, "PATIENCE", 0.2)
+    begun = time.monotonic()
+    assert not hub._connects("https://nowhere.invalid")
+    assert time.monotonic() - begun < 5
+    never.set()
+
+
+def test_a_model_that_is_not_here_is_said_at_once_and_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(hub, "_connects", lambda endpoint: asked.append(endpoint))
+    monkeypatch.setattr(hub, "_silent_since", None)
+    monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
+    (checkpoint,) = find_checkpoints("nobody/nothing")
+    for _ in range(2):
+        with pytest.raises(LoadError, match="not on this machine and the hub cannot be reached"):
+            load_model(checkpoint)
+    assert len(asked) == 1
+
+
+def test_behind_a_proxy_the_hubs_own_client_decides(monkeypatch):
+    monkeypatch.setattr(hub.urllib.request, "getproxies", lambda: {"https": "http://proxy:3128"})
+    monkeypatch.setattr(hub, "_connects", lambda endpoint: pytest.fail("asked"))
+    assert hub.hub_answers()

@@ -15,6 +15,7 @@ import pytest
 
 import attnscope as asc
 import census
+from attnscope.capture.sites import TABLE
 
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = sorted(path.stem for path in (ROOT / "cpp/kernels").rglob("*.h"))
@@ -247,3 +248,21 @@ def test_what_the_census_counts_as_new_is_there_and_a_docstring_is_no_code():
         == 2
     )
     assert census.code_lines("a.h", "// What.\n\nint f();  // why\n") == 1
+
+
+MAPS = {"attention", "scores", "lse"}
+
+
+@pytest.mark.parametrize("name", ["hallucination_geometry", "pretraining_writes"])
+def test_studies_of_states_and_of_weights_capture_no_map(name):
+    """So no mask or learned sink can be misread there."""
+    assert set(TABLE) >= MAPS
+    for path in (PACKAGE / "studies" / name).rglob("*.py"):
+        for call in (node for node in nodes(path) if isinstance(node, ast.Call)):
+            where, function = f"{path.name}:{call.lineno}", call.func
+            called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if called in ("Forward", "forward", "capture", "step"):
+                words = {one.value for one in ast.walk(call) if isinstance(one, ast.Constant)}
+                assert not words & MAPS, where
+            if called in ("matrices", "layers") and isinstance(function, ast.Attribute):
+                assert getattr(function.value, "id", "") != "run", where

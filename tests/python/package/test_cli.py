@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The command line: every command, its example, its exit codes, its JSON."""
+"""The command line: every command, its example, its exit codes, its JSON; settings as YAML that it reads."""
 
 import csv
 import json
@@ -10,14 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import attnscope
 from attnscope.commands import cli
+from attnscope.commands.settings import _meanings, _name, written
+from attnscope.engine.config import ConfigError, Settings, models_in
+from attnscope.engine.discovery import studies, study_class
+from attnscope.engine.packaged import packaged_text
 from attnscope.metrics.discovery import found
 from folders import model_folder, sentences, series
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
+SMALL = ("--set", "metrics=[fiedler_value]", "-q", "--no-draw")
+STUDIES = sorted({one.name for one in studies().values()})
 COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
 
 
@@ -134,41 +141,15 @@ def test_skipped_checkpoints_end_with_3_and_are_named(call, tmp_path):
     folder = series(tmp_path / "growing", (0, 1))
     (folder / "step1" / "model.safetensors").write_bytes(b"\x10")
     texts = sentences(tmp_path / "texts.txt", 2)
-    code, _, err = call(
-        "run",
-        "-m",
-        folder,
-        "-t",
-        texts,
-        "--output",
-        tmp_path,
-        "--set",
-        "metrics=[fiedler_value]",
-        "-q",
-        "--no-draw",
-    )
+    code, _, err = call("run", "-m", folder, "-t", texts, "--output", tmp_path, *SMALL)
     assert code == 3
     assert "finished, 1 checkpoint skipped: growing step1" in err
 
 
 def test_quiet_is_quiet(call, inputs, tmp_path):
     model, texts = inputs
-    code, out, err = call(
-        "run",
-        "-m",
-        model,
-        "-t",
-        texts,
-        "--samples",
-        1,
-        "--output",
-        tmp_path,
-        "-q",
-        "--no-draw",
-        "--set",
-        "metrics=[fiedler_value]",
-    )
-    assert (code, out, err) == (0, "", "")
+    run = call("run", "-m", model, "-t", texts, "--samples", 1, "--output", tmp_path, *SMALL)
+    assert run == (0, "", "")
 
 
 def test_dry_run_prints_the_plan_and_writes_nothing(call, inputs, tmp_path):
@@ -251,20 +232,7 @@ def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished
         "this run is of attention_sinks\n"
     )
     model, texts = model_folder(tmp_path / "tiny"), sentences(tmp_path / "texts.txt", 2, shortest=20)
-    call(
-        "run",
-        "wavelet_study",
-        "-m",
-        model,
-        "-t",
-        texts,
-        "--output",
-        tmp_path,
-        "--name",
-        "w",
-        "-q",
-        "--no-draw",
-    )
+    call("run", "wavelet_study", "-m", model, "-t", texts, "--output", tmp_path, "--name", "w", *SMALL[-2:])
     code, out, err = call("compare", tmp_path / "w", "--published", "ruscio2025")
     assert (code, out) == (1, "")
     assert "ruscio2025 publishes numbers of attention_sinks; this run is of wavelet_heads" in err
@@ -340,3 +308,64 @@ def test_a_reader_that_has_enough_is_no_error(fresh):
     )
     ran = fresh(script)
     assert (ran.returncode, ran.stderr) == (141, "")
+
+
+def test_a_packaged_study_is_printed_as_it_is(call):
+    code, out, _ = call("configs", "phi-2")
+    assert (code, out.strip()) == (0, packaged_text("phi-2").strip())
+    code, _, err = call("configs", "phi-3")
+    assert (code, "there is no packaged study 'phi-3'; did you mean 'phi-2'?" in err) == (2, True)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_init_writes_is_every_setting_with_its_default(name, tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text(written(name), encoding="utf-8")
+    read = Settings.from_yaml(file)
+    plain = Settings(study=name, models="MODEL_FOLDER_OR_HUB_NAME", texts="sentences.txt")
+    assert read.to_dict() == plain.to_dict()
+    keys = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert set(keys) == set(Settings.model_fields)
+
+
+def test_every_key_is_explained():
+    text = written("absolute_position")
+    for line in ("(bool, default false)", "#     dtype: of the weights in memory", "bos: keep"):
+        assert line in text
+    assert "# sentences per unit of work" in text
+
+
+def keys_of(model):
+    """Every key of a model and of the models below it."""
+    for key, field in model.model_fields.items():
+        yield model, key, field
+        for inner in models_in(field.annotation):
+            yield from keys_of(inner)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_key_has_its_meaning_its_type_and_its_default(name):
+    text = " ".join(written(name).replace("#", " ").split())
+    for model in (Settings, study_class(name).Options):
+        for owner, key, field in keys_of(model):
+            if (owner, key) == (Settings, "options"):
+                continue
+            meaning = _meanings(owner).get(key, "")
+            assert meaning, f"{owner.__name__}.{key}"
+            about = f"{meaning} ({_name(field.annotation)}"
+            assert about in text if owner is model else f"{key}: {about}, " in text, key
+
+
+def test_init_writes_a_file_once(call, tmp_path):
+    file = tmp_path / "mine.yaml"
+    code, out, _ = call("init", "wavelet_heads", "-o", file)
+    assert (code, f"attnscope run {file}" in out) == (0, True)
+    before = file.read_bytes()
+    code, _, err = call("init", "-o", file)
+    assert (code, "is there already" in " ".join(err.split())) == (2, True)
+    assert file.read_bytes() == before
+
+
+def test_an_unknown_study_is_refused():
+    with pytest.raises((ConfigError, KeyError), match="wavelet"):
+        written("wavelet_head")

@@ -10,8 +10,7 @@ import pytest
 import without_study
 
 import attnscope
-from folders import model_folder, sentences
-from launcher import Launcher
+from folders import Launcher, model_folder, sentences
 
 PACKAGE = Path(__file__).resolve().parents[3] / "python" / "attnscope"
 STUDIES = sorted(one.parent.name for one in (PACKAGE / "studies").glob("*/study.py"))

@@ -35,7 +35,7 @@ def answers(model, texts, folder, *names):
 
     import attnscope
     from attnscope import studies
-    from attnscope.commands import catalogue, doctor
+    from attnscope.commands import doctor
     from attnscope.commands.cli import app
     from attnscope.engine import discovery, packaged
     from attnscope.engine.config import Study
@@ -65,7 +65,7 @@ def answers(model, texts, folder, *names):
         "studies": {one.name: list(one.aliases) for one in discovery.studies().values()},
         "papers": {paper: [one.name, len(published_numbers(paper))] for paper, one in papers().items()},
         "configs": configs,
-        "metrics": {name: catalogue.describe(name) for name in catalogue.first_lines()},
+        "metrics": {name: doctor.describe(name) for name in doctor.first_lines()},
         "quantities": [(one.protocol, one.metric, one.name, one.meaning) for one in found().quantities],
         "doctor": {name: [one.name for one in group] for name, group in doctor._by_metric().items()},
         "help": helps,

@@ -10,8 +10,7 @@ from attnscope.engine.results import Results
 from attnscope.engine.run import run
 from attnscope.plots import draw, figures_of
 from attnscope.studies.wavelet_heads import figures
-from attnscope.studies.wavelet_heads.figures.scalograms import scalogram
-from attnscope.studies.wavelet_heads.figures.signals import power_by_layer
+from attnscope.studies.wavelet_heads.figures import power_by_layer, scalogram
 from folders import sentences, series
 
 

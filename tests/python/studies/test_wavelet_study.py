@@ -17,8 +17,8 @@ from attnscope.engine.run import run
 from attnscope.engine.schema import MissingError
 from attnscope.published import compare_published, published_numbers
 from attnscope.studies.supports import visible_pairs
-from attnscope.studies.wavelet_heads.options import WaveletOptions
 from attnscope.studies.wavelet_heads.summaries import correlated, published
+from attnscope.studies.wavelet_heads.tables import WaveletOptions
 from folders import model_folder, sentences, series, tokenizer
 from models import MapCount
 

@@ -22,6 +22,7 @@ from attnscope.capture.edits.states import TANGENT, AddDirection
 from attnscope.capture.gradient import FORWARD, Gradient
 from attnscope.capture.preflight import structure_of
 from attnscope.metrics._named import shown_by_shape
+from attnscope.models.architecture import text_config
 
 
 @shown_by_shape
@@ -120,7 +121,7 @@ def sensitivity(
     if not 0 < relative_step < 1:
         raise ValueError(f"{name}: relative_step must lie in (0, 1), got {relative_step}")
     prompts = prompts_of(name, inputs)
-    along = _directions(name, directions, len(prompts), _width(model))
+    along = _directions(name, directions, len(prompts), int(text_config(model.config).hidden_size))
     depth = structure_of(model, dict(inputs)).depth
     if not -depth <= layer < depth:
         raise ValueError(f"{name}: layer {layer} of {type(model).__name__}, which has {depth} layers")
@@ -243,12 +244,6 @@ def check_model(function: str, model: nn.Module) -> None:
         raise NotImplementedError(
             f"{function}: {type(model).__name__} has no next token; take a decoder with its vocabulary head"
         )
-
-
-def _width(model: nn.Module) -> int:
-    config: Any = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(text.hidden_size)
 
 
 def _directions(function: str, directions: Any, prompts: int, width: int) -> Tensor:

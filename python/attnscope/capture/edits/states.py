@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from attnscope.capture.anatomy import entering, leaving, with_entering, with_leaving
+from attnscope.capture.anatomy import hook
 from attnscope.capture.edits.edit import Applied, Change
 
 if TYPE_CHECKING:
@@ -56,17 +56,7 @@ class _AtSite(Change):
             new = self.changed(states.reshape(len(where.mask), n, -1), applied)
             return new.reshape(states.shape)
 
-        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            new = act(entering(args, kwargs))
-            return None if new is None else with_entering(args, kwargs, new)
-
-        def after(_: nn.Module, args: Any, output: Any) -> Any:
-            new = act(leaving(output))
-            return None if new is None else with_leaving(output, new)
-
-        if enters:
-            return module.register_forward_pre_hook(before, with_kwargs=True)
-        return module.register_forward_hook(after)
+        return hook(module, enters=enters, act=act)
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,7 +94,7 @@ def replacements(
         text.
 
         >>> import torch, attnscope as asc
-        >>> from attnscope.demo.tokenizer import byte_tokenizer
+        >>> from attnscope.demo.texts import byte_tokenizer
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> config = LlamaConfig(vocab_size=257, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
         ...                      num_attention_heads=1)

@@ -65,7 +65,7 @@ def _entry_texts(tokenizer: Any) -> list[tuple[str | None, bool]]:
 def forms(tokenizer: Any) -> npt.NDArray[np.int8]:
     """The form of each id below `len(tokenizer)`: `BEGINS`, `GOES_ON` or `NEITHER`.
 
-    >>> from attnscope.demo.tokenizer import byte_tokenizer
+    >>> from attnscope.demo.texts import byte_tokenizer
     >>> forms(byte_tokenizer())[[0, ord("a") + 1, ord("7") + 1]].tolist()
     [0, 2, 0]
     """

@@ -92,7 +92,7 @@ def word_spans(
         Every byte is a token behind BOS: "sat" begins at token 7.
 
         >>> import attnscope as asc
-        >>> from attnscope.demo.tokenizer import byte_tokenizer
+        >>> from attnscope.demo.texts import byte_tokenizer
         >>> found = asc.word_spans(byte_tokenizer(), ["A cat sat on it"])
         >>> found.spans.tolist(), found.words
         ([[7, 10]], ['sat'])

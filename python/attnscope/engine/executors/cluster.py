@@ -25,7 +25,7 @@ from attnscope.engine.executors.schedule import ATTEMPTS, Schedule
 from attnscope.engine.executors.shards import refuse_free_disk
 from attnscope.engine.executors.worker import as_text
 from attnscope.engine.plan import megabytes
-from attnscope.engine.provenance import machine, other_numbers
+from attnscope.engine.run_folder import machine, other_numbers
 from attnscope.engine.units import Unit
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class _Driver:
 
     def _start(self) -> None:
         """One more worker, where the cluster has room for it."""
-        from attnscope.engine.executors.actor import RemoteWorker
+        from attnscope.engine.executors.worker import RemoteWorker
 
         needs = self._needs
         options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0), "memory": int(needs["memory"])}

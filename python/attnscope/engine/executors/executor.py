@@ -17,12 +17,13 @@ from __future__ import annotations
 import socket
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from attnscope._warn import CountedWarning, NonFiniteWarning, NotAttentionWarning
+from attnscope.models import LoadError
 
 if TYPE_CHECKING:
     from attnscope.engine.run import Engine
@@ -117,3 +118,31 @@ class Executor:
         nothing more once `engine.stopping()`, and ends when all that was begun is through.
         """
         raise NotImplementedError(f"{type(self).__name__}.outcomes")
+
+
+class Local(Executor):
+    """One process does the units one after the other, in the order of the plan.
+
+    Args:
+        only: asked of each unit when its turn comes, whether this process does it; None does all.
+    """
+
+    def __init__(self, only: Callable[[Unit], bool] | None = None) -> None:
+        self.only = only
+
+    def outcomes(self, engine: Engine) -> Iterator[Outcome]:
+        """Every unit that is wanted, when it is done; a checkpoint is let go after its last unit."""
+        units = engine.plan.units
+        last = {one: unit for unit in units for one in (unit.checkpoint, unit.other) if one}
+        for unit in units:
+            if engine.stopping():
+                return
+            if (self.only is None or self.only(unit)) and engine.wanted(unit):
+                engine.show(unit.title)
+                try:
+                    outcome = Outcome(unit, engine.work(unit))
+                except LoadError as error:
+                    outcome = Outcome(unit, skipped=str(error))
+                yield outcome
+            if unit.checkpoint is not None and unit is last[unit.checkpoint]:
+                engine.release(remove=engine.settings.models[unit.source].free_disk)

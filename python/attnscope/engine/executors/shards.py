@@ -24,14 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.engine.config import ConfigError, Settings
-from attnscope.engine.disk.lock import FolderLock
-from attnscope.engine.executors.local import Local
+from attnscope.engine.executors.executor import Local
 from attnscope.engine.plan import Plan
-from attnscope.engine.provenance import other_numbers, stored
 from attnscope.engine.results import Results, load, resume_command
 from attnscope.engine.run import Engine, Say, settings_of
-from attnscope.engine.run_folder import SHARDS, begun, changes, refuse_another
+from attnscope.engine.run_folder import SHARDS, begun, changes, other_numbers, refuse_another, stored
 from attnscope.engine.schema import ResultsError
+from attnscope.engine.store import FolderLock
 from attnscope.engine.units import Unit
 
 #: How far the end of a share moves to the end of a checkpoint, as a part of a share.

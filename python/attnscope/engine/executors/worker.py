@@ -23,8 +23,8 @@ import yaml
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.executors.executor import Tally
 from attnscope.engine.plan import Found
-from attnscope.engine.provenance import machine
 from attnscope.engine.run import Engine
+from attnscope.engine.run_folder import machine
 from attnscope.engine.units import Unit
 from attnscope.models import Checkpoint, LoadError
 from attnscope.models.checkpoints import fingerprint
@@ -127,3 +127,26 @@ class Worker:
                 where = f"{one.path} on {socket.gethostname()}"
                 raise LoadError(f"{one.title}: in {where} lie other weights than the driver found")
             self._verified.add(one)
+
+
+class RemoteWorker:
+    """A worker whose reads come through the object store."""
+
+    def __init__(self, study: str, found: str, threads: int) -> None:
+        self._worker = Worker(study, found, threads)
+
+    def begin(self) -> dict[str, Any]:
+        """Makes the plan; says what this machine is, and which node of the cluster."""
+        import ray
+
+        return {**self._worker.begin(), "node": ray.get_runtime_context().get_node_id()}
+
+    def do(self, number: int, skipped: Sequence[tuple[str, str]], reads: Mapping[int, Any]) -> dict[str, Any]:
+        """Does one unit, as `Worker.do`."""
+        import ray
+
+        return self._worker.do(number, skipped, reads, ray.get)
+
+    def end(self) -> None:
+        """Removes what was fetched."""
+        self._worker.end()

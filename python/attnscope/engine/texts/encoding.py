@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: MIT
-"""Texts as a model reads them, and the batches of a forward pass."""
+"""Texts as a model reads them, the batches of a forward pass, and the table `samples`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.engine.config import ConfigError, ModelSource, Settings
+from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.tables import Table, described
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.texts.windows import windows
 from attnscope.engine.units import Input, Unit
 from attnscope.models import Checkpoint, Encoder, LoadError, load_tokenizer
+from attnscope.models.architecture import text_config
 from attnscope.models.loading import context_length, load_config
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from attnscope.engine.plan import Plan
     from attnscope.engine.study import Study
 
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 LAYER_BYTES = 128 * 1024**2
 #: Padded tokens in one forward pass.
 BATCH_TOKENS = 2048
+SAMPLES = Table("samples", (*CHECKPOINT_KEYS, "sample"), columns=None)
 
 
 def encode(
@@ -35,8 +41,7 @@ def encode(
         if study.causal:
             raise LoadError(f"{config.model_type} has an encoder; {study.name} needs a causal map")
         plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    context = context_length(config, tokenizer)
+    text, context = text_config(config), context_length(config, tokenizer)
     limit = min((one for one in (context, settings.max_tokens) if one is not None), default=None)
     encoder = Encoder(tokenizer, limit, settings.bos, getattr(text, "vocab_size", None), settings.seed)
     read: list[Input] = []
@@ -119,3 +124,46 @@ def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list
         else:
             groups.append([one])
     return groups
+
+
+def samples_table(
+    unit: Unit, encoder: Encoder, extras: Mapping[str, pa.Array], causal: Mapping[int, bool], study: str
+) -> pa.Table:
+    """The table `samples` of one unit: what its model read, and where it came from.
+
+    Args:
+        extras: the sources' own columns, one value per sentence of the study.
+        causal: sample -> whether every map of it was causal; nothing where nobody looked.
+    """
+    import pyarrow as pa
+
+    checkpoint = unit.checkpoint
+    assert checkpoint is not None
+    place = {"model": checkpoint.model, "revision": checkpoint.revision, "step": checkpoint.step}
+    rows = []
+    for one in unit.inputs:
+        text, ids = one.sentence, one.encoded.ids.tolist()
+        tokens = encoder.names(ids)
+        rows.append(
+            {
+                **place,
+                "sample": text.sample,
+                "group": text.group,
+                "text": " ".join(tokens) if text.text is None else text.text,
+                "tokens": tokens,
+                "token_ids": ids,
+                "n_tokens": one.n_tokens,
+                "truncated": one.encoded.truncated or text.cut,
+                "bos": one.encoded.starts_with_bos,
+                "source": text.source,
+                "source_row": text.source_row,
+            }
+        )
+    table = pa.Table.from_pylist(rows)
+    if causal:
+        table = table.append_column(
+            "causal", pa.array([causal.get(row["sample"]) for row in rows], pa.bool_())
+        )
+    for name, values in extras.items():
+        table = table.append_column(name, values.take(table["sample"]))
+    return described(table, SAMPLES, study)

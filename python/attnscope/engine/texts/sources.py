@@ -14,7 +14,7 @@ from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, TextSource
 from attnscope.engine.discovery import studies
 from attnscope.engine.texts.wordnet import wordnet_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Columns, and row groups, of a Parquet file that is opened; a hundred thousand take half a gigabyte.
 MOST_PARQUET_COLUMNS = 100_000
@@ -32,7 +35,7 @@ USUAL_COLUMNS = ("text", "sentence", "content", "token_ids")
 #: Columns of the `samples` table that a source's own column must not overwrite.
 RESERVED = (
     "model", "revision", "step", "sample", "group", "text", "tokens", "token_ids", "n_tokens", "truncated",
-    "source", "source_row",
+    "bos", "causal", "source", "source_row",
 )  # fmt: skip
 
 
@@ -344,19 +347,21 @@ def _content(value: Any, where: str, column: str) -> str | list[int]:
     raise ConfigError(f"{where}: {column!r} must be a text or a list of token ids, got {value!r:.60}")
 
 
-def extra_columns(sentences: Sequence[Sentence]) -> dict[str, list[Any]]:
+def extra_columns(sentences: Sequence[Sentence]) -> dict[str, pa.Array]:
     """The sources' own columns, one value per sentence, under names that are free in the `samples` table.
 
     Numbers and texts stay what they are when the whole column is of one kind; anything else becomes text.
     """
-    columns: dict[str, list[Any]] = {}
+    import pyarrow as pa
+
+    columns = {}
     for name in dict.fromkeys(name for sentence in sentences for name in sentence.extra):
         values = [sentence.extra.get(name) for sentence in sentences]
         kinds = {type(value) for value in values if value is not None}
-        if not kinds <= {int} and not kinds <= {int, float} and not kinds <= {bool}:
+        if not (kinds <= {int, float} or kinds <= {bool}):
             values = [
                 value if value is None or isinstance(value, str) else json.dumps(value, default=str)
                 for value in values
             ]
-        columns[f"source_{name}" if name in RESERVED else name] = values
+        columns[f"source_{name}" if name in RESERVED else name] = pa.array(values)
     return columns

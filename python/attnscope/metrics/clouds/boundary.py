@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.clouds._clouds import Cloud, inside, points_argument
+from attnscope.metrics.clouds.cloud_distances import Cloud, points_argument
 
 
 @shown_by_shape
@@ -115,7 +115,7 @@ class _Moments(NamedTuple):
 
     @staticmethod
     def of(cloud: Cloud) -> _Moments:
-        sees = inside(cloud)[..., None]
+        sees = cloud.inside()[..., None]
         wide = torch.where(sees, cloud.tensor.double(), 0)
         wide = torch.where(wide.isfinite().all((-2, -1), keepdim=True), wide, torch.nan)
         count = sees.sum((-2, -1))

@@ -1,22 +1,37 @@
 # SPDX-License-Identifier: MIT
-"""Distances between the points of a cloud."""
+"""Distances between the points of a cloud, and what all functions of clouds ask of their arguments."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from attnscope import _checks
-from attnscope.metrics.clouds._clouds import distances_of, points_argument
+from attnscope import _checks, _core
+
+Metric = Literal["cosine", "euclidean", "precomputed"]
+METRICS = ("cosine", "euclidean", "precomputed")
+#: |d_ij − d_ji| of given distances, over the largest of them, from which on they are refused.
+ASYMMETRY = 1e-9
+
+
+class Cloud(_checks.Attention):
+    """Checked points [..., n, d], and one length per cloud or None."""
+
+    @property
+    def n(self) -> int:
+        return int(self.tensor.shape[-2])
 
 
 def cloud_distances(
-    points: torch.Tensor,
+    points: Tensor,
     *,
     metric: Literal["euclidean", "cosine"] = "euclidean",
     lengths: _checks.Lengths = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Distances of all pairs of points, in float64: ‖x_i − x_j‖, or 1 − cos(x_i, x_j).
 
     Formed from differences of coordinates (of unit vectors: 1 − cos = ½‖u − v‖²), not from a Gram matrix, so
@@ -59,6 +74,140 @@ def cloud_distances(
     bad = int(distances[..., 0, 0].isnan().sum())
     _checks.finished(name, cloud, None, bad, "clouds")
     return distances
+
+
+def points_argument(function: str, points: Any, lengths: _checks.Lengths, name: str = "points") -> Cloud:
+    """Checks `points` [..., n, d] and `lengths`, without a copy."""
+    tensor = _checks.to_host(_checks.float_tensor(function, name, points))
+    if tensor.ndim < 2 or 0 in tensor.shape[-2:]:
+        raise ValueError(
+            f"{function}: {name} must be clouds [..., n, d] with n, d >= 1, got shape {tuple(tensor.shape)}"
+        )
+    leading, n = tuple(tensor.shape[:-2]), int(tensor.shape[-2])
+    return Cloud(tensor, _checks.lengths_argument(function, lengths, leading, n))
+
+
+def distances_of(function: str, cloud: Cloud, metric: str) -> _checks.Attention:
+    """Distances [..., n, n] of checked points; NaN throughout where a cloud is not finite.
+
+    Raises:
+        ValueError: a zero vector, which has no direction, under "cosine".
+    """
+    _few_enough(function, "points", cloud.n)
+    if metric == "cosine":
+        nothing = (cloud.tensor == 0).all(-1) & cloud.inside()
+        if bool(nothing.any()):
+            place = tuple(int(axis) for axis in nothing.nonzero()[0])
+            raise ValueError(
+                f"{function}: cosine distances need vectors that are not 0, got a zero vector at index "
+                f"{place if len(place) > 1 else place[0]}"
+            )
+    distances, _ = _core.cloud_distances(cloud.tensor, cloud.lengths, metric)
+    return _checks.Attention(distances, cloud.lengths)
+
+
+def distances_argument(
+    function: str, distances: Any, lengths: _checks.Lengths, name: str = "distances"
+) -> _checks.Attention:
+    """Checks given distances [..., n, n]: square, symmetric, none below 0. NaN entries are let through."""
+    checked = _checks.attention_argument(function, distances, lengths, name=name)
+    _few_enough(function, name, checked.n)
+    tensor = checked.tensor
+    if torch.equal(tensor, tensor.mT) and (tensor.numel() == 0 or bool(tensor.amin() >= 0)):
+        return checked
+    sees = checked.inside()
+    both = sees[..., :, None] & sees[..., None, :]
+    if bool((negative := (tensor < 0) & both).any()):
+        place = tuple(int(axis) for axis in negative.nonzero()[0])
+        raise ValueError(f"{function}: {name} must not be negative, got {tensor[place].item()} at {place}")
+    skew = torch.where(both, tensor - tensor.mT, 0).abs().nan_to_num(0, posinf=0)
+    largest = torch.where(both, tensor, 0).nan_to_num(0, posinf=0).amax((-2, -1), keepdim=True)
+    if bool((apart := skew > ASYMMETRY * largest).any()):
+        place = tuple(int(axis) for axis in apart.nonzero()[0])
+        other = (*place[:-2], place[-1], place[-2])
+        raise ValueError(
+            f"{function}: {name} must be symmetric, got {tensor[place].item()} at {place} and "
+            f"{tensor[other].item()} at {other}"
+        )
+    return checked
+
+
+def metric_argument(function: str, points: Any, metric: Any, lengths: _checks.Lengths) -> _checks.Attention:
+    """Distances [..., n, n] under `metric`, of points or as they are given."""
+    chosen = _checks.choice_argument(function, "metric", metric, METRICS)
+    if chosen == "precomputed":
+        return distances_argument(function, points, lengths, "points")
+    return distances_of(function, points_argument(function, points, lengths), chosen)
+
+
+def given_or_euclidean(
+    function: str, points: Any, distances: Any, lengths: _checks.Lengths
+) -> _checks.Attention:
+    """`distances` where they are given, else the Euclidean ones of `points`."""
+    if distances is None:
+        return distances_of(function, points_argument(function, points, lengths), "euclidean")
+    checked = distances_argument(function, distances, lengths)
+    if points is not None:
+        own = points_argument(function, points, lengths)
+        if (*own.leading, own.n) != tuple(checked.tensor.shape[:-1]):
+            raise ValueError(
+                f"{function}: distances of shape {tuple(checked.tensor.shape)} do not belong to points of "
+                f"shape {tuple(own.tensor.shape)}"
+            )
+    return checked
+
+
+def subsets_argument(function: str, subsets: Any, n: int) -> Tensor | None:
+    """Subsets [s, n] as a contiguous boolean tensor on the CPU, or None."""
+    if subsets is None:
+        return None
+    tensor = _checks.as_tensor(function, "subsets", subsets)
+    if tensor.dtype != torch.bool or tensor.ndim != 2 or tensor.shape[-1] != n:
+        raise ValueError(
+            f"{function}: subsets must be boolean of shape [s, {n}], got {tensor.dtype} of shape "
+            f"{tuple(tensor.shape)}"
+        )
+    return _checks.to_host(tensor).contiguous()
+
+
+def labels_argument(function: str, name: str, labels: Any, cloud: _checks.Attention) -> Tensor:
+    """One label per point, [n] for all clouds or [..., n], as whole numbers 0, 1, …; words are numbered."""
+    if isinstance(labels, Tensor):
+        labels = _checks.as_tensor(function, name, labels).detach().cpu()
+    try:
+        found = np.asarray(labels)
+        _, inverse = np.unique(found, return_inverse=True)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{function}: {name} must be one label per point: {error}") from None
+    if found.shape not in ((cloud.n,), (*cloud.leading, cloud.n)):
+        raise ValueError(
+            f"{function}: {name} must hold one label per point, [{cloud.n}], got shape {found.shape}"
+        )
+    return torch.from_numpy(inverse.reshape(found.shape).astype(np.int64))
+
+
+def draws_argument(function: str, draws: Any, seed: Any) -> tuple[int, torch.Generator]:
+    """A number of draws, at least 1, and the generator that makes them."""
+    number = _checks.at_least(function, "draws", draws, 1)
+    return number, torch.Generator().manual_seed(_checks.at_least(function, "seed", seed, 0))
+
+
+def numbers_argument(function: str, name: str, values: Any) -> Sequence[Any]:
+    """A number or several as a list."""
+    if isinstance(values, Tensor):
+        values = _checks.as_tensor(function, name, values).detach().cpu()
+    if isinstance(values, (Tensor, np.ndarray)):
+        if values.ndim > 1:
+            raise ValueError(f"{function}: {name} must be a list of numbers, got shape {tuple(values.shape)}")
+        values = values.tolist()
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
+        return [values]
+    return values
+
+
+def _few_enough(function: str, name: str, n: int) -> None:
+    if n > _core.max_vertices:
+        raise ValueError(f"{function}: {name} must hold at most {_core.max_vertices} points, got {n}")
 
 
 SOURCES = (cloud_distances,)

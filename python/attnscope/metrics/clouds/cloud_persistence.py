@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.clouds._clouds import Metric, metric_argument
+from attnscope.metrics.clouds.cloud_distances import Metric, metric_argument
 from attnscope.metrics.homology.barcodes import Barcodes
 
 
@@ -62,11 +62,9 @@ def cloud_persistence(
             "(gudhi.RipsComplex)"
         )
     checked = metric_argument(name, points, metric, lengths)
-    birth, death, dimensions, birth_edge, death_edge, offsets, non_finite = _core.persistence(
-        checked.tensor, checked.lengths, dimension, "max", "distance"
-    )
-    bars = Barcodes(birth, death, dimensions, birth_edge, death_edge, offsets, checked.leading)
-    return _checks.finished(name, checked, bars, non_finite, "clouds")
+    given = (dimension, "max", "distance")
+    bars = _checks.computed(_core.persistence, name, checked, *given, unit="clouds")
+    return Barcodes(*(*bars, checked.leading))
 
 
 SOURCES = (cloud_persistence,)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.clouds._clouds import inside, points_argument
+from attnscope.metrics.clouds.cloud_distances import points_argument
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 
 #: Share of the variance that `pca_dimension` counts components for.
@@ -69,7 +69,7 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     name = "cloud_spectrum"
     cloud = points_argument(name, points, lengths)
     centred = _checks.flag(name, "center", center)
-    wide, sees = cloud.tensor.double(), inside(cloud)[..., None]
+    wide, sees = cloud.tensor.double(), cloud.inside()[..., None]
     finite = (wide.isfinite() | ~sees).all((-2, -1))
     wide = torch.where(sees & finite[..., None, None], wide, 0)
     if centred:

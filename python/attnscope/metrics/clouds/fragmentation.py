@@ -11,7 +11,12 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.clouds._clouds import Metric, metric_argument, numbers_argument, subsets_argument
+from attnscope.metrics.clouds.cloud_distances import (
+    Metric,
+    metric_argument,
+    numbers_argument,
+    subsets_argument,
+)
 from attnscope.metrics.quantity import Known, Quantity, Site
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.clouds._clouds import (
+from attnscope.metrics.clouds.cloud_distances import (
     given_or_euclidean,
     labels_argument,
     numbers_argument,

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
-from attnscope.metrics.clouds._clouds import (
-    Cloud,
-    draws_argument,
-    inside,
-    labels_argument,
-    points_argument,
-)
+from attnscope.metrics.clouds.cloud_distances import Cloud, draws_argument, labels_argument, points_argument
 
 CloudKind = Literal["gaussian", "covariance", "template"]
 DirectionKind = Literal["isotropic", "covariance", "labels"]
@@ -167,7 +161,7 @@ def null_directions(
 
 def _finite_points(cloud: Cloud) -> tuple[Tensor, Tensor, int]:
     """Points in float64, zeros outside; which are inside a cloud that is finite; how many clouds are not."""
-    wide, sees = cloud.tensor.double(), inside(cloud)
+    wide, sees = cloud.tensor.double(), cloud.inside()
     finite = (wide.isfinite() | ~sees[..., None]).all((-2, -1))
     sees = sees & finite[..., None]
     return torch.where(sees[..., None], wide, 0), sees, int((~finite).sum())

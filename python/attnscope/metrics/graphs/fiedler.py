@@ -8,9 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full, star
-from attnscope.metrics.graphs.laplacian import Symmetrize
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
+from attnscope.metrics.quantity import Known, Quantity, full, star
 
 
 def fiedler_value(
@@ -34,15 +33,14 @@ def fiedler_value(
             n/(n−1)·min degree, about 0.5, for sink and diffuse heads alike: look at `normalized` beside it.
         threshold: when given, the simple unweighted graph 1[max(A_ij, A_ji) >= threshold] instead.
         normalized: the symmetric normalised Laplacian instead.
-        precision: "exact" is within 1e-9 of the value (or a rounding of the largest degree, where that is
-            more), "fast" within 1e-6 in less time for more than 32 tokens.
+        precision: "exact" has a relative error below 1e-9, or n·2⁻⁵⁰·max degree where that is more; "fast"
+            below 1e-6, in less time for more than 32 tokens.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64, in [0, n/(n−1)·min degree] ([0, n/(n−1)] when normalized); one token gives 0.
-        Negative weights, which `validate` refuses, give the second smallest eigenvalue as it is. Relative
-        error below 1e-9 ("fast": 1e-6), or n·2⁻⁵⁰·max degree where that is more.
+        Negative weights, which `validate` refuses, give the second smallest eigenvalue as it is.
 
     Raises:
         ValueError: not square, empty, wrong dtype, threshold outside (0, 1), lengths outside 1..n.
@@ -60,15 +58,9 @@ def fiedler_value(
     """
     name = "fiedler_value"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    return _checks.computed(
-        _core.fiedler_value,
-        name,
-        checked,
-        _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
-        _checks.threshold_argument(name, threshold),
-        _checks.flag(name, "normalized", normalized),
-        _checks.choice_argument(name, "precision", precision, ("exact", "fast")),
-    )
+    given = graph_arguments(name, symmetrize, threshold, normalized)
+    _checks.choice_argument(name, "precision", precision, ("exact", "fast"))
+    return _checks.computed(_core.fiedler_value, name, checked, *given, precision)
 
 
 def fiedler_vector(
@@ -86,18 +78,10 @@ def fiedler_vector(
     positive. Where λ2 is degenerate it is one unit vector of that eigenspace.
 
     Args:
-        attention: attention maps [..., n, n].
-        symmetrize: as in `fiedler_value`.
-        threshold: as in `fiedler_value`.
-        normalized: as in `fiedler_value`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; arguments and errors are those of `fiedler_value`.
 
     Returns:
         [..., n] float64, NaN past a map's own length and for one token.
-
-    Raises:
-        ValueError: as `fiedler_value`.
 
     Example:
         A path of three nodes is cut between its ends.
@@ -112,14 +96,8 @@ def fiedler_vector(
     """
     name = "fiedler_vector"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    return _checks.computed(
-        _core.fiedler_vector,
-        name,
-        checked,
-        _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
-        _checks.threshold_argument(name, threshold),
-        _checks.flag(name, "normalized", normalized),
-    )
+    given = graph_arguments(name, symmetrize, threshold, normalized)
+    return _checks.computed(_core.fiedler_vector, name, checked, *given)
 
 
 QUANTITIES = (

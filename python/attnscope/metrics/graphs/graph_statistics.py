@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.graphs.laplacian import Symmetrize
-from attnscope.metrics.quantity import Bound, Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of, star
 
 
 @shown_by_shape
@@ -60,20 +59,19 @@ def graph_statistics(
 ) -> GraphStatistics:
     """Statistics of the simple graphs that join tokens i and j where max(A_ij, A_ji) reaches a threshold.
 
-    One pass over the map serves all thresholds. The formulas are those of `GraphStatistics`.
+    The formulas are those of `GraphStatistics`; one pass over the map serves all thresholds.
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         thresholds: numbers in (0, 1), or "k/n" for k over each map's own number of tokens, because uniform
             attention is 1/n. 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2 is the paper's list.
-        symmetrize: accepted for symmetry with `fiedler_value`; a thresholded graph always takes the larger
-            of the two entries, as the Betti numbers do, so that components are β0.
+        symmetrize: accepted as by `fiedler_value`; a thresholded graph always takes the larger entry of the
+            two, as the Betti numbers do, so that components are β0.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        GraphStatistics of [..., T] tensors in the order of `thresholds`: float64, `components` int64,
-        `effective` bool.
+        GraphStatistics, [..., T] in the order of `thresholds`: float64, `components` int64, `effective` bool.
 
     Raises:
         ValueError: not square, empty, wrong dtype, a threshold outside (0, 1), lengths outside 1..n.
@@ -94,8 +92,8 @@ def graph_statistics(
         tensor([4])
 
     References:
-        Freeman, Centrality in social networks, 1978. Fiedler, Algebraic connectivity of graphs, 1973.
-        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+        Freeman, Centrality in social networks, 1978. Fiedler, Algebraic connectivity of graphs, 1973. Ruscio
+        et al., What are you sinking?, 2025.
     """
     name = "graph_statistics"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
@@ -104,28 +102,11 @@ def graph_statistics(
     return GraphStatistics(*_checks.computed(_core.graph_statistics, name, checked, levels))
 
 
-def _of_graph(
-    name: str,
-    label: str,
-    meaning: str,
-    expected: float,
-    *,
-    column: str = "",
-    low: Bound = 0,
-    **more: Any,
-) -> Quantity:
-    """A field, with its value on the simple star of six nodes."""
-    return Quantity(
-        column or name,
-        "graph_statistics",
-        label,
-        meaning,
-        Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)}),
-        low=low,
-        read=field_of(name),
-        axes=("threshold",),
-        **more,
-    )
+def _of_graph(field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+    """A field, with its value on the simple star of six nodes; a share where no more is said."""
+    known = Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)})
+    more = {"name": field, "low": 0, "high": 1, "read": field_of(field), "axes": ("threshold",), **more}
+    return Quantity(metric="graph_statistics", label=label, meaning=meaning, known=known, **more)
 
 
 QUANTITIES = (
@@ -134,16 +115,18 @@ QUANTITIES = (
         "Fiedler value of the graph",
         "Second smallest eigenvalue of the Laplacian of the thresholded graph; 0 when it falls apart.",
         1.0,
-        column="graph_fiedler_value",
+        name="graph_fiedler_value",
         symbol=r"$\lambda_2$",
+        high=None,
     ),
     _of_graph(
         "laplacian_gap",
         "Laplacian gap of the graph",
         "Distance from the second to the third eigenvalue of the thresholded graph's Laplacian.",
         0.0,
-        column="graph_laplacian_gap",
+        name="graph_laplacian_gap",
         symbol=r"$\lambda_3-\lambda_2$",
+        high=None,
     ),
     _of_graph(
         "components",
@@ -154,31 +137,25 @@ QUANTITIES = (
         low=1,
         high=float,
     ),
-    _of_graph("density", "density", "Edges of the thresholded graph over all pairs.", 1 / 3, high=1),
-    _of_graph("hub_share", "hub share", "Largest degree over n − 1.", 1.0, high=1),
+    _of_graph("density", "density", "Edges of the thresholded graph over all pairs.", 1 / 3),
+    _of_graph("hub_share", "hub share", "Largest degree over n − 1.", 1.0),
+    _of_graph("gini", "Gini of degrees", "Inequality of the degrees of the thresholded graph.", 1 / 3),
+    _of_graph("centralization", "centralisation", "Freeman's degree centralisation; 1 for a star.", 1.0),
     _of_graph(
-        "gini", "Gini of degrees", "Inequality of the degrees of the thresholded graph.", 1 / 3, high=1
+        "degree_variance", "variance of degrees", "Population variance of the degrees.", 20 / 9, high=None
     ),
-    _of_graph(
-        "centralization", "centralisation", "Freeman's degree centralisation; 1 for a star.", 1.0, high=1
-    ),
-    _of_graph("degree_variance", "variance of degrees", "Population variance of the degrees.", 20 / 9),
-    _of_graph(
-        "star_likeness", "star-likeness", "Hub share times the sparsity among the others.", 1.0, high=1
-    ),
+    _of_graph("star_likeness", "star-likeness", "Hub share times the sparsity among the others.", 1.0),
     _of_graph(
         "in_degree_gini",
         "Gini of in-degrees",
         "Inequality of the in-degrees of the directed thresholded graph.",
         5 / 6,
-        high=1,
     ),
     _of_graph(
         "in_degree_centralization",
         "centralisation of in-degrees",
         "Centralisation of the in-degrees of the directed thresholded graph.",
         1.0,
-        high=1,
     ),
     _of_graph(
         "effective",
@@ -186,6 +163,5 @@ QUANTITIES = (
         "Whether the density lies within [0.05, 0.95].",
         1,
         kind="flag",
-        high=1,
     ),
 )

@@ -8,10 +8,20 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import star
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, star
 
 Symmetrize = Literal["mean", "max"]
+
+
+def graph_arguments(
+    function: str, symmetrize: str, threshold: float | None, normalized: bool
+) -> tuple[str, float | None, bool]:
+    """How a head becomes a graph, checked, in the order in which the core takes it."""
+    return (
+        _checks.choice_argument(function, "symmetrize", symmetrize, ("mean", "max")),
+        None if threshold is None else _checks.fraction_argument(function, "threshold", threshold),
+        _checks.flag(function, "normalized", normalized),
+    )
 
 
 def laplacian_eigenvalues(
@@ -60,26 +70,8 @@ def laplacian_eigenvalues(
     count = checked.n if k is None else _checks.whole(name, "k", k)
     if not 1 <= count <= checked.n:
         raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
-    return _smallest(name, checked, count, symmetrize, threshold, normalized)
-
-
-def _smallest(
-    name: str,
-    checked: _checks.Attention,
-    count: int,
-    symmetrize: str,
-    threshold: float | None,
-    normalized: bool,
-) -> torch.Tensor:
-    return _checks.computed(
-        _core.laplacian_eigenvalues,
-        name,
-        checked,
-        count,
-        _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
-        _checks.threshold_argument(name, threshold),
-        _checks.flag(name, "normalized", normalized),
-    )
+    given = graph_arguments(name, symmetrize, threshold, normalized)
+    return _checks.computed(_core.laplacian_eigenvalues, name, checked, count, *given)
 
 
 def laplacian_gap(
@@ -94,18 +86,10 @@ def laplacian_gap(
     """The gap λ3 − λ2 of the graph Laplacian of each head.
 
     Args:
-        attention: attention maps [..., n, n].
-        symmetrize: as in `laplacian_eigenvalues`.
-        threshold: as in `laplacian_eigenvalues`.
-        normalized: as in `laplacian_eigenvalues`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; arguments and errors are those of `laplacian_eigenvalues`.
 
     Returns:
         [...] float64, >= 0; NaN for maps of fewer than three tokens, which have no third eigenvalue.
-
-    Raises:
-        ValueError: as `laplacian_eigenvalues`.
 
     Example:
         A star with edges of weight 1 has the spectrum {0, 1, …, 1, n}.
@@ -118,9 +102,11 @@ def laplacian_gap(
     References:
         Ruscio et al., What are you sinking?, 2025, section on spectral graph analysis.
     """
-    checked = _checks.attention_argument("laplacian_gap", attention, lengths, validate=validate)
+    name = "laplacian_gap"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    given = graph_arguments(name, symmetrize, threshold, normalized)
     count = min(checked.n, 3)
-    return gap_of(_smallest("laplacian_gap", checked, count, symmetrize, threshold, normalized))
+    return gap_of(_checks.computed(_core.laplacian_eigenvalues, name, checked, count, *given))
 
 
 def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 class Barcodes:
     """Bars of every map of a batch, in flat tensors: map k holds bars offsets[k] to offsets[k + 1].
 
-    Bars are sorted by dimension, birth, death and birth edge. A map with NaN or infinite
-    entries holds no bar; every other one has exactly one infinite H0 bar.
+    Bars are sorted by dimension, birth, death and birth edge. A map with NaN or infinite entries holds no
+    bar; every other one has exactly one infinite H0 bar.
 
     Attributes:
         birth: [m] float64.
@@ -63,7 +63,8 @@ class Barcodes:
         """Bars of one map as a list of [k, 2] arrays by dimension, the layout of ripser's ``dgms``.
 
         Args:
-            index: one integer per leading axis; ``()`` for a single map. Negative ones count from the end.
+            index: one integer per leading axis, negative ones from the end; ``()`` for a single map. Others
+                are an IndexError.
         """
         return self._by_dimension(index, self.birth, self.death)
 
@@ -72,9 +73,6 @@ class Barcodes:
 
         Args:
             index: as in ``barcodes[index]``, whose rows these follow.
-
-        Raises:
-            IndexError: too many or too few integers, or one out of range.
         """
         return self._by_dimension(index, self.birth_edge, self.death_edge)
 
@@ -122,12 +120,6 @@ class Barcodes:
         return self.offsets.diff() > 0
 
     def _by_dimension(self, index: int | tuple[int, ...], *pair: torch.Tensor) -> list[np.ndarray[Any, Any]]:
-        begin, end = self._slice(index)
-        both = torch.stack([one[begin:end] for one in pair], dim=1).numpy()
-        dimension = self.dimension[begin:end].numpy()
-        return [both[dimension == k] for k in range(DIMENSIONS)]
-
-    def _slice(self, index: int | tuple[int, ...]) -> tuple[int, int]:
         entries = index if isinstance(index, tuple) else (index,)
         if len(entries) != len(self.shape):
             raise IndexError(f"barcodes of shape {self.shape} need {len(self.shape)} integers, got {index!r}")
@@ -137,14 +129,17 @@ class Barcodes:
             if not -size <= place < size:
                 raise IndexError(f"index {index!r} is out of range for barcodes of shape {self.shape}")
             flat = flat * size + place % size
-        return int(self.offsets[flat]), int(self.offsets[flat + 1])
+        own = slice(int(self.offsets[flat]), int(self.offsets[flat + 1]))
+        both = torch.stack([one[own] for one in pair], dim=1).numpy()
+        dimension = self.dimension[own].numpy()
+        return [both[dimension == k] for k in range(DIMENSIONS)]
 
 
 def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | float) -> torch.Tensor:
     """Number of bars alive at each scale: β(s) = #{bars: birth <= s < death}.
 
     Args:
-        barcodes: what `persistence` returns.
+        barcodes: what `persistence` returns; anything else is a TypeError.
         scales: distances, in any order; the scale of an attention threshold t is 1 − t.
 
     Returns:
@@ -152,7 +147,7 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
 
     Raises:
         ValueError: no scale, or one that is NaN.
-        TypeError: no barcodes, no numbers.
+        TypeError: scales that are no numbers.
 
     Example:
         A ring of four tokens: a loop from 0.25 on, filled at 1.
@@ -170,18 +165,22 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
     values = np.atleast_1d(values)
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
-    order = np.argsort(values, kind="stable")
-    count, size = barcodes._count(), values.size
-    place = _places(barcodes)
-    change = np.zeros((count * DIMENSIONS, size + 1), dtype=np.int64)
-    # Along ascending scales a bar counts from the first that is >= its birth to the last below its death.
-    np.add.at(change, (place, np.searchsorted(values[order], barcodes.birth.numpy())), 1)
-    np.add.at(change, (place, np.searchsorted(values[order], barcodes.death.numpy())), -1)
-    alive = np.empty((count * DIMENSIONS, size), dtype=np.int64)
-    alive[:, order] = np.cumsum(change, axis=1)[:, :size]
-    curve = torch.from_numpy(alive).reshape(count, DIMENSIONS, size).transpose(1, 2).contiguous()
-    curve[~barcodes._valid()] = -1
-    return curve.reshape(*barcodes.shape, size, DIMENSIONS)
+    curve = alive(barcodes, barcodes.birth, barcodes.death, values)
+    curve[~barcodes._valid().reshape(barcodes.shape)] = -1
+    return curve
+
+
+def alive(barcodes: Barcodes, birth: torch.Tensor, death: torch.Tensor, scales: Array) -> torch.Tensor:
+    """Number of bars of each dimension with birth <= s < death at each scale, [..., S, 2]."""
+    levels, inverse = np.unique(scales, return_inverse=True)
+    width, rows = levels.size + 1, barcodes._count() * DIMENSIONS
+    # A bar counts from the first level that is >= its birth to the last below its death.
+    begin, end = (
+        np.bincount(_places(barcodes) * width + np.searchsorted(levels, ends.numpy()), minlength=rows * width)
+        for ends in (birth, death)
+    )
+    curve = (begin - end).reshape(-1, DIMENSIONS, width).cumsum(-1)[..., inverse].swapaxes(1, 2)
+    return torch.from_numpy(np.ascontiguousarray(curve)).reshape(*barcodes.shape, len(inverse), DIMENSIONS)
 
 
 def bar_columns(barcodes: Barcodes, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,13 +198,10 @@ def bar_count(barcodes: Barcodes) -> torch.Tensor:
     """Number of bars of each dimension, the infinite one included.
 
     Args:
-        barcodes: what `persistence` returns.
+        barcodes: what `persistence` returns; anything else is a TypeError.
 
     Returns:
         [..., 2] int64; −1 for maps that are not finite.
-
-    Raises:
-        TypeError: no barcodes.
 
     Example:
         Tokens at pairwise distance 1/2: one bar per token, no loop.
@@ -226,13 +222,10 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
     """Σ (death − birth) over the finite bars of each dimension.
 
     Args:
-        barcodes: what `persistence` returns.
+        barcodes: what `persistence` returns; anything else is a TypeError.
 
     Returns:
         [..., 2] float64, 0 where there is no finite bar, NaN for maps that are not finite.
-
-    Raises:
-        TypeError: no barcodes.
 
     Example:
         Five tokens at pairwise distance 1/2 merge four times.
@@ -252,13 +245,10 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
     """Length of the longest finite bar of each dimension.
 
     Args:
-        barcodes: what `persistence` returns.
+        barcodes: what `persistence` returns; anything else is a TypeError.
 
     Returns:
         [..., 2] float64, 0 where there is no finite bar, NaN for maps that are not finite.
-
-    Raises:
-        TypeError: no barcodes.
 
     Example:
         >>> import torch, attnscope as asc
@@ -280,14 +270,11 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
     """−Σ p log p over the finite bars of each dimension, p = length/Σ length, in nats.
 
     Args:
-        barcodes: what `persistence` returns.
+        barcodes: what `persistence` returns; anything else is a TypeError.
 
     Returns:
         [..., 2] float64, between 0 and log of the number of finite bars; 0 where there is none, NaN for maps
         that are not finite.
-
-    Raises:
-        TypeError: no barcodes.
 
     Example:
         Four equal bars: log 4.

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import ring
-from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
+from attnscope.metrics.homology.barcodes import Barcodes, alive
 from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, ring
 
 
 def betti_numbers(
@@ -32,8 +31,8 @@ def betti_numbers(
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        thresholds: numbers in (0, 1), or "k/n" for k divided by each map's own number of tokens; a "k/n" of
-            1 or more gives the empty graph. Any order; the result follows it.
+        thresholds: in any order, numbers in (0, 1), or "k/n" for k over each map's own number of tokens; a
+            "k/n" of 1 or more gives the empty graph.
         symmetrize: how a directed head becomes a graph.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning −1 for that map.
@@ -57,17 +56,13 @@ def betti_numbers(
     """
     name = "betti_numbers"
     checked = attention_of_topology(name, attention, lengths, validate=validate)
-    return _checks.computed(
-        _core.betti_numbers,
-        name,
-        checked,
-        _checks.thresholds_argument(name, thresholds, checked),
-        _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min")),
-    )
+    levels = _checks.thresholds_argument(name, thresholds, checked)
+    _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
+    return _checks.computed(_core.betti_numbers, name, checked, levels, symmetrize)
 
 
-# Weights of these types can be read back from births and deaths, 1.0 − w in float64, to the last tie: all
-# from 2^-29 on, and thresholds are to be above that.
+# Weights of these types can be read back from births and deaths, 1.0 − w in float64, to the last tie from
+# 2^-29 on, and thresholds are to be above that.
 EXACT_IN_BARS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _SMALLEST_FROM_BARS = 1e-6
 
@@ -81,8 +76,7 @@ def bars_hold(given: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
         and type(bars["max_dimension"]) is int
         and bars["max_dimension"] == 1
         and given["symmetrize"] in ("max", "min")  # a mean has more digits than its two weights
-        and given["symmetrize"] == bars["symmetrize"]
-        and given["validate"] == bars["validate"]
+        and all(given[option] == bars[option] for option in ("symmetrize", "validate"))
         and len(values) > 0
         and all(type(value) is float and _SMALLEST_FROM_BARS <= value < 1.0 for value in values)
     )
@@ -90,17 +84,8 @@ def bars_hold(given: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
 
 def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) -> torch.Tensor:
     """`betti_numbers` of maps whose bars are known, as far as `bars_hold`: bars born and not yet dead."""
-    levels, inverse = np.unique(np.ravel(thresholds), return_inverse=True)
-    count, size = barcodes._count(), levels.size
-    owner = (barcodes._owner() * DIMENSIONS + barcodes.dimension).numpy() * (size + 1)
-    alive = np.zeros(count * DIMENSIONS * (size + 1), dtype=np.int64)
-    # A weight is in the graphs of all thresholds up to itself.
-    for ends, sign in ((barcodes.birth, 1), (barcodes.death, -1)):
-        reached = np.searchsorted(levels, 1.0 - ends.numpy(), side="right")
-        alive += sign * np.bincount(owner + reached, minlength=alive.size)
-    graphs = alive.reshape(count, DIMENSIONS, size + 1)[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
-    found = np.ascontiguousarray(graphs[:, :, 1:][:, :, inverse].transpose(0, 2, 1))
-    return torch.from_numpy(found).reshape(*barcodes.shape, -1, DIMENSIONS)
+    # births and deaths are 1 − w of weights, and a weight is in the graphs of all thresholds up to itself
+    return alive(barcodes, barcodes.birth - 1.0, barcodes.death - 1.0, -np.ravel(thresholds))
 
 
 _BETTI = Quantity(

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import ring
 from attnscope.metrics.homology.barcodes import (
     DIMENSIONS,
     Barcodes,
@@ -20,7 +19,7 @@ from attnscope.metrics.homology.barcodes import (
     persistent_entropy,
     total_persistence,
 )
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, ring
 
 Symmetrize = Literal["max", "mean", "min"]
 Metric = Literal["attention", "hellinger"]
@@ -84,15 +83,10 @@ def persistence(
     dimension = _checks.whole(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}")
-    birth, death, dimensions, birth_edge, death_edge, offsets, non_finite = _core.persistence(
-        checked.tensor,
-        checked.lengths,
-        dimension,
-        _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min")),
-        _checks.choice_argument(name, "metric", metric, ("attention", "hellinger")),
-    )
-    bars = Barcodes(birth, death, dimensions, birth_edge, death_edge, offsets, checked.leading)
-    return _checks.finished(name, checked, bars, non_finite)
+    _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
+    _checks.choice_argument(name, "metric", metric, ("attention", "hellinger"))
+    bars = _checks.computed(_core.persistence, name, checked, dimension, symmetrize, metric)
+    return Barcodes(*(*bars, checked.leading))
 
 
 def attention_of_topology(
@@ -115,36 +109,30 @@ def _mean_persistence(barcodes: Barcodes) -> torch.Tensor:
     return torch.where(finite > 0, mean, torch.nan)
 
 
+OF_BARS = (betti_curve, bar_count, total_persistence, max_persistence, persistent_entropy, _mean_persistence)
 SOURCES = (persistence,)
-DERIVED = {
-    "betti_curve": ("persistence", betti_curve),
-    "bar_count": ("persistence", bar_count),
-    "total_persistence": ("persistence", total_persistence),
-    "max_persistence": ("persistence", max_persistence),
-    "persistent_entropy": ("persistence", persistent_entropy),
-    "_mean_persistence": ("persistence", _mean_persistence),
-}
-
-# In the ring of four, tokens are at distance 1/2 from their neighbours and 1 from the token across: three
-# bars of length 1/2 in dimension 0 and one loop from 1/2 to 1.
-_BAR_COUNT = Quantity.of(
-    "bar_count",
-    "H{dimension} bars",
-    "Number of loops that appear anywhere in the filtration.",
-    Known((4, 1), ring()),
-    kind="count",
-    low=0,
-    axes=("dimension",),
-)
+DERIVED = {function.__name__: ("persistence", function) for function in OF_BARS}
 
 
 def _of_bars(
-    name: str, label: str, meaning: str, expected: tuple[float, float], *, metric: str = ""
+    name: str, label: str, meaning: str, expected: tuple[float, float], *, metric: str = "", **more: Any
 ) -> Quantity:
+    """A number of each dimension, with its values on the ring of four tokens.
+
+    They are at distance 1/2 from their neighbours and 1 from the token across: three bars of length 1/2 in
+    dimension 0 and one loop from 1/2 to 1.
+    """
     known = Known(expected, ring())
-    return Quantity(name, metric or name, label, meaning, known, low=0, axes=("dimension",))
+    return Quantity(name, metric or name, label, meaning, known, low=0, axes=("dimension",), **more)
 
 
+_BAR_COUNT = _of_bars(
+    "bar_count",
+    "H{dimension} bars",
+    "Number of loops that appear anywhere in the filtration.",
+    (4, 1),
+    kind="count",
+)
 _LENGTHS = (
     _of_bars(
         "total_persistence",

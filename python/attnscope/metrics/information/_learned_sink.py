@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 
 
 def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attention) -> torch.Tensor:
     """`sink_mass` as float64 [..., n], one number a row, 0 behind the lengths."""
-    given = _device.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
+    given = _checks.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
     shape = (*attention.leading, attention.n)
     try:
         given = given.expand(shape)
@@ -25,15 +25,7 @@ def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attenti
             f"{function}: sink_mass of shape {tuple(given.shape)} does not broadcast to {shape}, one number "
             "for each query"
         ) from None
-    return torch.where(inside(attention), given, 0.0)
-
-
-def inside(attention: _checks.Attention) -> torch.Tensor:
-    """Which tokens lie inside the lengths, bool [..., n]."""
-    place = torch.arange(attention.n)
-    if attention.lengths is None:
-        return (place >= 0).expand(*attention.leading, attention.n)
-    return place < attention.lengths.reshape(attention.leading).unsqueeze(-1)
+    return torch.where(attention.inside(), given, 0.0)
 
 
 def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
@@ -47,13 +39,13 @@ def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
     elif support == "full" or n < 2:
         seen = torch.ones(n, n, dtype=torch.bool)
     else:
-        real = inside(attention)
+        real = attention.inside()
         above = (attention.tensor != 0) & ~lower & real[..., None] & real[..., None, :]
         causal = ~above.any(-1).any(-1)[..., None, None]
         if attention.lengths is not None:
             causal &= (attention.lengths.reshape(attention.leading) > 1)[..., None, None]
         seen = lower | ~causal
-    real = inside(attention)
+    real = attention.inside()
     return seen & real[..., None] & real[..., None, :]
 
 
@@ -69,7 +61,7 @@ def learned_share(
     mass = sink_mass_argument(function, sink_mass, attention)
     counted = visible_pairs(attention, support).any(-1).expand(mass.shape)
     if queries is not None:
-        last = inside(attention).sum(-1, keepdim=True)
+        last = attention.inside().sum(-1, keepdim=True)
         counted = counted & (torch.arange(attention.n) >= last - queries)
     return torch.where(counted, mass, 0.0).sum(-1) / counted.sum(-1)
 

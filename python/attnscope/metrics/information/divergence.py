@@ -4,26 +4,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from attnscope import _checks, _core, _device
-from attnscope.metrics._closed_forms import two_heads, uneven_heads
+from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import divergence_of_mass, sink_mass_argument
 from attnscope.metrics.information.sink_sets import PERCENTILES
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many, two_heads, uneven_heads
 
 
 @shown_by_shape
 class SinkRemoval(NamedTuple):
     """What taking sink keys out of a layer does to the divergence of its heads.
 
-    kl_reduction [...]: mean over heads of before − after, in nats. excluded [..., h]: int64, rows with
-    nothing left. attention [..., h, n, n]: the rescaled maps, or None. before, after [..., h]: each head's
-    mean divergence over its surviving rows.
+    kl_reduction [...]: mean over heads of before − after, nats. excluded [..., h]: int64, rows with nothing
+    left. attention [..., h, n, n]: the rescaled maps, or None. before, after [..., h]: each head's mean
+    divergence over its surviving rows.
     """
 
     kl_reduction: torch.Tensor
@@ -50,19 +50,16 @@ def head_divergence(
         heads: all heads of a layer, [..., h, n, n].
         sink_mass: what a learned sink takes of each row, [..., h, n]: one more key. Without it rows that sum
             to less than 1 are no distributions, and their number can be negative.
-        support: which keys a query sees: "auto", "causal", "full", or a boolean tensor [n, n] or
-            [..., h, n, n]; only visible keys are summed.
+        support: which keys a query sees, as in `incoming_attention`; only visible keys are summed.
         lengths: tokens per layer, broadcast against [...], or against [..., h] with equal ones for its heads.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that layer.
 
     Returns:
-        [..., h] float64 in nats, in [0, log h] for rows that sum to 1; 0 for a single head. A layer with a
-        NaN or infinite entry in any head is NaN, because its mean is. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log
-        A_ij|), averaged over the rows.
+        [..., h] float64 in nats, in [0, log h] for rows that sum to 1; 0 for a single head. A layer with NaN
+        or infinite entries is NaN. Error below the mean over rows of 2⁻⁴⁸·Σ_j A_ij (1 + |log A_ij|).
 
     Raises:
-        ValueError: fewer than three dimensions, not square, empty, wrong dtype, an unknown support, lengths
-            outside 1..n.
+        ValueError: fewer than three dimensions, and as `attention_entropy`.
 
     Example:
         Two heads with nothing in common are log 2 from their mean.
@@ -74,8 +71,7 @@ def head_divergence(
         tensor([1., 1.], dtype=torch.float64)
 
     References:
-        Kullback and Leibler, On information and sufficiency, 1951.
-        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+        Kullback and Leibler, On information and sufficiency, 1951. Ruscio et al., arXiv 2508.02546, 2025.
     """
     return divergence_of(
         heads, None, sink_mass=sink_mass, support=support, lengths=lengths, validate=validate
@@ -93,14 +89,14 @@ def divergence_of(
 ) -> torch.Tensor:
     """`head_divergence`, to the same bits, where `attention_entropy` of the same maps may be at hand."""
     name = "head_divergence"
-    checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
+    checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     result, non_finite = _core.head_divergence(
         checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), entropy
     )
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         more = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
-        result += more / _rows(checked)
+        result += more / checked.inside().sum(-1)
     return _checks.finished(name, _layers(checked), result, non_finite, "layers")
 
 
@@ -122,23 +118,19 @@ def sink_removal(
     that survive in head h. This edits maps after the fact; `output_kl` removes the keys inside the model.
 
     Args:
-        heads: all heads of a layer, [..., h, n, n].
-        keys: the keys to take out, a boolean tensor [..., n] (as `sink_tokens` of the head mean gives), or a
-            list of positions for every layer.
-        keep_attention: return the rescaled maps, float64; they are as large as `heads` in double precision.
-        sink_mass: what a learned sink takes of each row, [..., h, n]: one more key, which stays, and with
-            which rows are rescaled to sum 1.
-        support: as in `head_divergence`.
-        lengths: tokens per layer.
-        validate: refuse bad entries.
+        heads: all heads of a layer, [..., h, n, n]; support, lengths and validate are as in
+            `head_divergence`.
+        keys: to take out, a boolean tensor [..., n] (as `sink_tokens` of the head mean gives), or a list of
+            positions for every layer.
+        keep_attention: return the rescaled maps, as large as `heads` in float64.
+        sink_mass: what a learned sink takes of each row, [..., h, n]: one more key, which stays.
 
     Returns:
         SinkRemoval. kl_reduction is NaN where no row survives; maps are NaN past a layer's own length and 0
         in excluded rows.
 
     Raises:
-        ValueError: keys that do not broadcast to [..., n], positions outside 0..n−1, and as
-            `head_divergence`.
+        ValueError: keys that do not broadcast to [..., n] or lie outside, and as `head_divergence`.
 
     Example:
         Heads that differ only in how much they attend to key 0 are equal without it.
@@ -156,7 +148,7 @@ def sink_removal(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "sink_removal"
-    checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
+    checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     before, after, excluded, attention, non_finite = _core.sink_removal(
         checked.tensor,
         checked.lengths,
@@ -165,51 +157,38 @@ def sink_removal(
         _checks.flag(name, "keep_attention", keep_attention),
         None if sink_mass is None else sink_mass_argument(name, sink_mass, checked).contiguous(),
     )
-    kl_before = _mean_over(before, excluded, checked)
-    kl_after = _mean_over(after, excluded, checked)
+    inside, dropped = checked.inside(), excluded.sum(-1)
+    rows = inside.sum(-1)
+    # means over the queries inside the lengths that are not excluded; NaN without any
+    kl_before, kl_after = (
+        torch.where(inside, one, 0.0).sum(-1) / (rows - dropped) for one in (before, after)
+    )
     # A head without a surviving row says nothing about the layer; any other NaN does.
-    difference = kl_before - kl_after
-    dropped = excluded.sum(-1)
-    silent = dropped == _rows(checked)
-    reduction = torch.where(silent, 0.0, difference).sum(-1) / (~silent).sum(-1)
+    silent = dropped == rows
+    reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
     result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)
     return _checks.finished(name, _layers(checked), result, non_finite, "layers")
 
 
-def _rows(checked: _checks.Attention) -> torch.Tensor:
-    """Number of rows of each matrix, broadcast to its leading axes."""
-    if checked.lengths is None:
-        return torch.full(checked.leading, checked.n)
-    return checked.lengths.reshape(checked.leading)
-
-
-def _mean_over(rows: torch.Tensor, excluded: torch.Tensor, checked: _checks.Attention) -> torch.Tensor:
-    """Mean over the queries inside the lengths that are not excluded; NaN without any."""
-    count = _rows(checked) - excluded.sum(-1)
-    inside = torch.arange(checked.n) < _rows(checked).unsqueeze(-1)
-    return torch.where(inside, rows, 0.0).sum(-1) / count
-
-
 def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     n = checked.n
-    flags = _checks.as_tensor(function, "keys", keys)
-    if flags.dtype != torch.bool:
-        whole = not flags.is_floating_point() and not flags.is_complex()
-        if flags.ndim > 1 or not (whole or flags.numel() == 0):
-            raise ValueError(
-                f"{function}: keys must be a boolean tensor [..., n] or a list of positions, got "
-                f"{flags.dtype} of shape {tuple(flags.shape)}"
-            )
-        positions = [int(position) for position in flags.reshape(-1)]
-        for position in positions:
-            if not 0 <= position < n:
-                raise ValueError(f"{function}: keys must lie between 0 and n - 1 = {n - 1}, got {position}")
-        flags = torch.zeros(n, dtype=torch.bool)
-        flags[positions] = True
-        return flags
-    _checks.expanded(f"{function}: keys", flags, (*checked.leading[:-1], n), "do not broadcast to")
-    return _device.to_host(flags)
+    given = _checks.as_tensor(function, "keys", keys)
+    if given.dtype == torch.bool:
+        _checks.expanded(f"{function}: keys", given, (*checked.leading[:-1], n), "do not broadcast to")
+        return _checks.to_host(given)
+    whole = not given.is_floating_point() and not given.is_complex()
+    if given.ndim > 1 or not (whole or given.numel() == 0):
+        raise ValueError(
+            f"{function}: keys must be a boolean tensor [..., n] or a list of positions, got "
+            f"{given.dtype} of shape {tuple(given.shape)}"
+        )
+    positions = [int(position) for position in given.reshape(-1)]
+    if outside := [position for position in positions if not 0 <= position < n]:
+        raise ValueError(f"{function}: keys must lie between 0 and n - 1 = {n - 1}, got {outside[0]}")
+    flags = torch.zeros(n, dtype=torch.bool)
+    flags[positions] = True
+    return flags
 
 
 def _layers(checked: _checks.Attention) -> _checks.Attention:
@@ -290,20 +269,18 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     )
 
 
+_DIVERGENCE = Quantity.of(
+    "head_divergence",
+    "KL from head mean (nats)",
+    "Mean over queries of KL(head ‖ mean of the heads).",
+    Known(math.log(2) / 2, two_heads()),
+    low=0,
+)
 QUANTITIES = (
-    Quantity.of(
-        "head_divergence",
-        "KL from head mean (nats)",
-        "Mean over queries of KL(head ‖ mean of the heads).",
-        Known(math.log(2) / 2, two_heads()),
-        low=0,
-    ),
-    Quantity.of(
-        "head_divergence",
-        "KL from head mean (nats)",
-        "Mean over heads and queries of KL(head ‖ mean of the heads).",
-        Known(math.log(2) / 2, two_heads()),
-        low=0,
+    _DIVERGENCE,
+    replace(
+        _DIVERGENCE,
+        meaning="Mean over heads and queries of KL(head ‖ mean of the heads).",
         read=_mean_over_heads,
         scope="layer",
     ),

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full
 from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_pairs
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, full
 
 
 def attention_entropy(
@@ -34,16 +33,14 @@ def attention_entropy(
         base: of the logarithm: e for nats, 2 for bits. A normalized entropy does not depend on it.
         normalized: divide by the log of the number of visible keys; a query that sees one key is NaN.
         sink_mass: what a learned sink takes of each row, [..., n], `Layer.states("sink_mass")`: one more key,
-            also in the number that normalises.
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+            also in the number that normalises. Without it such rows are no distributions.
+        support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [..., n] float64, in [0, log n], normalized in [0, 1]; NaN past a map's own length and for a query
-        with a negative entry. Rows are never renormalised: those that a learned sink leaves below 1 are
-        distributions only with `sink_mass`. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log A_ij|).
+        [..., n] float64, in [0, log n], normalized in [0, 1]; NaN past a map's length and for queries with
+        a negative entry. Rows are never renormalised. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log A_ij|).
 
     Raises:
         ValueError: not square, empty, wrong dtype, a base that is not positive or is 1, an unknown support,
@@ -89,7 +86,7 @@ QUANTITIES = (
         "Mean over queries of the entropy of a row.",
         Known(math.log(4), full(4), entry=(0,)),
         low=0,
-        high=lambda n: math.log(n),
+        high=math.log,
         axes=("query",),
     ),
     Quantity(

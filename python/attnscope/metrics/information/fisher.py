@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,8 +52,7 @@ def fisher_trace(
         texts: sentences, or what the tokenizer makes of each: mappings with input_ids [1, n].
         tokenizer: for sentences, and for the mask token of masked-language models.
         max_tokens: sentences are cut there.
-        labels: "data": the sentence's own tokens. "sampled": drawn from the model's own predictions, an
-            unbiased estimate of the Fisher information.
+        labels: "data", the sentence's own tokens, or "sampled", drawn from the model's own predictions.
         mask_share: of the tokens of a masked-language model, at least one a sentence.
         draws: of sampled labels, of which the mean is taken.
         seed: of the draws and masks.
@@ -61,8 +61,7 @@ def fisher_trace(
     Returns:
         A DataFrame with layer (int), group, parameters (count), trace, trace_per_parameter and n; with
         `per_sentence` columns sample and tokens, and trace is of that sentence; with sampled labels the mean
-        over sentences weighs each by its tokens. A sentence of one token predicts nothing
-        and is left out.
+        over sentences weighs each by its tokens. A sentence of one token predicts nothing and is left out.
 
     Raises:
         ValueError: unknown labels, draws below 1, a model in half precision, text without a tokenizer, no
@@ -86,30 +85,30 @@ def fisher_trace(
         raise ValueError(f"fisher_trace: labels must be 'data' or 'sampled', got {labels!r}")
     if not 0.0 < float(mask_share) <= 1.0:
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
-    draws = _checks.whole("fisher_trace", "draws", draws)
-    if draws < 1:
-        raise ValueError(f"fisher_trace: draws must be at least 1, got {draws}")
-    draws = draws if labels == "sampled" else 1
+    draws = _checks.at_least("fisher_trace", "draws", draws, 1)
     refuse_half_precision("fisher_trace", model)
     places = group_parameters(model)
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
     with differentiable(model):
         for sample, text in enumerate(texts):
-            inputs = model_inputs(
-                "fisher_trace", text, tokenizer, max_tokens, next(model.parameters()).device
-            )
-            for _ in range(draws):
+            device = next(model.parameters()).device
+            inputs = model_inputs("fisher_trace", text, tokenizer, max_tokens, device)
+            for _ in range(draws if labels == "sampled" else 1):
                 loss, tokens = _loss(model, inputs, tokenizer, labels, mask_share, generator)
                 if loss is None:
                     break
                 # of the sum over tokens per token, or of the mean over tokens
                 per = tokens if labels == "sampled" else 1
-                squares = gradient_squares(loss, model, places)
-                keys = {"sample": sample, "tokens": tokens}
                 rows += [
-                    {**keys, "layer": layer, "group": group, "trace": square / per}
-                    for (layer, group), square in squares.items()
+                    {
+                        "sample": sample,
+                        "tokens": tokens,
+                        "layer": layer,
+                        "group": group,
+                        "trace": square / per,
+                    }
+                    for (layer, group), square in gradient_squares(loss, model, places).items()
                 ]
     return trace_table("fisher_trace", rows, model, places, per_sentence, labels)
 
@@ -128,13 +127,11 @@ def gradient_squares(
     loss: Tensor, model: nn.Module, places: Mapping[str, tuple[int, str]]
 ) -> dict[tuple[int, str], float]:
     """Squared norm of the gradient of a loss, summed over each group's parameters; others are left out."""
-    placed = [(name, parameter) for name, parameter in model.named_parameters() if name in places]
-    names, parameters = zip(*placed, strict=True)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    squares: dict[tuple[int, str], float] = {}
-    for name, gradient in zip(names, gradients, strict=True):
-        square = 0.0 if gradient is None else float(gradient.detach().double().square().sum())
-        squares[places[name]] = squares.get(places[name], 0.0) + square
+    placed = {name: parameter for name, parameter in model.named_parameters() if name in places}
+    gradients = torch.autograd.grad(loss, list(placed.values()), allow_unused=True)
+    squares: dict[tuple[int, str], float] = defaultdict(float)
+    for name, gradient in zip(placed, gradients, strict=True):
+        squares[places[name]] += 0.0 if gradient is None else float(gradient.double().square().sum())
     return squares
 
 
@@ -151,10 +148,10 @@ def trace_table(
 
     if not rows:
         raise ValueError(f"{function}: texts hold no sentence of two tokens or more")
-    sizes: dict[tuple[int, str], int] = {}
+    sizes: dict[tuple[int, str], int] = defaultdict(int)
     for name, parameter in model.named_parameters():
         if name in places:
-            sizes[places[name]] = sizes.get(places[name], 0) + parameter.numel()
+            sizes[places[name]] += parameter.numel()
     table = pd.DataFrame(rows)
     by = ["layer", "group"]
     if labels == "sampled":

@@ -11,17 +11,9 @@ import numpy as np
 import torch
 
 from attnscope import _checks
-from attnscope.metrics._closed_forms import causal, star
-from attnscope.metrics.information._learned_sink import inside, visible_pairs
-from attnscope.metrics.information.sinks import (
-    incoming_attention,
-    sink_position,
-    sink_rate,
-    sink_share,
-    sink_tokens,
-    top_mass,
-)
-from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
+from attnscope.metrics.information import sinks
+from attnscope.metrics.information._learned_sink import visible_pairs
+from attnscope.metrics.quantity import Known, Quantity, causal, field_of, how_many, star
 
 #: Percentiles of incoming attention from which on a key counts as a sink to be removed.
 PERCENTILES = (80, 90, 95)
@@ -31,14 +23,12 @@ def _keys_by_percentile(
     attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None
 ) -> dict[int, torch.Tensor]:
     """Keys [..., n] whose incoming attention reaches a percentile over the keys that 3 in 10 queries see."""
-    incoming = incoming_attention(attention, support=support, lengths=lengths)
+    incoming = sinks.incoming_attention(attention, support=support, lengths=lengths)
     n = attention.shape[-1]
     checked = _checks.attention_argument("_keys_by_percentile", attention, lengths)
-    seen_by = visible_pairs(checked, _checks.support_argument("_keys_by_percentile", support, checked)).sum(
-        -2
-    )
-    each = seen_by.expand(incoming.shape).reshape(-1, n).numpy()
-    sizes = inside(checked).sum(-1).flatten().tolist()
+    seen = visible_pairs(checked, _checks.support_argument("_keys_by_percentile", support, checked))
+    each = seen.sum(-2).expand(incoming.shape).reshape(-1, n).numpy()
+    sizes = checked.inside().sum(-1).flatten().tolist()
     flags = {percentile: np.zeros((len(sizes), n), dtype=bool) for percentile in PERCENTILES}
     for at, (row, size) in enumerate(zip(incoming.reshape(-1, n).numpy(), sizes, strict=True)):
         eligible = each[at, :size] >= math.ceil(0.3 * size)
@@ -56,9 +46,8 @@ def _keys_above(keys: Mapping[int, torch.Tensor], percentile: int) -> torch.Tens
 
 def _incoming_mass(attention: torch.Tensor, *, lengths: _checks.Lengths = None) -> torch.Tensor:
     """What all queries inside the lengths give each key, [..., n]."""
-    n = attention.shape[-1]
-    each = torch.full((), n) if lengths is None else torch.as_tensor(lengths)
-    inside = torch.arange(n) < each.expand(attention.shape[:-2]).unsqueeze(-1)
+    each = None if lengths is None else torch.as_tensor(lengths).expand(attention.shape[:-2])
+    inside = _checks.Attention(attention, each).inside()
     return torch.where(inside[..., None] & inside[..., None, :], attention, 0.0).sum(-2)
 
 
@@ -67,8 +56,8 @@ def _mass_on(mass: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 SOURCES = (
-    *(incoming_attention, sink_position, sink_rate, sink_share, sink_tokens, top_mass),
-    *(_keys_by_percentile, _incoming_mass),
+    *(sinks.incoming_attention, sinks.sink_position, sinks.sink_rate, sinks.sink_share, sinks.sink_tokens),
+    *(sinks.top_mass, _keys_by_percentile, _incoming_mass),
 )
 DERIVED = {"_keys_above": ("_keys_by_percentile", _keys_above), "_mass_on": ("_incoming_mass", _mass_on)}
 

@@ -26,9 +26,8 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, star
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,8 +89,7 @@ def sink_test(
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries. With a learned sink
             they are the real keys' part of each row.
         alpha: the chance of any sink in a map without one, in (0, 1).
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of leaving that map untested.
 
@@ -123,10 +121,9 @@ def sink_test(
     name = "sink_test"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     alpha = _checks.fraction_argument(name, "alpha", alpha)
-    *sums, queries, non_finite = _core.far_attention(
-        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
-    )
-    mass, expected, variance, largest, uniform = sums
+    seen = _checks.support_argument(name, support, checked)
+    sums = _checks.computed(_core.far_attention, name, checked, seen)
+    mass, expected, variance, largest, uniform, queries = sums
     needed = (SHARE_OF_QUERIES * queries.amax(-1, keepdim=True)).clamp(min=FEWEST_QUERIES)
     # The product's own rounding must not lift it over a whole number.
     eligible = queries >= needed - 1e-9
@@ -136,7 +133,7 @@ def sink_test(
     mean = mass / queries
     sinks = eligible & (mass - expected >= threshold) & (mass > TIMES_UNIFORM * uniform)
     best = torch.where(sinks, mean, -math.inf).argmax(-1)
-    result = SinkTest(
+    return SinkTest(
         sinks,
         torch.where(sinks.any(-1), best, -1),
         ~eligible.any(-1),
@@ -144,9 +141,8 @@ def sink_test(
         eligible,
         mean,
         threshold,
-        *(mass, expected, variance, largest, uniform, queries),
+        *sums,
     )
-    return _checks.finished(name, checked, result, non_finite)
 
 
 def bernstein(variance: Any, largest: Any, tested: Any, alpha: float) -> Any:

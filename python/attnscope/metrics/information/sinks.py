@@ -39,9 +39,8 @@ def incoming_attention(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [..., n] float64, in [0, 1]; NaN past a map's own length and for a key that no query sees. The last
-        keys of a causal map are seen by few queries, so their values are noisy. Relative error below
-        n·2⁻⁵².
+        [..., n] float64, in [0, 1], relative error below n·2⁻⁵²; NaN past a map's length and for keys that
+        no query sees. The last keys of a causal map are seen by few queries, so their values are noisy.
 
     Raises:
         ValueError: not square, empty, wrong dtype, an unknown support, lengths outside 1..n.
@@ -59,7 +58,7 @@ def incoming_attention(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
-    return _from_one_read(name, attention, {name: {}}, support, lengths, validate)[1][name]
+    return from_one_read(name, attention, {name: {}}, support, lengths, validate)[1][name]
 
 
 def sink_rate(
@@ -77,12 +76,9 @@ def sink_rate(
     `incoming_attention` of uniform attention of the same n beside it (H_n/n at position 0).
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         epsilon: the mean incoming attention that a sink must exceed, in (0, 1).
         position: the key, counted from 0; one that a map does not have is no sink.
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
 
     Returns:
         [...] bool; False for a map with NaN or infinite entries.
@@ -101,7 +97,7 @@ def sink_rate(
     """
     name = "sink_rate"
     asked = {name: {"epsilon": epsilon, "position": position}}
-    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]
+    return from_one_read(name, attention, asked, support, lengths, validate)[1][name]
 
 
 def sink_tokens(
@@ -123,24 +119,18 @@ def sink_tokens(
     local heads have many such keys. By "test" a sink receives more than chance gives any key: `sink_test`.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         rule: "frequency", with tau, gamma and min_visibility; "test", with alpha.
-        tau: how strong is strong, in (0, 1); None takes each map's own 90th percentile (linear
-            interpolation) of its visible entries, which every map has, a diffuse one too.
+        tau: in (0, 1); None takes the 90th percentile of each map's visible entries, by linear interpolation.
         gamma: the share of queries, in (0, 1].
-        min_visibility: in [0, 1]; keeps the last keys of causal maps, which few queries see, from winning
-            by chance.
+        min_visibility: in [0, 1]; leaves out the last keys of causal maps, which few queries see.
         alpha: the chance of any sink in a map without one, in (0, 1).
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
 
     Returns:
         [..., n] bool; False past a map's own length and for a map with NaN or infinite entries.
 
     Raises:
-        ValueError: an unknown rule, tau or alpha outside (0, 1), gamma outside (0, 1], min_visibility outside
-            [0, 1], and as `incoming_attention`.
+        ValueError: an unknown rule, a share outside its bounds, and as `incoming_attention`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -159,15 +149,8 @@ def sink_tokens(
     gamma = _checks.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
-    return _checks.computed(
-        _core.sink_tokens,
-        name,
-        checked,
-        _checks.support_argument(name, support, checked),
-        tau,
-        gamma,
-        _visibility(name, min_visibility),
-    )
+    seen, visibility = _checks.support_argument(name, support, checked), _visibility(name, min_visibility)
+    return _checks.computed(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
 
 def sink_position(
@@ -181,11 +164,8 @@ def sink_position(
     """The key that receives most: argmax of α_j over keys that enough queries see.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         min_visibility: only keys that at least ⌈min_visibility·n⌉ queries see compete, in [0, 1].
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
 
     Returns:
         [...] int64, the first such key on ties; −1 when no key competes or the map is not finite.
@@ -194,8 +174,7 @@ def sink_position(
         ValueError: min_visibility outside [0, 1], and as `incoming_attention`.
 
     Example:
-        Under the causal mask the identity gives key j all of one query out of the n − j that see it; the
-        last key, which one query sees, does not compete.
+        Under the causal mask the last key, which one query sees, does not compete.
 
         >>> import torch, attnscope as asc
         >>> asc.sink_position(torch.eye(4)).item(), asc.sink_position(torch.eye(4), support="full").item()
@@ -206,7 +185,7 @@ def sink_position(
     """
     name = "sink_position"
     asked = {name: {"min_visibility": min_visibility}}
-    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]
+    return from_one_read(name, attention, asked, support, lengths, validate)[1][name]
 
 
 def sink_share(
@@ -225,14 +204,10 @@ def sink_share(
     first)/(visible keys), for a causal map min(first, i+1)/(i+1); boost = share/uniform.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         first: how many leading keys count as the sink; a map that has fewer is taken whole.
-        queries: only the last so many queries of each map (64 is a profiler's convention); None: all.
-            Queries that see no key are left out.
+        queries: so many last queries of each map, less those that see no key; None: all.
         sink_mass: what a learned sink takes of each row, [..., n]; share and uniform stay those of real keys.
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
 
     Returns:
         SinkShare, each [...] float64; share and learned in [0, 1], boost 1 for uniform attention.
@@ -253,7 +228,7 @@ def sink_share(
     """
     name = "sink_share"
     asked = {name: {"first": first, "queries": queries}}
-    checked, found = _from_one_read(name, attention, asked, support, lengths, validate)
+    checked, found = from_one_read(name, attention, asked, support, lengths, validate)
     result: SinkShare = found[name]
     if sink_mass is None:
         return result
@@ -274,16 +249,12 @@ def top_mass(
     """Share of a head's whole mass held by the k keys that receive most of it.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         k: how many keys; all of them in a map that has no more.
         sink_mass: what a learned sink takes of each row, [..., n]: one more key.
-        support: as in `incoming_attention`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
 
     Returns:
-        [...] float64, in [min(k/n, 1), 1] for rows that sum to 1; NaN for a map without mass.
-        Error below n·2⁻⁵¹.
+        [...] float64, in [min(k/n, 1), 1] for rows that sum to 1, error below n·2⁻⁵¹; NaN without mass.
 
     Raises:
         ValueError: k below 1, and as `incoming_attention`.
@@ -297,7 +268,7 @@ def top_mass(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "top_mass"
-    checked, found = _from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
+    checked, found = from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
     if sink_mass is None:
         return found[name]
     seen = _checks.support_argument(name, support, checked)
@@ -311,18 +282,6 @@ FROM_ONE_READ = frozenset(
 
 
 def from_one_read(
-    attention: torch.Tensor,
-    asked: Mapping[str, Mapping[str, Any]],
-    *,
-    support: Any,
-    lengths: _checks.Lengths,
-    validate: bool,
-) -> dict[str, Any]:
-    """Several functions named in FROM_ONE_READ, each with all its own options, from one read of the maps."""
-    return _from_one_read("measure", attention, asked, support, lengths, validate)[1]
-
-
-def _from_one_read(
     function: str,
     attention: torch.Tensor,
     asked: Mapping[str, Mapping[str, Any]],
@@ -330,49 +289,37 @@ def _from_one_read(
     lengths: _checks.Lengths,
     validate: bool,
 ) -> tuple[_checks.Attention, dict[str, Any]]:
+    """Several functions named in FROM_ONE_READ, each with all its own options, from one read of the maps."""
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     n = checked.n
-    rate = asked.get("sink_rate")
-    if rate is not None:
+    if (rate := asked.get("sink_rate")) is not None:
         epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
         at = _checks.whole(function, "position", rate["position"])
         if at < 0:
             raise ValueError(f"{function}: position must be 0 or larger, got {at}")
     first_and_queries = None
     if (share := asked.get("sink_share")) is not None:
-        first = _checks.whole(function, "first", share["first"])
-        queries = None if share["queries"] is None else _checks.whole(function, "queries", share["queries"])
-        if first < 1:
-            raise ValueError(f"{function}: first must be at least 1, got {first}")
-        if queries is not None and queries < 1:
+        first = _checks.at_least(function, "first", share["first"], 1)
+        queries = n if share["queries"] is None else _checks.whole(function, "queries", share["queries"])
+        if queries < 1:
             raise ValueError(f"{function}: queries must be at least 1 or None, got {queries}")
-        first_and_queries = (min(first, n), n if queries is None else min(queries, n))
+        first_and_queries = (min(first, n), min(queries, n))
     k = _checks.at_least(function, "k", asked["top_mass"]["k"], 1) if "top_mass" in asked else 0
     position = asked.get("sink_position")
-    *answers, non_finite = _core.sink_statistics(
-        checked.tensor,
-        checked.lengths,
-        _checks.support_argument(function, support, checked),
-        rate is not None or "incoming_attention" in asked,
-        "attention_entropy" in asked,
-        None if position is None else _visibility(function, position["min_visibility"]),
-        first_and_queries,
-        min(k, n),
+    visibility = None if position is None else _visibility(function, position["min_visibility"])
+    wants = (rate is not None or "incoming_attention" in asked, "attention_entropy" in asked)
+    given = (_checks.support_argument(function, support, checked), *wants, visibility, first_and_queries)
+    incoming, entropy, positions, shares, uniform, top = _checks.computed(
+        _core.sink_statistics, function, checked, *given, min(k, n)
     )
-    incoming, entropy, positions, shares, uniform, top = answers
-    results: dict[str, Any] = {
-        "incoming_attention": incoming,
-        "attention_entropy": entropy,
-        "sink_position": positions,
-        "top_mass": top,
-    }
+    results: dict[str, Any] = {"incoming_attention": incoming, "attention_entropy": entropy}
+    results |= {"sink_position": positions, "top_mass": top}
     if rate is not None:
         seen = incoming[..., at] if at < n else torch.full(checked.leading, torch.nan)
         results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
         results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
-    asked_for = {name: results[name] for name in asked}
-    return checked, _checks.finished(function, checked, asked_for, non_finite)
+    return checked, {name: results[name] for name in asked}
 
 
 def _visibility(function: str, value: float) -> float:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import causal
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
-from attnscope.metrics.states._states import tokens_argument
+from attnscope.metrics.quantity import Known, Quantity, Site, causal, field_of
+from attnscope.metrics.states.alignment import tokens_argument
 
 
 @shown_by_shape
@@ -95,14 +94,11 @@ def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> 
     given = _checks.as_tensor(function, "spans", spans).detach()
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise ValueError(f"{function}: spans must be integers, got {given.dtype}")
-    values = given.to(device="cpu", dtype=torch.int64).numpy()
-    shape = (*attention.leading, 2)
-    try:
-        whole = np.broadcast_to(values, shape)
-    except ValueError:
-        raise ValueError(
-            f"{function}: spans of shape {tuple(given.shape)} do not broadcast to {shape}"
-        ) from None
+    given = given.to(device="cpu", dtype=torch.int64)
+    whole = _checks.expanded(
+        f"{function}: spans", given, (*attention.leading, 2), "do not broadcast to"
+    ).numpy()
+    values = given.numpy()
     if values.ndim > 1 or values.size != 2 or attention.lengths is not None:
         values = whole
     start, stop = values[..., 0], values[..., 1]

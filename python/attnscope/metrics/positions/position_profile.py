@@ -13,10 +13,12 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._warn import NonFiniteWarning
-from attnscope.metrics.positions._places import default_queries, places_argument, range_argument
+from attnscope.metrics.positions.position_share import places_argument
 from attnscope.metrics.positions.toeplitz import mask_only, offset_variance, toeplitz_split
 
 Weights = Literal["uniform", "felt", "moved"]
+#: Of so many queries the attention of all is kept, of more that of the first and at the ends of octaves.
+_ALL_QUERIES = 32
 
 
 class PositionProfile:
@@ -158,10 +160,7 @@ class PositionProfile:
             self._add_text(own, layer, {key: values[text] for key, values in terms.items()}, good[text])
 
     def merge(self, other: PositionProfile) -> None:
-        """Adds the sums of another profile of the same n, groups and queries.
-
-        Args:
-            other: of other texts.
+        """Adds the sums of another profile of the same n, groups and queries, of other texts.
 
         Raises:
             ValueError: another n, groups or queries.
@@ -202,11 +201,7 @@ class PositionProfile:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> PositionProfile:
-        """A profile with the sums that `state` gave.
-
-        Args:
-            state: of a profile; arrays serve as well as tensors.
-        """
+        """A profile with the sums that `state` gave, as tensors or arrays."""
         known = {name: torch.as_tensor(values) for name, values in state.items()}
         made = cls(int(known["n"]), groups=int(known["groups"]), queries=known["queries"].tolist())
         made._left_out = int(known["left_out"])
@@ -238,11 +233,7 @@ class PositionProfile:
         return torch.where(counts > 0, sums / counts, torch.nan)
 
     def mean(self, name: str) -> Tensor:
-        """Mean of one of `SUMS` over all texts, [L, h, ...].
-
-        Args:
-            name: of the sum.
-        """
+        """Mean of one of `SUMS` over all texts, [L, h, ...]."""
         counts = self.counts().double()
         means = self.group_means(name)
         shares = (counts / counts.sum(0)).reshape(*means.shape[:3], *[1] * (means.ndim - 3))
@@ -292,7 +283,9 @@ class PositionProfile:
         Raises:
             ValueError: there is none.
         """
-        low, high = range_argument(queries)
+        if not isinstance(queries, (tuple, list)) or len(queries) != 2:
+            raise ValueError(f"PositionProfile: queries must be the first and the last, got {queries!r}")
+        low, high = (_checks.whole("PositionProfile", "queries", one) for one in queries)
         left_out = places_argument("PositionProfile", "without", without)
         among = self.queries if kept else range(self.m)
         rows = [i for i in among if low <= i <= high and i not in left_out]
@@ -396,3 +389,11 @@ class PositionProfile:
             if (group, layer) not in values:
                 raise ValueError(f"PositionProfile: group {group} holds no text of layer {layer}")
         return torch.stack([torch.stack([values[group, layer] for layer in layers]) for group in groups])
+
+
+def default_queries(m: int) -> list[int]:
+    """Queries whose attention a profile keeps."""
+    if m <= _ALL_QUERIES:
+        return list(range(1, m))
+    ends = [2**power for power in range(4, m.bit_length()) if 2**power < m]
+    return sorted({*range(2, 9), *ends, m - 1})

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
-from attnscope.metrics.positions._places import places_argument
 
 
 class PositionMoments:
@@ -180,6 +179,15 @@ def _share(moments: PositionMoments) -> Tensor:
     scale = moments.squares / (texts * places)
     nothing = torch.tensor(torch.nan, dtype=torch.float64)
     return torch.where(total > 1e-13 * scale, between / total, nothing)
+
+
+def places_argument(function: str, name: str, value: Any) -> list[int]:
+    """`value` as a list of whole numbers."""
+    try:
+        entries = list(value)
+    except TypeError:
+        raise TypeError(f"{function}: {name} must be a list of whole numbers, got {value!r}") from None
+    return [_checks.whole(function, name, entry) for entry in entries]
 
 
 SOURCES = (position_share,)

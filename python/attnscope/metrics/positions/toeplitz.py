@@ -11,9 +11,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
-from attnscope.metrics._closed_forms import causal
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, causal, field_of
 
 Estimator = Literal["late", "simple"]
 
@@ -177,13 +176,8 @@ def mask_only(
     sinks = None
     if sink_logit is not None:
         sinks = _checks.as_tensor(name, "sink_logit", sink_logit, torch.float64).detach().cpu()
-        try:
-            sinks = sinks.expand(checked.leading).contiguous()
-        except RuntimeError:
-            raise ValueError(
-                f"{name}: sink_logit of shape {tuple(sinks.shape)} does not broadcast to the leading shape "
-                f"{checked.leading}"
-            ) from None
+        words = "does not broadcast to the leading shape"
+        sinks = _checks.expanded(f"{name}: sink_logit", sinks, checked.leading, words).contiguous()
         wrong = ~(sinks < math.inf)
         if bool(wrong.any()):
             raise ValueError(f"{name}: sink_logit must be below +inf, got {float(sinks[wrong][0])}")
@@ -234,8 +228,7 @@ def _scores_argument(
     if _checks.flag(function, "validate", validate):
         wrong = ~(checked.tensor < math.inf) & torch.ones(checked.n, checked.n, dtype=torch.bool).tril()
         if checked.lengths is not None:
-            inside = torch.arange(checked.n) < checked.lengths[..., None]
-            wrong &= inside[..., :, None]
+            wrong &= checked.inside()[..., :, None]
         if bool(wrong.any()):
             index = tuple(wrong.nonzero()[0].tolist())
             raise ValueError(
@@ -251,13 +244,8 @@ def _weights_argument(function: str, weights: Any, scores: _checks.Attention, m:
         raise ValueError(f"{function}: weights must be 'uniform' or a tensor, got {weights!r}")
     tensor = _checks.as_tensor(function, "weights", weights, torch.float64).detach().cpu()
     if tuple(tensor.shape) != (m, m):
-        try:
-            tensor = tensor.expand(*scores.leading, m, m)
-        except RuntimeError:
-            raise ValueError(
-                f"{function}: weights of shape {tuple(tensor.shape)} do not broadcast to "
-                f"{(*scores.leading, m, m)}"
-            ) from None
+        shape = (*scores.leading, m, m)
+        tensor = _checks.expanded(f"{function}: weights", tensor, shape, "do not broadcast to")
     if not bool((tensor >= 0).all()) or bool(tensor.isinf().any()):
         wrong = tensor[~(tensor >= 0) | tensor.isinf()]
         raise ValueError(f"{function}: weights must be finite and not negative, got {float(wrong[0])}")

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import causal
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, causal
 
 
 def local_global_ratio(
@@ -30,8 +29,7 @@ def local_global_ratio(
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         window: w in tokens, or below 1 a fraction of each map's own length, rounded down (0.1: a tenth).
         drop_first: leave out key 0, whose attention is far for most queries.
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -39,8 +37,7 @@ def local_global_ratio(
         [...] float64, in [0, ∞]: infinity where no attention goes farther, NaN where there is none at all.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, a negative or infinite window, an unknown support,
-            lengths outside 1..n.
+        ValueError: a negative or infinite window, and as `incoming_attention`.
 
     Example:
         Uniform causal attention among four tokens, w = 1: far are 1/3 of query 2 and 2/4 of query 3.
@@ -59,14 +56,9 @@ def local_global_ratio(
     window = _checks.real(name, "window", window)
     if not 0.0 <= window < math.inf:
         raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
-    return _checks.computed(
-        _core.local_global_ratio,
-        name,
-        checked,
-        _checks.support_argument(name, support, checked),
-        window,
-        _checks.flag(name, "drop_first", drop_first),
-    )
+    given = (_checks.support_argument(name, support, checked), window)
+    dropped = _checks.flag(name, "drop_first", drop_first)
+    return _checks.computed(_core.local_global_ratio, name, checked, *given, dropped)
 
 
 def _finite_ratio(ratio: torch.Tensor) -> torch.Tensor:

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""At which frequencies attention varies along the keys."""
+"""At which frequencies attention varies along the keys, and the harmonics that a nonlinearity makes."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
-from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
+from attnscope.metrics.quantity import Known, Quantity, field_of, full
 
+SIGNALS = ("rows", "last", "mean", "offset")
+#: Only "rows" gives a number per query.
+BY_ROW = {"query": ("signal", "rows")}
 _FIELDS = 7
 
 
@@ -106,18 +109,144 @@ def power_spectrum(
     """
     name = "power_spectrum"
     checked, given = signal_arguments(
-        name, attention, lengths, support, validate,
-        signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
-    )  # fmt: skip
+        name, attention, lengths, support, validate, signal, drop_first, detrend, min_keys
+    )
     _checks.choice_argument(name, "window", window, ("hann", "none"))
     padding = _checks.real(name, "padding", padding)
     if not 1.0 <= padding <= 64.0:
         raise ValueError(f"{name}: padding must lie between 1 and 64, got {padding!r}")
     bands = _checks.at_least(name, "bands", bands, 0, "a whole number of at least")
-    result, non_finite = _core.power_spectrum(**given, hann=window == "hann", padding=padding, bands=bands)
-    result = _checks.finished(name, checked, result, non_finite)
-    low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)
-    return PowerSpectrum(low, mid, high, selectivity, peak, flatness, entropy, result[..., _FIELDS:])
+    result = _checks.computed(_core.power_spectrum, name, checked, *given, window == "hann", padding, bands)
+    return PowerSpectrum(*(*result[..., :_FIELDS].unbind(-1), result[..., _FIELDS:]))
+
+
+def softmax_harmonics(strength: float, orders: int) -> torch.Tensor:
+    """Fourier coefficients of exp(r cos x), the unnormalised softmax of one rotating pair.
+
+    exp(r cos x) = Σ_n I_n(r) e^{inx} with the modified Bessel functions I_n (Jacobi and Anger), so an
+    attention logit of one frequency gives attention all its harmonics. Divided by I_0(r), which is the mean.
+
+    Args:
+        strength: r, the amplitude of the logit.
+        orders: the highest harmonic.
+
+    Returns:
+        [orders + 1] float64: I_n(r)/I_0(r) for n = 0 .. orders, from 1 down, in (−1, 1].
+
+    Raises:
+        ValueError: a strength that is not finite, orders below 0.
+        TypeError: no numbers.
+
+    Example:
+        A weak logit has harmonics (r/2)^n/n!; a strong one approaches an impulse, whose harmonics are equal.
+
+        >>> import attnscope as asc
+        >>> asc.softmax_harmonics(0.01, 2)
+        tensor([1.0000e+00, 4.9999e-03, 1.2500e-05], dtype=torch.float64)
+        >>> asc.softmax_harmonics(1e6, 2).round(decimals=4)
+        tensor([1., 1., 1.], dtype=torch.float64)
+
+    References:
+        Watson, A treatise on the theory of Bessel functions, 1922, section 2.22. Ruscio and Silvestri, arXiv
+        2410.18067v1, 2024.
+    """
+    from scipy.special import ive
+
+    name = "softmax_harmonics"
+    strength = _checks.real(name, "strength", strength)
+    if not math.isfinite(strength):
+        raise ValueError(f"{name}: strength must be a finite number, got {strength!r}")
+    orders = _checks.at_least(name, "orders", orders, 0, "a whole number of at least")
+    values = ive(np.arange(orders + 1), strength) / ive(0, strength)
+    return torch.from_numpy(np.asarray(values, dtype=np.float64))
+
+
+def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, orders: int = 4) -> torch.Tensor:
+    """Power at m·θ over power at θ, for m = 2 .. orders.
+
+    The mean is taken away and a Hann window put on; the power is that of the Fourier transform at exactly
+    m·θ, modulo 2π, not in the nearest bin.
+
+    Args:
+        signal: over positions [..., n].
+        theta: base frequency in radians per position, broadcast against the leading axes.
+        orders: the highest harmonic.
+
+    Returns:
+        [..., orders − 1] float64, at least 0; NaN where there is no power at θ.
+
+    Raises:
+        ValueError: fewer than two cycles of a θ in the signal, an empty signal or one of another dtype,
+            θ that does not broadcast, or orders below 2.
+        TypeError: no numbers.
+
+    Example:
+        Half of a cosine (ReLU) has harmonics 1/2, 2/3π, 0, 2/15π: power ratios (4/3π)², 0, (4/15π)².
+
+        >>> import math, torch, attnscope as asc
+        >>> tone = torch.cos(0.1 * torch.arange(2000, dtype=torch.float64))
+        >>> [round(ratio, 4) for ratio in asc.harmonic_distortion(tone.relu(), 0.1).tolist()]
+        [0.1801, 0.0, 0.0072]
+        >>> round((4 / (3 * math.pi)) ** 2, 4)
+        0.1801
+
+    References:
+        Ruscio and Silvestri, arXiv 2410.18067v1, 2024.
+    """
+    name = "harmonic_distortion"
+    orders = _checks.at_least(name, "orders", orders, 2, "a whole number of at least")
+    values = _checks.to_host(_checks.float_tensor(name, "signal", signal)).double()
+    if values.ndim == 0:
+        raise ValueError(f"{name}: signal must have at least one dimension [..., n], got a single number")
+    n = int(values.shape[-1])
+    given = None if isinstance(theta, torch.Tensor) else torch.float64
+    base = _checks.to_host(_checks.as_tensor(name, "theta", theta, given).detach())
+    if base.dtype.is_complex or base.dtype == torch.bool:
+        raise ValueError(f"{name}: theta must be real, got {base.dtype}")
+    words = "does not broadcast to the leading shape"
+    base = _checks.expanded(f"{name}: theta", base.double(), values.shape[:-1], words)
+    if not bool((base.abs() * n >= 4 * math.pi).all()):
+        slowest = float(base.abs().min())
+        raise ValueError(
+            f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
+        )
+    position = torch.arange(n, dtype=torch.float64)
+    window = 0.5 - 0.5 * torch.cos(2 * math.pi * position / n)
+    mean = (values * window).sum(-1, keepdim=True) / window.sum()
+    weighted = (values - mean) * window
+    powers = []
+    for order in range(1, orders + 1):
+        angle = order * base[..., None] * position
+        powers.append((weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2)
+    first = powers[0]
+    # rounding of a signal without power at θ is no base to divide by
+    floor = 1e-24 * (weighted.abs().sum(-1) ** 2)
+    first = first.masked_fill(first <= floor, math.nan)
+    return torch.stack([power / first for power in powers[1:]], -1)
+
+
+def signal_arguments(
+    function: str,
+    attention: Any,
+    lengths: _checks.Lengths,
+    support: Any,
+    validate: bool,
+    signal: str,
+    drop_first: bool,
+    detrend: str,
+    min_keys: int,
+    *,
+    choices: Sequence[str] = SIGNALS,
+) -> tuple[_checks.Attention, tuple[Any, str, bool, bool, int]]:
+    """The arguments that all functions of signals share, checked, in the order of the core."""
+    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+    _checks.choice_argument(function, "signal", signal, choices)
+    _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
+    keys = _checks.whole(function, "min_keys", min_keys)
+    if isinstance(min_keys, bool) or keys < 2:
+        raise ValueError(f"{function}: min_keys must be a whole number of at least 2, got {min_keys!r}")
+    seen = _checks.support_argument(function, support, checked)
+    return checked, (seen, signal, _checks.flag(function, "drop_first", drop_first), detrend == "mean", keys)
 
 
 # A constant signal through a Hann window is bin 0 with two thirds of the power and bin 1 with one third.

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full, identity
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity
-from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
+from attnscope.metrics.quantity import Known, Quantity, full, identity
+from attnscope.metrics.signals.power_spectrum import BY_ROW, signal_arguments
 
 
 @shown_by_shape
@@ -60,15 +59,7 @@ def spectral_uncertainty(
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         amplitude: "root" or "signal".
-        signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
-            "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
-            distance |i − j|.
-        min_keys: shorter signals are NaN, and shorter rows do not enter a mean.
-        drop_first: leave out key 0 and divide each row by the rest.
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
-        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
-        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+        signal: "rows", "last", "mean" or "offset"; this and all that follow are as in `power_spectrum`.
 
     Returns:
         Named float64 tensors [..., n] for "rows", else [...]. Entropies in [0, log m], variances in
@@ -76,8 +67,7 @@ def spectral_uncertainty(
         negative entry or nothing.
 
     Raises:
-        ValueError: not square, empty, wrong dtype; an unknown amplitude, signal or support; min_keys below
-            2; lengths outside 1..n.
+        ValueError: an unknown amplitude, and as `power_spectrum`.
 
     Example:
         Attention to one key has no spread in position and all of it in frequency; uniform attention the
@@ -97,14 +87,14 @@ def spectral_uncertainty(
     """
     name = "spectral_uncertainty"
     checked, given = signal_arguments(
-        name, attention, lengths, support, validate,
-        signal=signal, drop_first=drop_first, detrend="none", min_keys=min_keys,
-    )  # fmt: skip
+        name, attention, lengths, support, validate, signal, drop_first, "none", min_keys
+    )
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
-    del given["detrend"]  # which amplitudes do not have
-    result, non_finite = _core.spectral_uncertainty(**given, root=amplitude == "root")
-    result = _checks.finished(name, checked, result, non_finite)
-    return SpectralUncertainty(*result.unbind(-1))
+    seen, signal, dropped, _, shortest = given  # amplitudes have no trend
+    options = (seen, signal, dropped, shortest, amplitude == "root")
+    return SpectralUncertainty(
+        *_checks.computed(_core.spectral_uncertainty, name, checked, *options).unbind(-1)
+    )
 
 
 def _of_signal(
@@ -129,7 +119,7 @@ QUANTITIES = (
         "−Σ a log a in nats.",
         Known(math.log(32), full(32), entry=(0,)),
         symbol="$H_p$",
-        high=lambda n: math.log(n),
+        high=math.log,
     ),
     _of_signal(
         "fourier_entropy",
@@ -137,7 +127,7 @@ QUANTITIES = (
         "Fourier entropy",
         "Entropy in nats of |DFT √a|², the unitary transform.",
         replace(_ONE_KEY, expected=math.log(32)),
-        high=lambda n: math.log(n),
+        high=math.log,
     ),
     _of_signal(
         "entropy_bound",
@@ -145,7 +135,7 @@ QUANTITIES = (
         "entropy bound",
         "What no sum of position and Fourier entropy is below.",
         Known(math.log(32), full(32), entry=(0,)),
-        high=lambda n: math.log(n),
+        high=math.log,
     ),
     _of_signal(
         "uncertainty_product",

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import detail, full, star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
-from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
+from attnscope.metrics.quantity import Known, Quantity, Site, detail, field_of, full, star
+from attnscope.metrics.signals.power_spectrum import BY_ROW, signal_arguments
 
 
 @shown_by_shape
@@ -62,16 +61,9 @@ def wavelet_transform(
         levels: of the transform; None takes floor(log2(min_keys/3)), which the shortest signal allows, so
             that all signals have the same scales. Shorter signals than 3·2^levels are NaN.
         resample: length of the scales' mean profile; 0 for none.
-        signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
-            "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
-            distance |i − j|.
-        min_keys: shorter signals are NaN, and shorter rows do not enter a mean.
-        drop_first: leave out key 0 and divide each row by the rest.
+        signal: "rows", "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first,
+            support, lengths and validate.
         detrend: "mean" subtracts the mean of the signal: the details do not see it, the approximation does.
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
-        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
-        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         Named float64 tensors: scale_entropy and reconstruction_error [..., n] for "rows", else [...]; energy
@@ -81,8 +73,7 @@ def wavelet_transform(
         nothing but rounding (1e-28 of the energy).
 
     Raises:
-        ValueError: not square, empty, wrong dtype; an unknown signal, detrend or support; min_keys below 2;
-            levels below 1 or more than `min_keys` allows; resample below 0; lengths outside 1..n.
+        ValueError: levels below 1 or more than `min_keys` allows, resample below 0, and as `power_spectrum`.
 
     Example:
         Uniform attention has no detail: all energy is in the approximation.
@@ -99,23 +90,19 @@ def wavelet_transform(
     """
     name = "wavelet_transform"
     checked, given = signal_arguments(
-        name, attention, lengths, support, validate,
-        signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
-    )  # fmt: skip
-    shortest = given["min_keys"]
+        name, attention, lengths, support, validate, signal, drop_first, detrend, min_keys
+    )
+    shortest = given[-1]
     most = int(_core.wavelet_levels(shortest))
     if levels is None and most < 1:
         raise ValueError(f"{name}: signals of min_keys = {shortest} carry no level; 6 is the least")
-    levels = None if levels is None else _checks.whole(name, "levels", levels)
-    if levels is not None and not 1 <= levels <= most:
+    depth = most if levels is None else _checks.whole(name, "levels", levels)
+    if not 1 <= depth <= most:
         raise ValueError(
-            f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, "
-            f"got {levels!r}"
+            f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, got {depth}"
         )
     resample = _checks.at_least(name, "resample", resample, 0, "a whole number of at least")
-    depth = most if levels is None else levels
-    result, profile, non_finite = _core.wavelet_transform(**given, levels=depth, resample=resample)
-    result = _checks.finished(name, checked, result, non_finite)
+    result, profile = _checks.computed(_core.wavelet_transform, name, checked, *given, depth, resample)
     scales = depth + 1
     return WaveletTransform(
         energy=result[..., :scales],
@@ -141,8 +128,8 @@ def scale_sensitivity(
     S = 1 − cos(W(x), W(x_α)), where W is the vector of mean energies of the scales ("energy") or the mean
     coefficients of all scales resampled to one length ("coefficients").
 
-    Under a causal mask the first tokens never see the rest, so the map of the prefix is the leading block of
-    the whole map, and S compares the queries of a map with its own first queries.
+    Under a causal mask the map of the prefix is the leading block of the whole map, so that S compares the
+    queries of a map with its own first queries.
 
     Args:
         attention: maps of the whole texts [..., n, n].
@@ -154,8 +141,7 @@ def scale_sensitivity(
         options: of `wavelet_transform`: signal, levels, min_keys, drop_first, detrend, support, validate.
 
     Returns:
-        [...] float64 in [0, 2], in [0, 1] for energies; NaN where either map has no signal that is long
-        enough.
+        [...] float64 in [0, 2], in [0, 1] for energies; NaN where either map has no signal of enough keys.
 
     Raises:
         ValueError: as `wavelet_transform`; an unknown comparison; leading axes that differ.
@@ -215,21 +201,14 @@ def morlet_scalogram(
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         scales: s in tokens, positive; None takes 24 from 2 to n/4, at least 4, in equal ratios.
         omega: cycles within the envelope, in radians; at least 5, below which the wavelet has a mean.
-        signal: "last", the last query's attention; "mean", by key the mean over the queries that see it;
-            "offset", the mean over visible pairs by distance |i − j|.
-        min_keys: shorter signals are NaN.
-        drop_first: leave out key 0 and divide each row by the rest.
-        detrend: "mean" subtracts the mean of the signal.
-        support: which keys a query sees, as in `power_spectrum`.
-        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
-        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+        signal: "last", "mean" or "offset", as in `power_spectrum`; so are min_keys, drop_first, detrend,
+            support, lengths and validate.
 
     Returns:
         [..., scales, n] float64, at least 0; NaN past the signal.
 
     Raises:
-        ValueError: not square, empty, wrong dtype; no scale or one that is not positive; omega below 5; an
-            unknown signal, detrend or support; min_keys below 2; lengths outside 1..n.
+        ValueError: no scale or one that is not positive, omega outside 5..100, and as `power_spectrum`.
 
     Example:
         All attention on key 40 is an impulse: at every scale its power peaks there, at 1/(s√π).
@@ -245,11 +224,8 @@ def morlet_scalogram(
         Torrence and Compo, A practical guide to wavelet analysis, 1998. Ruscio et al., arXiv 2410.18067.
     """
     name = "morlet_scalogram"
-    checked, given = signal_arguments(
-        name, attention, lengths, support, validate,
-        signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
-        choices=("last", "mean", "offset"),
-    )  # fmt: skip
+    shared = (attention, lengths, support, validate, signal, drop_first, detrend, min_keys)
+    checked, given = signal_arguments(name, *shared, choices=("last", "mean", "offset"))
     if scales is None:
         scales = 2.0 * (max(checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
     wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
@@ -258,32 +234,33 @@ def morlet_scalogram(
     omega = _checks.real(name, "omega", omega)
     if not 5.0 <= omega <= 100.0:
         raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
-    result, non_finite = _core.morlet_scalogram(**given, scales=wanted, omega=omega)
-    return _checks.finished(name, checked, result, non_finite)
+    return _checks.computed(_core.morlet_scalogram, name, checked, *given, wanted, omega)
 
 
-#: What the scales are called that signals of 32 keys have.
-SCALES = ("smooth part", "coarse detail", "middle detail", "fine detail")
-_MEANINGS = (
-    "the approximation's energy",
-    "the coarsest detail",
-    "the next finer detail",
-    "the finest detail",
-)
+#: What the scales are called that signals of 32 keys have, and what their shares are.
+_SCALES = {
+    "smooth part": "the approximation's energy",
+    "coarse detail": "the coarsest detail",
+    "middle detail": "the next finer detail",
+    "fine detail": "the finest detail",
+}
 
 
 def _of_transform(
-    name: str,
-    field: str,
-    label: str,
-    meaning: str,
-    expected: float | tuple[float, ...],
-    **more: Any,
+    name: str, field: str, label: str, meaning: str, expected: float | tuple[float, ...], **more: Any
 ) -> Quantity:
     """A field, with its value for a constant signal, all of whose energy is in the approximation."""
     axes = ("query", "scale") if isinstance(expected, tuple) else ("query",)
     more |= {"low": 0, "read": field_of(field), "axes": axes, "axis_when": BY_ROW}
     return Quantity(name, "wavelet_transform", label, meaning, Known(expected, full(32), entry=(0,)), **more)
+
+
+def _at(one: Quantity, scale: int, expected: float, **texts: Any) -> Quantity:
+    """One scale, with its value for a constant and one wavelet, a detail of 1/16 of its energy per entry."""
+    here = one.at(scale=scale)
+    return replace(
+        here, known=Known(expected, detail(32, scale), entry=(0,)) if scale else here.known, **texts
+    )
 
 
 ENERGY = _of_transform(
@@ -305,14 +282,8 @@ POSITION_ENTROPY = _of_transform(
 
 QUANTITIES = (
     *(
-        replace(
-            ENERGY.at(scale=at),
-            label=f"energy, {name}",
-            meaning=f"Share of {_MEANINGS[at]}.",
-            # of a constant with one wavelet of a sixteenth of its energy per entry
-            known=Known(1 / 513, detail(32, at), entry=(0,)) if at else ENERGY.at(scale=0).known,
-        )
-        for at, name in enumerate(SCALES)
+        _at(ENERGY, at, 1 / 513, label=f"energy, {name}", meaning=f"Share of {what}.")
+        for at, (name, what) in enumerate(_SCALES.items())
     ),
     _of_transform(
         "wavelet_entropy",
@@ -321,11 +292,7 @@ QUANTITIES = (
         "Entropy in bits of the energies of the scales: 0 where one holds all.",
         0.0,
     ),
-    POSITION_ENTROPY.at(scale=0),
-    *(
-        replace(POSITION_ENTROPY.at(scale=at), known=Known(0.0, detail(32, at), entry=(0,)))
-        for at in range(1, len(SCALES))
-    ),
+    *(_at(POSITION_ENTROPY, at, 0.0) for at in range(len(_SCALES))),
     _of_transform(
         "reconstruction_error",
         "reconstruction_error",

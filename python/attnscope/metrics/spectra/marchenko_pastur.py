@@ -10,9 +10,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope._warn import UndefinedWarning, warn
-from attnscope.metrics._closed_forms import hadamard
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of, hadamard
 
 Null = Literal["auto", "full", "causal", "permutation"]
 Support = Literal["auto", "causal", "full"] | torch.Tensor
@@ -61,8 +60,7 @@ def marchenko_pastur(
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         null: what to compare with; "auto" chooses by the support, as above.
-        support: which keys each query sees; "auto" judges each map by itself (causal when everything above
-            its diagonal is 0), a boolean tensor [n, n] or [..., n, n] says so.
+        support: which keys a query sees, as in `incoming_attention`.
         draws: shuffled copies, for a permutation null.
         seed: of the shuffles. They depend on the seed and on the map's own entries, never on its place in
             the batch or on threads.
@@ -70,9 +68,8 @@ def marchenko_pastur(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight tokens and for maps in
-        which no row varies. Error of ks below 1e-10 where no eigenvalue lies within
-        rounding of the 1e-12·edge cut.
+        MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight tokens and for maps in which
+        no row varies. Error of ks below 1e-10 where no eigenvalue lies within rounding of the 1e-12·edge cut.
 
     Raises:
         ValueError: not square, empty, wrong dtype, unknown null, draws < 1, support that does not broadcast.
@@ -106,19 +103,10 @@ def marchenko_pastur_deviation(
     """The Kolmogorov–Smirnov distance of each head's spectrum from its null: `ks` of `marchenko_pastur`.
 
     Args:
-        attention: attention maps [..., n, n].
-        null: as in `marchenko_pastur`.
-        support: as in `marchenko_pastur`.
-        draws: as in `marchenko_pastur`.
-        seed: as in `marchenko_pastur`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; arguments and errors are those of `marchenko_pastur`.
 
     Returns:
-        [...] float64, in [0, 1]; NaN as in `marchenko_pastur`.
-
-    Raises:
-        ValueError: as `marchenko_pastur`.
+        [...] float64, in [0, 1]; NaN as there.
 
     Example:
         The n − 1 equal eigenvalues of a permutation matrix are far from any law.
@@ -126,9 +114,6 @@ def marchenko_pastur_deviation(
         >>> import torch, attnscope as asc
         >>> bool(asc.marchenko_pastur_deviation(torch.eye(16).roll(1, 0)) > 0.3)
         True
-
-    References:
-        As `marchenko_pastur`.
     """
     return _compared(
         "marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=False
@@ -154,16 +139,15 @@ def _compared(
     seed = _checks.whole(name, "seed", seed)
     if seed < 0:
         raise ValueError(f"{name}: seed must lie in [0, 2**63), got {seed!r}")
-    *fields, undefined, non_finite = _core.marchenko_pastur(
-        checked.tensor, checked.lengths, visible, null, draws, seed, whole
-    )
+    given = (visible, null, draws, seed, whole)
+    *fields, undefined = _checks.computed(_core.marchenko_pastur, name, checked, *given)
     if undefined:
         message = (
             f"{name}: {undefined} of {math.prod(checked.leading)} matrices have fewer than 8 tokens or no "
             "row that varies; their results are NaN (outliers -1)"
         )
         warn(UndefinedWarning(message, name, undefined))
-    return _checks.finished(name, checked, MarchenkoPastur(*fields), non_finite)
+    return MarchenkoPastur(*fields)
 
 
 DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda found: found.ks)}
@@ -173,14 +157,13 @@ DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda found: foun
 _KS, _WASSERSTEIN, _EDGE = 0.6015919507048966, 0.7762012825143158, (1 + math.sqrt(7 / 8)) ** 2
 
 
-def _of_spectrum(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
-    known = Known(expected, hadamard())
-    return Quantity(name, "marchenko_pastur", label, meaning, known, low=0, read=field_of(field), **more)
+def _of_spectrum(field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+    more |= {"low": 0, "read": field_of(field)}
+    return Quantity(f"mp_{field}", "marchenko_pastur", label, meaning, Known(expected, hadamard()), **more)
 
 
 QUANTITIES = (
     _of_spectrum(
-        "mp_ks",
         "ks",
         "KS from random law",
         "Kolmogorov-Smirnov distance between the spectrum of the row-standardised map and the law of random "
@@ -190,7 +173,6 @@ QUANTITIES = (
         also=("marchenko_pastur_deviation",),
     ),
     _of_spectrum(
-        "mp_wasserstein",
         "wasserstein",
         "distance from random law",
         "Wasserstein distance from the law of random entries.",
@@ -198,30 +180,16 @@ QUANTITIES = (
         symbol=r"$W_1$",
     ),
     _of_spectrum(
-        "mp_outliers",
-        "outliers",
-        "outliers",
-        "Eigenvalues above the edge of the random law.",
-        0,
-        kind="count",
-        high=float,
+        "outliers", "outliers", "Eigenvalues above the edge of the random law.", 0, kind="count", high=float
     ),
     _of_spectrum(
-        "mp_outlier_energy",
-        "outlier_energy",
-        "energy of outliers",
-        "Share of the spectrum's sum held by outliers.",
-        0.0,
-        high=1,
+        "outlier_energy", "energy of outliers", "Share of the spectrum's sum held by outliers.", 0.0, high=1
     ),
     _of_spectrum(
-        "mp_largest",
         "largest",
         "largest eigenvalue",
         "Largest eigenvalue of the row-standardised map's Gram matrix over n.",
         1.0,
     ),
-    _of_spectrum(
-        "mp_edge", "edge", "edge of the law", "Upper edge of the random law.", _EDGE, kind="constant"
-    ),
+    _of_spectrum("edge", "edge of the law", "Upper edge of the random law.", _EDGE, kind="constant"),
 )

@@ -8,8 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import identity, star
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, identity, star
 
 Spectrum = Literal["singular", "eigen", "laplacian"]
 
@@ -54,12 +53,8 @@ def participation_ratio(
     """
     name = "participation_ratio"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    return _checks.computed(
-        _core.participation_ratio,
-        name,
-        checked,
-        _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian")),
-    )
+    _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
+    return _checks.computed(_core.participation_ratio, name, checked, spectrum)
 
 
 QUANTITIES = (

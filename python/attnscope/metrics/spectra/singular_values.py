@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import full, identity
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, full, identity
 
 
-def singular_values(
-    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
-) -> torch.Tensor:
+def singular_values(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
     """All singular values of each head, descending.
 
     Args:
@@ -40,21 +38,14 @@ def singular_values(
     return _values("singular_values", attention, lengths, validate)
 
 
-def stable_rank(
-    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
-) -> torch.Tensor:
+def stable_rank(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
     """‖A‖_F²/σ1² of each head: how many directions as strong as the strongest its energy would fill.
 
     Args:
-        attention: attention maps [..., n, n].
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; arguments and errors are those of `singular_values`.
 
     Returns:
         [...] float64, in [1, n]; NaN for a map of zeros; one token gives 1.
-
-    Raises:
-        ValueError: as `singular_values`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -62,27 +53,19 @@ def stable_rank(
         5.0
 
     References:
-        Rudelson and Vershynin, Sampling from large matrices, 2007. Ruscio et al., What are you sinking?,
-        2025.
+        Rudelson and Vershynin, Sampling from large matrices, 2007. Ruscio et al., arXiv 2508.02546, 2025.
     """
     return stable_rank_of(_values("stable_rank", attention, lengths, validate))
 
 
-def effective_rank(
-    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
-) -> torch.Tensor:
+def effective_rank(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
     """exp(−Σ p log p) of each head, p = σ/Σσ: the number of directions the singular values spread over.
 
     Args:
-        attention: attention maps [..., n, n].
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; arguments and errors are those of `singular_values`.
 
     Returns:
         [...] float64, in [1, n]; NaN for a map of zeros; one token gives 1.
-
-    Raises:
-        ValueError: as `singular_values`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -95,21 +78,14 @@ def effective_rank(
     return effective_rank_of(_values("effective_rank", attention, lengths, validate))
 
 
-def spectral_gap(
-    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
-) -> torch.Tensor:
+def spectral_gap(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
     """σ1 − σ2 of each head.
 
     Args:
-        attention: attention maps [..., n, n].
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; arguments and errors are those of `singular_values`.
 
     Returns:
         [...] float64, >= 0; NaN for one token, which has no second singular value.
-
-    Raises:
-        ValueError: as `singular_values`.
 
     Example:
         Uniform attention has rank one and σ1 = 1.
@@ -124,22 +100,15 @@ def spectral_gap(
     return spectral_gap_of(_values("spectral_gap", attention, lengths, validate))
 
 
-def spectral_ratio(
-    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
-) -> torch.Tensor:
+def spectral_ratio(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
     """σ1/σ2 of each head.
 
     Args:
-        attention: attention maps [..., n, n].
-        lengths: tokens per map.
-        validate: refuse bad entries.
+        attention: maps [..., n, n]; arguments and errors are those of `singular_values`.
 
     Returns:
         [...] float64, >= 1; infinite for a map of rank one, that is σ2 <= n·2⁻⁵²·σ1, below which rounding
         decides; NaN for a map of zeros and for one token.
-
-    Raises:
-        ValueError: as `singular_values`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -152,37 +121,38 @@ def spectral_ratio(
     return spectral_ratio_of(_values("spectral_ratio", attention, lengths, validate))
 
 
-def stable_rank_of(sigma: torch.Tensor) -> torch.Tensor:
+def stable_rank_of(sigma: Tensor) -> Tensor:
     """Stable rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
     relative = sigma / sigma[..., :1]
     return torch.where(relative[..., 0].isnan(), torch.nan, relative.square().nansum(-1))
 
 
-def effective_rank_of(sigma: torch.Tensor) -> torch.Tensor:
+def effective_rank_of(sigma: Tensor) -> Tensor:
     """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
     share = sigma / sigma.nansum(-1, keepdim=True)
-    entropy: torch.Tensor = -torch.special.xlogy(share, share).nansum(-1)
+    entropy: Tensor = -torch.special.xlogy(share, share).nansum(-1)
     return torch.where(share[..., 0].isnan(), torch.nan, entropy.exp())
 
 
-def spectral_gap_of(sigma: torch.Tensor) -> torch.Tensor:
+def spectral_gap_of(sigma: Tensor) -> Tensor:
     """σ1 − σ2 of descending singular values [..., n] -> [...]; NaN where there is no second."""
-    if sigma.shape[-1] < 2:
-        return torch.full(sigma.shape[:-1], torch.nan, dtype=torch.float64)
-    return sigma[..., 0] - sigma[..., 1]
+    first, second = _first_two(sigma)
+    return first - second
 
 
-def spectral_ratio_of(sigma: torch.Tensor) -> torch.Tensor:
+def spectral_ratio_of(sigma: Tensor) -> Tensor:
     """σ1/σ2 of descending singular values [..., n] -> [...]; NaN with no second, inf at rank one."""
-    if sigma.shape[-1] < 2:
-        return torch.full(sigma.shape[:-1], torch.nan, dtype=torch.float64)
-    first, second = sigma[..., 0], sigma[..., 1]
+    first, second = _first_two(sigma)
     count = sigma.isfinite().sum(-1)
     rank_one = (second <= count * torch.finfo(torch.float64).eps * first) & (first > 0)
     return torch.where(rank_one, torch.inf, first / second)
 
 
-def _values(function: str, attention: torch.Tensor, lengths: _checks.Lengths, validate: bool) -> torch.Tensor:
+def _first_two(sigma: Tensor) -> tuple[Tensor, ...]:
+    return torch.nn.functional.pad(sigma[..., :2], (0, 1), value=torch.nan)[..., :2].unbind(-1)
+
+
+def _values(function: str, attention: Tensor, lengths: _checks.Lengths, validate: bool) -> Tensor:
     rows = function != "singular_values"  # those of any matrix are asked for
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, rows=rows)
     return _checks.computed(_core.singular_values, function, checked)

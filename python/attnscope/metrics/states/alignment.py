@@ -3,16 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
-from attnscope.metrics._closed_forms import aligned, causal
 from attnscope.metrics.information.entropy import attention_entropy
-from attnscope.metrics.quantity import Known, Quantity, Shared, Site
-from attnscope.metrics.states._states import states_argument, tokens_argument
+from attnscope.metrics.quantity import Known, Quantity, Shared, Site, aligned, causal
 
 
 def geometric_semantic_alignment(
@@ -36,19 +38,17 @@ def geometric_semantic_alignment(
             for all heads, and [B, kv, n, d] beside [B, h, n, n] gives each of the kv value heads to its
             h/kv query heads. Shared states are read in place and their cosines computed once.
         without: boolean [..., n], keys to leave out (the sinks, which dominate r otherwise).
-        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
-            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64 in [−1, 1]. NaN where attention or the cosines do not vary, and for fewer than two
-        pairs. A token whose state is zero has no direction, and its pairs are left out. Error
-        below 1e-14 for small maps whose entries vary by more than rounding.
+        pairs. A token whose state is zero has no direction, and its pairs are left out. Error below 1e-14
+        for small maps whose entries vary by more than rounding.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, states that neither broadcast nor group, an unknown
-            support, lengths outside 1..n.
+        ValueError: states that neither broadcast nor group, and as `incoming_attention`.
 
     Example:
         Two groups of tokens that attend to their own group, and point the same way within it.
@@ -65,15 +65,44 @@ def geometric_semantic_alignment(
     """
     name = "geometric_semantic_alignment"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    return _checks.computed(
-        _core.geometric_semantic_alignment,
-        name,
-        checked,
-        _checks.support_argument(name, support, checked),
-        states_argument(name, states, checked),
-        None if without is None else tokens_argument(name, "without", without, checked),
-        unit="matrices or their states",
+    seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
+    left_out = None if without is None else tokens_argument(name, "without", without, checked)
+    given, unit = (seen, beside, left_out), "matrices or their states"
+    return _checks.computed(_core.geometric_semantic_alignment, name, checked, *given, unit=unit)
+
+
+def states_argument(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
+    """`states` [..., n, d] with one entry per matrix of `attention`, shared ones by stride 0, no copy.
+
+    Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
+    states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
+    """
+    tensor = _checks.to_host(_checks.float_tensor(function, "states", states))
+    if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
+        raise ValueError(
+            f"{function}: states must have shape [..., n, d] with n = {attention.n} and d >= 1, got "
+            f"{tuple(tensor.shape)}"
+        )
+    leading, own, trailing = attention.leading, tuple(tensor.shape[:-2]), tensor.shape[-2:]
+    with contextlib.suppress(RuntimeError):
+        return tensor.expand(*leading, *trailing)
+    if leading and own and own[-1] > 1 and leading[-1] % own[-1] == 0:
+        grouped = (*leading[:-1], own[-1], leading[-1] // own[-1])
+        with contextlib.suppress(RuntimeError):
+            return tensor.unsqueeze(-3).expand(*grouped, *trailing)
+    raise ValueError(
+        f"{function}: states of shape {tuple(tensor.shape)} neither broadcast to attention of shape "
+        f"{tuple(attention.tensor.shape)} nor divide its heads into groups"
     )
+
+
+def tokens_argument(function: str, name: str, flags: Any, attention: _checks.Attention) -> torch.Tensor:
+    """`flags`, a boolean tensor [..., n] that broadcasts to attention's leading axes."""
+    tensor = _checks.as_tensor(function, name, flags)
+    if tensor.dtype != torch.bool:
+        raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
+    _checks.expanded(f"{function}: {name}", tensor, (*attention.leading, attention.n))
+    return _checks.to_host(tensor)
 
 
 def transformation_magnitude(
@@ -113,8 +142,8 @@ def transformation_magnitude(
 def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """The distances, NaN for tokens whose entries are not finite, without a warning."""
     name = "transformation_magnitude"
-    start = _device.to_host(_checks.float_tensor(name, "before", before))
-    stop = _device.to_host(_checks.float_tensor(name, "after", after))
+    start = _checks.to_host(_checks.float_tensor(name, "before", before))
+    stop = _checks.to_host(_checks.float_tensor(name, "after", after))
     if start.ndim < 2 or start.shape[-1] == 0 or start.shape[-2:] != stop.shape[-2:]:
         raise ValueError(
             f"{name}: before and after must both have shape [..., n, d] with d >= 1, got "
@@ -136,22 +165,18 @@ def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 def _warn_of(magnitude: torch.Tensor, inside: torch.Tensor) -> None:
     """Warns of tokens inside the lengths that have no magnitude; padding may hold anything."""
-    bad = int((magnitude.isnan() & inside).sum())
-    if bad:
+    if bad := int((magnitude.isnan() & inside).sum()):
         name = "transformation_magnitude"
-        message = (
-            f"{name}: {bad} of {magnitude.numel()} tokens hold NaN or infinite entries; their results are NaN"
-        )
+        tokens = f"{bad} of {magnitude.numel()} tokens"
+        message = f"{name}: {tokens} hold NaN or infinite entries; their results are NaN"
         warn(NonFiniteWarning(message, name, bad))
 
 
 def _inside(function: str, lengths: _checks.Lengths, values: torch.Tensor) -> torch.Tensor:
     """Which entries of [..., n] belong to a text."""
-    n = values.shape[-1]
-    each = _checks.lengths_argument(function, lengths, tuple(values.shape[:-1]), n)
-    if each is None:
-        return torch.ones(values.shape, dtype=torch.bool)
-    return torch.arange(n) < each.unsqueeze(-1)
+    *leading, n = values.shape
+    each = _checks.lengths_argument(function, lengths, tuple(leading), n)
+    return _checks.Attention(values.unsqueeze(-2), each).inside()
 
 
 def entropy_magnitude_correlation(
@@ -168,12 +193,9 @@ def entropy_magnitude_correlation(
     Between `attention_entropy` of each query and `transformation_magnitude` of the same token.
 
     Args:
-        attention: attention maps [..., n, n].
+        attention: maps [..., n, n]; support, lengths and validate are as in `attention_entropy`.
         before: states [..., n, d]; leading axes broadcast against those of attention.
         after: the same shape.
-        support: as in `attention_entropy`.
-        lengths: tokens per map.
-        validate: refuse bad entries.
 
     Returns:
         [...] float64 in [−1, 1]; NaN for fewer than two tokens, or where either does not vary.
@@ -241,26 +263,48 @@ _GROWING = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
 _RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64)
 
 
-def _alignment(site: str, label: str, meaning: str, *, without: bool) -> Quantity:
-    return Quantity(
-        f"alignment_{site}" + ("_without_sinks" if without else ""),
+_CORRELATION: dict[str, Any] = {"symbol": "r", "low": -1, "high": 1}
+
+
+def _alignments(site: str, label: str, states: str) -> Iterator[Quantity]:
+    """The alignment with the states of a site, and the same without the head's sinks."""
+    one = Quantity(
+        f"alignment_{site}",
         "geometric_semantic_alignment",
-        label + (", no sinks" if without else ""),
-        "The same with the head's sink tokens left out of the keys." if without else meaning,
+        f"alignment with {label}",
+        f"Correlation of attention with the cosine of {states}, over visible pairs.",
         Known(1.0, _ATTENTION, {site: _STATES[None] if site == "value" else _STATES}),
-        symbol="r",
-        low=-1,
-        high=1,
-        options={"states": Site(site), **({"without": Shared("sink_tokens")} if without else {})},
+        options={"states": Site(site)},
         needs=("attention", site),
+        **_CORRELATION,
+    )
+    yield one
+    yield replace(
+        one.with_options(without=Shared("sink_tokens")),
+        name=f"{one.name}_without_sinks",
+        label=f"{one.label}, no sinks",
+        meaning="The same with the head's sink tokens left out of the keys.",
     )
 
 
-def _moved(
-    name: str, label: str, meaning: str, site: str, after: str = "", *, median: bool = False
-) -> Quantity:
+def _correlation(name: str, label: str, mover: str, options: dict[str, Site]) -> Quantity:
+    sites = {site.name: torch.zeros(5, 1, dtype=torch.float64) for site in options.values()}
+    return Quantity(
+        name,
+        "entropy_magnitude_correlation",
+        label,
+        f"Correlation over tokens of a row's entropy with how far the {mover} moves the token.",
+        Known(1.0, causal(5), {**sites, options["after"].name: _GROWING}),
+        options=options,
+        needs=("attention", *sites),
+        **_CORRELATION,
+    )
+
+
+def _moved(name: str, label: str, meaning: str, site: str, after: str = "", **more: Any) -> Quantity:
     """How far the tokens of a text move: from a site to another, or from nothing to what it holds."""
     known = {site: _RIGHT_ANGLE} | ({after: 2 * _RIGHT_ANGLE} if after else {})
+    more = {"read": partial(torch.nanmean, dim=-1), **more}
     return Quantity(
         name,
         "transformation_magnitude",
@@ -269,57 +313,25 @@ def _moved(
         Known(5.0, torch.eye(2, dtype=torch.float64), known),
         low=0,
         options={"before": Site(site, origin=not after), "after": Site(after or site)},
-        read=_middle if median else _mean,
         scope="layer",
-        needs=(site, after) if after else (site,),
-    )
-
-
-def _mean(magnitude: torch.Tensor) -> torch.Tensor:
-    return magnitude.nanmean(-1)
-
-
-def _middle(magnitude: torch.Tensor) -> torch.Tensor:
-    return magnitude.nanquantile(0.5, -1)
-
-
-def _correlation(name: str, label: str, meaning: str, options: dict[str, Site]) -> Quantity:
-    sites = {site.name: torch.zeros(5, 1, dtype=torch.float64) for site in options.values()}
-    return Quantity(
-        name,
-        "entropy_magnitude_correlation",
-        label,
-        meaning,
-        Known(1.0, causal(5), {**sites, options["after"].name: _GROWING}),
-        symbol="r",
-        low=-1,
-        high=1,
-        options=options,
-        needs=("attention", *sites),
+        needs=tuple(known),
+        **more,
     )
 
 
 QUANTITIES = (
-    *(
-        _alignment(
-            site,
-            f"alignment with {word}",
-            f"Correlation of attention with the cosine of {said}, over visible pairs.",
-            without=without,
-        )
-        for site, word, said in (("value", "values", "value vectors"), ("hidden", "states", "hidden states"))
-        for without in (False, True)
-    ),
+    *_alignments("value", "values", "value vectors"),
+    *_alignments("hidden", "states", "hidden states"),
     _correlation(
         "entropy_magnitude_correlation",
         "entropy with change",
-        "Correlation over tokens of a row's entropy with how far the block moves the token.",
+        "block",
         {"before": Site("hidden"), "after": Site("block_output")},
     ),
     _correlation(
         "entropy_magnitude_correlation_attention",
         "entropy with change by attention",
-        "Correlation over tokens of a row's entropy with how far the attention sub-layer moves the token.",
+        "attention sub-layer",
         {"before": Site("attention_output", origin=True), "after": Site("attention_output")},
     ),
     _moved(
@@ -338,7 +350,7 @@ QUANTITIES = (
         "Median over tokens of the distance between a block's output and input.",
         "hidden",
         "block_output",
-        median=True,
+        read=partial(torch.nanquantile, q=0.5, dim=-1),
     ),
     _moved(
         "transformation_magnitude_attention",

@@ -10,7 +10,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of
-from attnscope.metrics.states._states import states_argument, tokens_argument
+from attnscope.metrics.states.alignment import states_argument, tokens_argument
 
 
 @shown_by_shape
@@ -40,10 +40,9 @@ def reference_influence(
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        states: [..., n, d], as in `geometric_semantic_alignment`: shared and grouped heads are read in
-            place.
+        states: [..., n, d], as in `geometric_semantic_alignment`.
         reference: boolean [..., n], for example `sink_tokens`; broadcasts against the leading axes.
-        support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
+        support: which keys a query sees, as in `incoming_attention`.
         lengths: tokens per map, broadcast against the leading axes.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -54,8 +53,8 @@ def reference_influence(
         1e-14·(1 + value) for small maps.
 
     Raises:
-        ValueError: as `geometric_semantic_alignment`, and a reference that is not boolean or does not
-            broadcast.
+        ValueError: a reference that is not boolean or does not broadcast, and as
+            `geometric_semantic_alignment`.
 
     Example:
         Every query puts 3/5 on a reference along x and 4/5 on a token along y.
@@ -73,11 +72,8 @@ def reference_influence(
     """
     name = "reference_influence"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = (
-        _checks.support_argument(name, support, checked),
-        states_argument(name, states, checked),
-        tokens_argument(name, "reference", reference, checked),
-    )
+    seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
+    given = (seen, beside, tokens_argument(name, "reference", reference, checked))
     unit = "matrices or their states"
     return ReferenceInfluence(*_checks.computed(_core.reference_influence, name, checked, *given, unit=unit))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
@@ -125,7 +125,7 @@ def statistics_of(sums: Tensor, entries: int, rounded: str) -> DeltaStatistics:
 
 def weights_argument(function: str, name: str, value: Any) -> Tensor:
     """`value` as a float tensor [..., m, n] on the CPU."""
-    tensor = _device.to_host(_checks.float_tensor(function, name, value))
+    tensor = _checks.to_host(_checks.float_tensor(function, name, value))
     if tensor.ndim < 2 or 0 in tensor.shape[-2:]:
         raise ValueError(
             f"{function}: {name} must be matrices [..., m, n] with m, n >= 1, got shape {tuple(tensor.shape)}"

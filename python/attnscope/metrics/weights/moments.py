@@ -10,30 +10,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
-from attnscope.metrics.weights.jackknife import JackknifeInterval, jackknife_interval
+from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.weights.moment_sums import MomentBatch, MomentSums
 
 #: What matrices of one site read: site -> roles.
 READERS: Mapping[str, tuple[str, ...]] = {
-    "attention": (
-        "q",
-        "k",
-        "v",
-        "kv",
-        "q_gate",
-        "mixer_in",
-        "mixer_gates",
-        "mixer_z",
-        "mixer_a",
-        "mixer_b",
-    ),
+    "attention": ("q", "k", "v", "kv", "q_gate", "mixer_in", "mixer_gates", "mixer_z", "mixer_a", "mixer_b"),
     "mlp": ("gate", "up", "router", "shared_gate", "shared_up", "shared_router"),
 }
 _SITE_OF = {role: site for site, roles in READERS.items() for role in roles}
@@ -41,6 +31,39 @@ _SITE_OF = {role: site for site, roles in READERS.items() for role in roles}
 _RANK = torch.finfo(torch.float64).eps
 
 Key = tuple[int, str, str]
+
+
+@shown_by_shape
+class JackknifeInterval(NamedTuple):
+    """A number computed of all groups, and its 95 % interval over them.
+
+    Attributes:
+        estimate: of all groups.
+        low: NaN with fewer than two groups.
+        high: likewise.
+    """
+
+    estimate: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def jackknife_interval(estimate: Tensor, rest: Iterable[Tensor], confidence: float) -> JackknifeInterval:
+    """The interval of an estimate whose values without one group each are known.
+
+    se² = (G − 1)/G·Σ(θ_i − mean)², and Student's t with G − 1 degrees of freedom.
+    """
+    from scipy.stats import t
+
+    values = list(rest)
+    count = len(values)
+    if count < 2:
+        nothing = torch.full_like(estimate, torch.nan)
+        return JackknifeInterval(estimate, nothing, nothing)
+    left_out = torch.stack(values)
+    spread = (left_out - left_out.mean(0)).square().sum(0) * (count - 1) / count
+    half = float(t.ppf((1 + confidence) / 2, count - 1)) * spread.sqrt()
+    return JackknifeInterval(estimate, estimate - half, estimate + half)
 
 
 def site_of(role: str, side: str) -> str:

@@ -26,7 +26,7 @@ def find_span(tokenizer: Any, ids: Sequence[int], lemma: str) -> tuple[int, int]
         lemma: as it is written.
 
     Example:
-        >>> from attnscope.demo.tokenizer import byte_tokenizer
+        >>> from attnscope.demo.texts import byte_tokenizer
         >>> from attnscope.protocols import ruscio2023
         >>> tokenizer = byte_tokenizer()
         >>> ruscio2023.find_span(tokenizer, tokenizer("unable to")["input_ids"], "able")

@@ -2,8 +2,8 @@
 """The computations of the notebooks of *What are you sinking?* (Ruscio et al. 2025, arXiv 2508.02546).
 
 The same names as the exact metrics, on the head mean [..., n, n] unless an argument is called `heads`. Each
-docstring names what differs from the exact definition. Use these to check published numbers, and the exact
-metrics to learn about a model.
+docstring names its notebook and what differs from the exact definition; arguments are refused with the errors
+of the exact metrics. Use these to check published numbers, and the exact metrics to learn about a model.
 """
 
 from attnscope.protocols.ruscio2025.alignment import (
@@ -15,7 +15,9 @@ from attnscope.protocols.ruscio2025.alignment import (
 )
 from attnscope.protocols.ruscio2025.betti import betti_numbers
 from attnscope.protocols.ruscio2025.depth import (
+    DepthTrend,
     MiddlePeak,
+    depth_trend,
     fiedler_correlations,
     middle_peak,
     reported_layers,
@@ -29,7 +31,7 @@ from attnscope.protocols.ruscio2025.divergence import (
 )
 from attnscope.protocols.ruscio2025.emergence import EmergenceChange, emergence_change
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
-from attnscope.protocols.ruscio2025.fisher import DepthTrend, depth_trend, fisher_trace
+from attnscope.protocols.ruscio2025.fisher import fisher_trace
 from attnscope.protocols.ruscio2025.graph_statistics import GraphStatistics, graph_statistics
 from attnscope.protocols.ruscio2025.persistence import persistence
 from attnscope.protocols.ruscio2025.random_matrix import (
@@ -43,8 +45,7 @@ from attnscope.protocols.ruscio2025.random_matrix import (
     stable_rank,
 )
 from attnscope.protocols.ruscio2025.reference_influence import ReferenceInfluence, reference_influence
-from attnscope.protocols.ruscio2025.sinks import sink_tokens
-from attnscope.protocols.ruscio2025.specialization import Specialization, head_specialization
+from attnscope.protocols.ruscio2025.sinks import Specialization, head_specialization, sink_tokens
 from attnscope.protocols.ruscio2025.topology import Topology, topology
 
 #: The notebooks know whole maps only, one text at a time.

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _checks, _core
 from attnscope.metrics.quantity import Quantity
 
 PROTOCOL = "ruscio2025."
@@ -20,6 +22,12 @@ declared = functools.partial(Quantity, protocol="ruscio2025")
 named = functools.partial(Quantity.of, protocol="ruscio2025")
 
 
+def as_exact(module: ModuleType, name: str, scope: str = "map", **changed: Any) -> Quantity:
+    """One that is declared like the exact quantity of a module, but for what is changed."""
+    own = next(one for one in module.QUANTITIES if (one.name, one.scope) == (name, scope))
+    return replace(own, protocol="ruscio2025", **changed)
+
+
 def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, _checks.Attention]:
     """`attention` [..., n, n] in float64 and the checked argument."""
     checked = _checks.attention_argument(PROTOCOL + function, attention)
@@ -28,38 +36,32 @@ def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, _checks.Atte
 
 def all_heads(function: str, heads: Any) -> tuple[torch.Tensor, _checks.Attention]:
     """`heads` [..., h, n, n] in float64 and the checked argument."""
-    checked, _ = _checks.heads_argument(PROTOCOL + function, heads)
+    checked = _checks.heads_argument(PROTOCOL + function, heads)
     return checked.tensor.double(), checked
 
 
 def hidden_states(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
     """`states` [..., n, d] in float64, with a row for every token of `attention`."""
-    tensor = _device.to_host(_checks.float_tensor(PROTOCOL + function, "hidden", states))
+    tensor = _checks.to_host(_checks.float_tensor(PROTOCOL + function, "hidden", states))
     if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
         raise ValueError(
             f"{PROTOCOL}{function}: hidden must have shape [..., n, d] with n = {attention.n} and d >= 1, "
             f"got {tuple(tensor.shape)}"
         )
-    try:
-        torch.empty(tensor.shape[:-2], device="meta").expand(attention.leading)
-    except RuntimeError:
-        raise ValueError(
-            f"{PROTOCOL}{function}: hidden of shape {tuple(tensor.shape)} does not broadcast to attention of "
-            f"shape {tuple(attention.tensor.shape)}"
-        ) from None
+    _checks.expanded(f"{PROTOCOL}{function}: hidden", tensor, (*attention.leading, *tensor.shape[-2:]))
     return tensor.double()
 
 
 def non_finite(*tensors: torch.Tensor) -> torch.Tensor:
     """Where the last two dimensions hold an entry that is NaN or infinite; tensors broadcast."""
-    return functools.reduce(torch.logical_or, [_any_non_finite(tensor) for tensor in tensors])
-
-
-def _any_non_finite(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.shape[-2] == tensor.shape[-1]:
-        return ~_core.finite_matrices(tensor, None)
-    # infinity minus itself is NaN; asking each entry costs ten times as much
-    return (tensor - tensor).sum((-2, -1)).isnan()
+    found = [
+        ~_core.finite_matrices(tensor, None)
+        if tensor.shape[-2] == tensor.shape[-1]
+        # infinity minus itself is NaN; asking each entry costs ten times as much
+        else (tensor - tensor).sum((-2, -1)).isnan()
+        for tensor in tensors
+    ]
+    return functools.reduce(torch.logical_or, found)
 
 
 def zeroed(tensor: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
@@ -80,9 +82,3 @@ def percentile_of(mass: torch.Tensor, percentile: float) -> torch.Tensor:
 def type_in_numpy(kind: torch.dtype) -> torch.dtype:
     """The type in which a notebook holds maps; NumPy has no bfloat16, such maps reach it as float32."""
     return torch.float32 if kind == torch.bfloat16 else kind
-
-
-def limited(states: torch.Tensor, largest: float) -> torch.Tensor:
-    """States scaled down so that no entry exceeds `largest` in size; smaller ones are left alone."""
-    size = states.abs().amax((-2, -1), keepdim=True)
-    return torch.where(size > largest, states * (largest / size), states)

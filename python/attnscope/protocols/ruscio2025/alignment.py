@@ -3,19 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from attnscope import _blas, _checks, _core, _device
-from attnscope.metrics._closed_forms import aligned, causal
+from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
-from attnscope.metrics.states.alignment import pearson
-from attnscope.metrics.states.alignment import transformation_magnitude as exact_magnitude
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, named, non_finite, zeroed
+from attnscope.metrics.quantity import Known, Site, causal, field_of
+from attnscope.metrics.states import alignment as exact
+from attnscope.protocols.ruscio2025._maps import (
+    PROTOCOL,
+    as_exact,
+    declared,
+    head_mean,
+    hidden_states,
+    non_finite,
+    zeroed,
+)
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -33,9 +38,9 @@ class PcaCorrelation(NamedTuple):
 def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
     """Pearson's r between the head mean and the cosines of the hidden states, over all ordered pairs i ≠ j.
 
-    Quirks: the pairs a causal query cannot see enter with attention 0, so that r mostly measures how much
-    alike early and late tokens are; hidden states stand for what the words call values; without variance r
-    is 0.
+    Quirks of the value notebook: the pairs a causal query cannot see enter with attention 0, so that r mostly
+    measures how much alike early and late tokens are; hidden states stand for what the words call values;
+    without variance r is 0.
 
     Args:
         attention: head mean [..., n, n].
@@ -44,9 +49,6 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
     Returns:
         [...] float64 in [−1, 1]; NaN for a map or state with a NaN or infinite entry.
 
-    Raises:
-        ValueError: as the exact `geometric_semantic_alignment`.
-
     Example:
         Constant states have no variance: NaN by the exact definition, 0 here.
 
@@ -54,12 +56,9 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.geometric_semantic_alignment(torch.eye(4), torch.ones(4, 2)).item()
         0.0
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     name = "geometric_semantic_alignment"
-    checked = _checks.attention_argument("ruscio2025." + name, attention)
+    checked = _checks.attention_argument(PROTOCOL + name, attention)
     states = hidden_states(name, hidden, checked).expand(*checked.leading, -1, -1)
     result, count = _core.geometric_semantic_alignment(checked.tensor, None, "full", states, None)
     zero = (states == 0).all(-1).any(-1)
@@ -68,10 +67,10 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
         # The kernel leaves tokens without direction out; here their cosines are 0 and stay in.
         unit = states / states.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         pairs = (~torch.eye(checked.n, dtype=torch.bool)).flatten().expand(*checked.leading, -1)
-        whole = pearson(checked.tensor.double().flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
+        whole = exact.pearson(checked.tensor.double().flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
         result = torch.where(zero, whole, result)
     result = torch.where(bad, torch.nan, result.nan_to_num(nan=0.0))
-    return _checks.finished("ruscio2025." + name, checked, result, count, "matrices or their states")
+    return _checks.finished(PROTOCOL + name, checked, result, count, "matrices or their states")
 
 
 def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrelation:
@@ -80,9 +79,9 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     Three principal components of the rows of the head mean, and three of the states; components whose
     scores have a standard deviation of 1e-8 or less are skipped.
 
-    Quirk: the sign of a principal component is arbitrary, so that the signed mean the notebook prints is
-    noise around 0; `absolute` averages |r|. Signs here make the entry of largest size in each direction
-    positive.
+    Quirk: the sign of a principal component is arbitrary, so that the signed mean that the value notebook
+    prints is noise around 0; `absolute` averages |r|. Signs here make the entry of largest size in each
+    direction positive.
 
     Args:
         attention: head mean [..., n, n].
@@ -90,9 +89,6 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
 
     Returns:
         PcaCorrelation, each [...] float64; NaN where no component is left, or an entry is not finite.
-
-    Raises:
-        ValueError: as `geometric_semantic_alignment`.
 
     Example:
         Attention rows that are the states themselves have the same components.
@@ -102,9 +98,6 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
         >>> same = torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
         >>> round(ruscio2025.pca_correlation(same, same).absolute.item(), 6)
         1.0
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     name = "pca_correlation"
     maps, checked = head_mean(name, attention)
@@ -117,17 +110,17 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     used = (a.std(-2, correction=0) > 1e-8) & (b.std(-2, correction=0) > 1e-8)
     norms = a.norm(dim=-2) * b.norm(dim=-2)
     r = torch.where(used, (a * b).sum(-2) / torch.where(used, norms, 1.0), 0.0)
-    number = used.sum(-1)
-    signed, absolute = r.sum(-1) / number, r.abs().sum(-1) / number
-    result = PcaCorrelation(torch.where(bad, torch.nan, signed), torch.where(bad, torch.nan, absolute))
-    return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states")
+    number = used.sum(-1).double().masked_fill(bad, torch.nan)
+    result = PcaCorrelation(r.sum(-1) / number, r.abs().sum(-1) / number)
+    return _checks.finished(PROTOCOL + name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """‖after_i − before_i‖₂ per token, after both states are scaled down by one factor to at most 1e3.
 
-    Quirks: one entry above 1000 in size (massive activations) in either state shrinks every token's
-    magnitude, by 1000 over the largest entry of the two; entries of the difference are cut at ±1000.
+    Quirks of the value notebook: one entry above 1000 in size (massive activations) in either state shrinks
+    every token's magnitude, by 1000 over the largest entry of the two; entries of the difference are cut at
+    ±1000.
 
     Args:
         before: hidden states that enter the block, [..., n, d].
@@ -135,9 +128,6 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
 
     Returns:
         [..., n] float64; NaN for all tokens of states with a NaN or infinite entry, with one warning.
-
-    Raises:
-        ValueError: as the exact `transformation_magnitude`.
 
     Example:
         >>> import torch
@@ -150,38 +140,32 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
         >>> before = torch.zeros(2, 1); after = torch.tensor([[2500.0], [4.0]])
         >>> ruscio2025.transformation_magnitude(before, after)
         tensor([1000.0000,    1.6000], dtype=torch.float64)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     name = "ruscio2025.transformation_magnitude"
     start, stop = (
-        _device.to_host(_checks.float_tensor(name, key, states)).double()
+        _checks.to_host(_checks.float_tensor(name, key, states)).double()
         for key, states in (("before", before), ("after", after))
     )
-    for states in (start, stop):
-        if states.ndim < 2 or not states.shape[-2] or not states.shape[-1]:
-            raise ValueError(
-                f"{name}: before and after must both have shape [..., n, d] with n, d >= 1, got "
-                f"{tuple(start.shape)} and {tuple(stop.shape)}"
-            )
+    if start.ndim < 2 or 0 in start.shape[-2:] or start.shape[-2:] != stop.shape[-2:]:
+        raise ValueError(
+            f"{name}: before and after must both have shape [..., n, d] with n, d >= 1, got "
+            f"{tuple(start.shape)} and {tuple(stop.shape)}"
+        )
     try:
         moved = stop - start
     except RuntimeError:
-        moved = None
-    if moved is None or start.shape[-2:] != stop.shape[-2:]:
-        return exact_magnitude(start, stop)  # which says why they do not fit
+        return exact.transformation_magnitude(start, stop)  # which says why they do not fit
     size = torch.maximum(*(states.abs().amax((-2, -1), keepdim=True) for states in (start, stop)))
     factor = torch.where(size > LARGEST_STATE, LARGEST_STATE / size, 1.0)
     factor = torch.where(size.isfinite(), factor, torch.nan)
     moved = (moved * factor).clamp(-LARGEST_STATE, LARGEST_STATE)
-    return exact_magnitude(torch.zeros_like(moved), moved)
+    return exact.transformation_magnitude(torch.zeros_like(moved), moved)
 
 
 def entropy_magnitude_correlation(
     attention: torch.Tensor, before: torch.Tensor, after: torch.Tensor
 ) -> torch.Tensor:
-    """Pearson's r over tokens between the protocol's entropy and magnitude.
+    """Pearson's r over tokens between the entropy and the magnitude of the value notebook.
 
     Quirk: those of `attention_entropy` and `transformation_magnitude`, and 0 without variance.
 
@@ -193,29 +177,23 @@ def entropy_magnitude_correlation(
     Returns:
         [...] float64 in [−1, 1]; NaN where an entry is not finite.
 
-    Raises:
-        ValueError: as the two functions.
-
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
         >>> still = torch.zeros(4, 2)
         >>> ruscio2025.entropy_magnitude_correlation(torch.eye(4), still, still).item()
         0.0
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
-    return correlation_over_tokens(attention_entropy(attention), transformation_magnitude(before, after))
+    return _correlation_of(attention_entropy(attention), before, after)
 
 
-def correlation_over_tokens(entropy: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Pearson's r of two numbers per token [..., n] that broadcast; 0 without variance, NaN of NaN."""
-    what, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
-    magnitude = _checks.expanded(what, magnitude, entropy.shape, words)
+def _correlation_of(entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """`entropy_magnitude_correlation` from the entropies [..., n]."""
+    what, words = f"{PROTOCOL}entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
+    magnitude = _checks.expanded(what, transformation_magnitude(before, after), entropy.shape, words)
     inside = torch.ones(entropy.shape, dtype=torch.bool)
     bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)
-    return torch.where(bad, torch.nan, pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))
+    return torch.where(bad, torch.nan, exact.pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))
 
 
 def _scores(rows: torch.Tensor, count: int) -> torch.Tensor:
@@ -252,47 +230,14 @@ def _state_norm(before: torch.Tensor) -> torch.Tensor:
     return before.double().norm(dim=-1)
 
 
-def _correlation_of(entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    return correlation_over_tokens(entropy, transformation_magnitude(before, after))
-
-
 DERIVED = {"entropy_magnitude_correlation": ("attention_entropy", _correlation_of)}
 
-_MAP, _STATES = aligned()
-_GROWING = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
-_RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64)
-
-
-def _moved(name: str, metric: str, label: str, meaning: str, read: Callable[[Any], torch.Tensor]) -> Quantity:
-    sites = {"hidden": _RIGHT_ANGLE, "block_output": 2 * _RIGHT_ANGLE}
-    places = {"before": Site("hidden"), "after": Site("block_output")}
-    moving = metric == "transformation_magnitude"
-    return declared(
-        name,
-        metric,
-        label,
-        meaning,
-        Known(5.0, torch.eye(2, dtype=torch.float64), sites),
-        low=0,
-        options=places if moving else {"before": Site("hidden")},
-        read=read,
-        scope="layer",
-        needs=tuple(sites) if moving else ("hidden",),
-    )
-
-
 QUANTITIES = (
-    declared(
+    as_exact(
+        exact,
         "alignment_hidden",
-        "geometric_semantic_alignment",
-        "alignment with states",
-        "Correlation of attention with the cosine of hidden states, over all ordered pairs.",
-        Known(1.0, _MAP, {"hidden": _STATES}),
-        symbol="r",
-        low=-1,
-        high=1,
+        meaning="Correlation of attention with the cosine of hidden states, over all ordered pairs.",
         options={"hidden": Site("hidden")},
-        needs=("attention", "hidden"),
     ),
     *(
         declared(
@@ -313,36 +258,16 @@ QUANTITIES = (
             ("pca_correlation_absolute", "PCA correlation, size", "absolute", 0),
         )
     ),
-    named(
-        "entropy_magnitude_correlation",
-        "entropy with change",
-        "Correlation over tokens of a row's entropy with how far the block moves the token.",
-        Known(1.0, causal(5), {"hidden": torch.zeros(5, 1), "block_output": _GROWING}),
-        symbol="r",
-        low=-1,
-        high=1,
-        options={"before": Site("hidden"), "after": Site("block_output")},
-        needs=("attention", "hidden", "block_output"),
-    ),
-    _moved(
-        "state_norm",
-        "_state_norm",
-        "norm of states",
-        "Mean over tokens of the norm of the states that enter.",
-        lambda norm: norm.mean(-1),
-    ),
-    _moved(
+    as_exact(exact, "entropy_magnitude_correlation"),
+    as_exact(exact, "state_norm", "layer", metric="_state_norm", options={"before": Site("hidden")}),
+    as_exact(
+        exact,
         "transformation_magnitude",
-        "transformation_magnitude",
-        "change by the block",
-        "Mean over tokens of the distance between a block's output and input, scaled to at most 1000.",
-        lambda moved: moved.mean(-1),
+        "layer",
+        meaning="Mean over tokens of the distance between a block's output and input, scaled to at most "
+        "1000.",
     ),
-    _moved(
-        "transformation_magnitude_median",
-        "transformation_magnitude",
-        "change by the block (median)",
-        "Median over tokens of that distance.",
-        lambda moved: moved.quantile(0.5, -1),
+    as_exact(
+        exact, "transformation_magnitude_median", "layer", meaning="Median over tokens of that distance."
     ),
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a number changes with depth, as the Laplacian notebook reads it."""
+"""How a number changes with depth, as the Laplacian and the Fisher notebook read it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-LOWEST_DENSITY, HIGHEST_DENSITY = 0.05, 0.95
-EVERY = 4
+WINDOW = 3
 
 
 class MiddlePeak(NamedTuple):
@@ -24,7 +24,7 @@ class MiddlePeak(NamedTuple):
 
 
 def middle_peak(values: Sequence[float]) -> MiddlePeak:
-    """Whether a number is larger in the middle third of the layers than in both others.
+    """Whether a number is larger in the middle third of the layers than in both others (Laplacian notebook).
 
     factor = min(middle/early, middle/late); thirds are cut at L//3 and 2L//3.
 
@@ -41,13 +41,8 @@ def middle_peak(values: Sequence[float]) -> MiddlePeak:
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.middle_peak([1.0, 1.0, 3.0, 3.0, 2.0, 2.0])
         MiddlePeak(early=1.0, middle=3.0, late=2.0, peak=True, factor=1.5)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian notebook.
     """
-    given = np.asarray(values, dtype=np.float64)
-    if given.ndim != 1 or given.size == 0:
-        raise ValueError(f"ruscio2025.middle_peak: values must be a list of numbers, got shape {given.shape}")
+    given = _layers("middle_peak", values)
     if given.size < 3:
         return MiddlePeak(math.nan, math.nan, math.nan, False, math.nan)
     cuts = given.size // 3, 2 * given.size // 3
@@ -57,26 +52,19 @@ def middle_peak(values: Sequence[float]) -> MiddlePeak:
 
 
 def reported_layers(density: Sequence[float]) -> list[int]:
-    """The layers that the notebook reports: density within [0.05, 0.95], or a number divisible by four.
+    """The layers that the Laplacian notebook reports: density within [0.05, 0.95], or every fourth.
 
     Quirk: which layers a published mean is over depends on the threshold and the sentence.
 
     Args:
         density: of the graph of each layer, from the first.
 
-    Returns:
-        Ascending layer numbers.
-
     Example:
         >>> from attnscope.protocols import ruscio2025
         >>> ruscio2025.reported_layers([0.01, 0.3, 0.99, 0.95, 1.0, 1.0])
         [0, 1, 3, 4]
     """
-    return [
-        layer
-        for layer, value in enumerate(density)
-        if LOWEST_DENSITY <= value <= HIGHEST_DENSITY or layer % EVERY == 0
-    ]
+    return [layer for layer, value in enumerate(density) if 0.05 <= value <= 0.95 or layer % 4 == 0]
 
 
 def fiedler_correlations(columns: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -109,3 +97,49 @@ def fiedler_correlations(columns: Mapping[str, Sequence[float]]) -> dict[str, fl
         defined = len(fiedler) >= 3 and np.ptp(fiedler) > 0 and np.ptp(other) > 0
         found[name] = round(float(np.corrcoef(fiedler, other)[0, 1]), 12) if defined else math.nan
     return found
+
+
+class DepthTrend(NamedTuple):
+    """Correlation of a number with depth, and its mean over a window of three layers."""
+
+    pearson: float
+    pearson_p: float
+    spearman: float
+    spearman_p: float
+    smoothed: list[float]
+
+
+def depth_trend(values: Sequence[float]) -> DepthTrend:
+    """Correlation of a number per layer with depth, and its moving mean, as in the Fisher notebook.
+
+    The numbers are as `middle_peak` takes them.
+
+    Returns:
+        DepthTrend; correlations are NaN for fewer than three layers or without variance; `smoothed` has
+        two entries fewer than `values`.
+
+    Example:
+        >>> from attnscope.protocols import ruscio2025
+        >>> trend = ruscio2025.depth_trend([1.0, 2.0, 4.0, 8.0])
+        >>> round(trend.pearson, 3), trend.spearman, [round(v, 3) for v in trend.smoothed]
+        (0.959, 1.0, [2.333, 4.667])
+    """
+    from scipy import stats
+
+    given = _layers("depth_trend", values)
+    window = np.ones(WINDOW) / WINDOW
+    smoothed = np.convolve(given, window, mode="valid").tolist() if given.size >= WINDOW else []
+    if given.size < 3 or not np.isfinite(given).all() or np.ptp(given) == 0:
+        return DepthTrend(np.nan, np.nan, np.nan, np.nan, smoothed)
+    depth = np.arange(given.size)
+    r, p = stats.pearsonr(depth, given)
+    rho, q = stats.spearmanr(depth, given)
+    return DepthTrend(float(r), float(p), float(rho), float(q), smoothed)
+
+
+def _layers(function: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
+    """One number per layer."""
+    given = np.asarray(values, dtype=np.float64)
+    if given.ndim != 1 or given.size == 0:
+        raise ValueError(f"ruscio2025.{function}: values must be a list of numbers, got shape {given.shape}")
+    return given

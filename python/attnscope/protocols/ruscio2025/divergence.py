@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks
-from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import all_heads, declared, named, non_finite, plogp, zeroed
+from attnscope.metrics.information import divergence as exact
+from attnscope.metrics.quantity import Known, Quantity, field_of, how_many, uneven_heads
+from attnscope.protocols.ruscio2025._maps import all_heads, as_exact, declared, non_finite, plogp, zeroed
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -32,19 +32,13 @@ class SinkRemoval(NamedTuple):
 
 
 def head_divergence(heads: torch.Tensor) -> torch.Tensor:
-    """KL of every head from the head mean, in nats, averaged over queries.
+    """KL of every head of a layer [..., h, n, n] from the head mean, averaged over queries.
 
-    Quirk: every row is first divided by its sum, which hides maps that do not sum to 1; a row without mass
-    becomes uniform over all n keys.
-
-    Args:
-        heads: all heads of a layer [..., h, n, n].
+    Quirk of the KL notebook: every row is first divided by its sum, which hides maps that do not sum to 1; a
+    row without mass becomes uniform over all n keys.
 
     Returns:
-        [..., h] float64; a layer with a NaN or infinite entry is NaN.
-
-    Raises:
-        ValueError: as the exact `head_divergence`.
+        [..., h] float64, nats; a layer with a NaN or infinite entry is NaN.
 
     Example:
         >>> import torch
@@ -52,9 +46,6 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
         >>> heads = torch.zeros(2, 3, 3); heads[0, :, 0] = 1; heads[1, :, 1] = 5
         >>> ruscio2025.head_divergence(heads).exp()
         tensor([2., 2.], dtype=torch.float64)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     maps, checked = all_heads("head_divergence", heads)
     bad = non_finite(maps).any(-1)
@@ -72,11 +63,11 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
     the mean over heads of KL before − KL after; sink_concentration the mean over heads of the share of each
     one's mass that lies on the sinks, 0 for a head without mass.
 
-    Quirks: sinks and concentration are of the maps as they are, while for the divergences rows are
-    normalised, and uniform over all n keys where they hold no mass; a row that removal empties becomes
-    uniform over all non-sinks, keys it cannot see included, and stays in the average; in speed mode (the
-    notebook's default) only 20 query rows and, for the concentration, 4 heads are looked at, and p-values
-    are 1. In full mode the paired t-test takes the heads of one sample as replicates.
+    Quirks of the KL notebook: sinks and concentration are of the maps as they are, while for the divergences
+    rows are as `head_divergence` makes them; a row that removal empties becomes uniform over all non-sinks,
+    keys it cannot see included, and stays in the average; in speed mode (the notebook's default) only 20
+    query rows and, for the concentration, 4 heads are looked at, and p-values are 1. In full mode the paired
+    t-test takes the heads of one sample as replicates.
 
     Args:
         heads: all heads of a layer [..., h, n, n].
@@ -88,7 +79,7 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         is a sink, so that nothing is left. A layer with a NaN or infinite entry is NaN and without sinks.
 
     Raises:
-        ValueError: a percentile outside 0..100, and as `head_divergence`.
+        ValueError: a percentile outside 0..100.
 
     Example:
         Two heads that differ only in how much they rest on key 0.
@@ -100,9 +91,6 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         >>> found = ruscio2025.sink_removal(torch.stack([strong, weak]), percentile=80)
         >>> found.sinks, round(found.sink_concentration.item(), 6)
         (tensor([ True, False, False]), 0.5)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     name = "ruscio2025.sink_removal"
     percentile = _checks.real(name, "percentile", percentile)
@@ -174,7 +162,7 @@ def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.T
 
 
 def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
-    """Fisher's combination of p-values, the notebook's way: χ² = −2 Σ ln(p + 1e-10), 2m degrees of freedom.
+    """Fisher's combination of p-values as in the KL notebook: χ² = −2 Σ ln(p + 1e-10), 2m degrees of freedom.
 
     Quirk: the 1e-10 caps what one sample can say, and p-values of 1 (speed mode) are combined like any.
 
@@ -205,13 +193,7 @@ def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
 
 
 def speed_layers(count: int) -> list[int]:
-    """The layers that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
-
-    Args:
-        count: number of layers of the model.
-
-    Returns:
-        Ascending layer numbers.
+    """The layers of `count` that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
 
     Example:
         >>> from attnscope.protocols import ruscio2025
@@ -310,21 +292,11 @@ def _sinks_from(percentile: int) -> Iterator[Quantity]:
 
 
 QUANTITIES = (
-    named(
+    as_exact(
+        exact,
         "head_divergence",
-        "KL from head mean (nats)",
-        "Mean over queries of KL(head ‖ mean of the heads), rows made to sum to 1 first.",
-        Known(math.log(2) / 2, two_heads()),
-        low=0,
+        meaning="Mean over queries of KL(head ‖ mean of the heads), rows made to sum to 1 first.",
     ),
-    named(
-        "head_divergence",
-        "KL from head mean (nats)",
-        "Mean over heads and queries of that divergence.",
-        Known(math.log(2) / 2, two_heads()),
-        low=0,
-        read=lambda divergence: divergence.mean(-1),
-        scope="layer",
-    ),
+    as_exact(exact, "head_divergence", "layer", meaning="Mean over heads and queries of that divergence."),
     *(quantity for percentile in PERCENTILES for quantity in _sinks_from(percentile)),
 )

@@ -42,9 +42,6 @@ def emergence_change(table: pd.DataFrame, metric: str) -> EmergenceChange:
         >>> table = pd.DataFrame({"step": [0, 1, 2, 4, 8, 2000, 143000], "x": [0, 1, 2, 3, 4, 50, 60]})
         >>> ruscio2025.emergence_change(table, "x")
         EmergenceChange(change=4.0, first_step=0, last_step=8, order=(0, 1, 143000, 2, 2000, 4, 8))
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, Pythia notebook.
     """
     name = "ruscio2025.emergence_change"
     for column in ("step", metric):

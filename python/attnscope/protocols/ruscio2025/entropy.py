@@ -7,10 +7,10 @@ import math
 
 import torch
 
-from attnscope import _checks
-from attnscope.metrics._closed_forms import full
-from attnscope.metrics.quantity import Known
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, plogp
+from attnscope import _checks, _core
+from attnscope.metrics.information import entropy as exact
+from attnscope.metrics.quantity import Known, full
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, as_exact, declared, head_mean, non_finite
 
 # The value notebook drops entries up to a hundred float32 roundings.
 SMALLEST = 100 * 2.0**-23
@@ -34,50 +34,46 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         [..., n] float64; a map with a NaN or infinite entry is NaN.
 
     Raises:
-        ValueError: another base, and as the exact `attention_entropy`.
+        ValueError: another base.
 
     Example:
         Uniform causal attention: the mean over rows is log2(n!)/n bits.
 
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(10, 10, dtype=torch.float64).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> round(ruscio2025.attention_entropy(uniform, base=2).mean().item(), 3)
         2.179
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks on values and random matrices.
     """
-    name = "attention_entropy"
-    base = _checks.real("ruscio2025." + name, "base", base)
+    name = f"{PROTOCOL}attention_entropy"
+    base = _checks.real(name, "base", base)
     if base not in (math.e, 2):
         raise ValueError(
-            f"ruscio2025.{name}: base must be e (value notebook) or 2 (random-matrix notebook), got {base!r}"
+            f"{name}: base must be e (value notebook) or 2 (random-matrix notebook), got {base!r}"
         )
-    maps, checked = head_mean(name, attention)
+    maps, checked = head_mean("attention_entropy", attention)
     bad = non_finite(maps)
     if base == 2:
-        result = -(maps * (maps + 1e-10).log2()).sum(-1)
+        result = bits(maps)
     else:
         kept = torch.where(maps > SMALLEST, maps, 0.0)
         mass = kept.sum(-1, keepdim=True)
         share = kept / torch.where(mass > 0, mass, 1.0)
-        result = -plogp(share).sum(-1)
+        result, _ = _core.attention_entropy(share, None, "full", False)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
-    return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()))
+    return _checks.finished(name, checked, result, int(bad.sum()))
+
+
+def bits(maps: torch.Tensor) -> torch.Tensor:
+    """−Σ a·log2(a + 1e-10) of every row."""
+    return -(maps * (maps + 1e-10).log2()).sum(-1)
 
 
 QUANTITIES = (
-    declared(
+    as_exact(
+        exact,
         "entropy",
-        "attention_entropy",
-        "entropy (nats)",
-        "Mean over queries of the entropy of a row, over entries above 1.2e-5 alone.",
-        Known(math.log(4), full(4), entry=(0,)),
-        low=0,
-        high=lambda n: math.log(n),
-        axes=("query",),
+        meaning="Mean over queries of the entropy of a row, over entries above 1.2e-5 alone.",
     ),
     declared(
         "entropy_bits",

@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,9 +15,10 @@ from attnscope.metrics.information.fisher import differentiable, gradient_square
 if TYPE_CHECKING:
     import pandas as pd
 
+Texts = Sequence[str] | Sequence[Mapping[str, Tensor]]
+
 LONGEST_TEXT = 500
 LONGEST_INPUT = 128
-WINDOW = 3
 # Of the real tokens of a text that a masked-language model reads.
 MASK_SHARE = 0.15
 # The first that occurs in a parameter's name wins; parameters without any are skipped.
@@ -29,19 +29,9 @@ SUBSTRINGS = (
 )
 
 
-class DepthTrend(NamedTuple):
-    """Correlation of a number with depth, and its mean over a window of three layers."""
-
-    pearson: float
-    pearson_p: float
-    spearman: float
-    spearman_p: float
-    smoothed: list[float]
-
-
 def fisher_trace(
     model: nn.Module,
-    texts: Sequence[str] | Sequence[Mapping[str, Tensor]],
+    texts: Texts,
     *,
     tokenizer: Any = None,
     padded_to: int | None = None,
@@ -50,10 +40,10 @@ def fisher_trace(
 ) -> pd.DataFrame:
     """Squared gradient norms of the loss by group of parameters, the mean over sentences.
 
-    Quirks: all texts are padded to the longest of the list, and the labels are the input ids, padding
-    included, so that a text's number depends on the others. For masked-language models 15 % of a text's
-    tokens are masked at random and all positions are scored, so that the loss is mostly that of copying.
-    Texts are cut to 500 characters and 128 tokens. A parameter's group is the first of attention
+    Quirks of the Fisher notebook: all texts are padded to the longest of the list, and the labels are the
+    input ids, padding included, so that a text's number depends on the others. For masked-language models
+    15 % of a text's tokens are masked at random and all positions are scored, so that the loss is mostly that
+    of copying. Texts are cut to 500 characters and 128 tokens. A parameter's group is the first of attention
     (attention, attn, self, q_proj, k_proj, v_proj), mlp (mlp, feed_forward, ffn, dense, fc) and embedding
     (embed, token, wte, wpe) of which a part occurs in its name, so that `post_attention_layernorm` is
     attention; all others, most norms among them, are skipped. Its layer is the number after `layers.` or
@@ -75,9 +65,6 @@ def fisher_trace(
         parameters, trace, trace_per_parameter and n, or sample with `per_sentence`. The notebook's norms
         per layer also count the parameters that are in no group.
 
-    Raises:
-        ValueError: as the exact `fisher_trace`.
-
     Example:
         >>> import torch
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -88,9 +75,6 @@ def fisher_trace(
         >>> found = ruscio2025.fisher_trace(LlamaForCausalLM(config), inputs)
         >>> sorted(set(found.group)), sorted(set(found.layer))
         (['attention', 'embedding', 'mlp'], [-1, 0, 1])
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
     """
     name = "ruscio2025.fisher_trace"
     exact.refuse_half_precision(name, model)
@@ -143,43 +127,6 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     return places
 
 
-def depth_trend(values: Sequence[float]) -> DepthTrend:
-    """Pearson's and Spearman's correlation of a number per layer with depth, and its moving mean.
-
-    Args:
-        values: one number per layer, from the first.
-
-    Returns:
-        DepthTrend; correlations are NaN for fewer than three layers or without variance; `smoothed` has
-        two entries fewer than `values`.
-
-    Raises:
-        ValueError: no value.
-
-    Example:
-        >>> from attnscope.protocols import ruscio2025
-        >>> trend = ruscio2025.depth_trend([1.0, 2.0, 4.0, 8.0])
-        >>> round(trend.pearson, 3), trend.spearman, [round(v, 3) for v in trend.smoothed]
-        (0.959, 1.0, [2.333, 4.667])
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
-    """
-    from scipy import stats
-
-    given = np.asarray(values, dtype=np.float64)
-    if given.ndim != 1 or given.size == 0:
-        raise ValueError(f"ruscio2025.depth_trend: values must be a list of numbers, got shape {given.shape}")
-    window = np.ones(WINDOW) / WINDOW
-    smoothed = np.convolve(given, window, mode="valid").tolist() if given.size >= WINDOW else []
-    if given.size < 3 or not np.isfinite(given).all() or np.ptp(given) == 0:
-        return DepthTrend(np.nan, np.nan, np.nan, np.nan, smoothed)
-    depth = np.arange(given.size)
-    r, p = stats.pearsonr(depth, given)
-    rho, q = stats.spearmanr(depth, given)
-    return DepthTrend(float(r), float(p), float(rho), float(q), smoothed)
-
-
 def _layer(name: str) -> int:
     """The number that follows the first `layers.`, or where there is none `layer.`; −1 for another name."""
     for word in ("layers.", "layer."):
@@ -190,11 +137,7 @@ def _layer(name: str) -> int:
 
 
 def _padded(
-    function: str,
-    model: nn.Module,
-    texts: Sequence[str] | Sequence[Mapping[str, Tensor]],
-    tokenizer: Any,
-    padded_to: int | None,
+    function: str, model: nn.Module, texts: Texts, tokenizer: Any, padded_to: int | None
 ) -> list[tuple[Tensor, Tensor]]:
     """Token ids and attention mask [1, n] of every text, all of the longest one's length."""
     encoded = []
@@ -205,11 +148,7 @@ def _padded(
             cut = text[:LONGEST_TEXT]
             text = tokenizer(cut, truncation=True, max_length=LONGEST_INPUT, return_tensors="pt")
         ids = text["input_ids"][:, :LONGEST_INPUT].long().cpu()
-        real = (
-            text["attention_mask"][:, :LONGEST_INPUT].cpu()
-            if "attention_mask" in text
-            else ids.new_ones(ids.shape)
-        )
+        real = text.get("attention_mask", torch.ones_like(ids))[:, :LONGEST_INPUT].cpu()
         encoded.append((ids, real))
     longest = max((ids.shape[-1] for ids, _ in encoded), default=0)
     longest = max(longest, min(padded_to or 0, LONGEST_INPUT))

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of, star
 from attnscope.protocols.ruscio2025._maps import (
     PROTOCOL,
     declared,
@@ -68,10 +67,7 @@ class GraphStatistics(NamedTuple):
 
 
 def graph_statistics(
-    attention: Tensor,
-    thresholds: Sequence[float] | Tensor | float,
-    *,
-    variant: Variant = "laplacian",
+    attention: Tensor, thresholds: Sequence[float] | Tensor | float, *, variant: Variant = "laplacian"
 ) -> GraphStatistics:
     """Connectivity, hubs and inequality of the graphs 1[Ā > t], as two of the notebooks compute them.
 
@@ -98,7 +94,7 @@ def graph_statistics(
         is NaN and False.
 
     Raises:
-        ValueError: an unknown variant, a threshold outside (0, 1), and as the exact `graph_statistics`.
+        ValueError: an unknown variant, a threshold outside (0, 1).
 
     Example:
         The causal star with self-loops: key 0 has all n incoming edges, so that a "share" is n/(n−1).
@@ -111,9 +107,6 @@ def graph_statistics(
         [0.4751, 0.6429]
         >>> found.fiedler_value.item(), round(found.hub_share.item() * 29, 9)
         (0.5, 30.0)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
     _checks.choice_argument(f"{PROTOCOL}graph_statistics", "variant", variant, ("laplacian", "fiedler"))
     return _statistics(attention, thresholds, (variant,))[0]
@@ -174,14 +167,13 @@ def _statistics(
     return result
 
 
-def _degrees(incoming: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:
-    """The fields made of the degrees [m, T, n] of graphs."""
-    n = incoming.shape[-1]
+def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:
+    """The fields made of the in-degrees [m, T, n] of graphs."""
+    n = degree.shape[-1]
     # a dropped node has no part in any sum: its degree is 0, so that it comes first in the order
-    isolated = (incoming + outgoing) == 0
+    isolated = (degree + outgoing) == 0
     if variant == "laplacian" and n <= MANY_NODES:
         isolated = torch.zeros_like(isolated)
-    degree = incoming
     dropped = isolated.sum(-1, keepdim=True)
     nodes = (n - dropped.squeeze(-1)).double()
     largest, total = degree.amax(-1), degree.sum(-1)
@@ -208,8 +200,6 @@ def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Te
     n = maps.shape[-1]
     fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64)
     gap = fiedler.clone()
-    if n < 2:
-        return {"fiedler_value": fiedler, "laplacian_gap": gap}
     lowest = maps > float(levels.min())
     both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
     one_way = ~both_ways
@@ -275,25 +265,18 @@ DERIVED = {"graph_statistics": ("both_variants", _variant_of)}
 
 
 def _of_graph(
-    field: str,
-    label: str,
-    meaning: str,
-    expected: float,
-    *,
-    column: str = "",
-    variant: Variant = "laplacian",
-    **more: Any,
+    name: str, label: str, meaning: str, expected: float, *, variant: Variant = "laplacian", **more: Any
 ) -> Quantity:
     """A field, with its value on the star of six tokens with its self-loop."""
     return declared(
-        column or field,
+        name,
         "graph_statistics",
         label,
         meaning,
         Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)}),
         low=0,
         options={"variant": variant},
-        read=field_of(field),
+        read=field_of(name.removeprefix("graph_").removesuffix("_fiedler")),
         axes=("threshold",),
         **more,
     )
@@ -303,13 +286,7 @@ def _of_graph(
 _OF_DEGREES = (
     ("hub_share", "largest in-degree", "Largest in-degree, self-loop included, over n − 1.", 1.2, 1.2),
     ("gini", "Gini of in-degrees", "Inequality of the in-degrees.", 5 / 6, 5 / 6),
-    (
-        "centralization",
-        "centralisation of in-degrees",
-        "Σ(max d − d)/(n − 1)² of the in-degrees.",
-        1.2,
-        1.2,
-    ),
+    ("centralization", "centralisation of in-degrees", "Σ(max d − d)/(n − 1)² of the in-degrees.", 1.2, 1.2),
     ("degree_variance", "variance of in-degrees", "Population variance of the in-degrees.", 5.0, 5.0),
     (
         "star_likeness",
@@ -322,20 +299,18 @@ _OF_DEGREES = (
 
 QUANTITIES = (
     _of_graph(
-        "fiedler_value",
+        "graph_fiedler_value",
         "Fiedler value of the graph",
         "Second smallest eigenvalue of the Laplacian of (B + Bᵀ)/2, B the entries above the threshold.",
         0.5,
-        column="graph_fiedler_value",
     ),
     _of_graph(
-        "laplacian_gap",
+        "graph_laplacian_gap",
         "Laplacian gap of the graph",
         "Distance from its second to its third eigenvalue.",
         0.0,
-        column="graph_laplacian_gap",
     ),
-    *(_of_graph(field, label, meaning, expected) for field, label, meaning, expected, _ in _OF_DEGREES),
+    *(_of_graph(name, label, meaning, expected) for name, label, meaning, expected, _ in _OF_DEGREES),
     _of_graph("density", "density", "Entries above the threshold over n².", 1 / 6, high=1),
     _of_graph(
         "average_shortest_path",
@@ -363,13 +338,12 @@ QUANTITIES = (
     ),
     *(
         _of_graph(
-            field,
+            f"{name}_fiedler",
             f"{label} (Fiedler notebook)",
             f"{meaning} Isolated nodes are dropped.",
             expected,
-            column=f"{field}_fiedler",
             variant="fiedler",
         )
-        for field, label, meaning, _, expected in _OF_DEGREES
+        for name, label, meaning, _, expected in _OF_DEGREES
     ),
 )

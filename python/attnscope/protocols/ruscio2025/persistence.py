@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics.homology.barcodes import Barcodes
+from attnscope.metrics.quantity import identity, ring
 from attnscope.protocols.ruscio2025._maps import PROTOCOL, non_finite
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -18,17 +20,13 @@ Array = np.ndarray[Any, np.dtype[Any]]
 TOKENS = 30
 # Beyond every distance, which lie in [0, 1]: where edges go that the notebook's conversion loses.
 _NEVER = 3.0
-
-
-def kept_tokens(n: int) -> torch.Tensor:
-    """The tokens that the notebook keeps of `n`: all up to 30, else int(linspace(0, n − 1, 30))."""
-    if n <= TOKENS:
-        return torch.arange(n)
-    return torch.from_numpy(np.linspace(0, n - 1, TOKENS).astype(np.int64))
+# Half of each query's attention on itself: tokens are born at 1/2 and meet at 3/4, and the loop of four fills
+# at 1.
+RING = (identity(4) + ring()) / 2
 
 
 def persistence(attention: torch.Tensor) -> Barcodes:
-    """The notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
+    """The topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
 
     What the ripser package makes of a matrix with a non-zero diagonal: vertex i is born at D_ii; only
     entries above the diagonal are read, and an edge enters at its own D_ij even before its ends; entries
@@ -44,20 +42,15 @@ def persistence(attention: torch.Tensor) -> Barcodes:
     Returns:
         Barcodes; edges name the original tokens. A map with NaN or infinite entries has an empty slice.
 
-    Raises:
-        ValueError: as the exact `persistence`.
-
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(4, 4).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
         >>> ruscio2025.persistence(uniform)[()][0].round(6).tolist()
         [[0.0, inf], [0.5, 1.0], [0.666667, 1.0], [0.75, 1.0]]
 
     References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook. Tralie, Saul, Bar-On,
-        Ripser.py, 2018.
+        Tralie, Saul, Bar-On, Ripser.py, 2018.
     """
     return bars_of("persistence", attention)
 
@@ -65,31 +58,27 @@ def persistence(attention: torch.Tensor) -> Barcodes:
 def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     """`persistence` for another function of the protocol, which errors and warnings name."""
     checked = _checks.attention_argument(PROTOCOL + function, attention)
-    kept = kept_tokens(checked.n)
+    # all up to 30, else int(linspace(0, n − 1, 30))
+    kept = torch.from_numpy(np.linspace(0, checked.n - 1, min(checked.n, TOKENS)).astype(np.int64))
     distance = (1.0 - checked.tensor.to(torch.float32))[..., kept[:, None], kept].double()
-    m = len(kept)
     birth_of_vertex = distance.diagonal(dim1=-2, dim2=-1)
     # A diagonal of zeros alone is not converted, and then no entry is lost.
     converted = (birth_of_vertex != 0).any(-1)[..., None, None]
-    edges = torch.where(converted & (distance == 0), _NEVER, distance)
-    edges = torch.triu(edges, 1)
+    edges = torch.where(converted & (distance == 0), _NEVER, distance).triu(1)
     # As similarities that the exact kernel turns back into (1 + D)/2, without rounding: D is a float32
     # within 1e-2 of [0, 1].
     similarity = 1.0 - (1.0 + edges + edges.transpose(-1, -2)) / 2
-    missing = non_finite(checked.tensor)
-    similarity[missing] = torch.nan
+    similarity[non_finite(checked.tensor)] = torch.nan
     birth, death, dimension, opens, closes, offsets, count = _core.persistence(
         similarity, None, 1, "max", "attention"
     )
     birth, death = 2 * birth - 1, 2 * death - 1
     death[death >= _NEVER] = torch.inf
+    columns = [one.numpy() for one in (birth, death, dimension, opens, closes)]
+    each = zip(birth_of_vertex.reshape(-1, len(kept)).numpy(), pairwise(offsets.tolist()), strict=True)
     parts = [
-        _with_vertices(
-            vertices, *(column[begin:end].numpy() for column in (birth, death, dimension, opens, closes))
-        )
-        for vertices, begin, end in zip(
-            birth_of_vertex.reshape(-1, m).numpy(), offsets[:-1].tolist(), offsets[1:].tolist(), strict=True
-        )
+        _with_vertices(vertices, *(column[begin:end] for column in columns))
+        for vertices, (begin, end) in each
     ]
     if parts:
         birth, death, dimension, opens, closes = (

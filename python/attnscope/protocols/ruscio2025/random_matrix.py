@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +13,22 @@ import torch
 
 from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.quantity import Known, causal, field_of, identity, star
 from attnscope.metrics.spectra import singular_values as exact
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, non_finite, percentile_of, zeroed
+from attnscope.protocols.ruscio2025._maps import (
+    PROTOCOL,
+    as_exact,
+    declared,
+    head_mean,
+    named,
+    non_finite,
+    percentile_of,
+    zeroed,
+)
 
-# The notebook's Marchenko–Pastur density: aspect, eigenvalues kept, bins.
+# The notebook's Marchenko–Pastur density: aspect, bounds, eigenvalues kept, bins.
 ASPECT = 0.99
+LOW, HIGH = (1 - math.sqrt(ASPECT)) ** 2, (1 + math.sqrt(ASPECT)) ** 2
 LARGEST = 10
 BINS = 20
 
@@ -30,100 +43,63 @@ class Bulk(NamedTuple):
 
 
 def spectral_ratio(attention: torch.Tensor) -> torch.Tensor:
-    """|λ1|/|λ2| of the head mean; the notebook calls it spectral gap.
+    """|λ1|/|λ2| of a head mean [..., n, n], which the random-matrix notebook calls spectral gap.
 
     Quirk: eigenvalues, not singular values; of a causal map they are its diagonal, so λ1 = A_00 = 1 and
     the ratio says how much the second most self-attending token gives itself.
 
-    Args:
-        attention: head mean [..., n, n].
-
     Returns:
         [...] float64, >= 1, infinite for one token; a map with a NaN or infinite entry is NaN.
-
-    Raises:
-        ValueError: as the exact `spectral_ratio`.
 
     Example:
         Uniform causal attention has the eigenvalues 1, 1/2, 1/3, …
 
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(10, 10, dtype=torch.float64).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> ruscio2025.spectral_ratio(uniform).item()
         2.0
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    sizes, checked, bad = _eigenvalue_sizes("spectral_ratio", attention)
-    return _finished("spectral_ratio", checked, bad, _ratio_of(sizes))
+    return _of_eigenvalues("spectral_ratio", attention, _ratio_of)
 
 
 def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
-    """(Σ|λ|)²/Σ|λ|² of the head mean, over its eigenvalues.
-
-    Args:
-        attention: head mean [..., n, n].
+    """(Σ|λ|)²/Σ|λ|² over the eigenvalues of a head mean [..., n, n], by the random-matrix notebook.
 
     Returns:
         [...] float64, in [1, n]; NaN where every eigenvalue is 0 or an entry is not finite.
 
-    Raises:
-        ValueError: as the exact `participation_ratio`.
-
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(10, 10, dtype=torch.float64).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> round(ruscio2025.participation_ratio(uniform).item(), 3)
         5.536
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     _, checked = head_mean("participation_ratio", attention)
-    result, count = _core.participation_ratio(checked.tensor, None, "eigen")
-    return _checks.finished(PROTOCOL + "participation_ratio", checked, result, count)
+    return _checks.computed(_core.participation_ratio, PROTOCOL + "participation_ratio", checked, "eigen")
 
 
 def stable_rank(attention: torch.Tensor) -> torch.Tensor:
-    """‖A‖_F²/σ1² of the head mean, as the exact `stable_rank`.
-
-    Args:
-        attention: head mean [..., n, n].
+    """‖A‖_F²/σ1² of a head mean [..., n, n], as the exact `stable_rank`, by the random-matrix notebook.
 
     Returns:
         [...] float64, in [1, n]; NaN for a map of zeros or with an entry that is not finite.
-
-    Raises:
-        ValueError: as the exact `stable_rank`.
 
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
         >>> round(ruscio2025.stable_rank(torch.eye(3)).item(), 12)
         3.0
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     return exact.stable_rank_of(_singular_values("stable_rank", attention))
 
 
 def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
-    """The largest singular value of the head mean.
-
-    Args:
-        attention: head mean [..., n, n].
+    """The largest singular value of a head mean [..., n, n], by the random-matrix notebook.
 
     Returns:
         [...] float64, >= 0; a map with a NaN or infinite entry is NaN.
-
-    Raises:
-        ValueError: as the exact `singular_values`.
 
     Example:
         Every query on key 0: σ1 = √n.
@@ -133,109 +109,76 @@ def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
         >>> star = torch.zeros(9, 9, dtype=torch.float64); star[:, 0] = 1
         >>> round(ruscio2025.spectral_norm(star).item(), 12)
         3.0
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     return _singular_values("spectral_norm", attention)[..., 0]
 
 
 def bulk(attention: torch.Tensor) -> Bulk:
-    """Where the bulk of |λ| ends, by the largest gap between neighbours, and its mean and deviation.
+    """Where the bulk of |λ| of a head mean [..., n, n] ends, and its moments, by the random-matrix notebook.
 
     The edge is the middle of the largest gap between consecutive magnitudes (the last magnitude for n <= 2);
     mean and population deviation are over those below it, or over all when fewer than two are.
 
-    Args:
-        attention: head mean [..., n, n].
-
     Returns:
         Bulk, each field [...] float64; a map with a NaN or infinite entry is NaN.
-
-    Raises:
-        ValueError: as the exact `participation_ratio`.
 
     Example:
         Uniform causal attention: 1, 1/2, 1/3, … has its largest gap between the first two.
 
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(10, 10, dtype=torch.float64).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> ruscio2025.bulk(uniform).edge.item()
         0.75
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    sizes, checked, bad = _eigenvalue_sizes("bulk", attention)
-    return _checks.finished(PROTOCOL + "bulk", checked, _bulk_of(sizes, bad), int(bad.sum()))
+    return _of_eigenvalues("bulk", attention, _bulk_of)
 
 
 def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
-    """The share of all mass on the keys whose column sum reaches the 90th percentile of column sums.
+    """The share of a head mean [..., n, n] on the keys whose column sum reaches the 90th percentile.
 
-    Quirk: a tenth of the keys are sinks by construction; uniform causal attention gives about 0.32.
-
-    Args:
-        attention: head mean [..., n, n].
+    Quirk of the random-matrix notebook: a tenth of the keys are sinks by construction; uniform causal
+    attention gives about 0.32.
 
     Returns:
         [...] float64, in [0, 1]; NaN for a map of zeros or with an entry that is not finite.
 
-    Raises:
-        ValueError: as the exact `incoming_attention`.
-
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(20, 20, dtype=torch.float64).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(20, 20).tril() / torch.arange(1, 21)[:, None]
         >>> round(ruscio2025.sink_concentration(uniform).item(), 3)
         0.31
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     maps, checked = head_mean("sink_concentration", attention)
     bad = non_finite(maps)
     incoming = zeroed(maps, bad).sum(-2)
     share = torch.where(incoming >= percentile_of(incoming, 90), incoming, 0.0).sum(-1) / incoming.sum(-1)
-    return _finished("sink_concentration", checked, bad, share)
+    return _checks.finished(f"{PROTOCOL}sink_concentration", checked, share, int(bad.sum()))
 
 
 def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
-    """KL divergence of a histogram of the ten largest |λ| from a Marchenko–Pastur density.
+    """KL divergence of the eigenvalues of a head mean [..., n, n] from a Marchenko–Pastur density.
 
-    The ten largest magnitudes over their mean, in 20 bins over their own range, against the density of aspect
-    0.99 at the bin centres; both normalised to sum 1.
+    The ten largest |λ| over their mean, in 20 bins over their own range, against the density of aspect 0.99
+    at the bin centres; both normalised to sum 1.
 
-    Quirks: ten numbers in twenty bins, a law for covariance eigenvalues held against |λ(A)|, and infinity
-    where a filled bin lies outside the law's support: such maps are to be dropped from means and counted.
-
-    Args:
-        attention: head mean [..., n, n].
+    Quirks of the random-matrix notebook: ten numbers in twenty bins, a law for covariance eigenvalues held
+    against |λ(A)|, and infinity where a filled bin lies outside the law's support: such maps are to be
+    dropped from means and counted.
 
     Returns:
         [...] float64 nats, >= 0 or infinite; NaN where every eigenvalue is 0 or an entry is not finite.
 
-    Raises:
-        ValueError: as the exact `marchenko_pastur_deviation`.
-
     Example:
+        One magnitude of ten times the mean is beyond the law's edge of 3.98.
+
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(30, 30, dtype=torch.float64).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
-        >>> bool(ruscio2025.marchenko_pastur_deviation(uniform) > 0)
-        True
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
+        >>> ruscio2025.marchenko_pastur_deviation(torch.diag(torch.tensor([1.0] + [0.0] * 9))).item()
+        inf
     """
-    name = "marchenko_pastur_deviation"
-    sizes, checked, bad = _eigenvalue_sizes(name, attention)
-    return _finished(name, checked, bad, _deviation_of(sizes))
+    return _of_eigenvalues("marchenko_pastur_deviation", attention, _deviation_of)
 
 
 def spectral_numbers(attention: torch.Tensor, *, known: Any = None) -> dict[str, Any]:
@@ -244,37 +187,54 @@ def spectral_numbers(attention: torch.Tensor, *, known: Any = None) -> dict[str,
     Args:
         attention: head mean [..., n, n].
         known: perhaps the maps' `singular_values` [..., n, 1].
-
-    Returns:
-        What the functions of those names give.
     """
-    sizes, _, bad = _eigenvalue_sizes("spectral_numbers", attention)
+    name = "spectral_numbers"
+    sizes, _, _ = _eigenvalue_sizes(name, attention)
     singular = (known or {}).get("singular_values")
-    singular = _singular_values("spectral_numbers", attention) if singular is None else singular.squeeze(-1)
-    found = {
+    singular = _singular_values(name, attention) if singular is None else singular.squeeze(-1)
+    return {
         "spectral_ratio": _ratio_of(sizes),
         "participation_ratio": participation_ratio(attention),
         "stable_rank": exact.stable_rank_of(singular),
         "spectral_norm": singular[..., 0],
         "marchenko_pastur_deviation": _deviation_of(sizes),
+        "bulk": _bulk_of(sizes),
     }
-    numbers: dict[str, Any] = {name: torch.where(bad, torch.nan, values) for name, values in found.items()}
-    return {**numbers, "bulk": _bulk_of(sizes, bad)}
+
+
+def _of_eigenvalues(function: str, attention: torch.Tensor, number: Callable[[torch.Tensor], Any]) -> Any:
+    """A number of the eigenvalue sizes, after one warning where some are not finite."""
+    sizes, checked, bad = _eigenvalue_sizes(function, attention)
+    return _checks.finished(PROTOCOL + function, checked, number(sizes), bad)
+
+
+def _eigenvalue_sizes(function: str, attention: torch.Tensor) -> tuple[torch.Tensor, _checks.Attention, int]:
+    """|λ| descending [..., n], NaN for maps that are not finite; the argument, and how many those are."""
+    maps, checked = head_mean(function, attention)
+    bad = non_finite(maps)
+    maps = zeroed(maps, bad)
+    sizes = maps.diagonal(dim1=-2, dim2=-1).abs().clone()
+    general = maps.triu(1).any(-1).any(-1)
+    if general.any():
+        # not torch.linalg.eigvals: its solver gives up on uniform attention of 48 tokens and other lengths
+        with _blas.one_thread():
+            sizes[general] = torch.from_numpy(np.abs(np.linalg.eigvals(maps[general].numpy())))
+    sizes = sizes.sort(-1, descending=True).values
+    return sizes.masked_fill_(bad.unsqueeze(-1), torch.nan), checked, int(bad.sum())
+
+
+def _singular_values(function: str, attention: torch.Tensor) -> torch.Tensor:
+    _, checked = head_mean(function, attention)
+    return _checks.computed(_core.singular_values, PROTOCOL + function, checked)
 
 
 def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:
     if sizes.shape[-1] == 1:
-        return torch.full(sizes.shape[:-1], math.inf, dtype=torch.float64)
+        return torch.where(sizes.isnan(), sizes, math.inf).squeeze(-1)
     return sizes[..., 0] / sizes[..., 1]
 
 
-def _deviation_of(sizes: torch.Tensor) -> torch.Tensor:
-    rows = sizes[..., :LARGEST].reshape(-1, min(sizes.shape[-1], LARGEST)).numpy()
-    values = np.array([_divergence_from_law(row) for row in rows], dtype=np.float64)
-    return torch.from_numpy(values).reshape(sizes.shape[:-1])
-
-
-def _bulk_of(sizes: torch.Tensor, bad: torch.Tensor) -> Bulk:
+def _bulk_of(sizes: torch.Tensor) -> Bulk:
     if sizes.shape[-1] <= 2:
         edge = sizes[..., -1]
     else:
@@ -285,7 +245,13 @@ def _bulk_of(sizes: torch.Tensor, bad: torch.Tensor) -> Bulk:
     count = below.sum(-1)
     mean = torch.where(below, sizes, 0.0).sum(-1) / count
     variance = torch.where(below, (sizes - mean.unsqueeze(-1)).square(), 0.0).sum(-1) / count
-    return Bulk(*(torch.where(bad, torch.nan, field) for field in (edge, mean, variance.sqrt())))
+    return Bulk(edge, mean, variance.sqrt())
+
+
+def _deviation_of(sizes: torch.Tensor) -> torch.Tensor:
+    rows = sizes[..., :LARGEST].reshape(-1, min(sizes.shape[-1], LARGEST)).numpy()
+    values = np.array([_divergence_from_law(row) for row in rows], dtype=np.float64)
+    return torch.from_numpy(values).reshape(sizes.shape[:-1])
 
 
 def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
@@ -294,10 +260,9 @@ def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
         return math.nan
     counts, edges = np.histogram(sizes / mean, bins=BINS)
     centres = (edges[:-1] + edges[1:]) / 2
-    low, high = (1 - math.sqrt(ASPECT)) ** 2, (1 + math.sqrt(ASPECT)) ** 2
-    inside = (centres > low) & (centres < high)
+    inside = (centres > LOW) & (centres < HIGH)
     x = np.where(inside, centres, 1.0)
-    density = np.where(inside, np.sqrt((high - x) * (x - low)) / (2 * math.pi * ASPECT * x), 0.0)
+    density = np.where(inside, np.sqrt((HIGH - x) * (x - LOW)) / (2 * math.pi * ASPECT * x), 0.0)
     if not density.sum() > 0:
         return math.nan
     p, q = counts / counts.sum(), density / density.sum()
@@ -307,30 +272,80 @@ def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
     return float(np.sum(p[filled] * np.log(p[filled] / q[filled])))
 
 
-def _eigenvalue_sizes(
-    function: str, attention: torch.Tensor
-) -> tuple[torch.Tensor, _checks.Attention, torch.Tensor]:
-    """|λ| descending [..., n], 0 where an entry is not finite, with the argument and where that is."""
-    maps, checked = head_mean(function, attention)
-    bad = non_finite(maps)
-    maps = zeroed(maps, bad)
-    sizes = maps.diagonal(dim1=-2, dim2=-1).abs().clone()
-    general = maps.triu(1).ne(0).any(-1).any(-1)
-    if general.any():
-        # not torch.linalg.eigvals: its solver gives up on uniform attention of 48 tokens and other lengths
-        with _blas.one_thread():
-            sizes[general] = torch.from_numpy(np.abs(np.linalg.eigvals(maps[general].numpy())))
-    return sizes.sort(-1, descending=True).values, checked, bad
+# Eigenvalues of uniform causal attention are 1, 1/2, 1/3, …; of four tokens the last three are below 3/4.
+_TEN = [1 / k for k in range(1, 11)]
+_BELOW = _TEN[1:4]
+# Where all values are equal, they are in the eleventh of 20 bins over [1/2, 3/2].
+_CENTRES = [0.525 + 0.05 * k for k in range(BINS)]
+_LAW = [math.sqrt((HIGH - x) * (x - LOW)) / x for x in _CENTRES]
+
+QUANTITIES = (
+    named(
+        "participation_ratio",
+        "participation ratio",
+        "(Σ|λ|)²/Σ|λ|² over the eigenvalues of the map: of a causal one, its diagonal.",
+        Known(sum(_TEN) ** 2 / sum(value**2 for value in _TEN), causal(10)),
+        symbol="PR",
+        low=1,
+        high=float,
+    ),
+    as_exact(exact, "stable_rank"),
+    named(
+        "spectral_ratio",
+        "eigenvalue ratio",
+        "First over second |eigenvalue|.",
+        Known(2.0, causal(4)),
+        kind="ratio",
+        low=1,
+    ),
+    named(
+        "spectral_norm",
+        "spectral norm",
+        "Largest singular value.",
+        Known(math.sqrt(6), star(6)),
+        symbol=r"$\sigma_1$",
+        low=0,
+    ),
+    named(
+        "marchenko_pastur_deviation",
+        "KL from Marchenko-Pastur",
+        "KL of the histogram of the ten largest |eigenvalues| from a Marchenko-Pastur density.",
+        Known(-math.log(_LAW[10] / sum(_LAW)), identity(12)),
+        low=0,
+    ),
+    *(
+        declared(
+            f"bulk_{field}", "bulk", label, meaning, Known(expected, causal(4)), low=0, read=field_of(field)
+        )
+        for field, label, meaning, expected in (
+            ("edge", "bulk edge", "Middle of the largest gap between consecutive |eigenvalues|.", 0.75),
+            ("mean", "bulk mean", "Mean of the |eigenvalues| below that edge.", fmean(_BELOW)),
+            (
+                "std",
+                "bulk deviation",
+                "Standard deviation of the |eigenvalues| below that edge.",
+                pstdev(_BELOW),
+            ),
+        )
+    ),
+    named(
+        "sink_concentration",
+        "mass of the top columns",
+        "Share of mass on columns whose sum reaches the 90th percentile of column sums.",
+        Known(1.0, star(6)),
+        low=0,
+        high=1,
+    ),
+)
 
 
-def _singular_values(function: str, attention: torch.Tensor) -> torch.Tensor:
-    _, checked = head_mean(function, attention)
-    result, count = _core.singular_values(checked.tensor, None)
-    return _checks.finished(PROTOCOL + function, checked, result, count)
+def _reading(name: str) -> Callable[[dict[str, Any]], Any]:
+    return lambda numbers: numbers[name]
 
 
-def _finished(
-    function: str, checked: _checks.Attention, bad: torch.Tensor, result: torch.Tensor
-) -> torch.Tensor:
-    result = torch.where(bad, torch.nan, result)
-    return _checks.finished(PROTOCOL + function, checked, result, int(bad.sum()))
+SOURCES = (spectral_numbers,)
+DERIVED: dict[str, tuple[str, Callable[..., Any]]] = {
+    one.metric: ("spectral_numbers", _reading(one.metric))
+    for one in QUANTITIES
+    if one.metric != "sink_concentration"
+}

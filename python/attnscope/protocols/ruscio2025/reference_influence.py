@@ -4,20 +4,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from attnscope import _checks
-from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of, how_many
+from attnscope.metrics.quantity import Known, Site, field_of, full, how_many
 from attnscope.protocols.ruscio2025._maps import (
+    PROTOCOL,
     declared,
     head_mean,
     hidden_states,
-    limited,
     non_finite,
     zeroed,
 )
@@ -44,9 +42,10 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     The reference R is found by the rule "reference" of `sink_tokens`. relative_magnitude = ‖c_R‖/‖c‖ cut to
     [0, 1]; directional = (cos(c_R, c) + 1)/2; information_change = ‖c − c_N‖₂, at most 1e6.
 
-    Quirks: rows are normalised; states with an entry above 1e5 are scaled down whole; hidden states stand
-    for values; queries in R enter with 0.5, 0.5 and 0, which pulls means towards these; information_change
-    is ‖c_R‖ again, in the units of the residual stream; a vanishing ‖c‖ gives magnitude 0 or 1.
+    Quirks of the reference notebook: rows are normalised; states with an entry above 1e5 are scaled down
+    whole; hidden states stand for values; queries in R enter with 0.5, 0.5 and 0, which pulls means towards
+    these; information_change is ‖c_R‖ again, in the units of the residual stream; a vanishing ‖c‖ gives
+    magnitude 0 or 1.
 
     Args:
         attention: head mean [..., n, n].
@@ -54,9 +53,6 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
 
     Returns:
         ReferenceInfluence, float64; a map or state with a NaN or infinite entry is NaN.
-
-    Raises:
-        ValueError: as the exact `reference_influence`.
 
     Example:
         >>> import torch
@@ -67,16 +63,15 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
         tensor([0.5000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
         >>> found.directional
         tensor([0.5000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, reference notebook.
     """
     name = "reference_influence"
     maps, checked = head_mean(name, attention)
     states = hidden_states(name, hidden, checked)
     bad = non_finite(maps, states).expand(checked.leading)
     maps = zeroed(maps, bad)
-    states = limited(zeroed(states, bad), LARGEST_STATE)
+    states = zeroed(states, bad)
+    size = states.abs().amax((-2, -1), keepdim=True)
+    states = torch.where(size > LARGEST_STATE, states * (LARGEST_STATE / size), states)
     reference = sink_tokens(maps, rule="reference") & ~bad.unsqueeze(-1)
     mass = maps.sum(-1, keepdim=True)
     mass = torch.where(mass > 0, mass, 1.0)
@@ -97,7 +92,7 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     result = ReferenceInfluence(
         outside(magnitude, 0.5), outside(directional, 0.5), outside(change, 0.0), reference
     )
-    return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states")
+    return _checks.finished(PROTOCOL + name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 # Of two tokens with equal states the first is the reference. The first query is in it; the second takes half
@@ -105,63 +100,62 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
 _STATES = {"hidden": torch.ones(2, 3, dtype=torch.float64)}
 
 
-def _of_sinks(
-    name: str,
-    read: Callable[[ReferenceInfluence], torch.Tensor],
-    label: str,
-    meaning: str,
-    expected: float,
-    *,
-    axes: tuple[str, ...] = ("query",),
-    **more: Any,
-) -> Quantity:
-    return declared(
-        name,
-        "reference_influence",
-        label,
-        meaning,
-        Known(expected, full(2), _STATES, (1,) if axes else ()),
-        low=0,
-        options={"hidden": Site("hidden")},
-        read=read,
-        needs=("attention", "hidden"),
-        axes=axes,
-        **more,
-    )
-
+_OF_STATES: dict[str, Any] = {
+    "options": {"hidden": Site("hidden")},
+    "needs": ("attention", "hidden"),
+    "low": 0,
+}
 
 QUANTITIES = (
-    _of_sinks(
-        "reference_magnitude",
-        field_of("relative_magnitude"),
-        "reference, magnitude",
-        "Norm of what the reference contributes to a query's output over the norm of the output, at most 1.",
-        0.5,
-        high=1,
+    *(
+        declared(
+            name,
+            "reference_influence",
+            label,
+            meaning,
+            Known(expected, full(2), _STATES, entry=(1,)),
+            high=high,
+            read=field_of(field),
+            axes=("query",),
+            **_OF_STATES,
+        )
+        for name, field, label, meaning, expected, high in (
+            (
+                "reference_magnitude",
+                "relative_magnitude",
+                "reference, magnitude",
+                "Norm of what the reference contributes to a query's output over the norm of the output, "
+                "at most 1.",
+                0.5,
+                1,
+            ),
+            (
+                "reference_directional",
+                "directional",
+                "reference, direction",
+                "(cos + 1)/2 between that contribution and the whole output.",
+                1.0,
+                1,
+            ),
+            (
+                "reference_information",
+                "information_change",
+                "reference, size",
+                "Norm of the output minus what is left without the reference: of the contribution once more.",
+                0.5 * math.sqrt(3),
+                None,
+            ),
+        )
     ),
-    _of_sinks(
-        "reference_directional",
-        field_of("directional"),
-        "reference, direction",
-        "(cos + 1)/2 between that contribution and the whole output.",
-        1.0,
-        high=1,
-    ),
-    _of_sinks(
-        "reference_information",
-        field_of("information_change"),
-        "reference, size",
-        "Norm of the output minus what is left without the reference: of the contribution once more.",
-        0.5 * math.sqrt(3),
-    ),
-    _of_sinks(
+    declared(
         "reference_count",
-        lambda found: how_many(found.reference),
+        "reference_influence",
         "reference tokens per map",
         "Number of keys that the notebook's rule takes for the reference.",
-        1,
+        Known(1, full(2), _STATES),
         kind="count",
         high=float,
-        axes=(),
+        read=lambda found: how_many(found.reference),
+        **_OF_STATES,
     ),
 )

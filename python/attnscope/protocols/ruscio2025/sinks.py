@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""The four rules by which the notebooks call a key a sink."""
+"""The four rules by which the notebooks call a key a sink, and whether a head keeps to one."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from attnscope import _checks
-from attnscope.metrics._closed_forms import star
-from attnscope.metrics.quantity import Known, how_many
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, percentile_of
+from attnscope.metrics.information import sink_sets as exact
+from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, non_finite, percentile_of
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
 
@@ -37,20 +38,16 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
         NaN or infinite entry.
 
     Raises:
-        ValueError: an unknown rule, a percentile outside 0..100, and as the exact `sink_tokens`.
+        ValueError: an unknown rule, a percentile outside 0..100.
 
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(10, 10).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(10, 10).tril() / torch.arange(1, 11)[:, None]
         >>> ruscio2025.sink_tokens(uniform, rule="rmt").nonzero().flatten()
         tensor([0])
         >>> ruscio2025.sink_tokens(uniform, rule="reference").nonzero().flatten()
         tensor([0, 1, 2])
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks.
     """
     name = "ruscio2025.sink_tokens"
     _checks.choice_argument(name, "rule", rule, ("kl", "rmt", "reference", "topology"))
@@ -78,17 +75,50 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
     return _checks.finished(name, checked, found, int(bad.sum()))
 
 
+class Specialization(NamedTuple):
+    """The modal token, the share of samples that have it, and the two verdicts."""
+
+    modal: Any
+    consistency: float
+    samples: int
+    specialised: bool
+    specialised_half: bool
+
+
+def head_specialization(tokens: Sequence[Any]) -> Specialization:
+    """The share of samples in which a head's sink is its most frequent token.
+
+    A head counts as specialised from a share of 0.3 over at least 5 samples; 0.5 is counted as well.
+
+    Quirk: the topology notebook takes token strings, so that a head which always attends to position 0 counts
+    as unspecialised where sentences begin with different words. Positions tell that apart.
+
+    Args:
+        tokens: the sink of one head in every sample, as a token string (or a position).
+
+    Returns:
+        Specialization; the first of several equally frequent tokens is the modal one.
+
+    Raises:
+        ValueError: no sample.
+
+    Example:
+        >>> from attnscope.protocols import ruscio2025
+        >>> ruscio2025.head_specialization(["<s>", "<s>", "the", "<s>", ","])
+        Specialization(modal='<s>', consistency=0.6, samples=5, specialised=True, specialised_half=True)
+    """
+    if len(tokens) == 0:
+        raise ValueError("ruscio2025.head_specialization: tokens must hold at least one sample, got none")
+    modal, count = Counter(tokens).most_common(1)[0]
+    share, enough = count / len(tokens), len(tokens) >= 5
+    return Specialization(modal, share, len(tokens), enough and share >= 0.3, enough and share >= 0.5)
+
+
 QUANTITIES = (
-    declared(
+    as_exact(
+        exact,
         "sink_count",
-        "sink_tokens",
-        "sink tokens per map",
-        "Keys whose column sum reaches the 90th percentile of column sums.",
-        Known(1, star(6)),
-        kind="count",
-        low=0,
-        high=float,
+        meaning="Keys whose column sum reaches the 90th percentile of column sums.",
         options={"rule": "rmt"},
-        read=how_many,
     ),
 )

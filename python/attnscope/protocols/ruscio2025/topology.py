@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from attnscope.metrics._closed_forms import full, identity, ring
+from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, zeroed
-from attnscope.protocols.ruscio2025.persistence import bars_of
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, non_finite, zeroed
+from attnscope.protocols.ruscio2025.entropy import bits
+from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
 DENSITY_THRESHOLDS = (0.2, 0.4)
 
@@ -47,7 +48,9 @@ class Topology(NamedTuple):
     strongest_edge: torch.Tensor
 
 
-def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> Topology:
+def topology(
+    attention: torch.Tensor, *, barcodes: Barcodes | None = None, row_entropy: torch.Tensor | None = None
+) -> Topology:
     """Lengths of bars, densities and moments of a map, as the topology notebook stores them.
 
     Bars come from at most 30 tokens (`ruscio2025.persistence`), everything else from the whole map. On a
@@ -57,132 +60,88 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
         attention: head mean [..., n, n]; the notebook also takes the moments, the entropy, the top key and
             the strongest edge of every head.
         barcodes: what `ruscio2025.persistence` says of the same maps, where it is known already.
+        row_entropy: what `ruscio2025.attention_entropy` with base 2 says of them, likewise.
 
     Returns:
         Topology; NaN, and −1 for indices, where a map holds a NaN or infinite entry.
-
-    Raises:
-        ValueError: as the exact `persistence`.
 
     Example:
         Finite H0 lengths of uniform causal attention are 1/2, 1/3 and 1/4.
 
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
-        >>> uniform = torch.ones(4, 4).tril()
-        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> uniform = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
         >>> found = ruscio2025.topology(uniform)
         >>> round(found.mean_length[0].item(), 6), found.top_key.item(), found.strongest_edge.tolist()
         (0.361111, 0, [0, 0])
-
-    References:
-        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
+    name = f"{PROTOCOL}topology"
     maps, checked = head_mean("topology", attention)
     bad = non_finite(maps)
     bars = bars_of("topology", attention) if barcodes is None else barcodes
     if not isinstance(bars, Barcodes):
-        raise TypeError(
-            f"ruscio2025.topology: barcodes must be what persistence returns, got {type(bars).__name__}"
-        )
+        raise TypeError(f"{name}: barcodes must be what persistence returns, got {type(bars).__name__}")
     if bars.shape != checked.leading:
         raise ValueError(
-            f"ruscio2025.topology: barcodes must be of maps of leading shape {checked.leading}, "
-            f"got {bars.shape}"
+            f"{name}: barcodes must be of maps of leading shape {checked.leading}, got {bars.shape}"
         )
-    mean_length = torch.full((bars.offsets.numel() - 1, 2), torch.nan, dtype=torch.float64)
-    max_length = mean_length.clone()
-    length = (bars.death - bars.birth).numpy()
-    for index in range(len(mean_length)):
-        begin, end = int(bars.offsets[index]), int(bars.offsets[index + 1])
-        own = length[begin:end]
-        for dimension in (0, 1):
-            finite = own[np.isfinite(own) & (bars.dimension[begin:end].numpy() == dimension)]
+    length, dimension = (bars.death - bars.birth).numpy(), bars.dimension.numpy()
+    mean_length, max_length = np.full((2, len(bars.offsets) - 1, 2), np.nan)
+    for index, (begin, end) in enumerate(pairwise(bars.offsets.tolist())):
+        for k in (0, 1):
+            own = length[begin:end][dimension[begin:end] == k]
+            finite = own[np.isfinite(own)]
             if len(finite):
-                mean_length[index, dimension] = float(finite.mean())
-                max_length[index, dimension] = float(finite.max())
-
-    nan = torch.tensor(torch.nan, dtype=torch.float64)
+                mean_length[index, k], max_length[index, k] = finite.mean(), finite.max()
     clean = zeroed(maps, bad)
     flat = clean.flatten(-2)
-    n = checked.n
     # in float32, where an entry of 1/5 does not exceed 0.2
     single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32)
-    density = torch.stack([(single > level).double().mean(-1) for level in levels], -1)
-    entropy = -(flat * torch.log2(flat + 1e-10)).sum(-1)
+    # counts below 2**24 are exact in float32, and quick
+    density = torch.stack([(single > level).float().sum(-1).double() / checked.n**2 for level in levels], -1)
+    if row_entropy is None:
+        rows = bits(clean)
+    else:
+        rows = _checks.float_tensor(name, "row_entropy", row_entropy)
+        rows = _checks.expanded(f"{name}: row_entropy", rows, maps.shape[:-1])
     strongest = flat.argmax(-1)
-    edge = torch.stack([strongest // n, strongest % n], -1)
+    edge = torch.stack([strongest // checked.n, strongest % checked.n], -1)
     return Topology(
-        mean_length.reshape(*checked.leading, 2),
-        max_length.reshape(*checked.leading, 2),
-        torch.where(bad[..., None], nan, density),
-        torch.where(bad, nan, flat.mean(-1)),
-        torch.where(bad, nan, flat.amax(-1)),
-        torch.where(bad, nan, (flat - flat.mean(-1, keepdim=True)).square().mean(-1).sqrt()),
-        torch.where(bad, nan, entropy),
+        torch.from_numpy(mean_length).reshape(*checked.leading, 2),
+        torch.from_numpy(max_length).reshape(*checked.leading, 2),
+        torch.where(bad[..., None], torch.nan, density),
+        torch.where(bad, torch.nan, flat.mean(-1)),
+        torch.where(bad, torch.nan, flat.amax(-1)),
+        torch.where(bad, torch.nan, (flat - flat.mean(-1, keepdim=True)).square().mean(-1).sqrt()),
+        torch.where(bad, torch.nan, rows.sum(-1)),
         torch.where(bad, -1, clean.mean(-2).argmax(-1)),
         torch.where(bad[..., None], -1, edge),
     )
 
 
-# Half of each query's attention on itself: tokens are born at 1/2 and meet at 3/4, and the loop of four fills
-# at 1.
-_RING = (identity(4) + ring()) / 2
 _CORNER = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], dtype=torch.float64)
 
 
 def _of_topology(
-    name: str,
-    field: str,
-    label: str,
-    meaning: str,
-    expected: float | tuple[float, ...],
-    maps: torch.Tensor,
-    **more: Any,
+    name: str, field: str, label: str, meaning: str, known: Known, *, at: int | None = None, **more: Any
 ) -> Quantity:
-    shared = {"barcodes": Shared("persistence")}
-    known = Known(expected, maps)
+    """A field, or one entry of it."""
+    whole = field_of(field)
     return declared(
-        name, "topology", label, meaning, known, low=0, options=shared, read=field_of(field), **more
+        name,
+        "topology",
+        label,
+        meaning,
+        known,
+        low=0,
+        options={
+            "barcodes": Shared("persistence"),
+            "row_entropy": Shared("attention_entropy", (("base", 2),)),
+        },
+        read=whole if at is None else lambda found: whole(found)[..., at],
+        **more,
     )
 
-
-_MEAN, _LONGEST = (
-    _of_topology(
-        f"{word}_persistence",
-        f"{word}_length",
-        f"{said} H{{dimension}} bar",
-        f"{said.capitalize()} finite bar of at most 30 tokens in dimension {{dimension}}; of a causal map in "
-        "dimension 0, self-attentions.",
-        (0.25, 0.25),
-        _RING,
-        axes=("dimension",),
-    )
-    for word, said in (("mean", "mean"), ("max", "longest"))
-)
-_DENSITY, _EDGE = (
-    _of_topology(
-        "entry_density",
-        "density",
-        "density of entries",
-        "Share of all entries above a threshold.",
-        (0.25, 0.25),
-        identity(4),
-        high=1,
-        axes=("at",),
-    ),
-    _of_topology(
-        "strongest",
-        "strongest_edge",
-        "strongest edge",
-        "Query and key of the largest entry.",
-        (2, 1),
-        _CORNER,
-        kind="position",
-        high=lambda n: n - 1,
-        axes=("end",),
-    ),
-)
 
 QUANTITIES = (
     _of_topology(
@@ -190,41 +149,62 @@ QUANTITIES = (
         "top_key",
         "strongest column",
         "The key of largest column mean.",
-        1,
-        _CORNER,
+        Known(1, _CORNER),
         kind="position",
         high=lambda n: n - 1,
     ),
-    *(one.at(dimension=dimension) for dimension in (0, 1) for one in (_MEAN, _LONGEST)),
-    _of_topology("attention_mean", "mean", "mean entry", "Mean of all entries.", 0.25, full(4)),
-    _of_topology("attention_max", "max", "largest entry", "Largest entry.", 0.75, _CORNER, high=1),
+    *(
+        _of_topology(
+            f"{word}_persistence_{dimension}",
+            f"{word}_length",
+            f"{said} H{dimension} bar",
+            f"{said.capitalize()} finite bar of at most 30 tokens in dimension {dimension}; of a causal map "
+            "in dimension 0, self-attentions.",
+            Known(0.25, RING),
+            at=dimension,
+        )
+        for dimension in (0, 1)
+        for word, said in (("mean", "mean"), ("max", "longest"))
+    ),
+    _of_topology("attention_mean", "mean", "mean entry", "Mean of all entries.", Known(0.25, full(4))),
+    _of_topology("attention_max", "max", "largest entry", "Largest entry.", Known(0.75, _CORNER), high=1),
     _of_topology(
-        "attention_std", "std", "deviation of entries", "Standard deviation of all entries.", 0.5, identity(2)
+        "attention_std",
+        "std",
+        "deviation of entries",
+        "Standard deviation of all entries.",
+        Known(0.5, identity(2)),
     ),
     _of_topology(
         "matrix_entropy",
         "entropy",
         "entropy of the matrix (bits)",
         "−Σ a·log2(a + 1e-10) over the whole matrix.",
-        -4 * math.log2(0.25 + 1e-10),
-        full(4),
+        Known(-4 * math.log2(0.25 + 1e-10), full(4)),
     ),
     *(
-        replace(
-            _DENSITY.at(at=at),
-            name=f"entry_density_{round(100 * threshold)}",
-            label=f"entries above {threshold}",
-            meaning=f"Share of all entries above {threshold}.",
+        _of_topology(
+            f"entry_density_{round(100 * threshold)}",
+            "density",
+            f"entries above {threshold}",
+            f"Share of all entries above {threshold}.",
+            Known(0.25, identity(4)),
+            at=at,
+            high=1,
         )
         for at, threshold in enumerate(DENSITY_THRESHOLDS)
     ),
     *(
-        replace(
-            _EDGE.at(end=end),
-            name=f"strongest_{word}",
-            label=f"{word} of the largest entry",
-            meaning=f"The {word} of the largest entry of the map.",
+        _of_topology(
+            f"strongest_{word}",
+            "strongest_edge",
+            f"{word} of the largest entry",
+            f"The {word} of the largest entry of the map.",
+            Known(place, _CORNER),
+            at=at,
+            kind="position",
+            high=lambda n: n - 1,
         )
-        for end, word in enumerate(("query", "key"))
+        for at, (word, place) in enumerate((("query", 2), ("key", 1)))
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnscope.metrics.clouds._clouds import points_argument
+from attnscope.metrics.clouds.cloud_distances import points_argument
 
 
 def one_cloud(function: str, points: Any, name: str = "points") -> Tensor:

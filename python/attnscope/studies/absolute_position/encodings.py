@@ -66,9 +66,10 @@ def _visible(run: StageRun, edits: tuple[Any, ...]) -> list[str]:
     ids = torch.ones(1, n, dtype=torch.long, device=run.model().device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     try:
-        own = preflight.plan_for(model, inputs).tier == INTERFACE
+        plan = preflight.plan_for(model, inputs)
     except RuntimeError:
         return []
+    own = plan is not None and plan.tier == INTERFACE
     with forward(model, inputs, Forward(("lse" if own else "attention",), edits=edits)) as layers:
         names = list(dict.fromkeys(layer.visibility.name for layer in layers))
     return names if own else []

@@ -8,8 +8,7 @@ import pandas as pd
 
 from attnscope.plots.figure import Tables, optional, stored
 from attnscope.plots.selection import last_step
-from attnscope.report.claims import claims_frame, interval
-from attnscope.report.numbers import number
+from attnscope.report.numbers import claims_frame, interval, number
 from attnscope.report.section import Page, Section
 from attnscope.studies.absolute_position.options import REPLACEMENTS
 from attnscope.studies.absolute_position.sections_precursor import write_leakage

@@ -329,13 +329,13 @@ class AbsolutePosition(Study):
 def tier_of(run: StageRun) -> int:
     """How the model's attention is captured; only the first way hands out the softmax's argument."""
     model = run.model().model
-    inputs = preflight.trial_inputs(model)
-    if inputs is None:
-        raise LoadError(f"{type(model).__name__} takes no token ids")
     try:
-        return preflight.plan_for(model, inputs).tier
+        plan = preflight.plan_for(model)
     except RuntimeError as error:
         raise LoadError(str(error)) from None
+    if plan is None:
+        raise LoadError(f"{type(model).__name__} takes no token ids")
+    return plan.tier
 
 
 def _early(unit: Unit) -> int:

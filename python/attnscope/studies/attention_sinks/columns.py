@@ -143,18 +143,13 @@ def of_attention_alone(quantities: Sequence[Quantity]) -> list[Quantity]:
         for one in quantities
         if (one.needs, one.scope) == (("attention",), "map")
         and _asked_by(one) != "reference_influence"
-        and not _reads_layers(one)
+        and not reads_layers(one)
     ]
 
 
 def of_layers(quantities: Sequence[Quantity]) -> list[Quantity]:
     """Those that only the heads of a layer together have."""
-    return [one for one in quantities if one.scope == "layer" or _reads_layers(one)]
-
-
-def _reads_layers(one: Quantity) -> bool:
-    name = found().derived.get((one.protocol, one.metric), (one.metric,))[0]
-    return reads_layers(found().functions[one.protocol, name])
+    return [one for one in quantities if one.scope == "layer" or reads_layers(one)]
 
 
 def of_means(quantities: Sequence[Quantity]) -> list[Quantity]:

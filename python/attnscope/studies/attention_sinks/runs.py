@@ -14,6 +14,7 @@ from attnscope.engine.forward import Batch
 from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.information.fisher import fisher_trace
 from attnscope.metrics.information.sinks import sink_tokens
+from attnscope.models.architecture import text_config
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Ablation:
         for at, (name, keys) in enumerate(sets.items()):
             seeds = [[self.seed, sample, 0xAB1A, at] for sample in self.batch.samples]
             controls[name], there[name] = matched_keys(keys, self.batch.lengths, seeds)
-        text = loaded.model.config.get_text_config()
+        text = text_config(loaded.model.config)
         each = max(1, LOGITS_BYTES // (8 * max(self.batch.lengths) * int(text.vocab_size)))
         for begin in range(0, len(self.batch.samples), each):
             part = slice(begin, begin + each)

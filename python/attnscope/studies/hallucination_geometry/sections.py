@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.claims import NOT_TESTABLE, SUPPORTED
-from attnscope.report.claims import claims_frame
-from attnscope.report.numbers import number
+from attnscope.report.numbers import claims_frame, number
 from attnscope.report.section import Page, Section
 
 WORDS = {

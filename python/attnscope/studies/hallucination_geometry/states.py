@@ -12,8 +12,8 @@ import torch
 
 from attnscope.capture import Forward
 from attnscope.capture.likelihood.tokens import token_likelihood
-from attnscope.engine.disk.store import dataset
 from attnscope.engine.schema import MissingError
+from attnscope.engine.store import dataset
 from attnscope.engine.tables import described
 from attnscope.studies.hallucination_geometry.questions import as_table
 from attnscope.studies.hallucination_geometry.tables import TABLES

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from attnscope.metrics.weights.alignment_gain import alignment_gain
-from attnscope.metrics.weights.jackknife import jackknife_interval
 from attnscope.metrics.weights.low_rank import LowRank
 from attnscope.metrics.weights.matrix_spectrum import spectrum_of
+from attnscope.metrics.weights.moments import jackknife_interval
 from attnscope.metrics.weights.subspace_fraction import (
     Side,
     concentration,

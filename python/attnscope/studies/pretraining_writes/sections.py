@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.claims import NOT_TESTABLE
-from attnscope.report.claims import claims_frame
+from attnscope.report.numbers import claims_frame
 from attnscope.report.section import Page, Section
 
 #: Pairs that the sentences at the top speak of.

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.metrics.signals.harmonics import harmonic_distortion
+from attnscope.engine.forward import self_attention
+from attnscope.metrics.signals.power_spectrum import harmonic_distortion
 
 POSITIONS = 256
 ORDERS = 5
@@ -94,25 +95,17 @@ def harmonics(model: Any) -> dict[str, Any]:
     for label, inputs in inputs_of(model):
         n = next(iter(inputs.values())).shape[1]
         resolved = torch.nonzero(theta * n >= 2 * math.pi * CYCLES).flatten()
-        for number, query, key in _rotations(model, inputs):
-            rows += _layer_rows(label, name, number, query, key, theta, resolved, function)
+        for number, layer in self_attention(model, inputs, sites=("attention", "query", "key")):
+            query, key = (layer.tensors[site][0].detach().double().cpu() for site in ("query", "key"))
+            keys = {"layer": number, "input": label, "protocol": "exact", "activation": name}
+            rows += [{**keys, **row} for row in _layer_rows(query, key, theta, resolved, function)]
     return {column: [row[column] for row in rows] for column in rows[0]} if rows else {}
 
 
-def _rotations(model: Any, inputs: dict[str, Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Queries and keys [heads, n, d] of every layer, float64."""
-    from attnscope.engine.forward import self_attention
-
-    for number, layer in self_attention(model, inputs, sites=("attention", "query", "key")):
-        query, key = (layer.tensors[site][0].detach().double().cpu() for site in ("query", "key"))
-        yield number, query, key
-
-
 def _layer_rows(
-    label: str, name: str, number: int, query: Tensor, key: Tensor, theta: Tensor, resolved: Tensor,
-    function: Callable[[Tensor], Tensor],
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Rows of one layer, for the halves of each rotated pair together."""
+    query: Tensor, key: Tensor, theta: Tensor, resolved: Tensor, function: Callable[[Tensor], Tensor]
+) -> list[dict[str, Any]]:
+    """Rows of one layer, for the halves of each rotated pair together; queries and keys are [heads, n, d]."""
     half = len(theta)
     position = torch.arange(query.shape[-2], dtype=torch.float64)
     rows = []
@@ -134,11 +127,7 @@ def _layer_rows(
         waves = interference(of_query, of_key.expand_as(of_query), theta[k].expand_as(of_query), function)
         rows.append(
             {
-                "layer": number,
-                "input": label,
                 "pair": k,
-                "protocol": "exact",
-                "activation": name,
                 "theta": float(theta[k]),
                 "amplitude": float(of_query.mean()),
                 "distortion_before": float(before.nansum(-1).mean()),

@@ -27,13 +27,14 @@ from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import Seen, under
 from attnscope.studies.wavelet_heads import summaries
 from attnscope.studies.wavelet_heads.harmonics import harmonics
-from attnscope.studies.wavelet_heads.options import BANDS, METRICS, WaveletOptions
 from attnscope.studies.wavelet_heads.tables import (
+    BANDS,
     LEARNED,
     MEASURED,
     POWER_SHARE,
     PROFILE,
     TABLES,
+    WaveletOptions,
     of_heads,
     over_queries,
 )
@@ -75,7 +76,7 @@ class WaveletStudy(Study):
         options: WaveletOptions = self.options
         scales = [over_queries(ENERGY, options), over_queries(PROFILE, options)]
         self._taken = Chosen(
-            [*of_heads(options, [metric for metric in METRICS if options.takes(metric)])],
+            of_heads(options),
             [over_queries(POWER_SHARE, options)] if options.takes("power_spectrum") else [],
             scales if options.takes("scale_sensitivity") else [],
         )

@@ -51,31 +51,22 @@ def phases(results: Results) -> pd.DataFrame:
     """Every number of every checkpoint: mean over heads, then over sentences, with its interval."""
     import pandas as pd
 
-    rows: list[dict[str, Any]] = []
-    columns = [*CHECKPOINT_KEYS, "metric", "mean", "low", "high", "samples"]
+    rows: list[tuple[Any, ...]] = []
     there = [name for name in results.tables() if name in ("heads", "uncertainty", "scale_sensitivity")]
     tables = {name: results.table(name) for name in there}
     known = {*results.keys("heads"), "n_tokens", "support"} if "heads" in tables else set()
     checkpoints = [table[list(CHECKPOINT_KEYS)] for table in tables.values()]
     seen = pd.concat(checkpoints).drop_duplicates() if checkpoints else pd.DataFrame()
     for key in seen.itertuples(index=False):
-        keys = dict(zip(CHECKPOINT_KEYS, key, strict=True))
         own = {
-            name: table[(table[list(keys)] == list(keys.values())).all(axis=1)]
+            name: table[(table[list(CHECKPOINT_KEYS)] == list(key)).all(axis=1)]
             for name, table in tables.items()
         }
         for metric, values in _by_sentence(own, known):
             good = values[np.isfinite(values)]
-            if not len(good):
-                continue
-            low, high = math.nan, math.nan
-            if len(good) > 1:
-                interval = bootstrap(good)
-                low, high = interval.low, interval.high
-            mean = float(good.mean())
-            numbers = {"mean": mean, "low": low, "high": high, "samples": len(good)}
-            rows.append({**keys, "metric": metric, **numbers})
-    return pd.DataFrame(rows, columns=columns)
+            if len(good):
+                rows.append((*key, metric, *bootstrap(good)))
+    return pd.DataFrame(rows, columns=[*CHECKPOINT_KEYS, "metric", "mean", "low", "high", "samples"])
 
 
 def _by_sentence(own: Mapping[str, pd.DataFrame], known: Container[str]) -> Iterator[tuple[str, Any]]:
@@ -98,30 +89,18 @@ def _by_sentence(own: Mapping[str, pd.DataFrame], known: Container[str]) -> Iter
 
 def published(table: pd.DataFrame) -> pd.DataFrame:
     """The table `published`: the paper's values for models of this run, beside the run's own."""
-    import pandas as pd
-
-    from attnscope.published import published_numbers
-    from attnscope.published.numbers import same_model
+    from attnscope.published import published_numbers, same_model
     from attnscope.studies.wavelet_heads.published import step_belongs
 
-    rows = []
-    for _, number in published_numbers("ruscio2024").iterrows():
-        for _, row in table[table["metric"] == number["quantity"]].iterrows():
-            if same_model(str(row["model"]), str(number["model"])) and step_belongs(
-                number["table"], int(row["step"])
-            ):
-                rows.append(
-                    {
-                        "model": row["model"],
-                        "step": int(row["step"]),
-                        "metric": row["metric"],
-                        "published": float(number["value"]),
-                        "published_low": float(number["low"]),
-                        "published_high": float(number["high"]),
-                        "here": float(row["mean"]),
-                        "low": float(row["low"]),
-                        "high": float(row["high"]),
-                        "samples": int(row["samples"]),
-                    }
-                )
-    return pd.DataFrame(rows)
+    printed = published_numbers("ruscio2024")
+    rows = printed.merge(table, left_on="quantity", right_on="metric", suffixes=("_printed", ""))
+    there = [
+        same_model(row.model, row.model_printed) and step_belongs(row.table, row.step)
+        for row in rows.itertuples()
+    ]
+    columns = {
+        **{name: name for name in ("model", "step", "metric")},
+        **{"value": "published", "low_printed": "published_low", "high_printed": "published_high"},
+        **{"mean": "here", "low": "low", "high": "high", "samples": "samples"},
+    }
+    return rows.loc[there, list(columns)].rename(columns=columns)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The study's quantities and its tables.
+"""The study's settings, its quantities and its tables.
 
 Quantities of signals have an axis of queries where each row is a signal; the tables hold their means over it.
 """
@@ -7,18 +7,24 @@ Quantities of signals have an axis of queries where each row is a signal; the ta
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated, Any, Literal
 
+from pydantic import BeforeValidator, Field, field_validator
+
+from attnscope._nearest import nearest
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
+from attnscope.engine.study import Names, Options
 from attnscope.engine.tables import Column, Table
 from attnscope.metrics.information import sink_sets
 from attnscope.metrics.quantity import Quantity, field_of
 from attnscope.metrics.signals import locality, power_spectrum, uncertainty, wavelet
 from attnscope.studies.supports import SUPPORT
 from attnscope.studies.wavelet_heads.harmonics import ORDERS
-from attnscope.studies.wavelet_heads.options import METRICS, WaveletOptions
 
+#: Bands of the table `spectra`.
+BANDS = 32
 #: Quantities of `heads` by their metric.
 HEADS: Mapping[str, tuple[Quantity, ...]] = {
     "power_spectrum": power_spectrum.QUANTITIES[:-1],
@@ -26,6 +32,73 @@ HEADS: Mapping[str, tuple[Quantity, ...]] = {
     "spectral_uncertainty": uncertainty.QUANTITIES,
     "local_global_ratio": locality.QUANTITIES,
 }
+#: Functions that the study can be restricted to.
+METRICS = (*HEADS, "scale_sensitivity")
+
+
+def _nulls(value: object) -> object:
+    if value in ("all", ["all"]):
+        return ["random_weights", "row_permutation"]
+    return [value] if isinstance(value, str) else value
+
+
+class WaveletOptions(Options):
+    """What `options` of a run of this study may hold.
+
+    Args:
+        metrics: names of metrics; empty takes all.
+        signal: "rows" (each query's attention over the keys that it sees, numbers averaged over queries),
+            "last" (the last query's), "mean" (over queries by key), "offset" (over pairs by distance).
+        min_keys: shorter signals are passed over.
+        drop_first: leave out key 0 and divide each row by the rest.
+        detrend: "none" or "mean".
+        padding: the spectrum's transform is at least so many times as long as the signal.
+        window: of the local/global ratio: tokens, or below 1 a fraction of the length.
+        prefixes: fractions of each text that are read again for the scale sensitivity.
+        nulls: "random_weights" (a model of the same configuration), "row_permutation"; "all" is short for
+            both.
+        harmonics: what RoPE's rotations become behind the model's own activation.
+        signals: numbers of the samples whose signals are stored whole, for scalograms.
+    """
+
+    metrics: Names = Field(default=[])
+    signal: Literal["rows", "last", "mean", "offset"] = "rows"
+    min_keys: int = Field(default=32, ge=6)
+    drop_first: bool = False
+    detrend: Literal["none", "mean"] = "none"
+    padding: float = Field(default=1.0, ge=1.0, le=64.0)
+    window: float = Field(default=8.0, ge=0.0)
+    prefixes: list[Annotated[float, Field(gt=0.0, lt=1.0)]] = Field(default=[0.5, 0.25])
+    nulls: Annotated[list[Literal["random_weights", "row_permutation"]], BeforeValidator(_nulls)] = Field(
+        default=[]
+    )
+    harmonics: bool = True
+    signals: list[int] = Field(default=[0])
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in METRICS:
+                raise ValueError(f"wavelet_heads has no metric {name!r}{nearest(name, METRICS)}")
+        return names
+
+    def takes(self, metric: str) -> bool:
+        """Whether a metric is asked for."""
+        return not self.metrics or metric in self.metrics
+
+    def of(self, metric: str) -> dict[str, Any]:
+        """Options of the calls of a metric of signals."""
+        signal: dict[str, Any] = self.model_dump(include={"signal", "min_keys", "drop_first"})
+        options: dict[str, dict[str, Any]] = {
+            "power_spectrum": {**signal, "detrend": self.detrend, "padding": self.padding, "bands": BANDS},
+            "wavelet_transform": {**signal, "detrend": self.detrend, "resample": 32},
+            "spectral_uncertainty": signal,
+            "local_global_ratio": {"window": self.window, "drop_first": self.drop_first},
+        }
+        return options[metric]
+
+
 #: Share of the power in each band, [batch, maps, band].
 POWER_SHARE = power_spectrum.QUANTITIES[-1]
 #: What a learned sink takes of each row: signals are of real keys, and no key stands for it.
@@ -42,14 +115,14 @@ PROFILE = replace(
 )
 
 
-def of_heads(options: WaveletOptions, metrics: Sequence[str] = METRICS) -> tuple[Quantity, ...]:
+def of_heads(options: WaveletOptions) -> list[Quantity]:
     """The quantities of `heads` under the options of a run, each a number per map."""
     # the shortest signals have so many scales of details, and those of all signals are compared
     levels = math.floor(math.log2(options.min_keys / 3))
     scales = over_queries(wavelet.ENERGY, options), over_queries(wavelet.POSITION_ENTROPY, options)
     found = []
     for metric, quantities in HEADS.items():
-        for one in quantities if metric in metrics else ():
+        for one in quantities if options.takes(metric) else ():
             stem, _, scale = one.name.rpartition("_")
             spread = [whole for whole in scales if whole.name == stem]
             if spread and int(scale) > levels:
@@ -57,7 +130,7 @@ def of_heads(options: WaveletOptions, metrics: Sequence[str] = METRICS) -> tuple
             # the mean over queries of all scales at once, then the scale
             made = spread[0].at(scale=int(scale)) if spread else over_queries(one, options)
             found.append(replace(made, label=one.label, meaning=one.meaning))
-    return tuple(found)
+    return found
 
 
 def over_queries(one: Quantity, options: WaveletOptions) -> Quantity:
@@ -99,22 +172,12 @@ _HARMONICS = (
         for shift, how in (("aligned", "in phase"), ("shifted", "half a turn apart"))
     ),
 )
-_RHO = (
-    Column(
-        "rho",
-        label="uncertainty",
-        symbol=r"$\rho$",
-        meaning="Correlation of position and spectral entropy across a text's heads.",
-        low=-1.0,
-        high=1.0,
-    ),
-    Column(
-        "rho_fourier",
-        label="uncertainty (Fourier)",
-        meaning="Correlation of position and Fourier entropy across a text's heads.",
-        low=-1.0,
-        high=1.0,
-    ),
+_RHO = tuple(
+    Column(name, "", "value", label, f"{pair} entropy across a text's heads.", symbol, low=-1.0, high=1.0)
+    for name, label, symbol, pair in (
+        ("rho", "uncertainty", r"$\rho$", "Correlation of position and spectral"),
+        ("rho_fourier", "uncertainty (Fourier)", "", "Correlation of position and Fourier"),
+    )
 )
 #: Tables that the texts fill, those of controls among them.
 MEASURED = (

@@ -6,7 +6,7 @@ import torch
 
 import models
 from attnscope.studies.hallucination_geometry.checks import identities
-from editing import DATA
+from models import DATA
 
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2", "cohere")
 EIGHT = ["nothing_added", "state_moved", "earlier_states", "readout", "readout_moved", "other_state",

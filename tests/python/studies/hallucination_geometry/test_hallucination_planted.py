@@ -267,8 +267,8 @@ def known_model(name, tmp_path):
     from transformers import AutoConfig
 
     from attnscope.demo import demo_checkpoints
-    from attnscope.demo.ready import last_checkpoint
-    from editing import DATA
+    from attnscope.demo.training import last_checkpoint
+    from models import DATA
 
     if name == "demo":
         return last_checkpoint(demo_checkpoints())

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from attnscope.commands.cli import app
 from attnscope.engine.run import run
 from attnscope.protocols import ruscio2026
-from attnscope.published import compare_published
-from attnscope.published.numbers import published_numbers
+from attnscope.published import compare_published, published_numbers
 from knowing_study import QUICK, letters, model_folder, questions, settings
 
 

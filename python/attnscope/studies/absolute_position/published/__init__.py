@@ -8,11 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.engine.schema import MissingError
+from attnscope.engine.schema import MissingError, Tables
 from attnscope.plots.selection import last_step
-from attnscope.published import Compared
-from attnscope.published.comparison import Tables
-from attnscope.published.rows import Measured, beside, pairs
+from attnscope.published import Compared, Measured, beside, pairs
 from attnscope.studies.absolute_position.options import REPLACEMENTS
 
 #: Stands wherever the precursor's q-values do.

@@ -26,7 +26,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import depth_profile, draw_curve
-from attnscope.plots.selection import defined, estimate, in_series, is_series, last_step, measured_heads
+from attnscope.plots.selection import defined, estimate, in_series, last_step, measured_heads
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 
 #: Under which colour and name a protocol is drawn wherever the two stand side by side.
@@ -44,7 +44,6 @@ def published_means(results: Tables) -> pd.DataFrame:
 
 def _profiles(
     figure: Figure,
-    axes: Sequence[Axes],
     drawn: Sequence[tuple[str, str, pd.DataFrame]],
     heads: pd.DataFrame,
     baselines: pd.DataFrame | None = None,
@@ -54,11 +53,11 @@ def _profiles(
     Baselines are those of `heads`.
     """
     colors = series_colors(list(heads["series"]))
-    for ax, (column, title, rows) in zip(axes, drawn, strict=True):
+    for ax, (column, title, rows) in zip(figure.axes, drawn, strict=True):
         depth_profile(rows, column, ax=ax, colors=colors, baselines=baselines if rows is heads else None)
         ax.set_title(title)
         ax.set_ylabel("")
-    legend_row(figure, axes, colors, untrained="before training" if is_series(heads) else None)
+    legend_row(figure, colors)
 
 
 #: Columns of alignment, and the titles of their panels.
@@ -80,7 +79,7 @@ def alignment(results: Tables, options: Options) -> Drawn:
     if "alignment_hidden" in published and last_step(published)["alignment_hidden"].notna().any():
         drawn.append(("alignment_hidden", "as published", published))
     figure, (axes,) = panels(1, len(drawn), height=2.1, width=options.width, sharey=True)
-    _profiles(figure, axes, drawn, heads, optional(results, "baselines"))
+    _profiles(figure, drawn, heads, optional(results, "baselines"))
     for ax in axes:
         ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     axes[0].set_ylabel("correlation r")
@@ -117,7 +116,7 @@ def spectra(results: Tables, options: Options) -> Drawn:
     labels = {one: "largest / edge" if one == "mp_over_edge" else quantity(one).label for one in there}
     figure, (axes,) = panels(1, len(there), height=2.1, width=options.width)
     drawn = [(column, title, heads) for column, title in labels.items()]
-    _profiles(figure, axes, drawn, heads, optional(results, "baselines"))
+    _profiles(figure, drawn, heads, optional(results, "baselines"))
     if "mp_over_edge" in there:
         ax = axes[there.index("mp_over_edge")]
         ax.axhline(1, color=MUTED, linewidth=0.6, zorder=1)
@@ -147,7 +146,7 @@ def reference(results: Tables, options: Options) -> Drawn:
     drawn += [(column, "", published) for column in there] if both else []
     rows = len(drawn) // len(there)
     figure, axes = panels(rows, len(there), height=1.75 * rows + 0.4, width=options.width)
-    _profiles(figure, [ax for row in axes for ax in row], drawn, heads)
+    _profiles(figure, drawn, heads)
     words = "single heads with their value vectors."
     if both:
         for ax in axes[0]:
@@ -219,9 +218,8 @@ def protocols(results: Tables, options: Options) -> Drawn:
             ax.set_xlabel("")
         if len(names) > 1:
             flat[0].set_ylabel(series)
-    drawn = [ax for row in axes for ax in row]
-    legend_row(figure, drawn)
-    bound = any(line.get_gid() == "bound" for ax in drawn for line in ax.get_lines())
+    legend_row(figure)
+    bound = any(line.get_gid() == "bound" for ax in figure.axes for line in ax.get_lines())
     return captioned(
         figure,
         "Each published quantity over depth beside the exact one, both on the head mean of the same maps.",

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
-from attnscope.plots.axes import depth_axis, series_colors
+from attnscope.plots.axes import depth_axis, layers_below, series_colors
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -45,7 +45,7 @@ def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> N
             level = [rows[one].mean() for one in random]
             ax.plot(there, level, color=colors[name], linestyle=":", gid="random")
     ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-    ax.xaxis.set_major_locator(FixedLocator(there))
+    ax.set_xticks(there)
     ax.set_xlim(min(there) - 2, max(there) + 2)
     ax.set_xlabel("percentile of a sink")
     ax.set_ylabel("reduction of KL (nats)")
@@ -80,7 +80,7 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
             draw_curve(depth, x, rows, str(name), colors[str(name)], marker=len(rows) < 50)
         depth.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
         depth.set_title(f"{title or 'ΔKL by layer'}, keys ≥ 90th percentile")
-    legend_row(figure, axes, colors)
+    legend_row(figure, colors)
     beside = "By the published computation." if kinds == ["ruscio2025"] else ""
     return captioned(
         figure,
@@ -137,8 +137,7 @@ def ablation(results: Tables, options: Options) -> Drawn:
         ax.set_xlim(-0.5, len(kinds) - 0.5)
         ax.set_xlabel("keys masked")
         ax.set_title(CHANGES[column][0])
-    if len(names) > 1:
-        legend_row(figure, axes, colors)
+    legend_row(figure, colors)
     return captioned(
         figure,
         "Keys masked before the softmax in every layer and head of the model: "
@@ -174,10 +173,9 @@ def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
     low, high = ax.get_ylim()
     wide = high > 300 * low
     ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=6))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    ax.yaxis.set_major_formatter(lambda value, _: power(value))
     ax.yaxis.set_minor_formatter(NullFormatter())
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    ax.set_xlabel("layer")
+    layers_below(ax)
 
 
 def power(value: float) -> str:
@@ -220,11 +218,11 @@ def fisher(results: Tables, options: Options) -> Drawn:
             if not ax.get_lines():
                 ax.set_axis_off()
         axes_row[0].set_ylabel(f"{name}\ntrace of Fisher" if len(names) > 1 else "trace of Fisher")
-    flat = [ax for row in axes for ax in row]
-    if not any(ax.axison for ax in flat):
+    if not any(ax.axison for ax in figure.axes):
         raise NotDrawable("the fisher table has no value of a group that is drawn")
-    legend_row(figure, flat)
-    outside = any(str(line.get_gid()).startswith("outside:") for ax in flat for line in ax.get_lines())
+    legend_row(figure)
+    lines = [line for ax in figure.axes for line in ax.get_lines()]
+    outside = any(str(line.get_gid()).startswith("outside:") for line in lines)
     return captioned(
         figure,
         "Trace by block on a logarithmic scale, mean over texts.",

@@ -22,7 +22,13 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import head_emergence
-from attnscope.plots.maps import layer_head_map, layer_head_table, printable
+from attnscope.plots.maps import (
+    betti_curve,
+    layer_head_map,
+    layer_head_table,
+    persistence_diagram,
+    printable,
+)
 from attnscope.plots.selection import (
     CHECKPOINT,
     NULLS,
@@ -33,8 +39,7 @@ from attnscope.plots.selection import (
     uniform_value,
 )
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
-from attnscope.plots.style import DASHES, MUTED, PALETTE, legend_columns, legend_row, panels
-from attnscope.plots.topology import betti_curve, persistence_diagram
+from attnscope.plots.style import DASHES, MUTED, PALETTE, grid, legend_over, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 
 
@@ -65,17 +70,13 @@ def sink_emergence(results: Tables, options: Options) -> Drawn:
     layers = sorted(heads["layer"].unique())
     lines = {str(line.get_label()): line for ax in axes for line in ax.get_lines()}
     shown = [layers[0], layers[len(layers) // 2], layers[-1]] if len(layers) > 4 else layers
-    handles = {
+    named = {
         f"layer {layer}": next(line for name, line in lines.items() if name.startswith(f"L{layer}H"))
         for layer in shown
     }
     levels = {name: lines[name] for name in ("uniform attention", *NULLS.values()) if name in lines}
-    labels = [*handles, *levels]
-    legend = figure.legend(
-        [*handles.values(), *levels.values()], labels, loc="outside upper center",
-        ncols=legend_columns(figure, labels),
-    )  # fmt: skip
-    for line in legend.get_lines()[: len(handles)]:
+    legend = legend_over(figure, named | levels)
+    for line in legend.get_lines()[: len(named)]:
         line.set(alpha=1.0, linewidth=1.6)
     return captioned(
         figure,
@@ -118,7 +119,7 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
             ax.set_title(", ".join(word for word in (whose, when) if word))
             ax.label_outer()
     uniform = uniform_value(heads, optional(results, "baselines"), "sink_share")
-    shared_colorbar(figure, axes, norm, axis_label("sink_share"), uniform)
+    shared_colorbar(figure, figure.axes, norm, axis_label("sink_share"), uniform)
     rows_are = f", one row per {series_are(heads)}" if len(names) > 1 else ""
     columns_are = ", one column per checkpoint" if len(steps) > 1 else ""
     return captioned(
@@ -215,12 +216,9 @@ def frames(results: Tables, options: Options) -> Drawn:
     if not cases:
         raise NotDrawable("no verdict on a frame has its evidence stored")
     both = len({protocol for _, protocol in cases}) > 1
-    columns = min(len(cases), 2)
-    down = -(-len(cases) // columns)
-    width = min(options.width, 2.6 * columns + 0.6)
-    figure, axes = panels(down, columns, height=2.45 * down + 0.3, width=width)
-    flat = [ax for row in axes for ax in row]
-    for place, (ax, (model, protocol)) in enumerate(zip(flat, cases, strict=False)):
+    width = min(options.width, 2.6 * min(len(cases), 2) + 0.6)
+    figure, axes = grid(len(cases), 2, height=2.45, above=0.3, width=width)
+    for ax, (model, protocol) in zip(axes, cases, strict=True):
         frame_shares(shares[model, protocol], ax)
         row = rows.loc[(model, protocol)]
         named = [str(model)] if verdicts["model"].nunique() > 1 or not both else []
@@ -232,11 +230,9 @@ def frames(results: Tables, options: Options) -> Drawn:
         )
         ax.set_title(f"{', '.join(named)}: {frame}{certain}\nby token: {of_tokens}")
         ax.set_xlabel("third of the layers" if len(ax.get_xticks()) > 1 else "")
-        if place % columns:
-            ax.set_ylabel("")
-    for ax in flat[len(cases) :]:
-        ax.set_axis_off()
-    legend_row(figure, flat[: len(cases)])
+    for ax in axes[1::2]:
+        ax.set_ylabel("")
+    legend_row(figure)
     return captioned(
         figure,
         "Share of the most frequent sink by position and by token; dotted: the bound of a centralized frame. "

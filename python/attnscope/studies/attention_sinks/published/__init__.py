@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.schema import MissingError
+from attnscope.engine.schema import MissingError, Tables
 from attnscope.inference import bootstrap
-from attnscope.published import Compared, same_model
-from attnscope.published.comparison import Tables
-from attnscope.published.rows import Measured, another_model, beside
+from attnscope.published import Compared, Measured, another_model, beside, same_model
 
 if TYPE_CHECKING:
     import numpy.typing as npt

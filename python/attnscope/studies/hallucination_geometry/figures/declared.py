@@ -49,7 +49,7 @@ def decades(ax: Axes) -> None:
 
 def legend(ax: Axes) -> None:
     """One legend above all panels of these axes' figure, of what has a name."""
-    legend_row(ax.figure, ax.figure.axes)  # type: ignore[arg-type]
+    legend_row(ax.figure)  # type: ignore[arg-type]
 
 
 def level(ax: Axes, value: float) -> None:

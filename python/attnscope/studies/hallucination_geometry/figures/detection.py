@@ -179,7 +179,7 @@ def training(results: Tables, options: Options) -> Drawn:
 @figure("clouds")
 def published(results: Tables, options: Options) -> Drawn:
     """The paper's ratios of dimension to factual prompts, beside this run's and its control's, by depth."""
-    from attnscope.published.numbers import published_numbers
+    from attnscope.published import published_numbers
 
     table, more = first_model(results, "clouds", "value")
     own = table[

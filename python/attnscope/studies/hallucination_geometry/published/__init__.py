@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.schema import MissingError
+from attnscope.engine.schema import MissingError, Tables
 from attnscope.plots.selection import last_step
-from attnscope.published import Compared, same_model
-from attnscope.published.comparison import Tables
-from attnscope.published.rows import beside, pairs
+from attnscope.published import Compared, beside, pairs, same_model
 
 #: Their buckets, and what stands for them here.
 BUCKETS = {"factual": "factual", "impossible": "impossible", "hallucination": "unknown"}

@@ -186,7 +186,7 @@ def mechanism(results: Tables, options: Options) -> Drawn:
         ax.set_title(label)
         ax.set_xlabel("predicted / isotropic")
         ax.set_ylabel("observed / isotropic" if side == "in" else "")
-    legend_row(drawn, axes)
+    legend_row(drawn)
     return captioned(
         drawn,
         f"Fractions of {names[0]} against those that independent inputs and gradients would give (line); for "

@@ -13,10 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.engine.schema import MissingError
-from attnscope.published import Compared, same_model
-from attnscope.published.comparison import Tables
-from attnscope.published.rows import another_model, beside
+from attnscope.engine.schema import MissingError, Tables
+from attnscope.published import Compared, another_model, beside, same_model
 
 #: Pythia's last step; what is said of the trained model is said of it.
 _TRAINED = 143_000

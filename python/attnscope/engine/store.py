@@ -1,39 +1,201 @@
 # SPDX-License-Identifier: MIT
-"""Units on disk: one folder each, with a Parquet file per table, there whole or not at all.
+"""A run folder on disk: files that are there whole or not at all, one writer, stored units.
 
-A unit is written into `.NAME.tmp/` and renamed, so what bears its name is complete. Its `unit.json` holds the
-hash and the rows of every file: a folder that is damaged or of another plan is set aside and computed again.
+A unit is a folder with a Parquet file per table. It is written into `.NAME.tmp/` and renamed, so what bears
+its name is complete. Its `unit.json` holds the hash and the rows of every file: a folder that is damaged or
+of another plan is set aside and computed again.
 
 Example:
     >>> import pyarrow as pa, tempfile
     >>> from pathlib import Path
-    >>> from attnscope.engine.disk.store import Store
-    >>> store = Store(Path(tempfile.mkdtemp()))
-    >>> store.open({"u1": "000000-u1"})
+    >>> from attnscope.engine.store import FolderLock, Store
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> store = Store(folder)
+    >>> with FolderLock(folder):
+    ...     store.open({"u1": "000000-u1"})
+    ...     store.write("u1", {"heads": pa.table({"head": [0, 1]})})
+    ...     store.rows("u1"), store.open({"u1": "000000-u1"})
     []
-    >>> store.write("u1", {"heads": pa.table({"head": [0, 1]})})
-    >>> store.rows("u1"), store.open({"u1": "000000-u1"})
     ({'heads': 2}, ['u1'])
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from attnscope.engine.disk.files import atomic_file, atomic_folder, remove_leftovers
+from filelock import FileLock, Timeout
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Rows of a row group of a gathered table.
 ROW_GROUP = 65536
+#: Seconds without a sign of life after which a lock left by another machine counts as stale.
+STALE_AFTER = 600.0
+# What file systems without locks answer.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABOUT = "unit.json"
+
+
+class DiskFull(OSError):
+    """A write did not fit; everything written before it is intact."""
+
+
+class FolderLocked(RuntimeError):
+    """Another process writes to the folder; the message names it."""
+
+
+@contextmanager
+def _appearing(path: Path, writer: str = "") -> Iterator[Path]:
+    """A name to write under, which becomes `path` when what it holds is on disk; else nothing is left."""
+    temporary = path.with_name(f".{path.name}{writer}.tmp")
+    remove(temporary)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException as error:
+        remove(temporary)
+        if isinstance(error, OSError):
+            raise disk_error(error, path) from error
+        raise
+    sync(path.parent)
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name complete and on disk, or not at all."""
+    with _appearing(path, f".{os.getpid()}") as temporary, open(temporary, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder that appears under its name with all files on disk, or not at all; `.NAME.tmp` until then."""
+    with _appearing(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        for written in (*temporary.iterdir(), temporary):
+            sync(written)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a small file by `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Removes what writers that were killed left behind; the caller holds the lock of the run."""
+    for leftover in folder.glob(".*.tmp"):
+        remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all that is in it, where it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def disk_error(error: OSError, path: Path) -> OSError:
+    """`DiskFull` where the error says that there was no room, else the error itself."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        why = f"no room for {path.name} ({os.strerror(error.errno)})"
+        return DiskFull(error.errno, why, str(path.parent))
+    return error
+
+
+def sync(path: Path) -> None:
+    """Makes a file's content, or the names in a folder, survive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class FolderLock:
+    """Holds a run folder for this process, as a context manager.
+
+    The system releases the lock on `FOLDER/.lock` when its owner ends, however it ends, so on one machine it
+    is never stale. On network file systems whose locks do not reach other machines the owner named in
+    `FOLDER/.owner` decides: one on another machine that gave no sign of life (`beat`) for `STALE_AFTER`
+    seconds is gone.
+
+    Args:
+        folder: an existing folder.
+
+    Raises:
+        FolderLocked: on entering, when another process holds the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.owner = folder / ".owner"
+        self._lock = FileLock(folder / ".lock")
+        self._beaten = 0.0
+
+    def __enter__(self) -> FolderLock:
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise FolderLocked(f"{self.folder} is in use by {_words(self._owner())}") from None
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+            raise FolderLocked(
+                f"{self.folder} lies on a disk without file locks ({error}), where two processes could write "
+                "into one folder; choose another --output"
+            ) from None
+        owner = self._owner()
+        if owner and owner.get("host") != socket.gethostname():
+            quiet = time.time() - self.owner.stat().st_mtime
+            if quiet < STALE_AFTER:
+                self._lock.release()
+                raise FolderLocked(
+                    f"{self.folder} is in use by {_words(owner)}, last heard of {quiet:.0f} s ago; "
+                    f"after {STALE_AFTER:.0f} s of silence its lock counts as stale"
+                )
+        self.beat(force=True)
+        return self
+
+    def beat(self, *, force: bool = False) -> None:
+        """Gives a sign of life, at most every 30 seconds."""
+        now = time.time()
+        if force or now - self._beaten >= 30.0:
+            self._beaten = now
+            about = {"pid": os.getpid(), "host": socket.gethostname(), "beat": round(now)}
+            self.owner.write_text(json.dumps(about), "utf-8")
+
+    def __exit__(self, *_: object) -> None:
+        self.owner.unlink(missing_ok=True)
+        self._lock.release()
+
+    def _owner(self) -> dict[str, Any]:
+        try:
+            owner = json.loads(self.owner.read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return owner if isinstance(owner, dict) else {}
+
+
+def _words(owner: dict[str, Any]) -> str:
+    return (
+        f"process {owner['pid']} on {owner['host']}" if {"pid", "host"} <= set(owner) else "another process"
+    )
 
 
 class Store:

@@ -9,7 +9,7 @@ a few columns of schema 2 had the name of another quantity.
 
 Example:
     >>> import pyarrow as pa
-    >>> from attnscope.engine.reading.migration import migrated
+    >>> from attnscope.engine.migration import migrated
     >>> old = pa.table({"sample": [0, 0], "layer": [0, 0], "head": [-1, 0], "sink_count": [-1, 2]})
     >>> {name: table.to_pydict() for name, table in migrated("heads", old, 1).items()}["head_means"]
     {'sample': [0], 'layer': [0], 'sink_count': [None]}

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: MIT
+"""Stored tables in other shapes: arrays with named axes, averages of controls as a row for each, a statistic
+for each column, two runs held against each other.
+
+A value and a flag have a mean. A count and a ratio, whose denominator may come near to 0, have a median; a
+position is a place, of which the most frequent one says something and a mean nothing.
+
+Example:
+    >>> import pandas as pd
+    >>> from attnscope.engine.results import Results
+    >>> control = pd.DataFrame({"sample": [0], "variant": ["row_permutation"], "seed": [0],
+    ...                         "scope": ["heads"], "entropy": [1.5]})
+    >>> Results({"heads_variants": control}).variants()[["variant", "metric", "value"]].values.tolist()
+    [['row_permutation', 'entropy', 1.5]]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope._warn import warn
+from attnscope.engine.schema import (
+    CHECKPOINT_KEYS,
+    SCHEMA_VERSION,
+    VARIANT_KEYS,
+    ResultsError,
+    check_columns,
+    variants_of,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+    from attnscope.engine.results import Results
+
+#: Keys of an average of a control, in order; tables that lack one have null there, a threshold NaN.
+KEYS = (*CHECKPOINT_KEYS, "sample", "protocol", *VARIANT_KEYS, "threshold", "table", "metric")
+#: By kind of a column; others have a mean.
+STATISTIC = {"count": "median", "ratio": "median", "position": "most frequent"}
+
+
+def as_xarray(
+    results: Results, table: str, *, metrics: Sequence[str] | None = None, protocol: str = "exact"
+) -> xr.Dataset:
+    """The numeric columns of a table; `attnscope.engine.results.Results.to_xarray` says more."""
+    import pandas as pd
+    import xarray as xr
+
+    frame = results.table(table)
+    if "protocol" in frame:
+        kinds = list(frame["protocol"].unique())
+        frame = frame[frame["protocol"] == protocol]
+        if frame.empty:
+            raise ResultsError(
+                f"to_xarray: table {table!r} has no rows of protocol {protocol!r}, only {kinds}"
+            )
+    axes = [key for key in results.keys(table) if key not in ("protocol", "step")]
+    if metrics is None:
+        numbers = frame.select_dtypes(["number", "bool", "boolean"]).columns
+        metrics = [name for name in numbers if name not in (*axes, "step", "protocol")]
+    check_columns(table, metrics, frame.columns)
+    places = pd.MultiIndex.from_frame(frame[axes])
+    if places.has_duplicates:
+        raise ResultsError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
+    columns = {name: frame[name].to_numpy(float, na_value=np.nan) for name in metrics}
+    dataset = xr.Dataset.from_dataframe(pd.DataFrame(columns, index=places))
+    if "revision" in axes and "step" in frame:
+        order = frame[["revision", "step"]].drop_duplicates().sort_values(["step", "revision"])
+        dataset = dataset.reindex(revision=order["revision"].unique())
+        if order["revision"].is_unique:
+            dataset = dataset.assign_coords(step=("revision", order["step"])).set_xindex("step")
+    return dataset.assign_attrs(protocol=protocol, schema_version=SCHEMA_VERSION)
+
+
+def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:
+    """Every average of a control, of one table or of all, as the columns of `KEYS` and `value`.
+
+    No rows where no control was asked for. Controls whose rows are kept whole are not averages, and not among
+    them.
+    """
+    import pandas as pd
+
+    parts = []
+    suffix = variants_of("")
+    for name in results.tables():
+        whose = name.removesuffix(suffix)
+        if whose == name or table not in (None, whose):
+            continue
+        frame = results.table(name)
+        if not set(VARIANT_KEYS) <= set(frame):
+            continue
+        numbers = frame.columns.drop([key for key in KEYS if key in frame])
+        values = frame[numbers].to_numpy(np.float64, na_value=np.nan).ravel("F")
+        there = np.flatnonzero(~np.isnan(values))
+        tall = frame.drop(columns=numbers).iloc[there % len(frame)]
+        tall = tall.assign(metric=numbers.repeat(len(frame))[there], table=whose)
+        parts.append(tall.assign(value=values[there]).reindex(columns=[*KEYS, "value"]))
+    rows = pd.concat(parts or [pd.DataFrame(columns=[*KEYS, "value"])], ignore_index=True)
+    return rows.astype({"threshold": np.float64, "value": np.float64})
+
+
+def kinds_of(results: Results, table: str) -> dict[str, str]:
+    """Kind of each numeric column that is no key, as the stored file says; "value" where it says none."""
+    import pyarrow as pa
+
+    keys = results.keys(table)
+    found = {}
+    for field in results.schema(table):
+        numeric = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        if field.name not in keys and (numeric or pa.types.is_boolean(field.type)):
+            found[field.name] = (field.metadata or {}).get(b"kind", b"value").decode() or "value"
+    return found
+
+
+def typical(values: np.ndarray[Any, Any], kind: str) -> float:
+    """The statistic of the finite values of a kind; NaN where there is none.
+
+    >>> typical(np.array([1.0, 1.0, 7.0]), "position"), typical(np.array([1.0, 1.0, 7.0]), "value")
+    (1.0, 3.0)
+    """
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return float("nan")
+    statistic = STATISTIC.get(kind, "mean")
+    if statistic == "most frequent":
+        places, counts = np.unique(finite, return_counts=True)
+        return float(places[counts.argmax()])
+    return float(finite.mean() if statistic == "mean" else np.median(finite))
+
+
+def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) -> pd.DataFrame:
+    """The statistic of every column within groups, undefined entries left out; groups sorted."""
+    import pandas as pd
+
+    plain = frame[list(kinds)].apply(lambda column: column.to_numpy(float, na_value=np.nan))
+    groups = plain.groupby([frame[key] for key in by], sort=True)
+    columns = {}
+    for name, kind in kinds.items():
+        how: Any = STATISTIC.get(kind, "mean")
+        if how == "most frequent":
+            how = partial(typical, kind=kind)
+        columns[name] = groups[name].agg(how)
+    return pd.DataFrame(columns).reset_index()
+
+
+def compared(results: Results, other: Results, table: str = "heads") -> pd.DataFrame:
+    """Two runs, metric by metric, over the rows that both have.
+
+    Rows are matched on the key columns (two runs of one model under two names: on all keys but model).
+    Samples are matched by number; a warning says so where their sentences differ.
+
+    Returns:
+        one row per numeric metric: rows matched, rows only here, rows only there, which statistic its kind
+        allows (mean, median, most frequent), that of both runs, the mean and the largest absolute difference,
+        the correlation, and whether all matched values are equal.
+    """
+    import pandas as pd
+
+    mine, theirs = results.table(table), other.table(table)
+    keys = [key for key in results.keys(table) if key in theirs]
+    one_model_each = "model" in keys and mine["model"].nunique() == theirs["model"].nunique() == 1
+    if one_model_each and not set(mine["model"]) & set(theirs["model"]):
+        keys.remove("model")
+    both = mine.merge(theirs, on=keys, suffixes=("", "\0other"), validate="one_to_one")
+    if both.empty:
+        raise ResultsError(f"compare: no row of table {table!r} has the same {', '.join(keys)} in both runs")
+    if "sample" in keys and (differ := _other_sentences(results, other, set(both["sample"]))):
+        warn(
+            f"compare: {len(differ)} of {both['sample'].nunique()} samples are other sentences there "
+            f"(the first is sample {differ[0]}); rows are paired by the sample's number all the same",
+            UserWarning,
+        )
+    rows = []
+    for name, kind in kinds_of(results, table).items():
+        if f"{name}\0other" not in both:
+            continue
+        a, b = (both[one].to_numpy(float, na_value=np.nan) for one in (name, f"{name}\0other"))
+        good = np.isfinite(a) & np.isfinite(b)
+        x, y = a[good], b[good]
+        varies = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+        rows.append(
+            {
+                "metric": name,
+                "rows": len(both),
+                "only_here": len(mine) - len(both),
+                "only_there": len(theirs) - len(both),
+                "finite": int(good.sum()),
+                "statistic": STATISTIC.get(kind, "mean"),
+                "here": typical(x, kind),
+                "there": typical(y, kind),
+                "mean_difference": float((y - x).mean()) if len(x) and kind != "position" else np.nan,
+                "max_difference": float(np.abs(y - x).max()) if len(x) else np.nan,
+                "correlation": float(np.corrcoef(x, y)[0, 1]) if varies and kind != "position" else np.nan,
+                "equal": bool(np.array_equal(a, b, equal_nan=True)),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _other_sentences(results: Results, other: Results, numbers: set[int]) -> list[int]:
+    """Which of the samples are not the same text in both runs; none where a run does not say."""
+    if not all("samples" in run.tables() for run in (results, other)):
+        return []
+    here, there = (run.table("samples") for run in (results, other))
+    if not all({"sample", "text"} <= set(table) for table in (here, there)):
+        return []
+    texts = [dict(zip(table["sample"], table["text"], strict=True)) for table in (here, there)]
+    return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))

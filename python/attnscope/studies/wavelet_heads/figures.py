@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: MIT
+"""The figures of the study on wavelet-like heads, each drawn from stored tables alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.figure as mpl
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+
+from attnscope.metrics.signals.wavelet import morlet_scalogram
+from attnscope.plots.axes import layer_colors, layers_below, series_colors
+from attnscope.plots.figure import (
+    Drawn,
+    Figure,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    compared_with,
+    declared_in,
+    optional,
+    over_steps,
+    stored,
+    with_values,
+)
+from attnscope.plots.lines import draw_curve, emergence_curve
+from attnscope.plots.selection import (
+    CHECKPOINT,
+    estimate,
+    first_model,
+    first_step,
+    heads_only,
+    in_series,
+    last_step,
+    measured_heads,
+)
+from attnscope.plots.standard import depth, metric_grid
+from attnscope.plots.style import (
+    BEFORE,
+    INK,
+    MUTED,
+    NARROWEST,
+    SEQUENTIAL,
+    UNIFORM,
+    UNTRAINED,
+    axes_or_new,
+    grid,
+    legend_over,
+    named_artists,
+    panels,
+    styled,
+)
+
+FIGURES: dict[str, Figure] = {}
+figure = declared_in(FIGURES)
+
+#: Below this many tokens a signal has no scales to tell apart.
+FEWEST = 16
+#: Metrics of the depth figure and of the phases, in this order.
+DEPTH = (
+    *("low_band", "mid_band", "high_band", "spectral_selectivity"),
+    *("spectral_entropy", "wavelet_entropy", "position_entropy", "local_share"),
+)
+
+
+@styled
+def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
+    """Morlet power of a query's attention by key and period, darker where its ends are not yet felt."""
+    ax = axes_or_new(ax)
+    x = torch.tensor(list(signal), dtype=torch.float64)
+    sizes = np.geomspace(2.0, max(len(x) / 4, 4.0), 48)
+    power = morlet_scalogram(
+        x.expand(len(x), len(x)), list(sizes), signal="last", support="full", detrend="mean", min_keys=2
+    ).numpy()
+    of_size = 4 * np.pi / (6 + np.sqrt(38))
+    periods = sizes * of_size
+    top = float(power.max())
+    shown = 10 * np.log10(np.maximum(power, top * 1e-4) / top) if top > 0 else np.zeros_like(power)
+    place = np.arange(len(x))
+    ax.pcolormesh(
+        place, periods, shown, cmap=SEQUENTIAL, vmin=-40, vmax=0, shading="nearest", rasterized=True
+    )
+    cone = np.clip(np.minimum(place, len(x) - 1 - place) / np.sqrt(2) * of_size, periods[0], periods[-1])
+    ax.fill_between(place, cone, periods[-1], color="white", alpha=0.45, linewidth=0)
+    ax.set_yscale("log")
+    ticks = [period for period in (2, 4, 8, 16, 32, 64, 128) if periods[0] <= period <= periods[-1]]
+    ax.set_yticks(ticks, [str(period) for period in ticks])
+    ax.minorticks_off()
+    ax.set_ylim(periods[0], periods[-1])
+    ax.set_xlim(0, len(x) - 1)
+    ax.set_xlabel("key")
+    ax.set_ylabel("period (tokens)")
+    return ax
+
+
+@figure("signals")
+def scalograms(results: Tables, options: Options) -> Drawn:
+    """The last query's attention and its Morlet scalogram: per layer the widest head and a middling one."""
+    signals = last_step(heads_only(stored(results, "signals", "signal")))
+    own = signals[signals["signal"].map(_has_scales).astype(bool)]
+    if own.empty:
+        raise NotDrawable(f"no stored signal has {FEWEST} tokens or more, all with values")
+    own = own[own["model"] == own["model"].iloc[0]]
+    own = own[own["sample"] == own["sample"].min()]
+    layers = sorted(own["layer"].unique())
+    across = min(3, len(layers), max(1, int(options.width / NARROWEST)))
+    layers = [layers[round(at)] for at in np.linspace(0, len(layers) - 1, across)]
+    figure_, axes = panels(
+        4, len(layers), height=4.6, width=options.width, height_ratios=[1, 2.2, 1, 2.2], sharex=True
+    )
+    for column, layer in enumerate(layers):
+        for place, row in enumerate(_wide_and_middling(own[own["layer"] == layer])):
+            above, below = axes[2 * place][column], axes[2 * place + 1][column]
+            signal = np.asarray(row["signal"], dtype=float)
+            above.fill_between(range(len(signal)), signal, color=INK, alpha=0.75, linewidth=0.4, step="mid")
+            top = float(signal.max())
+            digit = 10.0 ** np.floor(np.log10(max(top, 1e-6)))
+            above.set_yticks([0, float(np.floor(top / digit) * digit)])
+            above.set_ylim(0, max(1.05 * top, 1e-6))
+            above.set_title(f"L{layer}H{int(row['head'])}")
+            scalogram(signal.tolist(), ax=below)
+            below.set_xlim(-0.5, len(signal) - 0.5)
+            if column:
+                below.set_ylabel("")
+            else:
+                above.set_ylabel("attention")
+            if place == 0:
+                below.set_xlabel("")
+    mesh = axes[1][0].collections[0]
+    bar = figure_.colorbar(mesh, ax=figure_.axes, pad=0.012, aspect=30, fraction=0.03)
+    bar.set_label("power (dB below the strongest)")
+    bar.outline.set_visible(False)
+    return captioned(
+        figure_,
+        f"Attention of the last query of sample {own['sample'].iloc[0]} and its Morlet power, of the widest "
+        "and a middling head of a layer; pale where the edges of the signal are felt.",
+    )
+
+
+def _has_scales(signal: Any) -> bool:
+    """Whether a stored signal is long enough and whole."""
+    values = np.asarray(signal, dtype=float)
+    return values.size >= FEWEST and bool(np.isfinite(values).all())
+
+
+def _wide_and_middling(rows: pd.DataFrame) -> tuple[Any, Any]:
+    """The heads whose signals have the largest and the middle entropy."""
+    entropies = [float(torch.special.entr(torch.tensor(list(signal))).sum()) for signal in rows["signal"]]
+    order = np.argsort(entropies)
+    return rows.iloc[int(order[-1])], rows.iloc[int(order[max(len(order) // 2 - 1, 0)])]
+
+
+@figure("harmonics")
+def harmonics(results: Tables, options: Options) -> Drawn:
+    """Harmonics of RoPE's frequencies behind the activation, and interference in and out of phase."""
+    table, _ = first_model(results, "harmonics")
+    names = table["activation"].dropna() if "activation" in table else pd.Series(dtype=object)
+    activation = str(names.iloc[0]).replace("Activation", "") if len(names) else "the activation"
+    layers = table.groupby("layer")
+    means = layers.mean(numeric_only=True)
+    means = means[[name for name in means if means[name].notna().any()]]
+    powers = [name for name in means if str(name).startswith("distortion_")]
+    titles = {"norm": "activation norm", "entropy": "attention entropy (nats)"}
+    bars = [what for what in titles if {f"{what}_aligned", f"{what}_shifted"} & set(means)]
+    if not powers and not bars:
+        raise NotDrawable("the harmonics table has no value")
+    columns = bool(powers) + len(bars)
+    figure_, ((*axes,),) = panels(1, columns, height=2.4, width=min(options.width, 2.6 * columns + 0.4))
+    if powers:
+        _powers(axes.pop(0), means[powers].clip(lower=1e-12), activation)
+    for ax, what in zip(axes, bars, strict=True):
+        _pairs_of_bars(ax, means, what, layers)
+        ax.set_title(titles[what])
+    words = ["Means over frequencies that make four cycles, over heads and both inputs."]
+    if bars:
+        legend_over(figure_, named_artists(axes), 2)
+        words += [
+            "Whiskers: the lowest and the highest frequency. Half a turn apart, two rotations cancel: small "
+            "activations, and attention near uniform."
+        ]
+    return captioned(figure_, *words)
+
+
+def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:
+    """Power at each harmonic over power at the frequency itself, a line per harmonic."""
+    orders = [name for name in means if name != "distortion_before"]
+    for order, color in zip(orders, layer_colors(len(orders)), strict=True):
+        ax.plot(means.index, means[order], marker="o", markersize=3, color=color, label=f"{str(order)[-1]}θ")
+    if "distortion_before" in means:
+        ax.plot(means.index, means["distortion_before"], label="before", **UNTRAINED)
+    ax.set_yscale("log")
+    layers_below(ax)
+    ax.set_ylabel("power / power at θ")
+    ax.set_title(f"behind {activation}")
+    ax.legend(ncols=2, fontsize=6.5, handlelength=1.4, columnspacing=0.8)
+
+
+def _pairs_of_bars(ax: Axes, means: pd.DataFrame, what: str, rows: Any) -> None:
+    """Two bars a layer: both rotations in phase, and half a turn apart; their range over `rows` by layer."""
+    place = np.arange(len(means))
+    for name, label, color, offset in (
+        (f"{what}_aligned", "in phase", "#0072b2", -0.18),
+        (f"{what}_shifted", "half a turn apart", "#d55e00", 0.18),
+    ):
+        if name in means:
+            spread = [means[name] - rows[name].min(), rows[name].max() - means[name]]
+            ax.bar(
+                place + offset, means[name], 0.34, color=color, label=label,
+                yerr=np.clip(spread, 0, None), error_kw={"elinewidth": 0.8, "ecolor": MUTED},
+            )  # fmt: skip
+    few = place[:: max(1, len(place) // 8)]
+    ax.set_xticks(few, [str(layer) for layer in means.index[few]])
+    ax.set_xlabel("layer")
+
+
+@styled
+def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Share of power over frequency, one line per layer, mean over heads with its interval over samples."""
+    ax = axes_or_new(ax)
+    layers = sorted(spectra["layer"].unique())
+    table = estimate(spectra, "power_share", ["layer", "frequency"])
+    for layer, color in zip(layers, layer_colors(len(layers)), strict=True):
+        rows = table[table["layer"] == layer]
+        draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, dash="-")
+    for edge in (0.25, 0.75):  # bounds of the bands
+        ax.axvline(edge, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0.5)
+    ax.set_yscale("log")
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
+    ax.set_xlim(0, 1)
+    ax.set_xlabel("frequency / Nyquist")
+    ax.set_ylabel("share of power per 1/32")
+    return ax
+
+
+@figure("spectra")
+def power_spectra(results: Tables, options: Options) -> Drawn:
+    """Power spectra of attention along the keys by layer, one panel per series, at the last checkpoint."""
+    spectra = in_series(stored(results, "spectra", "power_share"), results)
+    final, before = last_step(spectra), first_step(spectra)
+    final = final[final["power_share"] > 0]
+    if final.empty:
+        raise NotDrawable("the spectra table has no power: too few tokens for a signal")
+    names = list(dict.fromkeys(final["series"]))
+    columns = min(3, len(names))
+    width = min(options.width, 3.6 * columns + 0.6)
+    figure_, axes = grid(len(names), columns, height=2.35, above=0.35, width=width, sharey=True)
+    floor = float(final["power_share"].min())
+    for ax, name in zip(axes, names, strict=True):
+        power_by_layer(final[final["series"] == name], ax=ax)
+        if before is not None and (before["series"] == name).any():
+            own = before[before["series"] == name].groupby("frequency")["power_share"].mean()
+            floor = np.nanmin([floor, *own])
+            ax.plot(own.index, own, label=BEFORE, gid="untrained", **UNTRAINED)
+        ax.set_title(name)
+        ax.label_outer()
+    for ax in axes[-columns:]:  # the lowest of each column, also above an empty place
+        ax.tick_params(labelbottom=True)
+        ax.set_xlabel("frequency / Nyquist")
+    axes[0].set_ylim(bottom=max(floor * 0.6, 1e-7))
+    _layer_legend(figure_, sorted(final["layer"].unique()))
+    return captioned(figure_, "Mean over heads; dotted verticals bound the bands.", compared_with(figure_))
+
+
+FIGURES["band_shares"] = depth(tuple((name, None) for name in DEPTH))
+
+
+@figure("heads")
+def phases(results: Tables, options: Options) -> Drawn:
+    """Every number over training, mean over heads with its interval over samples: the phases."""
+    heads = over_steps(measured_heads(results))
+    there = with_values(heads, "heads", DEPTH)
+    rho = optional(results, "uncertainty")
+    if rho is not None and "rho" in rho:
+        keys = [*CHECKPOINT, "sample", "protocol"]
+        heads = heads.merge(rho[[*keys, "rho"]], on=keys, how="left")
+        there = [*there[:7], "rho"] if heads["rho"].notna().any() else there
+    figure_ = metric_grid(
+        heads, [(name, None) for name in there], emergence_curve, optional(results, "baselines"),
+        width=options.width,
+    )  # fmt: skip
+    if "rho" in there:
+        figure_.axes[there.index("rho")].set_title(r"correlation of entropies $\rho$")
+    return captioned(figure_, "Each quantity over training, mean over heads.", compared_with(figure_))
+
+
+#: The panels of `uncertainty`: columns across and up, and those that they need besides.
+_BOUNDED = {
+    "entropies": ["position_entropy", "fourier_entropy", "entropy_bound"],
+    "variances": ["uncertainty_bound", "uncertainty_product"],
+}
+
+
+@figure("heads")
+def uncertainty(results: Tables, options: Options) -> Drawn:
+    """Position against frequency for every head at the last checkpoint, with the bounds of both pairs."""
+    heads = measured_heads(results)
+    final, before = last_step(heads), first_step(heads)
+    there = {
+        title: needed
+        for title, needed in _BOUNDED.items()
+        if set(needed) <= set(heads) and final[needed].notna().all(axis=1).any()
+    }
+    if not there:
+        raise NotDrawable("the heads table has no uncertainty")
+    layers = sorted(final["layer"].unique())
+    colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
+    figure_, axes = panels(1, len(there), height=2.9, width=min(options.width, 3.3 * len(there) + 0.4))
+    keys = ["series", "layer", "head"]
+    for ax, (title, needed) in zip(axes[0], there.items(), strict=True):
+        x, y = needed[:2]
+        if before is not None:
+            old = before.groupby(keys)[needed].mean().dropna()
+            ax.scatter(old[x], old[y], s=13, marker="x", color=MUTED, linewidth=0.8, label=BEFORE, zorder=2)
+        points = final.groupby(keys)[needed].mean().dropna().reset_index()
+        for layer, own in points.groupby("layer"):
+            ax.scatter(
+                own[x], own[y], s=18, color=colors[layer], edgecolor="white", linewidth=0.4,
+                label=f"layer {layer}", zorder=3,
+            )  # fmt: skip
+        (_below_entropies if title == "entropies" else _below_variances)(ax, points)
+        ax.set_title(title)
+    _layer_legend(figure_, layers)
+    return captioned(figure_, "Each point a head, mean over texts; grey is where no signal can be.")
+
+
+def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
+    """The bound of the two entropies, and what lies below it in grey."""
+    bound = float(points["entropy_bound"].mean())
+    corner = 1.05 * max(bound, float(points[["position_entropy", "fourier_entropy"]].max().max()), 1e-3)
+    ax.fill_between([0, bound], [bound, 0], color=MUTED, alpha=0.14, linewidth=0)
+    ax.plot([0, bound], [bound, 0], color=INK, linewidth=1.0, label="$H_p + H_f$ = log m")
+    ax.annotate("impossible", (0.06 * bound, 0.2 * bound), color=MUTED, fontsize=7, va="center")
+    ax.set_xlim(-0.02 * corner, corner)
+    ax.set_ylim(-0.02 * corner, corner)
+    ax.set_xlabel("position entropy $H_p$ (nats)")
+    ax.set_ylabel("Fourier entropy $H_f$ (nats)")
+
+
+def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
+    """The bound of the two variances, what lies below it in grey, and the line's own bound of 1/4."""
+    low = max(0.5 * float(points["uncertainty_bound"].clip(lower=1e-3).min()), 1e-4)
+    line = np.geomspace(low, 0.3, 50)
+    ax.fill_between(line, line, np.full(50, low * 0.3), color=MUTED, alpha=0.14, linewidth=0)
+    ax.plot(line, line, color=INK, linewidth=1.0)
+    ax.axhline(0.25, **UNIFORM)
+    ax.annotate(
+        "1/4", (1, 0.25), xycoords=ax.get_yaxis_transform(), xytext=(3, 0), textcoords="offset points",
+        color=MUTED, fontsize=7, va="center", annotation_clip=False,
+    )  # fmt: skip
+    ax.set_yscale("log")
+    ax.set_xlim(low, 0.3)
+    ax.set_ylim(bottom=low * 0.3)
+    ax.set_xlabel(r"its bound $(1 - |\hat\psi(\pi)|^2)^2/4$")
+    ax.set_ylabel(r"$\sigma_t^2\,\sigma_\omega^2$")
+
+
+@figure("scale_sensitivity")
+def scale_sensitivity(results: Tables, options: Options) -> Drawn:
+    """1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
+    table = last_step(in_series(heads_only(stored(results, "scale_sensitivity")), results))
+    words = {
+        "energy": ("energies of the scales", "energies of the common scales"),
+        "coefficients": ("resampled coefficients", "coefficients resampled"),
+    }
+    there = [name for name in words if name in table and table[name].notna().any()]
+    if not there:
+        raise NotDrawable("no beginning of a text is long enough for a signal")
+    figure_, axes = panels(1, len(there), height=2.4, width=min(options.width, 3.3 * len(there) + 0.4))
+    colors = series_colors(list(table["series"]))
+    fractions = sorted(table["fraction"].unique(), reverse=True)
+    for ax, column in zip(axes[0], there, strict=True):
+        found = estimate(table, column, ["series", "fraction", "layer"])
+        for name, color in colors.items():
+            for place, fraction in enumerate(fractions):
+                rows = found[(found["series"] == name) & (found["fraction"] == fraction)]
+                label = f"{name}, {fraction:g}" if len(colors) > 1 else f"first {fraction:g} of the text"
+                draw_curve(
+                    ax, rows["layer"], rows, label, color, marker=len(rows) < 40,
+                    dash=("-", "--", ":", "-.")[place % 4], width=1.2,
+                )  # fmt: skip
+        layers_below(ax)
+        ax.set_title(words[column][0])
+        ax.set_ylim(bottom=0)
+    axes[0][0].set_ylabel("1 − cosine")
+    legend_over(figure_, named_artists(axes[0][:1]))
+    said = ", and ".join(words[name][1] for name in there)
+    return captioned(figure_, f"1 − cosine by layer: {said}.", compared_with(figure_))
+
+
+def _layer_legend(figure_: mpl.Figure, layers: Sequence[int]) -> None:
+    """Bound, untrained model and layers (first, middle and last of many)."""
+    few = layers if len(layers) <= 5 else [layers[0], layers[len(layers) // 2], layers[-1]]
+    others = {f"layer {layer}" for layer in layers if layer not in few}
+    named = named_artists(figure_.axes)
+    legend_over(figure_, {name: artist for name, artist in named.items() if name not in others})
