@@ -24,9 +24,8 @@ from attnscope.report.page import _facts, _flat, further, render
 from attnscope.report.page import html as table_html
 from attnscope.report.section import Page as StudyPage
 from attnscope.report.section import Table
-from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
-from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames
+from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames, questions
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
@@ -219,16 +218,16 @@ def test_tests_are_those_of_the_statistics_module() -> None:
         for question in questions({"ablation": results.table("ablation")}, None, NONE)
     }
     need = asked["Does the model need its sinks?"]
-    sinks = next(one for one in need.answers if one.compared == "tiny: sinks − other keys")
-    assert (sinks.quantity, sinks.difference, sinks.sentences) == ("KL of the output (nats)", "0.350", 6)
-    assert sinks.certain
-    layers = questions({"layer_tests": results.table("layer_tests")}, None, NONE)[0]
-    assert layers.answers[0].difference == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
+    place = need.frame["compared"].tolist().index("tiny: sinks − other keys")
+    sinks = need.frame.loc[place, ["quantity", "difference", "n"]].tolist()
+    assert sinks == ["KL of the output (nats)", "0.350", 6]
+    assert place in need.certain
+    layers = questions({"layer_tests": results.table("layer_tests")}, None, NONE)[0].frame
+    assert layers.iloc[0, 2] == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
     heads = measured_heads(tables.make_study(("a", "b")))
-    found = questions({}, heads, NONE)[0].answers[0]
-    assert (found.compared, found.difference) == ("a − b", "−0.020")
+    found = questions({}, heads, NONE)[0].frame.loc[0]
     # six equal differences of one family: Holm multiplies the smallest p by its size
-    assert found.p == "< 0.001"
+    assert found[["compared", "difference", "p"]].tolist() == ["a − b", "−0.020", "< 0.001"]
 
 
 def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> None:
@@ -242,19 +241,19 @@ def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> 
             rows.append(mean.assign(value=mean["value"] - shift + shake, variant=kind, metric=metric))
     nulls = pd.concat(rows, ignore_index=True)
     nulls = nulls.assign(protocol="exact", scope="heads", threshold=np.nan, seed=0)
-    few = {one.compared: one for one in questions({}, heads, nulls)[0].answers}
-    assert few["tiny − random weights"].p == "–"
-    assert few["tiny − rows shuffled"].p != "–"
+    few = questions({}, heads, nulls)[0].frame.set_index("compared")["p"]
+    assert few["tiny − random weights"] == "–"
+    assert few["tiny − rows shuffled"] != "–"
     random = (nulls["variant"] == "random_weights") & (nulls["metric"] == "sink_share")
     shifted = [
         nulls[random].assign(seed=seed, value=nulls["value"] + 0.001 * (seed - 3.5)) for seed in range(8)
     ]
-    answers = questions({}, heads, pd.concat([*shifted, nulls[~random]]))[0].answers
-    assert [one.compared for one in answers] == ["tiny − random weights", "tiny − rows shuffled"]
-    assert answers[0].sentences == 8
-    assert answers[0].p != "–"
-    assert {one.quantity for one in answers} == {"attention to first key"}
-    assert {one.difference for one in answers} == {"0.049"}
+    answers = questions({}, heads, pd.concat([*shifted, nulls[~random]]))[0].frame
+    assert answers["compared"].tolist() == ["tiny − random weights", "tiny − rows shuffled"]
+    assert answers["n"][0] == 8
+    assert answers["p"][0] != "–"
+    assert set(answers["quantity"]) == {"attention to first key"}
+    assert set(answers["difference"]) == {"0.049"}
 
 
 def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:

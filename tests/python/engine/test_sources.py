@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from attnscope.engine.config import ConfigError, TextSource
 from attnscope.engine.texts.sources import extra_columns, looks_wrapped, read_sentences
-from attnscope.studies.attention_sinks.sampling import by_focus_word
+from attnscope.studies.attention_sinks.options import by_focus_word
 
 TEXTS = ["Ein Käse, bitte.", 'He said "no, never".', "A third one."]
 

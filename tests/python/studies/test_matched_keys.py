@@ -8,7 +8,7 @@ import torch
 import attnscope as asc
 from attnscope import inference
 from attnscope.studies.attention_sinks.matched_keys import matched_keys, random_reduction
-from attnscope.studies.attention_sinks.questions import questions
+from attnscope.studies.attention_sinks.small_tables import questions
 
 
 def test_every_control_has_the_size_of_its_set_and_none_of_its_keys():
@@ -90,13 +90,14 @@ def test_a_text_in_which_nothing_is_masked_is_in_no_test():
                          "key_count": count, "output_kl": value, "loss_change": value})  # fmt: skip
     table = pd.DataFrame(rows)
     (asked,) = [one for one in questions({"ablation": table}, None, pd.DataFrame()) if "sinks" in one.title]
-    sentences = {one.compared: one.sentences for one in asked.answers}
-    assert sentences == {"m: sinks − other keys": 3, "m: first key − other keys": 6}
+    sentences = asked.frame.set_index("compared")["n"]
+    assert sentences.to_dict() == {"m: sinks − other keys": 3, "m: first key − other keys": 6}
     without = table.assign(key_count=table["key_count"].where(~table["keys"].str.contains("sinks"), 0))
     (asked,) = [one for one in questions({"ablation": without}, None, pd.DataFrame()) if "sinks" in one.title]
-    none = [one for one in asked.answers if one.compared == "m: sinks − other keys"]
-    assert {(one.sentences, one.p, one.holm, one.certain) for one in none} == {(0, "–", "–", False)}
-    assert {one.sentences for one in asked.answers if one not in none} == {6}
+    none = asked.frame["compared"] == "m: sinks − other keys"
+    assert set(asked.frame[none][["n", "p", "Holm"]].itertuples(index=False, name=None)) == {(0, "–", "–")}
+    assert not none[list(asked.certain)].any()
+    assert set(asked.frame[~none]["n"]) == {6}
 
 
 def test_seeds_are_asked_for():

@@ -29,10 +29,9 @@ from attnscope.plots.axes import depth_axis
 from attnscope.plots.selection import measured_heads, null_value, uniform_value, with_groups
 from attnscope.plots.style import settled
 from attnscope.studies.attention_sinks.figures import FIGURES
-from attnscope.studies.attention_sinks.figures.fisher import fisher_profile
-from attnscope.studies.attention_sinks.figures.frames import frame_shares
-from attnscope.studies.attention_sinks.figures.protocols import protocol_profile
-from attnscope.studies.attention_sinks.figures.removal import kl_by_threshold
+from attnscope.studies.attention_sinks.figures.layers import protocol_profile
+from attnscope.studies.attention_sinks.figures.runs import fisher_profile, kl_by_threshold
+from attnscope.studies.attention_sinks.figures.sinks import frame_shares
 
 # arranged panels are tried in drawing/test_figures.py, and where titles stand below
 pytestmark = pytest.mark.usefixtures("unarranged")
@@ -95,7 +94,7 @@ def test_no_panel_is_empty_and_no_title_leaves_its_panel(monkeypatch) -> None:
 
 def test_both_protocols_stand_side_by_side_over_depth(ax) -> None:
     own = with_groups(ONE.table("head_means"), ONE.table("samples"))
-    assert protocol_profile(own, "mean_persistence_0", ax=ax) is ax
+    protocol_profile(own, "mean_persistence_0", ax)
     want = [over_samples(layer) for layer in range(made.LAYERS)]
     np.testing.assert_allclose(line(ax, "exact").get_ydata(), want, rtol=1e-12)
     np.testing.assert_allclose(line(ax, "as published").get_ydata(), np.array(want) / 4, rtol=1e-12)
@@ -117,21 +116,22 @@ def test_the_published_topology_is_held_against_its_bound() -> None:
         draw(only, ["protocols"])
 
 
-def test_infinite_ratios_are_left_out_of_means() -> None:
+def test_infinite_ratios_are_left_out_of_means(ax) -> None:
     means = ONE.table("head_means")
     first = (means["sample"] == 0) & (means["layer"] == 2)
     means.loc[first & (means["protocol"] == "ruscio2025"), "spectral_ratio"] = np.inf
     own = with_groups(means, ONE.table("samples"))
-    axes = protocol_profile(own, "spectral_ratio", ax=Figure().subplots())
+    protocol_profile(own, "spectral_ratio", ax)
     kept = np.mean([1.5 + made.level(0, -1, sample, 2) for sample in range(1, made.SAMPLES)])
-    assert line(axes, "as published").get_ydata()[2] == pytest.approx(kept, abs=1e-12)
+    assert line(ax, "as published").get_ydata()[2] == pytest.approx(kept, abs=1e-12)
 
 
-def test_kl_falls_over_the_percentile_of_a_sink(ax) -> None:
+def test_kl_falls_over_the_percentile_of_a_sink() -> None:
     layers = with_groups(ONE.table("layers"), ONE.table("samples"))
     mean = np.mean([over_samples(layer) for layer in range(made.LAYERS)])
     for protocol, factor in (("exact", 1), ("ruscio2025", 2)):
-        axes = kl_by_threshold(layers, protocol=protocol, ax=Figure().subplots())
+        axes = Figure().subplots()
+        kl_by_threshold(layers[layers["protocol"] == protocol], {"tiny": "black"}, axes)
         drawn = line(axes, "tiny")
         assert list(drawn.get_xdata()) == [80, 90, 95]
         np.testing.assert_allclose(drawn.get_ydata(), mean * factor * np.array([0.2, 0.1, 0.05]), rtol=1e-12)
@@ -151,7 +151,7 @@ def test_masked_keys_carry_means_and_intervals() -> None:
 
 def test_fisher_has_a_line_per_group_and_a_level_outside_the_blocks(ax) -> None:
     table = ONE.table("fisher").assign(series="text")
-    fisher_profile(table[table["protocol"] == "exact"], ax=ax)
+    fisher_profile(table[table["protocol"] == "exact"], "trace", ax)
     samples = 1 + 0.01 * np.mean(range(made.SAMPLES))
     for name, base in (("attention", 2.0), ("MLP", 3.0), ("norm", 0.5)):
         want = [base * (samples + 0.1 * layer) for layer in range(made.LAYERS)]
@@ -164,7 +164,7 @@ def test_frames_show_positions_against_tokens(ax) -> None:
     evidence = ONE.table("frame_evidence")
     own = evidence[evidence["protocol"] == "exact"]
     own.loc[own["kind"] == "token", "top"] = "$a_1$"
-    frame_shares(own, ax=ax)
+    frame_shares(own, ax)
     assert list(line(ax, "by position").get_ydata()) == [0.9, 0.8, 0.7]
     assert {"key 0", r"“\$a_1\$”"} <= {text.get_text() for text in ax.texts}
     assert with_gid(ax, "centralized").get_ydata()[0] == 0.8

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which quantities the study takes, and the rows that they become.
+"""Which quantities the study takes, what they are measured on, and the rows that they become.
 
 A quantity is asked for by the name of its metric. What belongs to a map stands in `heads`, or in `head_means`
 for the mean over heads; what has a threshold in `graphs` and `head_mean_graphs`; what belongs to all heads
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from attnscope.engine.forward import Batch
+from attnscope.engine.forward import Batch, head_mean
 from attnscope.engine.schema import head_means_of
 from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.discovery import found
@@ -24,18 +25,20 @@ from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import levels, reads_layers
 from attnscope.metrics.quantity import Quantity, Shared, Site
-from attnscope.studies.attention_sinks.states import States
+from attnscope.studies.supports import Seen
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
 
 #: Functions that the study takes, by protocol.
 METRICS = {
     "exact": (
         *("sink_share", "sink_rate", "sink_position", "sink_tokens", "sink_test", "top_mass"),
-        "attention_entropy",
         *("fiedler_value", "laplacian_gap", "graph_statistics", "betti_numbers"),
         *("participation_ratio", "stable_rank", "effective_rank", "spectral_gap", "spectral_ratio"),
         *("marchenko_pastur", "bar_count", "total_persistence", "max_persistence", "persistent_entropy"),
         *("head_divergence", "sink_removal", "geometric_semantic_alignment", "transformation_magnitude"),
-        *("entropy_magnitude_correlation", "reference_influence"),
+        *("entropy_magnitude_correlation", "reference_influence", "attention_entropy"),
     ),
     "ruscio2025": (
         *("attention_entropy", "participation_ratio", "stable_rank", "spectral_ratio", "spectral_norm"),
@@ -58,7 +61,7 @@ _ASKED_BY = {
 #: What the spectrum of random rows of a support is held against; of windows and masks, shuffled copies.
 LAWS = {"causal": "triangular", "full": "Marchenko-Pastur"}
 #: Functions of a protocol -> other names that ask for them as well.
-_SYNONYMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+_SYNONYMS: dict[str, dict[str, tuple[str, ...]]] = {
     "exact": {"sink_test": ("classify_frames",)},
     "ruscio2025": {
         "topology": ("bar_count", "max_persistence", "sink_position"),
@@ -69,6 +72,8 @@ _SYNONYMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
 }
 
+#: Sites beside attention that the study takes where a model lets them be captured.
+SITES = ("value", "hidden", "attention_output", "mlp_output", "block_output")
 #: The sentence whose maps are kept.
 SAMPLE = 0
 
@@ -156,6 +161,42 @@ def of_means(quantities: Sequence[Quantity]) -> list[Quantity]:
         for one in quantities
         if one.scope == "map"
     ]
+
+
+@dataclass(frozen=True)
+class States(Seen):
+    """A captured layer as the study reads it: what one layer of one batch left for measurement.
+
+    Attributes:
+        heads: maps [b, h, n, n], real tokens in each one's leading block.
+        mean: their mean [b, 1, n, n], float64.
+        lengths: real tokens [b].
+        names: numbers of the heads.
+        sites: captured states by site, on the CPU: value [b, kv, n, d], the others [b, n, D].
+    """
+
+    heads: Tensor
+    mean: Tensor
+    lengths: Tensor
+    names: tuple[int, ...]
+    sites: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, layer: Layer) -> States:
+        """Reads a captured layer."""
+        heads = layer.matrices()
+        sites = {site: layer.states(site).cpu() for site in SITES if site in layer.tensors}
+        # each query head its own value head, unless the heads divide evenly, which the kernels read in place
+        if "value" in sites and heads.shape[1] % sites["value"].shape[1]:
+            sites["value"] = layer.states("value", per_head=True).cpu()
+        seen = Seen.by(layer, heads)
+        given = (seen.support, seen.supports, seen.learned)
+        return cls(*given, heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites)
+
+    def copy(self) -> States:
+        """The same numbers in memory of their own, which outlive the forward pass."""
+        sites = {site: tensor.clone() for site, tensor in self.sites.items()}
+        return replace(self, heads=self.heads.clone(), sites=sites)
 
 
 @dataclass(frozen=True)

@@ -1,41 +1,46 @@
 # SPDX-License-Identifier: MIT
-"""Tests over sentences, made from stored tables: against the nulls, of sink removal, between layers."""
+"""Tests made from stored tables: against the nulls, of sink removal, between layers, of emergence.
+
+What emerges changes from one level to another during training. Quantities of all layers together are tested,
+as one family of the run; single layers and heads are described by their first and last value: a test of each
+would leave no power for any.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.inference import benjamini_hochberg, control_test, holm, paired_test, welch_test
+from attnscope.inference.emergence import Curve, emergence_splits
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
+from attnscope.studies.attention_sinks.published import compared_layers
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pandas as pd
-
-#: Whole numbers that are places, of which a mean says nothing.
-PLACES = ("sink_position", "sink_position_test", "strongest_query", "strongest_key")
-#: Columns of the measured tables that are no measurements.
-_NO_NUMBERS = {*HEAD_KEYS, *PLACES, *RANDOM.values(), "n_tokens"}
+#: What the numbers of a measured table are of.
+SCOPES = {"heads": "heads", "head_means": "head_mean", "layers": "layers"}
+#: Metrics that are described for every single head.
+OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
+#: Columns of the measured tables that are no measurements, and places, of which a mean says nothing.
+_NO_NUMBERS = {*HEAD_KEYS, *RANDOM.values(), "n_tokens", "sink_position", "sink_position_test"}
+_NO_NUMBERS |= {"strongest_query", "strongest_key"}
 
 
 def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Keys and rows of every checkpoint, in stored order."""
-    for keys, part in frame.groupby(list(CHECKPOINT_KEYS), sort=False):
-        model, revision, step = keys
+    for (model, revision, step), part in frame.groupby(list(CHECKPOINT_KEYS), sort=False):
         yield {"model": str(model), "revision": str(revision), "step": int(str(step))}, part
 
 
 def numbers_of(results: Results, table: str) -> list[str]:
     """The measured columns of a table, in stored order."""
-    import pyarrow as pa
-
     return [
         field.name
         for field in results.schema(table)
@@ -63,27 +68,17 @@ def measured(results: Results, table: str) -> pd.DataFrame:
 
 def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Adds p_holm and p_bh over the exact rows of each checkpoint; the authors corrected nothing."""
-    families: dict[tuple[Any, ...], list[int]] = {}
-    for index, row in enumerate(rows):
+    families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
         row |= {"p_holm": math.nan, "p_bh": math.nan}
         if row["protocol"] == "exact":
-            families.setdefault(tuple(row[key] for key in CHECKPOINT_KEYS), []).append(index)
+            families.setdefault(tuple(row[key] for key in CHECKPOINT_KEYS), []).append(row)
     for family in families.values():
         # an undefined test is in no family
-        p_values = [rows[index]["p_value"] for index in family]
-        for index, by_holm, by_bh in zip(family, holm(p_values), benjamini_hochberg(p_values), strict=True):
-            rows[index] |= {"p_holm": float(by_holm), "p_bh": float(by_bh)}
+        p_values = [row["p_value"] for row in family]
+        for row, by_holm, by_bh in zip(family, holm(p_values), benjamini_hochberg(p_values), strict=True):
+            row |= {"p_holm": float(by_holm), "p_bh": float(by_bh)}
     return rows
-
-
-def compared_layers(count: int) -> list[int]:
-    """The layers that the topology notebook looks at: 0, the quarters, and the last.
-
-    >>> compared_layers(28), compared_layers(2)
-    ([0, 7, 14, 21, 27], [0, 1])
-    """
-    quarter = count // 4
-    return sorted({0, quarter, 2 * quarter, 3 * quarter, count - 1})
 
 
 def layer_tests(results: Results) -> list[dict[str, Any]]:
@@ -109,7 +104,7 @@ def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> It
     for metric in metrics:
         values = wide[metric]
         columns = dict(zip(values.columns, values.to_numpy(float).T, strict=True))
-        layers = [one for one in compared_layers(max(columns) + 1) if one in columns]
+        layers = sorted(set(compared_layers(max(columns) + 1)) & set(columns))
         for one, other in combinations(layers, 2):
             test = test_of(columns[other], columns[one])
             if not math.isnan(test.p_value):
@@ -143,30 +138,19 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
         frame = results.table("layers", [*keys, *(name for name in wanted if name in there)])
         for named, own in checkpoints(frame):
             for (layer, protocol), rows in own.groupby(["layer", "protocol"], sort=True):
+                exact = protocol == "exact"
                 values = rows[wanted[0]].to_numpy(float, na_value=np.nan)
-                random = np.zeros(len(values))
-                if protocol == "exact":
-                    random = rows[control].to_numpy(float, na_value=np.nan)
+                random = rows[control].to_numpy(float, na_value=np.nan) if exact else np.zeros(len(values))
+                both = ~np.isnan(values) & ~np.isnan(random)
+                means = [float(one[both].mean()) if both.any() else math.nan for one in (values, random)]
                 test = paired_test(values, random)
-                p_value, both = test.p_value, ~np.isnan(values) & ~np.isnan(random)
+                found = difference_of(test)
                 if protocol == "ruscio2025":
                     each = rows[wanted[1]].dropna()
-                    p_value = combine_p_values(each.tolist()) if len(each) else math.nan
-                made.append(
-                    {
-                        **named,
-                        "layer": int(str(layer)),
-                        "percentile": percentile,
-                        "protocol": str(protocol),
-                        "kl_reduction": float(values[both].mean()) if both.any() else math.nan,
-                        "kl_random": float(random[both].mean())
-                        if both.any() and protocol == "exact"
-                        else math.nan,
-                        **difference_of(test),
-                        "p_value": p_value,
-                        "samples": test.n,
-                    }
-                )
+                    found["p_value"] = combine_p_values(each.tolist()) if len(each) else math.nan
+                about = {"layer": int(str(layer)), "percentile": percentile, "protocol": str(protocol)}
+                about |= {"kl_reduction": means[0], "kl_random": means[1] if exact else math.nan}
+                made.append({**named, **about, **found, "samples": test.n})
     return corrected(made)
 
 
@@ -176,8 +160,6 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
     Shuffled rows are paired with the same sentences. Of random weights the unit is the initialisation: an
     interval over texts of one of them shrinks with the texts and says nothing of others.
     """
-    import pandas as pd
-
     nulls = results.variants()
     nulls = nulls[nulls["threshold"].isna() & (nulls["scope"] != "layers")]
     made: list[dict[str, Any]] = []
@@ -185,14 +167,10 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
         return made
     metrics = [name for name in tested_numbers(results, "heads") if (nulls["metric"] == name).any()]
     nulls = nulls[nulls["metric"].isin(metrics)]
-    tables = (("heads", "heads"), ("head_means", "head_mean"))
-    frame = pd.concat([measured(results, table).assign(scope=scope) for table, scope in tables])
-    for named, own in checkpoints(frame):
+    both = [measured(results, table).assign(scope=SCOPES[table]) for table in ("heads", "head_means")]
+    for named, own in checkpoints(pd.concat(both)):
         every = own.groupby(["protocol", "scope", "sample"], sort=True)[metrics].mean()
-        there = {
-            place: values.droplevel(["protocol", "scope"])
-            for place, values in every.groupby(["protocol", "scope"])
-        }
+        there = {at: values.droplevel([0, 1]) for at, values in every.groupby(["protocol", "scope"])}
         # random weights belong to the whole series, shuffled rows to their own checkpoint
         where = (nulls["model"] == named["model"]) & nulls["revision"].isin([named["revision"], ""])
         keys = ["metric", "variant", "protocol", "scope"]
@@ -226,3 +204,83 @@ def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) ->
 def difference_of(test: Any) -> dict[str, float]:
     """The columns of a test's difference."""
     return {name: getattr(test, name) for name in ("difference", "low", "high", "p_value")}
+
+
+def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
+    """Rows of `emergence`, for models with two checkpoints or more of known step."""
+    samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group"])
+    counted = samples[samples["step"] >= 0].groupby("model")["step"].nunique()
+    series = sorted(counted[counted >= 2].index)
+    rows: list[dict[str, Any]] = []
+    curves: list[Curve] = []
+    there = [name for name in SCOPES if name in results.tables()]
+    for name in there if series else ():
+        frame = measured(results, name)
+        frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
+        frame = frame.merge(samples, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
+        others = tested_numbers(results, "heads") if name == "layers" and "heads" in there else []
+        metrics = [one for one in tested_numbers(results, name) if one not in others]
+        parts = [
+            (own, part, means, {"model": str(model), "protocol": str(protocol), **where})
+            for (model, protocol), own in frame.groupby(["model", "protocol"], sort=True)
+            for part, means, where in _parts(own, SCOPES[name], metrics, str(protocol))
+        ]
+        for metric in metrics:
+            for own, part, means, keys in parts:
+                if metric in means and own[metric].notna().any():
+                    rows.append({**keys, "metric": metric, **_published(part, metric, keys["protocol"])})
+                    each = means[metric].unstack("sample")
+                    curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
+    family = _family(rows)
+    found = emergence_splits([curve for curve, one in zip(curves, family, strict=True) if one], seed=seed)
+    judged = iter(found)
+    for row, curve, one in zip(rows, curves, family, strict=True):
+        # what is no member of the family is described: one order, whose p-value says nothing
+        own = next(judged) if one else emergence_splits([curve], draws=1, seed=seed)[0]
+        row |= own if one else {**own, "verdict": None, "step": None, "p_value": math.nan, "p_holm": math.nan}
+    return rows
+
+
+def _family(rows: list[dict[str, Any]]) -> list[bool]:
+    """Which rows are tested: exact quantities of whole models, by group of texts where there are several."""
+    several = {row["model"] for row in rows if row["group"] != "all"}
+    return [
+        row["protocol"] == "exact"
+        and row["scope"] in ("heads", "layers")
+        and (row["group"] != "all" or row["model"] not in several)
+        for row in rows
+    ]
+
+
+def _parts(
+    own: pd.DataFrame, scope: str, metrics: list[str], protocol: str
+) -> list[tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]]:
+    """Of all layers, each group, each layer and each head: rows, means by step and sample, and keys."""
+    whole: dict[str, Any] = {"group": "all", "scope": scope, "place": "", "layer": None, "head": None}
+    found = [(own, metrics, whole)]
+    groups = sorted(own["group"].unique())
+    if len(groups) > 1:
+        found += [(own[own["group"] == one], metrics, {**whole, "group": one}) for one in groups]
+    of_layer = {"heads": "layer", "head_mean": "layer_head_mean", "layers": "layer"}[scope]
+    for layer, part in own.groupby("layer", sort=True):
+        number = int(str(layer))
+        where = {**whole, "scope": of_layer, "place": f"L{number}", "layer": number}
+        found.append((part, metrics, where))
+    single = [one for one in metrics if one in OF_EVERY_HEAD]
+    if scope == "heads" and protocol == "exact" and single:
+        for keys, part in own.groupby(["layer", "head"], sort=True):
+            at = dict(zip(("layer", "head"), (int(str(one)) for one in keys), strict=True))
+            place = "L{layer}H{head}".format(**at)
+            found.append((part, single, {**whole, "scope": "head", "place": place, **at}))
+    each = ["step", "sample"]
+    return [(part, part.groupby(each, sort=True)[names].mean(), where) for part, names, where in found]
+
+
+def _published(part: pd.DataFrame, metric: str, protocol: str) -> dict[str, Any]:
+    """The change as published, which takes the steps in the order of their names."""
+    from attnscope.protocols.ruscio2025 import emergence_change
+
+    if protocol != "ruscio2025":
+        return {"change": math.nan, "change_first_step": None, "change_last_step": None}
+    change, first, last, _ = emergence_change(part, metric)
+    return {"change": change, "change_first_step": first, "change_last_step": last}

@@ -20,8 +20,8 @@ from attnscope.studies.attention_sinks.matched_keys import matched_keys
 if TYPE_CHECKING:
     from attnscope.models import LoadedModel
 
-#: Fields of `OutputKl` that are stored.
-MEASURED = ("kl", "loss_before", "loss_after", "loss_change")
+#: Columns of `ablation` -> the fields of `OutputKl` that they hold.
+MEASURED = {"output_kl": "kl", **{one: one for one in ("loss_before", "loss_after", "loss_change")}}
 #: Bytes that the logits of one ablated run may take, in float64.
 LOGITS_BYTES = 256 * 1024**2
 
@@ -30,19 +30,16 @@ class Ablation:
     """The real ablation of a batch: keys hidden before the softmax in every layer and head."""
 
     def __init__(self, batch: Batch, seed: int) -> None:
-        self.batch = batch
-        self.seed = seed
-        self._total: Tensor | None = None
-        self._layers = 0
+        self.batch, self.seed = batch, seed
+        self._total, self._layers = torch.zeros(()), 0
 
     def add(self, mean: Tensor) -> None:
         """Takes the head mean [b, n, n] of one layer."""
-        self._total = mean.clone() if self._total is None else self._total + mean
+        self._total = self._total + mean
         self._layers += 1
 
     def keys(self) -> dict[str, Tensor]:
         """The sets of keys, bool [b, n]: the sinks, and the first key."""
-        assert self._total is not None
         lengths = torch.as_tensor(self.batch.lengths)
         sinks = sink_tokens((self._total / self._layers).cpu(), rule="test", lengths=lengths)
         first = torch.zeros_like(sinks)
@@ -66,8 +63,7 @@ class Ablation:
             seeds = [[self.seed, sample, 0xAB1A, at] for sample in self.batch.samples]
             controls[name], there[name] = matched_keys(keys, self.batch.lengths, seeds)
         text = text_config(loaded.model.config)
-        n = max(self.batch.lengths)
-        each = max(1, LOGITS_BYTES // (8 * n * int(text.vocab_size)))
+        each = max(1, LOGITS_BYTES // (8 * max(self.batch.lengths) * int(text.vocab_size)))
         for begin in range(0, len(self.batch.samples), each):
             part = slice(begin, begin + each)
             some = {name: values[part] for name, values in inputs.items()}
@@ -80,25 +76,15 @@ class Ablation:
                 return f"ablation: {title}: {str(error).removeprefix('output_kl: ')}"
             for name, keys in sets.items():
                 runs = [found[f"{name} {draw}"] for draw in range(len(controls[name]))]
-                control = {
-                    field: torch.where(
-                        there[name][part],
-                        torch.stack([getattr(one, field) for one in runs]).mean(0),
-                        torch.nan,
-                    )
-                    for field in MEASURED
-                }
-                own = {field: getattr(found[name], field) for field in MEASURED}
-                for kind, numbers in ((name, own), (f"control_{name}", control)):
-                    unit.write(
-                        "ablation",
-                        sample=list(self.batch.samples[part]),
-                        keys=kind,
-                        n_tokens=list(self.batch.lengths[part]),
-                        key_count=keys[part].sum(-1).numpy(),
-                        output_kl=numbers["kl"].numpy(),
-                        **{field: numbers[field].numpy() for field in MEASURED[1:]},
-                    )
+                own, control = {}, {}
+                for column, field in MEASURED.items():
+                    own[column] = getattr(found[name], field)
+                    mean = torch.stack([getattr(one, field) for one in runs]).mean(0)
+                    control[column] = torch.where(there[name][part], mean, torch.nan)
+                about: dict[str, Any] = {"sample": list(self.batch.samples[part])}
+                about |= {"n_tokens": list(self.batch.lengths[part]), "key_count": keys[part].sum(-1)}
+                unit.write("ablation", keys=name, **about, **own)
+                unit.write("ablation", keys=f"control_{name}", **about, **control)
         return ""
 
 

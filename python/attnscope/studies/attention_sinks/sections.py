@@ -9,11 +9,12 @@ import pandas as pd
 
 from attnscope.inference.sink_heads import LEAST_SHARE
 from attnscope.plots.figure import NotDrawable, Tables, optional
-from attnscope.plots.selection import estimate, last_step, measured_heads
+from attnscope.plots.selection import estimate, last_step
 from attnscope.report.numbers import every_mean, interval_text, number
 from attnscope.report.section import Page, Section, Table
-from attnscope.studies.attention_sinks import sections_of_layers, sections_of_maps
-from attnscope.studies.attention_sinks.questions import questions
+from attnscope.studies.attention_sinks.analyses import ANALYSES
+from attnscope.studies.attention_sinks.figures.sinks import sinks
+from attnscope.studies.attention_sinks.small_tables import questions
 
 PROTOCOL = "ruscio2025"
 
@@ -36,14 +37,10 @@ _CAUSAL = (
 def findings(results: Tables) -> list[str]:
     """The main numbers of the run in sentences that are true of any run."""
     try:
-        heads = measured_heads(results)
+        final = last_step(sinks(results))
     except NotDrawable:
         return []
-    if "sink_share" not in heads or heads["sink_share"].isna().all():
-        return []
-    lines = []
-    final = last_step(heads)
-    verdicts = optional(results, "frames")
+    lines, verdicts = [], optional(results, "frames")
     for series in dict.fromkeys(final["series"]):
         own = final[final["series"] == series]
         table = estimate(own, "sink_share", ["layer", "head"], together=True)
@@ -110,12 +107,12 @@ def _tests(page: Page) -> None:
         "Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided; Holm and "
         "Benjamini-Hochberg are over the tests of the same question. Bold: p &lt; 0.05 after Holm."
     )
-    for place, question in enumerate(questions(page.tables, page.heads(), page.results.variants())):
-        page.heading(question.title)
-        page.definition(question.words)
-        certain = tuple(row for row, one in enumerate(question.answers) if one.certain)
-        frame = question.frame()
-        page.table(Table(f"tests-{place}", question.title, frame, 2, certain))
+    for place, (title, words, frame, certain) in enumerate(
+        questions(page.tables, page.heads(), page.results.variants())
+    ):
+        page.heading(title)
+        page.definition(words)
+        page.table(Table(f"tests-{place}", title, frame, 2, certain))
 
 
 def _published(page: Page) -> None:
@@ -139,33 +136,33 @@ def _comparison(page: Page) -> None:
     from attnscope.published import compare_published
 
     found = compare_published(page.results, PROTOCOL, draws=300)
-    table = found.table
-    table = table[table["measured"].notna() & table["statistic"].isin(["mean", "share", "trend"])]
+    there = found.table["measured"].notna()
+    table = found.table[there & found.table["statistic"].isin(["mean", "share", "trend"])]
     if table.empty:
         return
     page.heading("Beside the paper's numbers")
     page.notes([escape(line) for line in found.statements])
     rows = []
     for row in table.to_dict("records"):
-        layer = "all" if row["published_layer"] < 0 else str(row["published_layer"])
-        if row["published_layer"] >= 0 and row["layer"] != row["published_layer"]:
-            layer += f" (here {row['layer']})"
+        here, theirs = row["layer"], row["published_layer"]
+        layer = "all" if theirs < 0 else str(theirs)
+        layer += f" (here {here})" if here != theirs else ""
         published = number(row["published"])
         if row["published"] != row["published"]:
             published = f"{number(row['published_low'])} to {number(row['published_high'])}"
+        token = f" “{row['token']}”" if row["token"] else ""
         rows.append(
             {
                 "run / paper": f"{row['model']} / {row['published_model']}",
-                "quantity": str(row["quantity"]).replace("_", " ")
-                + (f" “{row['token']}”" if row["token"] else ""),
-                "statistic": "trend with depth" if row["statistic"] == "trend" else str(row["statistic"]),
+                "quantity": row["quantity"].replace("_", " ") + token,
+                "statistic": "trend with depth" if row["statistic"] == "trend" else row["statistic"],
                 "layer": layer,
                 "published": published,
                 "this run, same way": number(row["measured"]),
                 "95 % interval": interval_text(row["low"], row["high"]),
                 "difference": number(row["difference"]),
                 "exact": number(row["exact"]),
-                "printed in": str(row["origin"]),
+                "printed in": row["origin"],
             }
         )
     caption = f"{len(rows)} published numbers with this run's own"
@@ -176,8 +173,7 @@ def _comparison(page: Page) -> None:
 RANKED = "sink_share"
 
 SECTIONS: tuple[Section, ...] = (
-    *sections_of_maps.SECTIONS,
-    *sections_of_layers.SECTIONS,
+    *ANALYSES,
     Section("tests", "Statistical tests", ("null_tests", "layer_tests", "removal_tests", "ablation"), _tests),
     Section("published", "Published protocol (ruscio2025)", ("head_means",), _published),
 )

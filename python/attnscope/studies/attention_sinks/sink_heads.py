@@ -20,8 +20,8 @@ from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
 from attnscope.inference.sink_heads import heads_with_sinks
 from attnscope.metrics.information.sink_test import TIMES_UNIFORM, pooled_sinks, sink_test
+from attnscope.studies.attention_sinks.columns import States
 from attnscope.studies.attention_sinks.comparisons import checkpoints
-from attnscope.studies.attention_sinks.states import States
 
 #: Longer texts are judged by themselves alone: their sums would outgrow the other tables.
 POOLED_BELOW = 256

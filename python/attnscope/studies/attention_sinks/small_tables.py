@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""Tables that sections of the report make for themselves: Fisher traces, frames, when things emerge."""
+"""Tables that sections of the report make for themselves: Fisher traces, frames, emergence, and questions.
+
+A question about the run is answered by tests over sentences, a family each, corrected for its size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any
+from itertools import combinations, product
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from attnscope.inference import benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.maps import printable
-from attnscope.plots.selection import last_step
+from attnscope.plots.selection import NULLS, last_step
 from attnscope.report.numbers import interval_text, mean_text, number
-from attnscope.studies.attention_sinks.questions import p_text
+from attnscope.studies.attention_sinks.comparisons import against_control, difference_of
+from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
 EMERGING = (
@@ -28,17 +34,17 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     needed = {"model", "step", "group", "protocol", "frame", "token_frame", "probability", "modal_position"}
     if "frames" not in tables or tables["frames"].empty or not needed <= set(tables["frames"]):
         return None
-    verdicts, special = last_step(tables["frames"]), tables.get("specialization")
+    special = last_step(tables["specialization"]) if "specialization" in tables else None
     rows = []
-    for row in verdicts.to_dict("records"):
-        consistent = ""
+    for row in last_step(tables["frames"]).to_dict("records"):
+        consistent, place, token = "", "", ""
         if special is not None and row["group"] == "all":
-            own = last_step(special)
-            own = own[
-                (own["model"] == row["model"]) & (own["protocol"] == row["protocol"]) & (own["head"] >= 0)
-            ]
-            flags = own["specialised"].astype(float)
+            own = special[(special["model"] == row["model"]) & (special["protocol"] == row["protocol"])]
+            flags = own[own["head"] >= 0]["specialised"].astype(float)
             consistent = f"{int(flags.sum())} of {len(flags)}" if len(flags) else ""
+        if not pd.isna(row["modal_position"]):
+            place = f"{row['modal_position']:.0f} ({_percent(row['modal_position_share'])})"
+            token = f"“{printable(row['modal_token'])}” ({_percent(row['modal_token_share'])})"
         rows.append(
             {
                 "model": str(row["model"]),
@@ -48,12 +54,8 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                 "frame by token": "" if pd.isna(row["token_frame"]) else str(row["token_frame"]),
                 "probability": _percent(row["probability"]),
                 "heads with a sink": _heads_with_sink(row),
-                "most frequent position": ""
-                if pd.isna(row["modal_position"])
-                else f"{row['modal_position']:.0f} ({_percent(row['modal_position_share'])})",
-                "most frequent token": ""
-                if pd.isna(row["modal_position"])
-                else f"“{printable(row['modal_token'])}” ({_percent(row['modal_token_share'])})",
+                "most frequent position": place,
+                "most frequent token": token,
                 "consistent heads": consistent,
             }
         )
@@ -70,13 +72,6 @@ def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
     return f"{int(row['heads_with_sink'])} of {int(tested)} ({_percent(row['share_with_sink'])})"
 
 
-#: What is said of the table in its first version, whose step is not the one of the second.
-UNTESTED = (
-    "The steps that this run stored are half-way points of each course, which noise has too, and were not "
-    "tested. Run the study again to have them tested."
-)
-
-
 def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """Whether and when each quantity changes from one level to another, and the head that changes most.
 
@@ -84,33 +79,34 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """
     if "emergence" not in tables or tables["emergence"].empty:
         return None
-    if "verdict" not in tables["emergence"]:
-        return pd.DataFrame({"steps of this run": [UNTESTED]})
     table = tables["emergence"]
-    rows = []
+    if "verdict" not in table:
+        # the table in its first version, whose step is not the one of the second
+        untested = (
+            "The steps that this run stored are half-way points of each course, which noise has too, and "
+            "were not tested. Run the study again to have them tested."
+        )
+        return pd.DataFrame({"steps of this run": [untested]})
     table = table.assign(group="") if "group" not in table else table
     # the curves of input sets may differ: the pooled step stands for neither
     apart = table[table["group"] != "all"] if table["group"].nunique() > 2 else table
+    rows = []
     for model, group in apart[["model", "group"]].drop_duplicates().itertuples(index=False):
         for metric in EMERGING:
-            own = apart[(apart["model"] == model) & (apart["metric"] == metric) & (apart["group"] == group)]
-            whole = own[own["scope"].isin(["heads", "layers"])]
-            exact = whole[whole["protocol"] == "exact"]
+            every = table[(table["model"] == model) & (table["metric"] == metric)]
+            own = every[(every["group"] == group) & every["scope"].isin(["heads", "layers"])]
+            exact, published = (own[own["protocol"] == name] for name in ("exact", "ruscio2025"))
             if exact.empty:
                 continue
             row = exact.iloc[0]
-            of_heads = table[(table["model"] == model) & (table["metric"] == metric)]
-            single = of_heads[(of_heads["scope"] == "head") & (of_heads["protocol"] == "exact")]
+            single = every[(every["scope"] == "head") & (every["protocol"] == "exact")]
             change = (single["end"] - single["start"]).abs().to_numpy(float)
             most = "" if np.isnan(change).all() else _head(single.iloc[int(np.nanargmax(change))])
-            published = whole[whole["protocol"] == "ruscio2025"]
-            change_printed = ""
+            printed = ""
             if len(published) and np.isfinite(published["change"].iloc[0]):
                 last = published.iloc[0]
-                change_printed = (
-                    f"{number(last['change'])} (step {int(last['change_last_step'])} − "
-                    f"{int(last['change_first_step'])})"
-                )
+                steps = f"step {int(last['change_last_step'])} − {int(last['change_first_step'])}"
+                printed = f"{number(last['change'])} ({steps})"
             rows.append(
                 {
                     "model": str(model),
@@ -126,7 +122,7 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                     "95 % interval": interval_text(row["low"], row["high"]),
                     "half-way": "–" if pd.isna(row["half_way"]) else f"{int(row['half_way']):,}",
                     "head that changes most, of all": most,
-                    "published change": change_printed,
+                    "published change": printed,
                 }
             )
     if not rows:
@@ -171,3 +167,185 @@ def _head(row: pd.Series) -> str:
 
 def _percent(value: float) -> str:
     return "–" if value != value else f"{value:.0%}"
+
+
+#: What models are held against their nulls and each other in.
+METRICS = (
+    "sink_share", "entropy_normalized", "fiedler_value", "participation_ratio", "mp_ks", "alignment_value",
+    "alignment_hidden",
+)  # fmt: skip
+LABELS = {"kl_reduction": "KL reduction (nats)"} | {name: label for name, (label, _) in CHANGES.items()}
+
+
+class Question(NamedTuple):
+    """A family of tests under one question: the answers as text, and the rows that are certain."""
+
+    title: str
+    words: str
+    frame: pd.DataFrame
+    certain: tuple[int, ...] = ()
+
+
+def questions(
+    tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None, controls: pd.DataFrame
+) -> list[Question]:
+    """Every question that the stored tables answer: of single exact heads, controls as `Results.variants`."""
+    found: list[Question] = []
+    if heads is not None and not heads.empty:
+        heads = last_step(heads)
+        found += [_against_nulls(heads, controls)] if len(controls) else []
+        found.append(_between_series(heads))
+    of_tables = {"ablation": _ablation, "removal_tests": _removal, "layer_tests": _layers}
+    found += [ask(last_step(tables[name])) for name, ask in of_tables.items() if name in tables]
+    return [one for one in found if len(one.frame)]
+
+
+def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
+    """The model against random initialisations of itself, and paired over sentences with shuffled rows."""
+    nulls = nulls[(nulls["protocol"] == "exact") & (nulls["scope"] == "heads") & nulls["threshold"].isna()]
+    tests = []
+    for (series, own), (kind, name), metric in product(
+        heads.groupby("series", sort=False), NULLS.items(), METRICS
+    ):
+        if metric not in own or own[metric].isna().all():
+            continue
+        # random weights belong to a whole series, shuffled rows to their own checkpoint
+        mine = own.groupby("sample")[metric].mean()
+        whose = nulls["model"].isin(own["model"]) & (nulls["variant"] == kind)
+        if kind != "random_weights":
+            whose &= nulls["revision"].isin(own["revision"])
+        theirs = nulls[whose & (nulls["metric"] == metric) & nulls["sample"].isin(mine.index)]
+        here = theirs["sample"].map(mine).to_numpy(float)
+        there = theirs["value"].to_numpy(float)
+        # what a null leaves as it is (shuffling a row, its entropy) is no test of anything
+        if len(theirs) > 1 and not np.allclose(here, there, rtol=1e-9, atol=1e-12, equal_nan=True):
+            found = against_control(kind, mine, theirs)
+            count = found["controls"] if kind == "random_weights" else found["samples"]
+            tests.append({**found, "compared": f"{series} − {name}", "metric": metric, "n": count})
+    return _answered(
+        "Does the model differ from its nulls?",
+        "Mean over heads of each text. Shuffled rows are paired with the same text, and <i>n</i> is "
+        "of texts. Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than "
+        "eight there is no interval and no <i>p</i>.",
+        tests,
+    )
+
+
+def _between_series(heads: pd.DataFrame) -> Question:
+    """Between input sets or models: paired where the sentences are the same, Welch where they are not."""
+    tests, how = [], "different texts, Welch's t-tests"
+    for one, other in combinations(list(dict.fromkeys(heads["series"]))[:6], 2):
+        a, b = heads[heads["series"] == one], heads[heads["series"] == other]
+        for metric in METRICS:
+            if metric not in heads or a[metric].isna().all() or b[metric].isna().all():
+                continue
+            x, y = per_sample(a, metric), per_sample(b, metric)
+            same = sorted(set(x.index) & set(y.index))
+            if len(same) == len(x) == len(y):
+                how = "the same texts, paired t-tests"
+                result = paired_test(x.loc[same], y.loc[same])
+            else:
+                result = welch_test(x, y)
+            about = {"compared": f"{one} − {other}", "metric": metric, "n": result.n}
+            tests.append({**about, **difference_of(result)})
+    return _answered("Do input sets or models differ?", f"Mean over heads of each text; {how}.", tests)
+
+
+def _ablation(table: pd.DataFrame) -> Question:
+    """Paired over the sentences that have such keys: masking them against masking as many others nearby."""
+    tests = []
+    columns, kinds = [one for one in CHANGES if one in table], ("sinks", "first")
+    for (model, own), kind, column in product(table.groupby("model", sort=False), kinds, columns):
+        # a sentence in which nothing is masked says nothing of masking
+        masked = own[own["key_count"] > 0]
+        wide = masked.pivot_table(index="sample", columns="keys", values=column)
+        pair = wide.reindex(columns=[kind, f"control_{kind}"]).dropna()
+        nowhere = (own["keys"] == kind).any() and not (masked["keys"] == kind).any()
+        if len(pair) or nowhere:
+            about = {"compared": f"{model}: {ABLATED[kind]} − other keys", "metric": column, "n": len(pair)}
+            tests.append({**about, **difference_of(paired_test(*pair.to_numpy().T))})
+    return _answered(
+        "Does the model need its sinks?",
+        "Keys masked before the softmax in every layer and head, the sinks being those of the test on the "
+        "mean over layers and heads. Each control masks as many other visible keys near them, mean of five "
+        "draws; texts without such keys are left out, <i>n</i> is of those that are left. Without any there "
+        "is no test.",
+        tests,
+    )
+
+
+def _removal(table: pd.DataFrame) -> Question:
+    """Each layer without its strongest keys, against as many random ones."""
+    rows = table[(table["protocol"] == "exact") & (table["percentile"] == 90)]
+    tests = [
+        {**row, "compared": f"{row['model']}: layer {row['layer']}, strongest − random keys"}
+        | {"metric": "kl_reduction", "n": int(row["samples"])}
+        for row in rows.to_dict("records")
+        if "difference" in row
+    ]
+    return _answered(
+        "Do heads agree more without the strongest keys?",
+        "How much the heads' divergence falls without the keys above the 90th percentile of incoming "
+        "attention, less how much it falls without as many random visible keys near them, mean of five "
+        "draws. <i>n</i> is of texts that have such keys. The keys are chosen by the attention that they "
+        "receive, in an untrained model too.",
+        tests,
+    )
+
+
+def _layers(table: pd.DataFrame) -> Question:
+    """How many pairs of layers differ: paired and corrected, and as published."""
+    rows = []
+    for (model, own), metric in product(table.groupby("model", sort=False), ("mean_persistence_0", *METRICS)):
+        tests = own[own["metric"] == metric]
+        exact = tests[(tests["protocol"] == "exact") & tests["p_holm"].notna()]
+        published = tests[(tests["protocol"] == "ruscio2025") & tests["p_value"].notna()]
+        counts = [
+            f"{int((p < 0.05).sum())} of {len(p)} ({how})"
+            for p, how in ((exact["p_holm"], "paired, Holm"), (published["p_value"], "Welch, uncorrected"))
+            if len(p)
+        ]
+        if counts:
+            row = {"model": str(model), "quantity": quantity(metric).label}
+            row["pairs of layers that differ"] = "; ".join(counts)
+            rows.append({**row, "n": int((exact if len(exact) else published)["samples"].max())})
+    return Question(
+        "Which layers differ?",
+        "Pairs among the first, the quarter and the last layers with <i>p</i> &lt; 0.05. The exact count is "
+        "paired by text and corrected over the run's table. The published one is not corrected and treats "
+        "the same text in two layers as two independent texts.",
+        pd.DataFrame(rows),
+    )
+
+
+def _answered(title: str, words: str, tests: list[dict[Any, Any]]) -> Question:
+    """A question with the results of its tests and their corrected p-values; the family is all of them."""
+    if not tests:
+        return Question(title, words, pd.DataFrame())
+    rows = pd.DataFrame(tests)
+    p = rows["p_value"].to_numpy(float)
+    strict = holm(p)
+    columns = {
+        "compared": rows["compared"],
+        "quantity": [LABELS.get(metric) or quantity(metric).label for metric in rows["metric"]],
+        "difference": rows["difference"].map(number),
+        "95 % interval": [interval_text(*ends) for ends in zip(rows["low"], rows["high"], strict=True)],
+        "p": rows["p_value"].map(p_text),
+        "Holm": [p_text(one) for one in strict],
+        "B-H": [p_text(one) for one in benjamini_hochberg(p)],
+        "n": rows["n"],
+    }
+    return Question(title, words, pd.DataFrame(columns), tuple(np.flatnonzero(strict < 0.05).tolist()))
+
+
+def p_text(value: float) -> str:
+    """A p-value as it is written.
+
+    >>> p_text(0.2), p_text(0.0123), p_text(1e-9), p_text(float("nan"))
+    ('0.20', '0.012', '< 0.001', '–')
+    """
+    if value != value:
+        return "–"
+    if value < 0.001:
+        return "< 0.001"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"

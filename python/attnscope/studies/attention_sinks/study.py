@@ -20,24 +20,12 @@ from attnscope.engine.units import Stage, Unit, Units
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.models.architecture import depth
-from attnscope.studies.attention_sinks import summaries
-from attnscope.studies.attention_sinks.columns import (
-    Place,
-    finds_sinks,
-    of_attention_alone,
-    of_layers,
-    of_means,
-    taken,
-    write_bars,
-    write_examples,
-    write_rows,
-)
+from attnscope.studies.attention_sinks import columns, summaries
+from attnscope.studies.attention_sinks.columns import Place, States, write_rows
 from attnscope.studies.attention_sinks.matched_keys import random_reductions
-from attnscope.studies.attention_sinks.options import SinkOptions
+from attnscope.studies.attention_sinks.options import SinkOptions, by_focus_word
 from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
-from attnscope.studies.attention_sinks.sampling import by_focus_word
 from attnscope.studies.attention_sinks.sink_heads import SinkSums
-from attnscope.studies.attention_sinks.states import SITES, States
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
 from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import under
@@ -63,14 +51,15 @@ class SinkStudy(Study):
         super().__init__(settings)
         options: SinkOptions = self.options
         self._taken = {
-            protocol: taken(protocol, options.metrics, options.thresholds) for protocol in settings.protocols
+            protocol: columns.taken(protocol, options.metrics, options.thresholds)
+            for protocol in settings.protocols
         }
         both = len(self._taken) > 1 and any(one.name == "stable_rank" for one in self._taken["exact"])
         self._whole = SHARED[:1] if both else ()
         # one list for each kind of layer: plans are kept by the quantities that they are of
         self._known: dict[tuple[object, ...], list[Quantity]] = {}
         needed = {site for some in self._taken.values() for one in some for site in one.needs}
-        self._sites = tuple(site for site in SITES if site in needed)
+        self._sites = tuple(site for site in columns.SITES if site in needed)
 
     def stages(self, units: Units) -> list[Stage]:
         """Texts, uniform attention of their lengths, and what is made of both."""
@@ -90,7 +79,7 @@ class SinkStudy(Study):
     def _texts(self, unit: Unit, run: StageRun) -> None:
         loaded, extra = run.model(), self.options.extra
         last, sums = depth(loaded.model) - 1, SinkSums(run)
-        pooled = "exact" in self._taken and finds_sinks(self.options.metrics) and not unit.variant
+        pooled = "exact" in self._taken and columns.finds_sinks(self.options.metrics) and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
             ablation = Ablation(batch, self.settings.seed)
@@ -106,7 +95,7 @@ class SinkStudy(Study):
                 elif "ruscio2025" in self._taken:
                     self._measure_whole("ruscio2025", states, number, batch, run)
                 if "examples" in extra and not unit.variant:
-                    write_examples(states, number, batch, run, bars=not self.options.bars)
+                    columns.write_examples(states, number, batch, run, bars=not self.options.bars)
                 if "row_permutation" in extra and not unit.variant:
                     self._permuted(states, number, batch, run)
                 if "ablation" in extra and not unit.variant:
@@ -146,7 +135,7 @@ class SinkStudy(Study):
             write_rows(run, measured, batch, place)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
-                write_bars(run, measured.results["persistence"], place.keys(batch), table)
+                columns.write_bars(run, measured.results["persistence"], place.keys(batch), table)
         for name in known[0] if known else ():
             states.sites[name] = torch.cat([one[name] for one in known], 1)
 
@@ -156,9 +145,12 @@ class SinkStudy(Study):
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         given: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
-        each = measure_quantities({"attention": maps, **shared}, of_means(chosen), **given)
+        each = measure_quantities({"attention": maps, **shared}, columns.of_means(chosen), **given)
         together = measure_quantities(
-            {"attention": states.heads, **states.sites}, of_layers(chosen), heads=states.names, **given
+            {"attention": states.heads, **states.sites},
+            columns.of_layers(chosen),
+            heads=states.names,
+            **given,
         )
         of_heads = each.part(slice(1, None)).beside(together, chosen)
         write_rows(run, each.part(slice(1)), batch, Place(protocol, number, None, supports=states.supports))
@@ -180,8 +172,8 @@ class SinkStudy(Study):
         key = (protocol, what, states.kind, learned)
         if key not in self._known:
             some = list(self._taken[protocol])
-            some = of_means(some) if what == "means" else some
-            some = of_attention_alone(some) if what == "alone" else some
+            some = columns.of_means(some) if what == "means" else some
+            some = columns.of_attention_alone(some) if what == "alone" else some
             known = protocol == "exact"
             self._known[key] = under(some, states.kind, learned=learned) if known else some
         return self._known[key]
@@ -210,7 +202,7 @@ class SinkStudy(Study):
                 write_rows(run, measured.part(own), batch, place)
 
     def _baselines(self, unit: Unit, run: StageRun) -> None:
-        chosen = {protocol: of_attention_alone(some) for protocol, some in self._taken.items()}
+        chosen = {protocol: columns.of_attention_alone(some) for protocol, some in self._taken.items()}
         masked = {**chosen, "exact": under(chosen["exact"], "mask")} if "exact" in chosen else chosen
         tables = ("heads", "head_means", "graphs", "head_mean_graphs")
         write_baselines(run, tables, lambda support: chosen if support in ("causal", "full") else masked)

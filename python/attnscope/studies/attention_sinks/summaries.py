@@ -17,8 +17,7 @@ from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
-from attnscope.studies.attention_sinks.comparisons import checkpoints, layer_tests, null_tests, removal_tests
-from attnscope.studies.attention_sinks.emergence import emergence
+from attnscope.studies.attention_sinks import comparisons
 from attnscope.studies.attention_sinks.sink_heads import Judged, by_group, judged, sink_heads
 
 #: Place and number of a head's sinks by the test.
@@ -43,11 +42,11 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
         made["frame_evidence"] = evidence
         made["specialization"] = specialization(results)
     if whole:
-        made["layer_tests"] = layer_tests(results)
-        made["emergence"] = emergence(results, seed)
-        made["null_tests"] = null_tests(results)
+        made["layer_tests"] = comparisons.layer_tests(results)
+        made["emergence"] = comparisons.emergence(results, seed)
+        made["null_tests"] = comparisons.null_tests(results)
     if "layers" in there:
-        made["removal_tests"] = removal_tests(results)
+        made["removal_tests"] = comparisons.removal_tests(results)
     if whole and "head_mean_graphs" in there:
         made["graph_depth"] = graph_depth(results)
     for name, rows in made.items():
@@ -62,6 +61,12 @@ def frames(
     """Rows of `frames`, of heads that have a sink and as published; `evidence` gets those of its table."""
     verdicts: list[dict[str, Any]] = []
 
+    def about(texts: pd.DataFrame) -> dict[str, Any]:
+        """What a classification must know of texts."""
+        tokens = [list(one) for one in texts["tokens"]]
+        causal = bool(texts["causal"].all())
+        return {"lengths": texts["n_tokens"].tolist(), "causal": causal, "tokens": tokens, "seed": seed}
+
     def add(
         keys: dict[str, Any],
         texts: pd.DataFrame,
@@ -70,59 +75,35 @@ def frames(
         **own: Any,
     ) -> None:
         """One verdict over texts, with the most frequent of the positions [texts, ...] that it rests on."""
-        tokens = [list(one) for one in texts["tokens"]]
-        flat = [(int(at), tokens[text][at]) for (text, *_), at in np.ndenumerate(positions) if at >= 0]
+        tokens = texts["tokens"].tolist()
+        flat = [(int(at), tokens[text][int(at)]) for (text, *_), at in np.ndenumerate(positions) if at >= 0]
         place, place_share = _modal([one for one, _ in flat])
         token, token_share = _modal([one for _, one in flat])
-        verdicts.append(
-            {
-                **keys,
-                "frame": found.frame if found else "none",
-                "token_frame": (found.token_frame or "") if found else "",
-                "margin": found.margin if found else math.nan,
-                "probability": found.probability if found else math.nan,
-                "samples": len(texts),
-                "causal": bool(texts["causal"].all()),
-                "modal_position": place,
-                "modal_token": token,
-                "modal_position_share": place_share,
-                "modal_token_share": token_share,
-                **{"heads_with_sink": None, "heads_tested": None, "share_with_sink": math.nan},
-                **own,
-            }
-        )
-        records = found.evidence.to_dict("records") if found else []
-        evidence.extend(keys | {str(name): value for name, value in row.items()} for row in records)
+        row = {
+            **{"frame": "none", "token_frame": "", "margin": math.nan, "probability": math.nan},
+            **{"samples": len(texts), "causal": bool(texts["causal"].all())},
+            **{"modal_position": place, "modal_position_share": place_share},
+            **{"modal_token": token, "modal_token_share": token_share},
+            **{"heads_with_sink": None, "heads_tested": None, "share_with_sink": math.nan},
+        }
+        if found:
+            row |= {"frame": found.frame, "token_frame": found.token_frame or ""}
+            row |= {"margin": found.margin, "probability": found.probability}
+            records = found.evidence.to_dict("records")
+            evidence.extend(keys | {str(name): value for name, value in one.items()} for one in records)
+        verdicts.append({**keys, **row, **own})
 
     for one in judged:
-        sinks = frames_of_sinks(
-            one.positions,
-            one.untested,
-            lengths=one.texts["n_tokens"].tolist(),
-            causal=bool(one.texts["causal"].all()),
-            pooled=one.labels,
-            tokens=[list(tokens) for tokens in one.texts["tokens"]],
-            seed=seed,
-        )
-        own: dict[str, Any] = {
-            "heads_with_sink": int(sinks.heads.sum()),
-            "heads_tested": int(sinks.tested.sum()),
-        }
-        if not sinks.tested.any():
-            own["frame"] = "untested"
+        sinks = frames_of_sinks(one.positions, one.untested, pooled=one.labels, **about(one.texts))
         keys = {**one.keys, "group": one.group, "protocol": "exact"}
-        add(keys, one.texts, sinks.positions, sinks.frames, **own, share_with_sink=sinks.share)
+        own = {} if sinks.tested.any() else {"frame": "untested"}
+        counts = {"heads_with_sink": int(sinks.heads.sum()), "heads_tested": int(sinks.tested.sum())}
+        add(keys, one.texts, sinks.positions, sinks.frames, **counts, share_with_sink=sinks.share, **own)
     for keys, group, texts, wide in by_group(results, "ruscio2025", ["sink_position"]):
         layers = wide.columns.get_level_values("layer").nunique()
         positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
         if (positions >= 0).any():
-            found = classify_frames(
-                torch.tensor(positions),
-                lengths=texts["n_tokens"].tolist(),
-                causal=bool(texts["causal"].all()),
-                tokens=[list(one) for one in texts["tokens"]],
-                seed=seed,
-            )
+            found = classify_frames(torch.tensor(positions), **about(texts))
             add({**keys, "group": group, "protocol": "ruscio2025"}, texts, positions, found)
     return verdicts
 
@@ -145,15 +126,15 @@ def specialization(results: Results) -> list[dict[str, Any]]:
     there = np.where(heads["protocol"] == "exact", heads[_BY_TEST[1]].notna(), heads["sink_position"].notna())
     heads = heads[there]
     made = []
-    for keys, own in heads.groupby([*CHECKPOINT_KEYS, "layer", "head", "protocol"], sort=False):
-        named = dict(zip([*CHECKPOINT_KEYS, "layer", "head", "protocol"], keys, strict=True))
-        which = "sink_token" if named["protocol"] == "ruscio2025" else _BY_TEST[0]
-        places = own[which].dropna().tolist()
-        if not places:
-            continue
-        # a text without a sink agrees with no other
-        found = head_specialization([*places, *(f"none in {text}" for text in range(len(own) - len(places)))])
-        made.append({**named, **found._asdict(), "modal": str(found.modal)})
+    keys = [*CHECKPOINT_KEYS, "layer", "head", "protocol"]
+    for values, own in heads.groupby(keys, sort=False):
+        named = dict(zip(keys, values, strict=True))
+        places = own["sink_token" if named["protocol"] == "ruscio2025" else _BY_TEST[0]].dropna().tolist()
+        if places:
+            # a text without a sink agrees with no other
+            nowhere = [f"none in {text}" for text in range(len(own) - len(places))]
+            found = head_specialization([*places, *nowhere])
+            made.append({**named, **found._asdict(), "modal": str(found.modal)})
     return made
 
 
@@ -170,7 +151,7 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
     numbers = ["graph_fiedler_value", "density", *partners]
     frame = results.table("head_mean_graphs", [*keys, *numbers])
     made = []
-    for named, own in checkpoints(frame):
+    for named, own in comparisons.checkpoints(frame):
         for (protocol, threshold), rows in own.groupby(["protocol", "threshold"], sort=True):
             means = rows.groupby("layer", sort=True)[numbers].mean()
             columns = {name: means[name].tolist() for name in partners}

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Attention to the first key: over training, by layer and head, and the topology of its extremes."""
+"""Attention to the first key, the topology of its extremes, and which sink rules the layers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from attnscope.plots.axes import axis_label
@@ -21,7 +22,13 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import head_emergence
-from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, persistence_diagram
+from attnscope.plots.maps import (
+    betti_curve,
+    layer_head_map,
+    layer_head_table,
+    persistence_diagram,
+    printable,
+)
 from attnscope.plots.selection import (
     CHECKPOINT,
     NULLS,
@@ -32,8 +39,8 @@ from attnscope.plots.selection import (
     uniform_value,
 )
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
-from attnscope.plots.style import legend_over, panels
-from attnscope.studies.attention_sinks.figures.declared import figure
+from attnscope.plots.style import DASHES, MUTED, PALETTE, grid, legend_over, legend_row, panels
+from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 
 
 def sinks(results: Tables) -> pd.DataFrame:
@@ -43,44 +50,42 @@ def sinks(results: Tables) -> pd.DataFrame:
     return heads
 
 
-@figure("heads")
 def sink_emergence(results: Tables, options: Options) -> Drawn:
     """Attention to the first key over training, one line per head, one panel per input set."""
     heads = over_steps(sinks(results))
     with_values(heads, "heads", ["sink_share"])
     baselines = optional(results, "baselines")
     names = list(dict.fromkeys(heads["series"]))
-    figure_, axes = panels(1, len(names), height=2.5, width=options.width)
+    figure, (axes,) = panels(1, len(names), height=2.5, width=options.width)
     means = estimate(heads, "sink_share", ["series", "layer", "head", "step"], together=True)
     strongest = means.groupby(["series", "layer", "head"])["mean"].transform("max") == means["mean"].max()
     top = float(np.nanmax([means["mean"].max(), means.loc[strongest, "high"].max()]))
     top = top if top > 0 else 1.0
-    for ax, name in zip(axes[0], names, strict=True):
+    for ax, name in zip(axes, names, strict=True):
         rows = heads[heads["series"] == name]
         limits = (-0.02 * top, min(1.15 * top, 1.02))
         head_emergence(rows, "sink_share", baselines=baselines, ax=ax, limits=limits)
         ax.set_title(name)
         ax.label_outer()
     layers = sorted(heads["layer"].unique())
-    lines = {str(line.get_label()): line for ax in axes[0] for line in ax.get_lines()}
+    lines = {str(line.get_label()): line for ax in axes for line in ax.get_lines()}
     shown = [layers[0], layers[len(layers) // 2], layers[-1]] if len(layers) > 4 else layers
     named = {
         f"layer {layer}": next(line for name, line in lines.items() if name.startswith(f"L{layer}H"))
         for layer in shown
     }
-    levels = [name for name in ("uniform attention", *NULLS.values()) if name in lines]
-    legend = legend_over(figure_, named | {name: lines[name] for name in levels})
+    levels = {name: lines[name] for name in ("uniform attention", *NULLS.values()) if name in lines}
+    legend = legend_over(figure, named | levels)
     for line in legend.get_lines()[: len(named)]:
         line.set(alpha=1.0, linewidth=1.6)
     return captioned(
-        figure_,
+        figure,
         "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
         "are bold, with intervals that hold at once for all heads and steps.",
-        compared_with(figure_),
+        compared_with(figure),
     )
 
 
-@figure("heads")
 def sink_maps(results: Tables, options: Options) -> Drawn:
     """Attention to the first key per layer and head from the first checkpoint to the last, by input set."""
     heads = sinks(results)
@@ -92,44 +97,42 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
     tables = [
         [heads[(heads["series"] == name) & (heads["step"] == step)] for step in steps] for name in names
     ]
-    means = [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
-    top = highest(means)
+    top = highest(
+        [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
+    )
     layers, width = heads["layer"].nunique(), heads["head"].nunique()
     cell = min(0.82 * options.width / len(steps) / width, 0.35)
-    figure_, axes = panels(
+    figure, axes = panels(
         len(names), len(steps), height=len(names) * (cell * layers + 0.3) + 0.35,
         width=float(np.clip(len(steps) * width * cell / 0.82 + 0.5, min(2.6, options.width), options.width)),
         narrowest=0.6,
     )  # fmt: skip
-    norm = Normalize(0, max(top, 1e-6))
+    norm, legible = Normalize(0, max(top, 1e-6)), cell >= LEGIBLE and layers * width <= 48
     for axes_row, row, name in zip(axes, tables, names, strict=True):
         for ax, rows, step in zip(axes_row, row, steps, strict=True):
             if rows.empty:
                 ax.set_axis_off()
                 continue
-            legible = cell >= LEGIBLE and layers * width <= 48
             layer_head_map(rows, "sink_share", ax=ax, norm=norm, colorbar=False, numbers=legible)
             when = f"step {step}" if step >= 0 else ""
             whose = name if len(names) > 1 and ax is axes_row[0] else ""
             ax.set_title(", ".join(word for word in (whose, when) if word))
             ax.label_outer()
     uniform = uniform_value(heads, optional(results, "baselines"), "sink_share")
-    shared_colorbar(figure_, figure_.axes, norm, axis_label("sink_share"), uniform)
+    shared_colorbar(figure, figure.axes, norm, axis_label("sink_share"), uniform)
     rows_are = f", one row per {series_are(heads)}" if len(names) > 1 else ""
     columns_are = ", one column per checkpoint" if len(steps) > 1 else ""
     return captioned(
-        figure_, f"Attention to the first key per layer and head{rows_are}{columns_are}.", marked(figure_)
+        figure, f"Attention to the first key per layer and head{rows_are}{columns_are}.", marked(figure)
     )
 
 
-@figure("bars", "heads")
 def persistence(results: Tables, options: Options) -> Drawn:
     """Persistence diagrams and Betti curves of the heads that attend most and least to the first key.
 
     Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
     """
-    bars, heads = stored(results, "bars", *BARS), last_step(sinks(results))
-    keys = MAP_KEYS
+    bars, heads, keys = stored(results, "bars", *BARS), last_step(sinks(results)), MAP_KEYS
     bars = bars[bars["protocol"] == "exact"] if "protocol" in bars else bars
     bars = bars[bars[["birth", "death"]].notna().all(axis=1)]
     there = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
@@ -142,17 +145,97 @@ def persistence(results: Tables, options: Options) -> Drawn:
     strongest = there.loc[there["sink_share"].idxmax()]
     there = there[(there[one] == strongest[one]).all(axis=1)]
     chosen = [strongest, there.loc[there.drop(index=strongest.name)["sink_share"].idxmin()]]
-    several = heads["model"].nunique() > 1
-    figure_, axes = panels(2, 2, height=4.3, width=min(5.4, options.width))
+    figure, axes = panels(2, 2, height=4.3, width=min(5.4, options.width))
     for axes_row, row in zip(axes, chosen, strict=True):
         own = bars[(bars[keys] == row[keys]).all(axis=1)]
         persistence_diagram(own, ax=axes_row[0])
         betti_curve(own, ax=axes_row[1])
         name = f"L{row['layer']}H{row['head']}, first key {row['sink_share']:.2f}"
         axes_row[0].set_ylabel(f"{name}\ndeath", linespacing=1.5)
-    where = f"sample {strongest['sample']}" + (f" of {strongest['model']}" if several else "")
+    of_model = f" of {strongest['model']}" if heads["model"].nunique() > 1 else ""
     return captioned(
-        figure_,
-        f"Among the heads whose bars are stored, those of {where} that attend most and least to the first "
-        "key: births and deaths of components and loops, and Betti numbers while the threshold falls.",
+        figure,
+        f"Among the heads whose bars are stored, those of sample {strongest['sample']}{of_model} that attend "
+        "most and least to the first key: births and deaths of components and loops, and Betti numbers while "
+        "the threshold falls.",
+    )
+
+
+def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
+    """The share of the most frequent sink in each third of the layers, by position and by token."""
+    thirds = [third for third in ("early", "middle", "late") if (evidence["third"] == third).any()] or ["all"]
+    shares = evidence.pivot_table(index="third", columns="kind", values="top_1", dropna=False).reindex(thirds)
+    # of two names at one place the higher share's stands above
+    above = [
+        "token" if one.get("token", 0) > one.get("position", 0) else "position"
+        for _, one in shares.iterrows()
+    ]
+    for place, (kind, label) in enumerate((("position", "by position"), ("token", "by token"))):
+        rows = evidence[evidence["kind"] == kind].set_index("third").reindex(thirds)
+        # both lines can run through the same points
+        beside = np.arange(len(thirds)) + 0.05 * (2 * place - 1)
+        ax.plot(
+            beside, rows["top_1"], label=label, color=PALETTE[place], marker="os"[place],
+            linestyle=DASHES[place] if not place else (0, (4, 1.5)), markersize=4, zorder=3,
+        )  # fmt: skip
+        for x, (_, row) in enumerate(rows.iterrows()):
+            if isinstance(row.get("top"), str) and np.isfinite(row["top_1"]):
+                name = f"key {row['top']}" if kind == "position" else f"“{printable(row['top'])}”"
+                ax.annotate(
+                    name, (beside[x], row["top_1"]), xytext=(0, 5 if above[x] == kind else -5),
+                    textcoords="offset points", ha="center", va="bottom" if above[x] == kind else "top",
+                    fontsize=6, color=PALETTE[place], zorder=4,
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
+                )  # fmt: skip
+    ax.axhline(0.8, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1, gid="centralized")
+    ax.set_xticks(range(len(thirds)), thirds)
+    ax.set_xlim(-0.35, len(thirds) - 0.65)
+    # room for the names of low and of high shares
+    ax.set_ylim(-0.09, 1.16)
+    ax.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    ax.set_ylabel("share of the most frequent sink")
+
+
+def frames(results: Tables, options: Options) -> Drawn:
+    """Share of the most frequent sink in each third of the layers, by position and by token; the verdict."""
+    evidence = stored(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
+    verdicts = stored(results, "frames", "group", "protocol", "frame", "token_frame")
+    evidence, verdicts = (
+        one[one["group"] == "all"] if (one["group"] == "all").any() else one
+        for one in (last_step(evidence).dropna(subset="top_1"), last_step(verdicts))
+    )
+    case = ["model", "protocol"]
+    shares = dict(iter(evidence.groupby(case)))
+    rows = verdicts.drop_duplicates(case).set_index(case, drop=False)
+    cases = [
+        (model, protocol)
+        for model in list(dict.fromkeys(verdicts["model"]))[:3]
+        for protocol in PROTOCOL_NAMES
+        if (model, protocol) in shares and (model, protocol) in rows.index
+    ]
+    if not cases:
+        raise NotDrawable("no verdict on a frame has its evidence stored")
+    both = len({protocol for _, protocol in cases}) > 1
+    width = min(options.width, 2.6 * min(len(cases), 2) + 0.6)
+    figure, axes = grid(len(cases), 2, height=2.45, above=0.3, width=width)
+    for ax, (model, protocol) in zip(axes, cases, strict=True):
+        frame_shares(shares[model, protocol], ax)
+        row = rows.loc[(model, protocol)]
+        named = [str(model)] if verdicts["model"].nunique() > 1 or not both else []
+        named += [PROTOCOL_NAMES[protocol]] if both else []
+        probability = row.get("probability", np.nan)
+        certain = f" ({probability:.0%})" if pd.notna(probability) else ""
+        frame, of_tokens = (
+            row[name] if isinstance(row[name], str) else "unknown" for name in ("frame", "token_frame")
+        )
+        ax.set_title(f"{', '.join(named)}: {frame}{certain}\nby token: {of_tokens}")
+        ax.set_xlabel("third of the layers" if len(ax.get_xticks()) > 1 else "")
+    for ax in axes[1::2]:
+        ax.set_ylabel("")
+    legend_row(figure)
+    return captioned(
+        figure,
+        "Share of the most frequent sink by position and by token; dotted: the bound of a centralized frame. "
+        "Titles: the frame by position, with the share of resampled texts that give it, and by token.",
+        "The published computation stands beside the exact one." if both else "",
     )

@@ -6,68 +6,62 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
 
 from attnscope.engine.schema import MissingError, Tables
 from attnscope.inference import bootstrap
-from attnscope.published import Compared, another_model, beside, same_model
+from attnscope.published import Compared, Measured, another_model, beside, same_model
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     Matrix = npt.NDArray[np.float64]
 
-
-class Source(NamedTuple):
-    """Where a quantity stands in the tables, and what to know about it."""
-
-    table: str
-    column: str
-    about: str = ""
-
-
-#: Quantity of the stored numbers -> its column. Those of maps are of the head mean.
-SOURCES: dict[str, Source] = {
-    "beta_0": Source(
-        "head_means", "bar_count_0",
-        "number of H0 bars: min(n, 30) for a causal model in the published protocol, n in the exact one",
+#: Quantity of the stored numbers -> its table, of maps that of head means, and its column.
+SOURCES = {
+    **{
+        name: ("head_means", name)
+        for name in (
+            *("attention_max", "attention_std", "attention_mean", "mean_persistence_0", "mean_persistence_1"),
+            *("entropy", "entropy_magnitude_correlation", "pca_correlation", "sink_concentration"),
+        )
+    },
+    "beta_0": ("head_means", "bar_count_0"),
+    "beta_1": ("head_means", "bar_count_1"),
+    "alignment": ("head_means", "alignment_hidden"),
+    "magnitude": ("layers", "transformation_magnitude"),
+    "tokens": ("samples", "n_tokens"),
+    "specialised_heads": ("specialization", "specialised"),
+    "consistency": ("specialization", "consistency"),
+    "top_token": ("heads", "sink_token"),
+    "same_key_in_all_heads": ("heads", "sink_position"),
+    "significant_layer_pairs": ("layer_tests", "mean_persistence_0"),
+}
+#: What is to be known of a quantity, where its name does not say it.
+ABOUT = {
+    "beta_0": (
+        "number of H0 bars: min(n, 30) for a causal model in the published protocol, n in the exact one"
     ),
-    "beta_1": Source(
-        "head_means", "bar_count_1", "number of H1 bars: 0 for every causal model in the published protocol"
+    "beta_1": "number of H1 bars: 0 for every causal model in the published protocol",
+    "attention_mean": "1/n, whatever is attended to",
+    "mean_persistence_0": (
+        "mean length of finite H0 bars: the mean self-attention of a causal model in the published protocol"
     ),
-    "attention_max": Source("head_means", "attention_max"),
-    "attention_std": Source("head_means", "attention_std"),
-    "attention_mean": Source("head_means", "attention_mean", "1/n, whatever is attended to"),
-    "mean_persistence_0": Source(
-        "head_means", "mean_persistence_0",
-        "mean length of finite H0 bars: the mean self-attention of a causal model in the published protocol",
+    "entropy": "nats",
+    "alignment": (
+        "over all ordered pairs in the published protocol: the zeros above a causal diagonal shrink it"
     ),
-    "mean_persistence_1": Source("head_means", "mean_persistence_1"),
-    "tokens": Source("samples", "n_tokens"),
-    "entropy": Source("head_means", "entropy", "nats"),
-    "magnitude": Source("layers", "transformation_magnitude"),
-    "alignment": Source(
-        "head_means", "alignment_hidden",
-        "over all ordered pairs in the published protocol: the zeros above a causal diagonal shrink it",
-    ),
-    "entropy_magnitude_correlation": Source("head_means", "entropy_magnitude_correlation"),
-    "pca_correlation": Source("head_means", "pca_correlation", "signs of principal components are arbitrary"),
-    "sink_concentration": Source(
-        "head_means", "sink_concentration", "keys at the 90th percentile of column sums"
-    ),
-    "specialised_heads": Source(
-        "specialization", "specialised", "by token string; exact: by position"
-    ),
-    "consistency": Source("specialization", "consistency", "by token string; exact: by position"),
-    "top_token": Source("heads", "sink_token", "share of heads and sentences with this token string as sink"),
-    "same_key_in_all_heads": Source("heads", "sink_position", "share of sentences"),
-    "significant_layer_pairs": Source(
-        "layer_tests", "mean_persistence_0", "published: Welch, uncorrected; exact: paired, Holm; p < 0.05"
-    ),
-}  # fmt: skip
+    "pca_correlation": "signs of principal components are arbitrary",
+    "sink_concentration": "keys at the 90th percentile of column sums",
+    "specialised_heads": "by token string; exact: by position",
+    "consistency": "by token string; exact: by position",
+    "top_token": "share of heads and sentences with this token string as sink",
+    "same_key_in_all_heads": "share of sentences",
+    "significant_layer_pairs": "published: Welch, uncorrected; exact: paired, Holm; p < 0.05",
+}
 
 #: What tokenizers write for the token names that the published tables use.
 _BOS = frozenset({"<|begin_of_text|>", "<s>", "<bos>", "[CLS]", "<|endoftext|>", "BOS"})
@@ -92,18 +86,17 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     run = _Run(results, draws, seed)
     rows: list[dict[str, Any]] = []
     statements: list[str] = []
-    for model in run.models:
-        own = next(
-            (name for name in known if any(same_model(name, alias) for alias in run.names(model))), None
-        )
+    for model in run.depths:
+        names = run.names(model)
+        own = next((name for name in known if any(same_model(name, alias) for alias in names)), None)
         against = [chosen] if chosen else [own] if own else run.of_the_same_kind(model, known)
         statements += run.statements(model, against, own)
         for published in against:
-            layers = sorted(set(numbers.loc[numbers["model"] == published, "layer"]) - {-1})
-            for number in numbers[numbers["model"] == published].to_dict("records"):
-                rows.append(
-                    run.row(model, published, cast("dict[str, Any]", number), layers, published == own)
-                )
+            theirs = numbers[numbers["model"] == published]
+            depth = int(theirs["layer"].max()) + 1
+            for number in theirs.to_dict("records"):
+                row = run.row(model, cast("dict[str, Any]", number), depth)
+                rows.append({**row, "same_model": published == own})
     return Compared(pd.DataFrame(rows), statements)
 
 
@@ -112,56 +105,43 @@ class _Run:
 
     def __init__(self, results: Tables, draws: int, seed: int) -> None:
         self.draws, self.seed = draws, seed
-        self.study = dict(getattr(results, "study", {}) or {})
-        self.tables: dict[str, pd.DataFrame] = {
-            name: _last(results.table(name))
-            for name in ("heads", "head_means", "layers", "samples", "specialization", "layer_tests")
-            if name in results.tables()
-        }
-        self.models = list(dict.fromkeys(self.tables["heads"]["model"]))
+        self.sources = dict(getattr(results, "study", None) or {}).get("models") or []
+        self.tables: dict[str, pd.DataFrame] = {}
+        for name in dict.fromkeys(table for table, _ in SOURCES.values()):
+            if name in results.tables():
+                table = results.table(name)
+                self.tables[name] = table[table["step"] == table.groupby("model")["step"].transform("max")]
+        last = self.tables["heads"].groupby("model", sort=False)["layer"].max()
+        self.depths = {str(model): int(layer) + 1 for model, layer in last.items()}
         # several published models ask for the same numbers, and several statistics for the same rows
         self._number = functools.cache(self._compute)
         self._rows = functools.cache(self._rows_of)
         self._every_layer = functools.cache(self._by_text_and_layer)
-        self._depth = functools.cache(self._layers_of)
 
     def names(self, model: str) -> list[str]:
         """The model's label and, where the study has one entry for it, its path."""
-        sources = self.study.get("models") or []
-        paths = [str(source.get("path", "")) for source in sources if source.get("label") in (model, "")]
-        return [model, *(paths if len(sources) == 1 else [])]
-
-    def causal(self, model: str) -> bool | None:
-        """Whether the model's maps are causal; None when the run does not say."""
-        samples = self.tables.get("samples")
-        if samples is None or "causal" not in samples:
-            return None
-        own = samples[samples["model"] == model]["causal"]
-        return bool(own.all()) if len(own) else None
+        paths = [str(one.get("path", "")) for one in self.sources if one.get("label") in (model, "")]
+        return [model, *(paths if len(self.sources) == 1 else [])]
 
     def of_the_same_kind(self, model: str, known: Sequence[str]) -> list[str]:
-        """Published models to put beside a model that was not published."""
-        causal = self.causal(model)
-        if causal is None:
+        """Published models beside one that was not published: causal or not as it is, all where none says."""
+        samples = self._rows("samples", model, "")
+        if "causal" not in samples or samples.empty:
             return list(known)
-        return [name for name in known if ("XLM-R" not in name) == causal]
+        return [name for name in known if ("XLM-R" not in name) == bool(samples["causal"].all())]
 
     def statements(self, model: str, against: Sequence[str], own: str | None) -> list[str]:
         """What has to be said before the numbers."""
-        found = []
-        if own is None or own not in against:
-            found.append(another_model(model, against))
-        else:
-            found.append(f"{model} is the published {own} by name; its weights were read in 4 bits there.")
-        heads = self._rows("heads", model, "ruscio2025")
-        if heads.empty:
+        found = [another_model(model, against)]
+        if own in against:
+            found = [f"{model} is the published {own} by name; its weights were read in 4 bits there."]
+        if self._rows("heads", model, "ruscio2025").empty:
             found.append(
                 f"{model}: the run has no rows of protocol ruscio2025; only exact numbers can stand beside "
                 "the published ones (attnscope run … --protocol both)."
             )
-        samples = self.tables.get("samples")
-        if samples is not None:
-            mine = samples[samples["model"] == model]
+        if "samples" in self.tables:
+            mine = self._rows("samples", model, "")
             longest = int(mine["n_tokens"].max()) if len(mine) else 0
             found.append(f"{model}: {len(mine)} sentences of at most {longest} tokens; published: 500.")
             if longest > _TOPOLOGY_TOKENS:
@@ -171,130 +151,88 @@ class _Run:
                 )
         return found
 
-    def row(
-        self, model: str, published: str, number: dict[str, Any], layers: Sequence[int], same: bool
-    ) -> dict[str, Any]:
-        """One published number with the run's own."""
-        layer = self._place(model, int(number["layer"]), layers)
-        source = SOURCES[number["quantity"]]
-        ask = (model, number["quantity"], layer, number["token"], number["statistic"])
-        measured, low, high, sentences = self._number("ruscio2025", *ask)
-        exact, exact_low, exact_high, there = self._number("exact", *ask)
-        return beside(
-            model, number, measured=(measured, low, high), exact=(exact, exact_low, exact_high),
-            sentences=max(sentences, there), about=source.about, layer=layer, published_model=published,
-            same_model=same,
-        )  # fmt: skip
-
-    def _place(self, model: str, layer: int, published: Sequence[int]) -> int:
-        """The run's layer at the place of a published one."""
-        if layer < 0:
-            return -1
-        theirs = _quarters(max(published) + 1)
-        return _quarters(self._depth(model))[theirs.index(layer)] if layer in theirs else -1
-
-    def _layers_of(self, model: str) -> int:
-        heads = self.tables["heads"]
-        return int(heads[heads["model"] == model]["layer"].max()) + 1
+    def row(self, model: str, number: dict[str, Any], depth: int) -> dict[str, Any]:
+        """A number published of a model of so many layers, with the run's own at the same place."""
+        quantity, layer = number["quantity"], int(number["layer"])
+        theirs = compared_layers(depth)
+        here = compared_layers(self.depths[model])[theirs.index(layer)] if layer in theirs else -1
+        ask = (model, quantity, here, number["token"], number["statistic"])
+        measured, sentences = self._number("ruscio2025", *ask)
+        exact, there = self._number("exact", *ask)
+        count, about = max(sentences, there), ABOUT.get(quantity, "")
+        return beside(model, number, measured=measured, exact=exact, sentences=count, about=about, layer=here)
 
     def _rows_of(self, table: str, model: str, protocol: str) -> pd.DataFrame:
-        rows = self.tables[table]
+        rows = self.tables.get(table, pd.DataFrame(columns=["model"]))
         rows = rows[rows["model"] == model]
         return rows[rows["protocol"] == protocol] if "protocol" in rows else rows
 
     def _compute(
         self, protocol: str, model: str, quantity: str, layer: int, token: str, statistic: str
-    ) -> tuple[float, float, float, int]:
-        source, nothing = SOURCES[quantity], (math.nan, math.nan, math.nan, 0)
-        if source.table not in self.tables:
-            return nothing
-        rows = self._rows(source.table, model, protocol)
-        if source.table == "layer_tests":
-            p = "p_value" if protocol == "ruscio2025" else "p_holm"
-            own = rows[rows["metric"] == source.column]
-            own = own[own[p].notna()]
-            return (float((own[p] < 0.05).sum()), math.nan, math.nan, 0) if len(own) else nothing
-        if source.column not in rows or rows.empty:
-            return nothing
-        if source.table == "samples":
-            if protocol == "exact":
-                return nothing
-            return _summary(rows[[source.column]].to_numpy(float), statistic, self.draws, self.seed)
-        if source.table == "specialization":
-            rows = rows[["layer", source.column]]
-            if layer >= 0:
-                rows = rows[rows["layer"] == layer]
-            else:
-                rows = rows[rows["layer"].isin(_quarters(int(rows["layer"].max()) + 1))]
-            values = rows[source.column].astype(float)
-            return (float(values.mean()), math.nan, math.nan, 0) if values.notna().any() else nothing
-        values_there = self._by_text(protocol, model, quantity, layer, token)
-        return nothing if values_there is None else _summary(values_there, statistic, self.draws, self.seed)
-
-    def _by_text(self, protocol: str, model: str, quantity: str, layer: int, token: str) -> Matrix | None:
-        """A quantity as [sentences, layers], NaN where it has no value; None without rows."""
-        whole = self._every_layer(protocol, model, quantity, token)
-        if whole is None:
-            return None
-        values, layers = whole
-        if layer < 0:
-            return values
-        return values[:, [layers.index(layer)]] if layer in layers else None
-
-    def _by_text_and_layer(
-        self, protocol: str, model: str, quantity: str, token: str
-    ) -> tuple[Matrix, list[int]] | None:
-        """A quantity as [sentences, layers], and the numbers of these layers."""
-        table, column, _ = SOURCES[quantity]
+    ) -> tuple[Measured, int]:
+        """A number of the run, and how many sentences it is of."""
+        table, column = SOURCES[quantity]
         rows = self._rows(table, model, protocol)
-        rows = rows[[name for name in ("sample", "layer", column) if name in rows]]
+        if table == "layer_tests" and len(rows):
+            own = rows[rows["metric"] == column]["p_value" if protocol == "ruscio2025" else "p_holm"].dropna()
+            return Measured(float((own < 0.05).sum()) if len(own) else math.nan), 0
+        if column not in rows or rows.empty or (table == "samples" and protocol == "exact"):
+            return Measured(), 0
+        if table == "specialization":
+            chosen = [layer] if layer >= 0 else compared_layers(int(rows["layer"].max()) + 1)
+            return Measured(float(rows[rows["layer"].isin(chosen)][column].astype(float).mean())), 0
+        wide = rows[[column]]
+        if table != "samples":
+            wide = self._every_layer(protocol, model, quantity, token)
+        wide = wide if layer < 0 else wide.reindex(columns=[layer])
+        return _summary(wide.to_numpy(float), statistic, self.draws, self.seed)
+
+    def _by_text_and_layer(self, protocol: str, model: str, quantity: str, token: str) -> pd.DataFrame:
+        """A quantity as sentences by layers, NaN where it has no value."""
+        table, column = SOURCES[quantity]
+        rows = self._rows(table, model, protocol)
+        rows = rows[["sample", "layer", column]]
         if quantity == "top_token":
             rows = rows[rows[column].notna()]
             there = {found: float(_is_token(found, token)) for found in rows[column].unique()}
-            rows = rows.assign(value=rows[column].map(there))
+            rows = rows.assign(value=rows[column].map(there).astype(float))
         elif quantity == "same_key_in_all_heads":
             rows = rows[rows[column].notna()]
             kinds = rows.groupby(["sample", "layer"])[column].nunique()
             rows = (kinds == 1).astype(float).rename("value").reset_index()
         else:
             rows = rows.assign(value=rows[column].to_numpy(float, na_value=np.nan))
-        if rows.empty:
-            return None
-        wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer")
-        values = wide.to_numpy(float)
-        return np.where(np.isfinite(values), values, np.nan), [int(one) for one in wide.columns]
+        return rows.groupby(["sample", "layer"])["value"].mean().unstack("layer")
 
 
-def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[float, float, float, int]:
-    """A statistic of [sentences, layers] with its bootstrap interval over sentences."""
+def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[Measured, int]:
+    """A statistic of [sentences, layers], what is infinite left out, with its interval over sentences."""
+    values = np.where(np.isfinite(values), values, np.nan)
     values = values[np.isfinite(values).any(axis=1)]
-    count = len(values)
+    count, function = len(values), _STATISTICS[statistic]
     if not count:
-        return math.nan, math.nan, math.nan, 0
-    function = _STATISTICS[statistic]
-    if statistic in ("min", "max") or count < 2:
+        return Measured(), 0
+    if statistic in ("min", "max"):
         # resampled extremes never leave the sample: a percentile interval of them covers nothing
-        return float(function(values[None])[0]), math.nan, math.nan, count
+        return Measured(float(function(values[None])[0])), count
 
     def of(index: npt.NDArray[Any]) -> Any:
-        rows = index.astype(int)
-        if rows.ndim == 1:
-            return function(values[rows][None])[0]
+        rows = np.atleast_2d(index.astype(int))
         # a few hundred resampled runs at a time stay in megabytes
         each = max(1, 4_000_000 // values.size)
-        return np.concatenate([function(values[rows[at : at + each]]) for at in range(0, len(rows), each)])
+        found = [function(values[rows[at : at + each]]) for at in range(0, len(rows), each)]
+        return np.concatenate(found).reshape(index.shape[:-1])
 
     found = bootstrap(np.arange(count, dtype=float), of, draws=draws, seed=seed)
-    return found.estimate, found.low, found.high, count
+    return Measured(found.estimate, found.low, found.high), count
 
 
-def _over_all(function: Callable[..., Any]) -> Callable[[Matrix], Any]:
+def _over_all(name: str) -> Callable[[Matrix], Any]:
     """A NumPy function over [draws, sentences, layers]: the faster plain one where nothing is NaN."""
-    plain = getattr(np, function.__name__.removeprefix("nan"))
 
     def of(values: Matrix) -> Any:
         flat = values.reshape(len(values), -1)
-        return (function if np.isnan(flat).any() else plain)(flat, axis=1)
+        return getattr(np, f"nan{name}" if np.isnan(flat).any() else name)(flat, axis=1)
 
     return of
 
@@ -314,24 +252,17 @@ def _trend(values: Matrix) -> Any:
 
 
 #: From [draws, sentences, layers] to one number a draw.
-_STATISTICS: dict[str, Callable[[Matrix], Any]] = {
-    "mean": _over_all(np.nanmean),
-    "share": _over_all(np.nanmean),
-    "median": _over_all(np.nanmedian),
-    "std": _over_all(np.nanstd),
-    "min": _over_all(np.nanmin),
-    "max": _over_all(np.nanmax),
-    "trend": _trend,
-}
+_STATISTICS = {name: _over_all(name) for name in ("mean", "median", "std", "min", "max")}
+_STATISTICS |= {"share": _STATISTICS["mean"], "trend": _trend}
 
 
-def _quarters(depth: int) -> list[int]:
+def compared_layers(count: int) -> list[int]:
     """The layers that the paper reports: first, quarters, last.
 
-    >>> _quarters(28), _quarters(24)
-    ([0, 7, 14, 21, 27], [0, 6, 12, 18, 23])
+    >>> compared_layers(28), compared_layers(2)
+    ([0, 7, 14, 21, 27], [0, 0, 0, 0, 1])
     """
-    return [0, depth // 4, 2 * (depth // 4), 3 * (depth // 4), depth - 1]
+    return [0, count // 4, 2 * (count // 4), 3 * (count // 4), count - 1]
 
 
 def _is_token(found: str, name: str) -> bool:
@@ -339,9 +270,3 @@ def _is_token(found: str, name: str) -> bool:
         return found in _BOS
     plain = found.replace("Ġ", "").replace("▁", "").strip()
     return plain == "" and found != "" if name == "space" else plain == name
-
-
-def _last(table: pd.DataFrame) -> pd.DataFrame:
-    if "step" not in table:
-        return table
-    return table[table["step"] == table.groupby("model")["step"].transform("max")]

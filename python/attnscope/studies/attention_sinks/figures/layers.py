@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""By layer: what attention moves, its sinks' influence, spectra, and each published computation beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from attnscope.metrics.quantity import quantity
+from attnscope.plots.axes import depth_axis, drawn_range, series_colors
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    compared_with,
+    optional,
+    over_layers,
+    stored,
+    with_values,
+)
+from attnscope.plots.lines import depth_profile, draw_curve
+from attnscope.plots.selection import defined, estimate, in_series, last_step, measured_heads
+from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
+
+#: Under which colour and name a protocol is drawn wherever the two stand side by side.
+PROTOCOL_COLORS = {"exact": PALETTE[0], "ruscio2025": PALETTE[1]}
+PROTOCOL_NAMES = {"exact": "exact", "ruscio2025": "as published"}
+
+
+def published_means(results: Tables) -> pd.DataFrame:
+    """Head means under the published protocol with their series; no rows where there are none."""
+    means = optional(results, "head_means")
+    if means is None or "protocol" not in means:
+        return pd.DataFrame(columns=["model", "step"])
+    return in_series(means[means["protocol"] == "ruscio2025"], results)
+
+
+def _profiles(
+    figure: Figure,
+    drawn: Sequence[tuple[str, str, pd.DataFrame]],
+    heads: pd.DataFrame,
+    baselines: pd.DataFrame | None = None,
+) -> None:
+    """In each panel the profile over depth of a column, under its title, of its rows; one legend for all.
+
+    Baselines are those of `heads`.
+    """
+    colors = series_colors(list(heads["series"]))
+    for ax, (column, title, rows) in zip(figure.axes, drawn, strict=True):
+        depth_profile(rows, column, ax=ax, colors=colors, baselines=baselines if rows is heads else None)
+        ax.set_title(title)
+        ax.set_ylabel("")
+    legend_row(figure, colors)
+
+
+#: Columns of alignment, and the titles of their panels.
+ALIGNMENTS = {
+    "alignment_value": "values",
+    "alignment_value_without_sinks": "values, no sinks",
+    "alignment_hidden": "states",
+    "alignment_hidden_without_sinks": "states, no sinks",
+}
+
+
+def alignment(results: Tables, options: Options) -> Drawn:
+    """Alignment over depth: value vectors, hidden states, without sinks, and as published."""
+    heads = measured_heads(results)
+    there = with_values(last_step(heads), "heads", list(ALIGNMENTS))
+    over_layers(heads)
+    drawn = [(column, ALIGNMENTS[column], heads) for column in there]
+    published = published_means(results)
+    if "alignment_hidden" in published and last_step(published)["alignment_hidden"].notna().any():
+        drawn.append(("alignment_hidden", "as published", published))
+    figure, (axes,) = panels(1, len(drawn), height=2.1, width=options.width, sharey=True)
+    _profiles(figure, drawn, heads, optional(results, "baselines"))
+    for ax in axes:
+        ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+    axes[0].set_ylabel("correlation r")
+    # each panel sets its own limits on the axis that they share
+    ends = np.array([drawn_range(ax) for ax in axes])
+    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
+    room = 0.06 * (high - low) or 0.1
+    axes[0].set_ylim(low - room, high + room)
+    spaces = {
+        "alignment_value": "their own value vectors",
+        "alignment_hidden": "the states that enter the layer",
+    }
+    words = [words for start, words in spaces.items() if any(name.startswith(start) for name in there)]
+    without = ", with and without the head's sink tokens" if any("without" in name for name in there) else ""
+    beside = ", and as published (head mean, states, all ordered pairs)" if len(drawn) > len(there) else ""
+    return captioned(
+        figure,
+        f"Alignment by layer: single heads with {' and with '.join(words)}{without}{beside}.",
+        compared_with(figure),
+    )
+
+
+def spectra(results: Tables, options: Options) -> Drawn:
+    """Spectra against their null law over depth: directions, distance, largest value over the law's edge."""
+    heads = measured_heads(results)
+    over_layers(heads)
+    if {"mp_largest", "mp_edge"} <= set(heads):
+        edge = heads["mp_edge"].where(heads["mp_edge"] > 0)
+        heads = heads.assign(mp_over_edge=heads["mp_largest"] / edge)
+    wanted = ("participation_ratio", "effective_rank", "mp_ks", "mp_over_edge", "mp_outlier_energy")
+    there = with_values(last_step(heads), "heads", wanted)[:4]
+    if len(there) < 2:
+        raise NotDrawable(f"the heads table has fewer than two of {', '.join(wanted)}")
+    labels = {one: "largest / edge" if one == "mp_over_edge" else quantity(one).label for one in there}
+    figure, (axes,) = panels(1, len(there), height=2.1, width=options.width)
+    drawn = [(column, title, heads) for column, title in labels.items()]
+    _profiles(figure, drawn, heads, optional(results, "baselines"))
+    if "mp_over_edge" in there:
+        ax = axes[there.index("mp_over_edge")]
+        ax.axhline(1, color=MUTED, linewidth=0.6, zorder=1)
+        ax.set_ylim(0, 1.06 * max(1.0, drawn_range(ax)[1]))
+    beside = compared_with(figure)
+    return captioned(
+        figure,
+        f"By layer, mean over heads: {', '.join(labels.values())}.",
+        beside,
+        "Shuffled rows keep each row's values and break their columns." if "shuffled" in beside else "",
+    )
+
+
+def reference(results: Tables, options: Options) -> Drawn:
+    """Influence of the reference points over depth: share of the output, its direction, what they change."""
+    heads = measured_heads(results)
+    titles = {
+        "reference_magnitude": r"size, $\|c_R\|/\|c\|$",
+        "reference_directional": r"direction, $\cos(c_R, c)$",
+        "reference_information": r"turn without, $1-\cos(c, c_N)$",
+    }
+    there = with_values(last_step(heads), "heads", list(titles))
+    over_layers(heads)
+    published = published_means(results)
+    both = set(there) <= set(published) and last_step(published)[there].notna().any(axis=None)
+    drawn = [(column, titles[column], heads) for column in there]
+    drawn += [(column, "", published) for column in there] if both else []
+    rows = len(drawn) // len(there)
+    figure, axes = panels(rows, len(there), height=1.75 * rows + 0.4, width=options.width)
+    _profiles(figure, drawn, heads)
+    words = "single heads with their value vectors."
+    if both:
+        for ax in axes[0]:
+            ax.set_xlabel("")
+        axes[0][0].set_ylabel("exact, single heads")
+        axes[1][0].set_ylabel("as published")
+        words = (
+            "single heads with their value vectors (top), and the published computation on the head mean and "
+            "hidden states (bottom); its scales differ."
+        )
+    parts = "c is what a head writes, c_R the part that comes from reference points, c_N the rest."
+    return captioned(figure, f"{parts} By layer: {words}", compared_with(figure))
+
+
+#: Quantities whose published computation differs from what its name promises, by the title of their panel.
+PAIRS = {
+    r"H0 bars ($\beta_0$)": "bar_count_0",
+    r"H1 bars ($\beta_1$)": "bar_count_1",
+    "mean H0 bar": "mean_persistence_0",
+    "first / second value": "spectral_ratio",
+    "participation ratio": "participation_ratio",
+    "alignment with states": "alignment_hidden",
+    "entropy (nats)": "entropy",
+    "reference, direction": "reference_directional",
+}
+
+
+def protocol_profile(own: pd.DataFrame, column: str, ax: Axes) -> None:
+    """A column of one series' head means over depth, a line per protocol with 95 % intervals over samples."""
+    series, place = str(own["series"].iloc[0]), depth_axis(ax, own)
+    for protocol, color in PROTOCOL_COLORS.items():
+        rows = own[own["protocol"] == protocol]
+        rows = rows.assign(value=np.where(np.isfinite(rows[column].astype(float)), rows[column], np.nan))
+        if rows["value"].notna().any():
+            means = estimate(rows, "value", ["layer"]).sort_values("layer")
+            draw_curve(ax, place(series, means["layer"]), means, PROTOCOL_NAMES[protocol], color, marker=True)
+
+
+def protocols(results: Tables, options: Options) -> Drawn:
+    """Each published quantity over depth beside the exact one, on the head mean, one row per model."""
+    heads = stored(results, "head_means", "protocol")
+    if set(heads["protocol"]) < {"exact", "ruscio2025"}:
+        raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")
+    heads = defined(last_step(in_series(heads, results)))
+    names = list(dict.fromkeys(heads["series"]))[:3]
+    heads = heads[heads["series"].isin(names)]
+    both = [heads[heads["protocol"] == protocol] for protocol in PROTOCOL_NAMES]
+    there = [
+        (title, column)
+        for title, column in PAIRS.items()
+        if column in heads and all(rows[column].notna().any() for rows in both)
+    ]
+    if not there:
+        raise NotDrawable("no quantity was measured under both protocols")
+    columns = 4
+    each = -(-len(there) // columns)
+    rows = each * len(names)
+    figure, axes = panels(rows, columns, height=1.6 * rows + 0.35, width=options.width)
+    for number, series in enumerate(names):
+        flat = [ax for row in axes[number * each : (number + 1) * each] for ax in row]
+        own = heads[heads["series"] == series]
+        for ax, (title, column) in zip(flat, there, strict=False):
+            protocol_profile(own, column, ax)
+            ax.set_title(title)
+            _readable(ax, column, own)
+        for ax in flat[len(there) :]:
+            ax.set_axis_off()
+        for ax in flat[: max(0, len(there) - columns)]:
+            ax.set_xlabel("")
+        if len(names) > 1:
+            flat[0].set_ylabel(series)
+    legend_row(figure)
+    bound = any(line.get_gid() == "bound" for ax in figure.axes for line in ax.get_lines())
+    return captioned(
+        figure,
+        "Each published quantity over depth beside the exact one, both on the head mean of the same maps.",
+        "Dotted: min(n, 30), the published β₀ of every causal model whose tokens all give themselves some "
+        "attention."
+        if bound
+        else "",
+        compared_with(figure),
+    )
+
+
+def _readable(ax: Axes, column: str, own: pd.DataFrame) -> None:
+    """Zero in sight where it means something, whole numbers for counts, the bound as a dotted line."""
+    bottom, top = drawn_range(ax)
+    if not np.isfinite(top):
+        ax.set_axis_off()
+        return
+    if column.startswith("bar_count"):
+        ax.set_ylim(-0.04 * max(top, 1), 1.12 * max(top, 1))
+        ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    elif bottom >= 0:
+        ax.set_ylim(0, 1.1 * top if top > 0 else 1)
+    else:
+        ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+    causal = "causal" not in own or bool(own["causal"].astype(bool).all())
+    if column == "bar_count_0" and causal and "n_tokens" in own:
+        # the β0 that the published computation gives for causal maps
+        bound = own.drop_duplicates("sample")["n_tokens"].astype(float).clip(upper=30).mean()
+        ax.axhline(
+            bound, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1.5,
+            label="min(n, 30)", gid="bound",
+        )  # fmt: skip

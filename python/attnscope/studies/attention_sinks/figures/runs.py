@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""Heads and models without their sinks, and Fisher information by block and kind of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from attnscope.plots.axes import depth_axis, layers_below, series_colors
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    compared_with,
+    stored,
+    with_values,
+)
+from attnscope.plots.lines import draw_curve
+from attnscope.plots.selection import estimate, in_series, last_step
+from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
+from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
+from attnscope.studies.attention_sinks.matched_keys import RANDOM
+
+#: Percentile that makes a key a sink -> how much less heads differ without those.
+REDUCTIONS = {at: f"kl_reduction_{at}" for at in RANDOM}
+
+
+def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> None:
+    """How much less heads differ without sinks, in one protocol, over the percentile that makes a key one."""
+    measured = with_values(own, "layers", list(REDUCTIONS.values()))
+    there = [at for at, column in REDUCTIONS.items() if column in measured]
+    for name in dict.fromkeys(own["series"]):
+        rows = own[own["series"] == name]
+        means = pd.concat(estimate(rows, column, ["series"]) for column in measured)
+        if means["mean"].notna().any():
+            draw_curve(ax, there, means, str(name), colors[name], marker=True)
+        random = [RANDOM[at] for at in there]
+        if set(random) <= set(rows) and rows[random].notna().any(axis=None):
+            level = [rows[one].mean() for one in random]
+            ax.plot(there, level, color=colors[name], linestyle=":", gid="random")
+    ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+    ax.set_xticks(there)
+    ax.set_xlim(min(there) - 2, max(there) + 2)
+    ax.set_xlabel("percentile of a sink")
+    ax.set_ylabel("reduction of KL (nats)")
+
+
+def sink_removal(results: Tables, options: Options) -> Drawn:
+    """KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
+    layers = last_step(in_series(stored(results, "layers", "protocol"), results))
+    there = with_values(layers, "layers", list(REDUCTIONS.values()))
+    of_kinds = {kind: layers[layers["protocol"] == kind] for kind in PROTOCOL_NAMES}
+    kinds = [kind for kind, own in of_kinds.items() if own[there].notna().any(axis=None)]
+    middle = REDUCTIONS[90]
+    by_layer = [kind for kind in kinds if middle in there and of_kinds[kind][middle].notna().any()]
+    colors = series_colors(list(layers["series"]))
+    figure, (axes,) = panels(1, len(kinds) + len(by_layer), height=2.2, width=options.width, sharey=True)
+    free = iter(axes)
+    for protocol in kinds:
+        over = next(free)
+        kl_by_threshold(of_kinds[protocol], colors, over)
+        # two protocols leave room for no more than their names
+        title = PROTOCOL_NAMES[protocol] if len(kinds) > 1 else ""
+        over.set_title(title or "ΔKL by percentile")
+        if over is not axes[0]:
+            over.set_ylabel("")
+        if protocol not in by_layer:
+            continue
+        depth = next(free)
+        place = depth_axis(depth, layers)
+        for name, own in of_kinds[protocol].groupby("series", sort=False):
+            rows = estimate(own, middle, ["layer"]).sort_values("layer")
+            x = place(str(name), rows["layer"])
+            draw_curve(depth, x, rows, str(name), colors[str(name)], marker=len(rows) < 50)
+        depth.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+        depth.set_title(f"{title or 'ΔKL by layer'}, keys ≥ 90th percentile")
+    legend_row(figure, colors)
+    beside = "By the published computation." if kinds == ["ruscio2025"] else ""
+    return captioned(
+        figure,
+        "How much closer heads come to their mean when sink keys are removed and rows renormalised, over the "
+        "percentile that makes a key a sink (mean over layers)"
+        + (" and by layer at the 90th." if by_layer else "."),
+        "Positive: heads differ less without sinks."
+        + (" Dotted: without as many random keys." if "exact" in kinds else ""),
+        "The published computation stands beside the exact one." if len(kinds) > 1 else beside,
+        compared_with(figure),
+    )
+
+
+#: Which keys were masked, and how they are called.
+ABLATED = {
+    "sinks": "sinks",
+    "control_sinks": "random, as many",
+    "first": "first key",
+    "control_first": "one random",
+}
+#: What masking changes: how a panel calls it, and how a caption does.
+CHANGES = {
+    "output_kl": ("KL of the output (nats)", "divergence of the next-token distributions"),
+    "loss_change": ("change of loss (nats)", "change of the loss"),
+}
+#: Inches: the room that the name of a kind of keys takes beside others.
+NAMED = 0.85
+
+
+def ablation(results: Tables, options: Options) -> Drawn:
+    """Sink keys masked inside the model: divergence of its output and change of its loss."""
+    table = last_step(in_series(stored(results, "ablation", "keys"), results))
+    shown = with_values(table, "ablation", list(CHANGES))
+    names = list(dict.fromkeys(table["series"]))
+    colors = series_colors(names)
+    figure, (axes,) = panels(1, len(shown), height=2.3, width=min(options.width, 2.9 * len(shown) + 0.4))
+    kinds = [kind for kind in ABLATED if (table["keys"] == kind).any()]
+    for ax, column in zip(axes, shown, strict=True):
+        for place, series in enumerate(names):
+            means = estimate(table[table["series"] == series], column, ["keys"])
+            means = means.set_index("keys").reindex(kinds)
+            x = np.arange(len(kinds)) + 0.16 * (place - (len(names) - 1) / 2)
+            mean, low, high = (means[name].to_numpy(float) for name in ("mean", "low", "high"))
+            spread = np.nan_to_num([mean - low, high - mean])
+            ax.errorbar(
+                x, mean, yerr=spread, fmt="o", markersize=4, color=colors[series],
+                elinewidth=1.2, capsize=2.5, label=str(series), gid=f"ablation:{series}",
+            )  # fmt: skip
+        ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+        ax.set_xticks(range(len(kinds)), [ABLATED[kind] for kind in kinds])
+        if figure.get_figwidth() / len(shown) / len(kinds) < NAMED:
+            for name in ax.get_xticklabels():
+                name.set(rotation=30, ha="right", rotation_mode="anchor")
+        ax.set_xlim(-0.5, len(kinds) - 0.5)
+        ax.set_xlabel("keys masked")
+        ax.set_title(CHANGES[column][0])
+    legend_row(figure, colors)
+    return captioned(
+        figure,
+        "Keys masked before the softmax in every layer and head of the model: "
+        f"{' and '.join(CHANGES[column][1] for column in shown)}, mean over texts with 95 % intervals.",
+        "Random: as many other visible keys near them, mean of five draws, where there are sinks."
+        if any("control" in kind for kind in kinds)
+        else "",
+    )
+
+
+#: Groups of parameters, and how they are called.
+GROUPS = {"attention": "attention", "mlp": "MLP", "norm": "norm", "embedding": "embedding"}
+
+
+def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
+    """The trace of the Fisher information over depth: a line per group of blocks, a level outside."""
+    there = [name for name in GROUPS if (fisher["group"] == name).any()]
+    for name, color in zip(there, PALETTE, strict=False):
+        rows = fisher[fisher["group"] == name]
+        inside = rows[rows["layer"] >= 0]
+        if len(inside):
+            means = estimate(inside, column, ["layer"]).sort_values("layer")
+            if means["mean"].notna().any():
+                draw_curve(ax, means["layer"], means, GROUPS[name], color, marker=True)
+            continue
+        value = float(estimate(rows, column, ["group"])["mean"].iloc[0])
+        if np.isfinite(value):
+            ax.axhline(
+                value, color=color, linestyle=(0, (5, 2)), linewidth=1.0, label=GROUPS[name],
+                gid=f"outside:{name}",
+            )  # fmt: skip
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    wide = high > 300 * low
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=6))
+    ax.yaxis.set_major_formatter(lambda value, _: power(value))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    layers_below(ax)
+
+
+def power(value: float) -> str:
+    """A tick of a logarithmic axis: plain where that is short, a power of ten elsewhere.
+
+    >>> power(0.5), power(200.0), power(2e-6), power(1e7)
+    ('0.5', '200', '2e−6', '1e7')
+    """
+    if 1e-3 <= value < 1e5:
+        return f"{value:g}"
+    digits, _, exponent = f"{value:.0e}".partition("e")
+    return f"{digits}e{int(exponent)}".replace("-", "−")
+
+
+def fisher(results: Tables, options: Options) -> Drawn:
+    """Fisher information by block and kind of parameters: as published, exact, and per parameter."""
+    table = stored(results, "fisher", "protocol").rename(columns={"group": "part"})
+    table = last_step(in_series(table, results)).rename(columns={"group": "input", "part": "group"})
+    shown = [
+        (protocol, column, title)
+        for protocol, column, title in (
+            ("exact", "trace", "labels as written"),
+            ("exact", "trace_sampled", "labels drawn"),
+            ("exact", "trace_per_parameter", "per parameter"),
+            ("ruscio2025", "trace", "as published"),
+        )
+        if column in table and table[table["protocol"] == protocol][column].gt(0).any()
+    ]
+    if not shown:
+        raise NotDrawable("the fisher table has no value above 0")
+    names = list(dict.fromkeys(table["series"]))[:3]
+    figure, axes = panels(len(names), len(shown), height=1.85 * len(names) + 0.35, width=options.width)
+    for axes_row, name in zip(axes, names, strict=True):
+        own = table[table["series"] == name]
+        for ax, (protocol, column, title) in zip(axes_row, shown, strict=True):
+            fisher_profile(own[own["protocol"] == protocol], column, ax)
+            ax.set_title(title if name == names[0] else "")
+            if name != names[-1]:
+                ax.set_xlabel("")
+            if not ax.get_lines():
+                ax.set_axis_off()
+        axes_row[0].set_ylabel(f"{name}\ntrace of Fisher" if len(names) > 1 else "trace of Fisher")
+    if not any(ax.axison for ax in figure.axes):
+        raise NotDrawable("the fisher table has no value of a group that is drawn")
+    legend_row(figure)
+    lines = [line for ax in figure.axes for line in ax.get_lines()]
+    outside = any(str(line.get_gid()).startswith("outside:") for line in lines)
+    return captioned(
+        figure,
+        "Trace by block on a logarithmic scale, mean over texts.",
+        "Dashed levels: what lies outside the blocks." if outside else "",
+        compared_with(figure),
+    )
