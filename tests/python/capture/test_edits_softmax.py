@@ -28,6 +28,17 @@ def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
         assert torch.equal(changed(model, inputs, one), captured)
 
 
+def test_a_boolean_mask_hides_under_an_edit_that_hides_nothing():
+    model, inputs = kept("llama", "none")
+    n = inputs["input_ids"].shape[-1]
+    near = torch.ones(n, n, dtype=torch.bool).tril().triu(-3).expand(2, 1, n, n)
+    added = torch.zeros(near.shape).masked_fill(~near, torch.finfo(torch.float32).min)
+    expected = out(model, {"input_ids": inputs["input_ids"], "attention_mask": added})
+    found = changed(model, {"input_ids": inputs["input_ids"], "attention_mask": near}, HideKeys([]))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    assert not torch.allclose(found, out(model, inputs), atol=1e-3), "the mask must matter"
+
+
 @pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
 @pytest.mark.parametrize("name", INTERFACE)
 def test_a_hidden_key_is_seen_by_no_query_that_sees_another(name, padding):
