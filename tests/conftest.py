@@ -4,6 +4,7 @@
 import gc
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pyarrow
 import pytest
 from hypothesis import settings
 
+# A shell starts what it runs in the background with SIGINT ignored, and tests interrupt themselves.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Imports and collection make a million objects that stay.
 gc.disable()
 sys.path.insert(0, str(Path(__file__).parent))
