@@ -5,36 +5,36 @@ from typing import Any
 
 from torch import Tensor
 
-Lengths = Tensor | None
-Support = str | Tensor
+_Lengths = Tensor | None
+_Support = str | Tensor
 
 def interfaces() -> tuple[str, str]: ...
 def is_plain_batch(attention: object) -> bool: ...
 def first_invalid(
-    attention: Tensor, lengths: Lengths, upper: float
+    attention: Tensor, lengths: _Lengths, upper: float
 ) -> tuple[int, int, int, float] | None: ...
-def finite_matrices(attention: Tensor, lengths: Lengths) -> Tensor: ...
+def finite_matrices(attention: Tensor, lengths: _Lengths) -> Tensor: ...
 def laplacian_eigenvalues(
-    attention: Tensor, lengths: Lengths, k: int, symmetrize: str, threshold: float | None, normalized: bool
+    attention: Tensor, lengths: _Lengths, k: int, symmetrize: str, threshold: float | None, normalized: bool
 ) -> tuple[Tensor, int]: ...
 def fiedler_value(
     attention: Tensor,
-    lengths: Lengths,
+    lengths: _Lengths,
     symmetrize: str,
     threshold: float | None,
     normalized: bool,
     precision: str,
 ) -> tuple[Tensor, int]: ...
 def fiedler_vector(
-    attention: Tensor, lengths: Lengths, symmetrize: str, threshold: float | None, normalized: bool
+    attention: Tensor, lengths: _Lengths, symmetrize: str, threshold: float | None, normalized: bool
 ) -> tuple[Tensor, int]: ...
 def graph_statistics(
-    attention: Tensor, lengths: Lengths, thresholds: Tensor
+    attention: Tensor, lengths: _Lengths, thresholds: Tensor
 ) -> tuple[tuple[Tensor, ...], int]: ...
 def power_spectrum(
     attention: Tensor,
-    lengths: Lengths,
-    support: Support,
+    lengths: _Lengths,
+    support: _Support,
     signal: str,
     drop_first: bool,
     detrend: bool,
@@ -45,21 +45,21 @@ def power_spectrum(
 ) -> tuple[Tensor, int]: ...
 def spectral_uncertainty(
     attention: Tensor,
-    lengths: Lengths,
-    support: Support,
+    lengths: _Lengths,
+    support: _Support,
     signal: str,
     drop_first: bool,
     min_keys: int,
     root: bool,
 ) -> tuple[Tensor, int]: ...
 def local_global_ratio(
-    attention: Tensor, lengths: Lengths, support: Support, window: float, drop_first: bool
+    attention: Tensor, lengths: _Lengths, support: _Support, window: float, drop_first: bool
 ) -> tuple[Tensor, int]: ...
 def wavelet_levels(n: int) -> int: ...
 def wavelet_transform(
     attention: Tensor,
-    lengths: Lengths,
-    support: Support,
+    lengths: _Lengths,
+    support: _Support,
     signal: str,
     drop_first: bool,
     detrend: bool,
@@ -69,8 +69,8 @@ def wavelet_transform(
 ) -> tuple[Tensor, Tensor, int]: ...
 def morlet_scalogram(
     attention: Tensor,
-    lengths: Lengths,
-    support: Support,
+    lengths: _Lengths,
+    support: _Support,
     signal: str,
     drop_first: bool,
     detrend: bool,
@@ -79,12 +79,12 @@ def morlet_scalogram(
     omega: float,
 ) -> tuple[Tensor, int]: ...
 def attention_entropy(
-    attention: Tensor, lengths: Lengths, support: Support, normalized: bool
+    attention: Tensor, lengths: _Lengths, support: _Support, normalized: bool
 ) -> tuple[Tensor, int]: ...
 def sink_statistics(
     attention: Tensor,
-    lengths: Lengths,
-    support: Support,
+    lengths: _Lengths,
+    support: _Support,
     incoming: bool,
     entropy: bool,
     min_visibility: float | None,
@@ -93,66 +93,72 @@ def sink_statistics(
 ) -> tuple[Any, Any, Any, Any, Any, Any, int]: ...
 def sink_tokens(
     attention: Tensor,
-    lengths: Lengths,
-    support: Support,
+    lengths: _Lengths,
+    support: _Support,
     tau: float | None,
     gamma: float,
     min_visibility: float,
 ) -> tuple[Tensor, int]: ...
 def far_attention(
-    attention: Tensor, lengths: Lengths, support: Support
+    attention: Tensor, lengths: _Lengths, support: _Support
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
 def betti_numbers(
-    attention: Tensor, lengths: Lengths, thresholds: Tensor, symmetrize: str
+    attention: Tensor, lengths: _Lengths, thresholds: Tensor, symmetrize: str
 ) -> tuple[Tensor, int]: ...
 def persistence(
-    attention: Tensor, lengths: Lengths, max_dimension: int, symmetrize: str, metric: str
+    attention: Tensor, lengths: _Lengths, max_dimension: int, symmetrize: str, metric: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
 def marchenko_pastur(
-    attention: Tensor, lengths: Lengths, support: Support, null: str, draws: int, seed: int, wasserstein: bool
+    attention: Tensor,
+    lengths: _Lengths,
+    support: _Support,
+    null: str,
+    draws: int,
+    seed: int,
+    wasserstein: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int]: ...
-def participation_ratio(attention: Tensor, lengths: Lengths, spectrum: str) -> tuple[Tensor, int]: ...
-def singular_values(attention: Tensor, lengths: Lengths) -> tuple[Tensor, int]: ...
+def participation_ratio(attention: Tensor, lengths: _Lengths, spectrum: str) -> tuple[Tensor, int]: ...
+def singular_values(attention: Tensor, lengths: _Lengths) -> tuple[Tensor, int]: ...
 
 max_vertices: int
 
 def head_divergence(
-    heads: Tensor, lengths: Lengths, support: Support, entropy: Tensor | None
+    heads: Tensor, lengths: _Lengths, support: _Support, entropy: Tensor | None
 ) -> tuple[Tensor, int]: ...
 def sink_removal(
     heads: Tensor,
-    lengths: Lengths,
-    support: Support,
+    lengths: _Lengths,
+    support: _Support,
     keys: Tensor,
     keep_attention: bool,
     sink_mass: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]: ...
 def geometric_semantic_alignment(
-    attention: Tensor, lengths: Lengths, support: Support, states: Tensor, without: Tensor | None
+    attention: Tensor, lengths: _Lengths, support: _Support, states: Tensor, without: Tensor | None
 ) -> tuple[Tensor, int]: ...
 def reference_influence(
-    attention: Tensor, lengths: Lengths, support: Support, states: Tensor, reference: Tensor
+    attention: Tensor, lengths: _Lengths, support: _Support, states: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]: ...
 def span_attention(
-    attention: Tensor, lengths: Lengths, support: Support, spans: list[int], special: Tensor | None
+    attention: Tensor, lengths: _Lengths, support: _Support, spans: list[int], special: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
 def toeplitz_split(
-    scores: Tensor, lengths: Lengths, late: bool, weights: Tensor | None, weight_matrices: int
+    scores: Tensor, lengths: _Lengths, late: bool, weights: Tensor | None, weight_matrices: int
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
 def mask_only(
-    scores: Tensor, lengths: Lengths, sinks: Tensor | None, sink_count: int, queries: list[int], body: bool
+    scores: Tensor, lengths: _Lengths, sinks: Tensor | None, sink_count: int, queries: list[int], body: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], int]: ...
-def offset_variance(values: Tensor, lengths: Lengths) -> tuple[tuple[Tensor, Tensor, Tensor], int]: ...
-def cloud_distances(points: Tensor, lengths: Lengths, metric: str) -> tuple[Tensor, int]: ...
+def offset_variance(values: Tensor, lengths: _Lengths) -> tuple[tuple[Tensor, Tensor, Tensor], int]: ...
+def cloud_distances(points: Tensor, lengths: _Lengths, metric: str) -> tuple[Tensor, int]: ...
 def cloud_components(
-    distances: Tensor, lengths: Lengths, scales: Tensor, scale_count: int, min_size: int
+    distances: Tensor, lengths: _Lengths, scales: Tensor, scale_count: int, min_size: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int]: ...
 def fragmentation(
-    distances: Tensor, lengths: Lengths, subsets: Tensor | None, subset_count: int
+    distances: Tensor, lengths: _Lengths, subsets: Tensor | None, subset_count: int
 ) -> tuple[Tensor, int]: ...
 def local_dimension(
     distances: Tensor,
-    lengths: Lengths,
+    lengths: _Lengths,
     groups: Tensor | None,
     one_group_for_all: bool,
     subsets: Tensor | None,
@@ -160,6 +166,6 @@ def local_dimension(
     k: list[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
 def two_nn(
-    distances: Tensor, lengths: Lengths, subsets: Tensor | None, subset_count: int, discard: float
+    distances: Tensor, lengths: _Lengths, subsets: Tensor | None, subset_count: int, discard: float
 ) -> tuple[Tensor, int]: ...
 def delta_statistics(before: Tensor, after: Tensor, delta: Tensor | None) -> tuple[Tensor, int]: ...

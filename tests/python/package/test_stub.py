@@ -74,13 +74,13 @@ def test_arguments_are_those_of_the_binary(name):
     assert of_stub(name) == of_binary(name)
 
 
-def test_nothing_else_stands_in_the_stub():
+def test_nothing_else_but_private_aliases_stands_in_the_stub():
     others = [
         ast.unparse(node)
         for node in STUB.body
         if not isinstance(node, (ast.FunctionDef, ast.AnnAssign, ast.ImportFrom))
     ]
-    assert others == []
+    assert [one for one in others if not one.startswith("_")] == []
 
 
 def test_the_package_says_that_it_is_typed():
