@@ -67,7 +67,12 @@ def attention_argument(
         longest = checked.n if given is None else int(given.max())
         announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
-        _validate(function, name, checked)
+        found = _core.first_invalid(tensor, given, LARGEST_ENTRY)
+        if found is not None:
+            matrix, row, column, value = found
+            index = (*map(int, np.unravel_index(matrix, checked.leading)), row, column)
+            words = f"must hold finite entries in [0, {LARGEST_ENTRY}], got {value} at index {index}"
+            raise ValueError(f"{function}: {name} {words}")
     if rows and name in ("attention", "heads"):
         judge_rows(function, tensor, given, refuse=validate)
     return checked
@@ -371,14 +376,3 @@ def expanded(
         return tensor.expand(tuple(shape))
     except RuntimeError:
         raise ValueError(f"{what} of shape {tuple(tensor.shape)} {words} {tuple(shape)}") from None
-
-
-def _validate(function: str, name: str, attention: Attention) -> None:
-    found = _core.first_invalid(attention.tensor, attention.lengths, LARGEST_ENTRY)
-    if found is None:
-        return
-    matrix, row, column, value = found
-    index = (*map(int, np.unravel_index(matrix, attention.leading)), row, column)
-    raise ValueError(
-        f"{function}: {name} must hold finite entries in [0, {LARGEST_ENTRY}], got {value} at index {index}"
-    )

@@ -56,17 +56,6 @@ def choose() -> str:
     return wanted
 
 
-def _check_stub() -> None:
-    from attnscope import _build
-
-    stub = Path(__file__).with_name("_core.pyi")
-    if stub.is_file() and hashlib.sha256(stub.read_bytes()).hexdigest() != _build.STUB:
-        raise ImportError(
-            "attnscope: the compiled core is of another state of the sources than the Python files. "
-            "Build it again: pip install -e ."
-        )
-
-
 def load_core() -> ModuleType:
     """The module ``attnscope._core``, from the chosen build."""
     if "attnscope._core" in sys.modules:
@@ -75,7 +64,14 @@ def load_core() -> ModuleType:
         raise ImportError(
             "attnscope: the compiled core is missing. Install a wheel, or build it: pip install ."
         )
-    _check_stub()
+    from attnscope import _build
+
+    stub = Path(__file__).with_name("_core.pyi")
+    if stub.is_file() and hashlib.sha256(stub.read_bytes()).hexdigest() != _build.STUB:
+        raise ImportError(
+            "attnscope: the compiled core is of another state of the sources than the Python files. "
+            "Build it again: pip install -e ."
+        )
     found = importlib.util.find_spec(f"attnscope._core_{choose()}")
     assert found is not None
     assert found.origin is not None

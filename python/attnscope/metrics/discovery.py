@@ -30,18 +30,11 @@ Derivation = tuple[str, Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Found:
-    """What is declared.
-
-    Attributes:
-        quantities: in the order of the modules.
-        functions: by protocol and metric.
-        derived: by protocol and metric.
-        forms: by protocol, the form in which it takes maps.
-    """
+    """What is declared, in the order of the modules; `forms` are those in which protocols take maps."""
 
     quantities: tuple[Quantity, ...]
-    functions: dict[tuple[str, str], Callable[..., Any]]
-    derived: dict[tuple[str, str], Derivation]
+    functions: dict[tuple[str, str], Callable[..., Any]]  # by protocol and metric
+    derived: dict[tuple[str, str], Derivation]  # likewise
     forms: dict[str, str]
 
     def names(self, protocol: str = "exact") -> list[str]:

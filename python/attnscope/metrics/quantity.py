@@ -197,9 +197,8 @@ class Quantity:
         return float(values[entry]), float(known.expected)
 
 
-def field_of(name: str) -> Callable[[Any], Tensor]:
-    """Reads a field of a named result."""
-    return operator.attrgetter(name)
+#: Reads a field of a named result.
+field_of = operator.attrgetter
 
 
 def how_many(flags: Tensor) -> Tensor:

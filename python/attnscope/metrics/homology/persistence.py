@@ -114,16 +114,14 @@ SOURCES = (persistence,)
 DERIVED = {function.__name__: ("persistence", function) for function in OF_BARS}
 
 
-def _of_bars(
-    name: str, label: str, meaning: str, expected: tuple[float, float], *, metric: str = "", **more: Any
-) -> Quantity:
+def _of_bars(metric: str, label: str, meaning: str, expected: tuple[float, float], **more: Any) -> Quantity:
     """A number of each dimension, with its values on the ring of four tokens.
 
     They are at distance 1/2 from their neighbours and 1 from the token across: three bars of length 1/2 in
     dimension 0 and one loop from 1/2 to 1.
     """
-    known = Known(expected, ring())
-    return Quantity(name, metric or name, label, meaning, known, low=0, axes=("dimension",), **more)
+    name, known = metric.removeprefix("_"), Known(expected, ring())
+    return Quantity(name, metric, label, meaning, known, low=0, axes=("dimension",), **more)
 
 
 _BAR_COUNT = _of_bars(
@@ -134,37 +132,24 @@ _BAR_COUNT = _of_bars(
     kind="count",
 )
 _LENGTHS = (
-    _of_bars(
-        "total_persistence",
-        "total H{dimension} persistence",
-        "Sum of the lengths of finite bars in dimension {dimension}.",
-        (1.5, 0.5),
-    ),
-    _of_bars(
-        "max_persistence",
-        "longest H{dimension} bar",
-        "Length of the longest finite bar in dimension {dimension}.",
-        (0.5, 0.5),
-    ),
-    _of_bars(
+    ("total_persistence", "total H{dimension} persistence", "Sum of the lengths of finite bars", (1.5, 0.5)),
+    ("max_persistence", "longest H{dimension} bar", "Length of the longest finite bar", (0.5, 0.5)),
+    (
         "persistent_entropy",
         "persistent entropy H{dimension}",
-        "Entropy of the lengths of finite bars in dimension {dimension}.",
+        "Entropy of the lengths of finite bars",
         (math.log(3), 0.0),
     ),
-    _of_bars(
-        "mean_persistence",
-        "mean H{dimension} bar",
-        "Mean length of finite bars in dimension {dimension}.",
-        (0.5, 0.5),
-        metric="_mean_persistence",
-    ),
+    ("_mean_persistence", "mean H{dimension} bar", "Mean length of finite bars", (0.5, 0.5)),
 )
-
 QUANTITIES = (
     replace(_BAR_COUNT.at(dimension=0), meaning="Number of bars in dimension 0, the infinite one included."),
     _BAR_COUNT.at(dimension=1),
-    *(one.at(dimension=dimension) for one in _LENGTHS for dimension in range(DIMENSIONS)),
+    *(
+        _of_bars(metric, label, f"{what} in dimension {{dimension}}.", expected).at(dimension=dimension)
+        for metric, label, what, expected in _LENGTHS
+        for dimension in range(DIMENSIONS)
+    ),
     Quantity.of(
         "betti_curve",
         "bars alive",

@@ -211,35 +211,30 @@ def _mean_over_heads(divergence: torch.Tensor) -> torch.Tensor:
 
 def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     """What removing a set of sink keys from a layer does; the keys are found on the head mean."""
-    options = {"keys": keys, "keep_attention": False}
     chosen = suffix.replace("_", ", ") + "th percentile" if suffix else ""
-    both, mean = ("attention", "head_mean"), ("head_mean",)
 
     def one(name: str, metric: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
         known = Known(expected, uneven_heads())
         return Quantity(name + suffix, metric, label + chosen, meaning, known, scope="layer", **more)
 
+    falls = f"How much the heads' mean divergence falls without {said}, nats."
+    share = f"Share of the head mean's mass on {said}."
+    emptied = f"Rows of all heads with nothing left without {said}."
+    removal = {"options": {"keys": keys, "keep_attention": False}, "needs": ("attention", "head_mean")}
+    of_mean = {"needs": ("head_mean",), "low": 0}
+    excluded = {"kind": "count", "low": 0, "read": lambda found: how_many(found.excluded)}
+    on_keys, reduction = {"keys": keys}, field_of("kl_reduction")
     return (
-        one(
-            "kl_reduction",
-            "sink_removal",
-            "KL without sinks",
-            f"How much the heads' mean divergence falls without {said}, nats.",
-            _ALL_OF_IT,
-            options=options,
-            read=field_of("kl_reduction"),
-            needs=both,
-        ),
+        one("kl_reduction", "sink_removal", "KL without sinks", falls, _ALL_OF_IT, read=reduction, **removal),
         one(
             "sink_concentration",
             "_mass_on",
             "mass on sinks",
-            f"Share of the head mean's mass on {said}.",
+            share,
             0.375,
-            low=0,
             high=1,
-            options={"keys": keys},
-            needs=mean,
+            options=on_keys,
+            **of_mean,
         ),
         one(
             "sink_count",
@@ -248,24 +243,12 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
             f"Number of {said}.",
             1,
             kind="count",
-            low=0,
             high=float,
             options=dict(keys.options),
             read=how_many,
-            needs=mean,
+            **of_mean,
         ),
-        one(
-            "excluded_rows",
-            "sink_removal",
-            "emptied rows",
-            f"Rows of all heads with nothing left without {said}.",
-            0,
-            kind="count",
-            low=0,
-            options=options,
-            read=lambda found: how_many(found.excluded),
-            needs=both,
-        ),
+        one("excluded_rows", "sink_removal", "emptied rows", emptied, 0, **excluded, **removal),
     )
 
 

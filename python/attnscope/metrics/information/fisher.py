@@ -93,21 +93,16 @@ def fisher_trace(
     with differentiable(model):
         for sample, text in enumerate(texts):
             device = next(model.parameters()).device
-            inputs = model_inputs("fisher_trace", text, tokenizer, max_tokens, device)
+            inputs = model_inputs(text, tokenizer, max_tokens, device)
             for _ in range(draws if labels == "sampled" else 1):
                 loss, tokens = _loss(model, inputs, tokenizer, labels, mask_share, generator)
                 if loss is None:
                     break
                 # of the sum over tokens per token, or of the mean over tokens
                 per = tokens if labels == "sampled" else 1
+                about = {"sample": sample, "tokens": tokens}
                 rows += [
-                    {
-                        "sample": sample,
-                        "tokens": tokens,
-                        "layer": layer,
-                        "group": group,
-                        "trace": square / per,
-                    }
+                    {**about, "layer": layer, "group": group, "trace": square / per}
                     for (layer, group), square in gradient_squares(loss, model, places).items()
                 ]
     return trace_table("fisher_trace", rows, model, places, per_sentence, labels)
@@ -231,12 +226,12 @@ def _loss(
 
 
 def model_inputs(
-    function: str, text: Any, tokenizer: Any, max_tokens: int | None, device: torch.device
+    text: Any, tokenizer: Any, max_tokens: int | None, device: torch.device
 ) -> dict[str, Tensor]:
     """A sentence, or what the tokenizer made of it, as the model takes it, cut to `max_tokens`."""
     if isinstance(text, str):
         if tokenizer is None:
-            raise ValueError(f"{function}: texts that are strings need a tokenizer")
+            raise ValueError("fisher_trace: texts that are strings need a tokenizer")
         text = tokenizer(text, return_tensors="pt")
     return {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
 

@@ -98,12 +98,7 @@ def spectral_uncertainty(
 
 
 def _of_signal(
-    name: str,
-    read: Callable[[SpectralUncertainty], torch.Tensor],
-    label: str,
-    meaning: str,
-    known: Known,
-    **more: Any,
+    name: str, read: Callable[[Any], torch.Tensor], label: str, meaning: str, known: Known, **more: Any
 ) -> Quantity:
     more |= {"low": 0, "read": read, "axes": ("query",), "axis_when": BY_ROW}
     return Quantity(name, "spectral_uncertainty", label, meaning, known, **more)

@@ -165,22 +165,15 @@ DERIVED = {
     "spectral_ratio": ("singular_values", spectral_ratio_of),
 }
 
+
+def _rank(metric: str, label: str, meaning: str) -> Quantity:
+    return Quantity.of(metric, label, meaning, Known(4.0, identity(4)), low=1, high=float)
+
+
 QUANTITIES = (
-    Quantity.of(
-        "stable_rank",
-        "stable rank",
-        "Squared Frobenius norm over squared spectral norm.",
-        Known(4.0, identity(4)),
-        low=1,
-        high=float,
-    ),
-    Quantity.of(
-        "effective_rank",
-        "effective rank",
-        "Exponential of the entropy of the normalised singular values.",
-        Known(4.0, identity(4)),
-        low=1,
-        high=float,
+    _rank("stable_rank", "stable rank", "Squared Frobenius norm over squared spectral norm."),
+    _rank(
+        "effective_rank", "effective rank", "Exponential of the entropy of the normalised singular values."
     ),
     Quantity.of(
         "spectral_gap",

@@ -301,24 +301,24 @@ def _correlation(name: str, label: str, mover: str, options: dict[str, Site]) ->
     )
 
 
-def _moved(name: str, label: str, meaning: str, site: str, after: str = "", **more: Any) -> Quantity:
+def _moved(name: str, label: str, what: str, site: str, after: str = "", *, median: bool = False) -> Quantity:
     """How far the tokens of a text move: from a site to another, or from nothing to what it holds."""
     known = {site: _RIGHT_ANGLE} | ({after: 2 * _RIGHT_ANGLE} if after else {})
-    more = {"read": partial(torch.nanmean, dim=-1), **more}
     return Quantity(
         name,
         "transformation_magnitude",
         label,
-        meaning,
+        f"{'Median' if median else 'Mean'} over tokens of {what}.",
         Known(5.0, torch.eye(2, dtype=torch.float64), known),
         low=0,
         options={"before": Site(site, origin=not after), "after": Site(after or site)},
+        read=partial(torch.nanquantile, q=0.5, dim=-1) if median else partial(torch.nanmean, dim=-1),
         scope="layer",
         needs=tuple(known),
-        **more,
     )
 
 
+_BY_BLOCK = ("the distance between a block's output and input", "hidden", "block_output")
 QUANTITIES = (
     *_alignments("value", "values", "value vectors"),
     *_alignments("hidden", "states", "hidden states"),
@@ -334,34 +334,16 @@ QUANTITIES = (
         "attention sub-layer",
         {"before": Site("attention_output", origin=True), "after": Site("attention_output")},
     ),
-    _moved(
-        "state_norm", "norm of states", "Mean over tokens of the norm of the states that enter.", "hidden"
-    ),
-    _moved(
-        "transformation_magnitude",
-        "change by the block",
-        "Mean over tokens of the distance between a block's output and input.",
-        "hidden",
-        "block_output",
-    ),
-    _moved(
-        "transformation_magnitude_median",
-        "change by the block (median)",
-        "Median over tokens of the distance between a block's output and input.",
-        "hidden",
-        "block_output",
-        read=partial(torch.nanquantile, q=0.5, dim=-1),
-    ),
+    _moved("state_norm", "norm of states", "the norm of the states that enter", "hidden"),
+    _moved("transformation_magnitude", "change by the block", *_BY_BLOCK),
+    _moved("transformation_magnitude_median", "change by the block (median)", *_BY_BLOCK, median=True),
     _moved(
         "transformation_magnitude_attention",
         "change by attention",
-        "Mean over tokens of the norm of what the attention sub-layer adds.",
+        "the norm of what the attention sub-layer adds",
         "attention_output",
     ),
     _moved(
-        "transformation_magnitude_mlp",
-        "change by the MLP",
-        "Mean over tokens of the norm of what the MLP adds.",
-        "mlp_output",
+        "transformation_magnitude_mlp", "change by the MLP", "the norm of what the MLP adds", "mlp_output"
     ),
 )

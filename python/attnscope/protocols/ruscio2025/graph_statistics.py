@@ -124,12 +124,8 @@ def both_variants(
 ) -> tuple[GraphStatistics, GraphStatistics]:
     """`graph_statistics` of the Laplacian and of the Fiedler notebook, with what they share done once.
 
-    Args:
-        attention: head mean [..., n, n].
-        thresholds: numbers in (0, 1), or "k/n".
-        held: the type in which the model holds its maps, in which the notebooks keep their mean and compare
-            thresholds; None is that of `attention`.
-        known: perhaps numbers of the simple graphs of the same maps and thresholds, [..., 1, T] by name.
+    `held` is the type in which the model holds its maps, in which the notebooks keep their mean and compare
+    thresholds; `known` perhaps numbers of the simple graphs of the same maps, [..., 1, T] by name.
     """
     attention = attention if held is None else attention.to(type_in_numpy(held))
     laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"), known)

@@ -203,12 +203,7 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
 
 
 def spectral_numbers(attention: torch.Tensor, *, known: Any = None) -> dict[str, Any]:
-    """Every number of the random-matrix notebook that is made of spectra, each decomposition done once.
-
-    Args:
-        attention: head mean [..., n, n].
-        known: perhaps the maps' `singular_values` [..., n, 1].
-    """
+    """Every number of the notebook made of spectra, perhaps of `known["singular_values"]` [..., n, 1]."""
     name = "spectral_numbers"
     sizes, _, _ = _eigenvalue_sizes(name, attention)
     singular = (known or {}).get("singular_values")
