@@ -91,8 +91,7 @@ def output_kl_of_sets(
 
 
 def _compared(model: nn.Module, p: Tensor, q: Tensor, ids: Tensor, real: Tensor) -> OutputKl:
-    divergence = (p.exp() * (p - q)).sum(-1).clamp(min=0)
-    kl = torch.where(real, divergence, 0.0).sum(-1) / real.sum(-1)
+    kl = torch.where(real, (p.exp() * (p - q)).sum(-1).clamp(min=0), 0.0).sum(-1) / real.sum(-1)
     name = type(model).__name__
     if "MaskedLM" in name or not ("CausalLM" in name or "LMHead" in name):
         nothing = torch.full_like(kl, torch.nan)

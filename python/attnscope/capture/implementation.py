@@ -147,14 +147,10 @@ def _mask_argument(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str
     return next((mask for mask in masks if torch.is_tensor(mask) and mask.ndim == 4), None)
 
 
-#: Fields of a model's output that hold maps.
-_FIELDS = ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions")
-
-
 def attention_outputs(output: Any, mask: Any) -> list[Layer]:
     """Third tier: what ``output_attentions=True`` returned, taken out of the model's output."""
     layers = []
-    for name in _FIELDS:
+    for name in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions"):
         for index, tensor in enumerate(getattr(output, name, None) or ()):
             if not _looks_like_weights(tensor):
                 continue

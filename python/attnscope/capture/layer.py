@@ -175,8 +175,6 @@ class Layer:
             self._visibility = visibility_of(self.mask, self._real()) if square else UNKNOWN
         return self._visibility
 
-    # Padding -------------------------------------------------------------------------------------------
-
     @property
     def lengths(self) -> Tensor:
         """Number of real keys of each sample, int64 ``[B]``."""
@@ -258,10 +256,9 @@ class Layer:
     def _select(tensor: Tensor, real: Tensor, axes: Sequence[int]) -> Tensor:
         """The real tokens along the axes: a view where they lie together."""
         m = len(real)
-        start = int(real[0]) if m else 0
-        together = m == 0 or int(real[-1]) - start == m - 1
+        start, end = (int(real[0]), int(real[-1]) + 1) if m else (0, 0)
         for axis in axes:
-            if together:
+            if end - start == m:
                 tensor = tensor.narrow(axis, start, m)
             else:
                 tensor = tensor.index_select(axis, real.to(tensor.device))
@@ -287,10 +284,7 @@ class Layer:
         parts = [f"index={self.index}", f"stack={self.stack!r}", f"call={self.call}"]
         if self.step:
             parts.append(f"step={self.step}")
-        parts += [
-            f"{name}={list(self.tensors[name].shape)} {str(self.tensors[name].dtype).removeprefix('torch.')}"
-            for name in SITES
-            if name in self.tensors
-        ]
+        there = [(name, self.tensors[name]) for name in SITES if name in self.tensors]
+        parts += [f"{name}={list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in there]
         parts += [f"valid={list(self.valid.shape)}", f"key_offset={self.key_offset}"]
         return f"Layer({', '.join(parts)})"

@@ -113,8 +113,7 @@ def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     n = min(TOKENS, longest // 2) if isinstance(longest, int) and longest > 1 else TOKENS
     generator = torch.Generator().manual_seed(0)
     device = next(model.parameters()).device
-    low = min(5, vocabulary - 1)
-    ids = torch.randint(low, vocabulary, (3, n), generator=generator).to(device)
+    ids = torch.randint(min(5, vocabulary - 1), vocabulary, (3, n), generator=generator).to(device)
     mask = torch.ones_like(ids)
     mask[1, : n // 4] = 0
     mask[2, n - n // 4 :] = 0
@@ -184,11 +183,9 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
 
 def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> Plan:
     recorder, trace = found.recorder, found.trace
-    parts: dict[str, Parts] = {}
-    for core in recorder.modules:
-        if not core or starred(core) not in recorder.stacks:
-            continue
-        parts[core] = Parts()
+    cores = [core for core in recorder.modules if core and starred(core) in recorder.stacks]
+    parts = dict.fromkeys(cores, Parts())
+    for core in cores:
         if block := block_of(core, recorder.modules):
             projection = trace.output_projection(core, block)
             last = feed_forward(block, core, recorder.modules, trace.mixing)
@@ -237,12 +234,11 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
             output = model(**arguments)
     finally:
         LIVE.reset(token)
-    result = _output_tensor(output, inputs)
     for layer in attention_outputs(output, inputs.get("attention_mask")) if tier == OUTPUTS else ():
         recorder.indices.setdefault(layer.stack, set()).add(layer.index)
         recorder.stacks[layer.stack] = recorder.stacks.get(layer.stack, 0) + 1
         collect(layer)
-    return _Pass(prints, result, recorder, trace, weights, heads)
+    return _Pass(prints, _output_tensor(output, inputs), recorder, trace, weights, heads)
 
 
 def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:

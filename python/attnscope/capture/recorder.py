@@ -133,8 +133,6 @@ class Recorder:
         self._masks = [*self._masks[-3:], (mask, valid)]
         return valid
 
-    # Assembling a layer --------------------------------------------------------------------------------
-
     def _draft(self, module: nn.Module, size: torch.Size, kv_heads: int) -> Draft:
         """The layer whose attention begins in the module; its maps have that size.
 
@@ -236,8 +234,6 @@ class Recorder:
                 mask=draft.mask,
             )
         )
-
-    # Hooks ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def listening(self) -> Iterator[None]:

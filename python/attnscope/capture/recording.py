@@ -15,13 +15,7 @@ from torch import nn
 from attnscope._warn import warn
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
-from attnscope.capture.implementation import (
-    attention_outputs,
-    configs,
-    float_masks,
-    implementation,
-    taking,
-)
+from attnscope.capture.implementation import attention_outputs, configs, float_masks, implementation, taking
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
 from attnscope.capture.recorder import Recorder
@@ -302,7 +296,6 @@ def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
     if given is None:
         return None
     numbers: list[int] = [given] if isinstance(given, int) else list(given)
-    wrong = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int)]
-    if wrong or not numbers:
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
         raise ValueError(f"capture: {what} must be whole numbers, at least one, got {given!r}")
     return numbers

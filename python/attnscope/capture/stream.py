@@ -102,15 +102,25 @@ class Stream:
     ) -> Generator[Layer, None, None]:
         """Runs ``forward`` in a worker, inside ``around()``, and yields what the recorder emits."""
         recorder.pulse = self.pulse
+        # This thread's settings, which torch keeps per thread.
+        kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
+        cuda = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
         def work() -> None:
             LIVE.set(recorder)
-            with torch.no_grad(), around(), recorder.listening():
-                forward()
+            with ExitStack() as stack:
+                for kind, dtype in autocast.items():
+                    stack.enter_context(torch.autocast(kind, dtype=dtype))
+                if cuda is not None:
+                    stack.enter_context(torch.cuda.device(cuda.device))
+                    stack.enter_context(torch.cuda.stream(cuda))
+                with torch.no_grad(), around(), recorder.listening():
+                    forward()
 
         context = contextvars.copy_context()
         worker = threading.Thread(
-            target=context.run, args=(self._work, surroundings(work)), name="attnscope-capture", daemon=True
+            target=context.run, args=(self._work, work), name="attnscope-capture", daemon=True
         )
         worker.start()
         try:
@@ -133,22 +143,3 @@ class Stream:
         self._error = None
         if interrupt is not None:
             raise interrupt
-
-
-def surroundings(forward: Callable[[], None]) -> Callable[[], None]:
-    """``forward`` under this thread's autocast, device and stream settings, which torch keeps per thread."""
-    autocast = [
-        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
-    ]
-    cuda = torch.cuda.current_stream() if torch.cuda.is_available() else None
-
-    def run() -> None:
-        with ExitStack() as stack:
-            for kind, dtype in autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
-            if cuda is not None:
-                stack.enter_context(torch.cuda.device(cuda.device))
-                stack.enter_context(torch.cuda.stream(cuda))
-            forward()
-
-    return run

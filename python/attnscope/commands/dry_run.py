@@ -44,10 +44,11 @@ class Estimate:
     skipped: list[tuple[str, str]]  # checkpoints that cannot be used, with reasons
 
     def __str__(self) -> str:
+        checkpoints = "checkpoint" if self.checkpoints == 1 else "checkpoints"
+        texts = "text" if self.sentences == 1 else "texts"
         lines = [
             f"folder        {self.folder}",
-            f"units         {self.units:,} ({_count(self.checkpoints, 'checkpoint')} x "
-            f"{_count(self.sentences, 'text')})",
+            f"units         {self.units:,} ({self.checkpoints:,} {checkpoints} x {self.sentences:,} {texts})",
             f"tokens        {self.tokens:,}, longest text {self.longest:,}",
             f"memory        about {megabytes(self.peak_bytes)} at the peak "
             f"({megabytes(self.layer_bytes)} are one layer's attention), {megabytes(self.free_bytes)} free",
@@ -209,7 +210,3 @@ def _layer_bytes(engine: Engine, unit: Unit) -> int:
     heads = engine.plan.heads[unit.source]
     groups = batches(unit, heads, engine.layer_budget)
     return max(len(group) * heads * max(one.n_tokens for one in group) ** 2 * 4 for group in groups)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -91,8 +91,7 @@ def self_attention(
     The vocabulary head is left out: its logits can outweigh all else. Of an encoder-decoder the encoder is
     run. `extra` sites are captured too where the model lets them; `outputs` gets what the model returns.
     """
-    config = model.config
-    seq2seq = getattr(config, "is_encoder_decoder", False)
+    seq2seq = getattr(model.config, "is_encoder_decoder", False)
     body = model.get_encoder() if seq2seq else getattr(model, "base_model", model)
     count = depth(model)
     stacks: dict[tuple[str, int], int] = {}

@@ -110,12 +110,14 @@ class Plan:
         same = [one for one in own if (one.variant, one.seed) == (unit.variant, unit.seed)]
         return same or [one for one in own if not one.variant]
 
-    def add(self, unit: Unit) -> None:
-        """Appends a unit."""
+    def add(self, stage: Stage, weights: str, base: str, **own: Any) -> None:
+        """Appends a unit of a stage, named after everything that decides its numbers."""
+        unit = Unit("", "", stage.name, **own)
+        digest = _hash(self, unit, weights, base)
+        unit = replace(unit, id=digest, folder=f"{len(self.units):06d}-{digest[:12]}")
         self.units.append(unit)
-        self._of[unit.stage, None].append(unit)
-        if unit.checkpoint is not None:
-            self._of[unit.stage, unit.checkpoint].append(unit)
+        for whose in {None, unit.checkpoint}:
+            self._of[stage.name, whose].append(unit)
 
 
 @dataclass
@@ -148,7 +150,7 @@ def make_plan(settings: Settings, study: Study | None = None, found: Found | Non
             _add_units(plan, one, now, series)
         for stage in now:
             if stage.units.kind == "once":
-                _add(plan, stage, "", "")
+                plan.add(stage, "", "")
     if not any(unit.checkpoint for unit in plan.units):
         raise LoadError(plan.reasons or "no sentence is left to measure")
     if any(stage.units.kind == "pairs" for stage in stages) and not any(unit.other for unit in plan.units):
@@ -229,13 +231,13 @@ def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequ
                 if _takes(stage.units, checkpoint, every):
                     _add_blocks(plan, stage, series, weights, own)
             elif stage.units.kind == "checkpoints":
-                _add(plan, stage, weights, "", **own)
+                plan.add(stage, weights, "", **own)
             elif stage.units.kind == "pairs":
                 found = _base(every, series, checkpoint, stage.units.base)
                 if found is not None and found[0].usable:
                     whose, other = found
                     base = whose.weights[whose.checkpoints.index(other)]
-                    _add(plan, stage, weights, base, **own, other=other)
+                    plan.add(stage, weights, base, **own, other=other)
     for stage in stages:
         taken = any(_takes(stage.units, one, every) for one in series.checkpoints)
         for variant in stage.units.variants if taken else ():
@@ -271,13 +273,7 @@ def _base(
 def _add_blocks(plan: Plan, stage: Stage, series: _Series, weights: str, own: dict[str, Any]) -> None:
     block = stage.units.block or plan.settings.block
     for start in range(0, len(series.inputs), block):
-        _add(plan, stage, weights, "", **own, inputs=tuple(series.inputs[start : start + block]))
-
-
-def _add(plan: Plan, stage: Stage, weights: str, base: str, **own: Any) -> None:
-    unit = Unit("", "", stage.name, **own)
-    digest = _hash(plan, unit, weights, base)
-    plan.add(replace(unit, id=digest, folder=f"{len(plan.units):06d}-{digest[:12]}"))
+        plan.add(stage, weights, "", **own, inputs=tuple(series.inputs[start : start + block]))
 
 
 def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
@@ -325,9 +321,8 @@ def _check_memory(plan: Plan) -> None:
     bound = plan.settings.max_memory
     if bound is None or not plan.sentences:
         return
-    n, unit = max(
-        ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs), key=lambda pair: pair[0]
-    )
+    read = ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs)
+    n, unit = max(read, key=lambda pair: pair[0])
     # two layers' attention, the head means in float64, and the metrics' own copies
     need = 4 * plan.heads[unit.source] * n * n * 4
     if need > int(bound):

@@ -86,13 +86,9 @@ class Results:
         """Tables with their rows and keys, and the folder."""
         import pandas as pd
 
-        shown = pd.DataFrame(
-            {
-                "rows": [f"{self._rows(name):,}" for name in self.tables()],
-                "keys": [", ".join(self.keys(name)) for name in self.tables()],
-            },
-            index=self.tables(),
-        )
+        names = self.tables()
+        rows = [(f"{self._rows(name):,}", ", ".join(self.keys(name))) for name in names]
+        shown = pd.DataFrame(rows, names, ["rows", "keys"])
         where = html.escape(str(self.path) if self.path else "in memory")
         return f"<p>Results, {where}; <code>results[name]</code> is a DataFrame</p>{shown.to_html()}"
 
@@ -323,8 +319,7 @@ def load(path: str | Path) -> Results:
     folder = Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"load: there is no folder {folder}")
-    there = any((folder / "tables").glob("*.parquet"))
-    files = {} if there else tables_of_units(folder)
+    files = {} if any((folder / "tables").glob("*.parquet")) else tables_of_units(folder)
     facts: list[dict[str, Any]] = []
     for file, parsed in ((folder / "study.yaml", yaml.safe_load), (folder / "provenance.json", json.loads)):
         try:

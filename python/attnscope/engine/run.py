@@ -76,8 +76,7 @@ def run(
         Traceback (most recent call last):
         attnscope.engine.config.ConfigError: models[0]: there is no model folder ./no/such/folder
     """
-    study = settings_of(config, **overrides)
-    return Engine(study, progress=progress, say=say, executor=executor).run()
+    return Engine(settings_of(config, **overrides), progress=progress, say=say, executor=executor).run()
 
 
 def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:
@@ -225,9 +224,16 @@ class Engine:
         """Does what is missing and writes the tables."""
         started = time.monotonic()
         self.do(facts, lock)
-        if not any(unit.id in self.store for unit in self.plan.units):
+        done = [unit.id for unit in self.plan.units if unit.id in self.store]
+        if not done:
             raise LoadError(self.plan.reasons)
-        self._write_tables(self.plan)
+        target = self.folder / "tables"
+        target.mkdir(exist_ok=True)
+        for folder in (self.folder, target):
+            remove_leftovers(folder)
+        for name in sorted({name for unit in done for name in self.store.rows(unit)}):
+            if not name.startswith("reduced-"):
+                self.store.gather(done, name, target / f"{name}.parquet")
         facts["seconds"] = round(time.monotonic() - started, 3)
         write_provenance(self, facts, "finished")
         for note in self.notes:
@@ -343,16 +349,6 @@ class Engine:
         """Lets the model in memory go, and with `remove` its files in the hub's cache."""
         if said := self._held.release(remove=remove):
             self.say(said)
-
-    def _write_tables(self, plan: Plan) -> None:
-        target = self.folder / "tables"
-        target.mkdir(exist_ok=True)
-        for folder in (self.folder, target):
-            remove_leftovers(folder)
-        done = [unit.id for unit in plan.units if unit.id in self.store]
-        for name in sorted({name for unit in done for name in self.store.rows(unit)}):
-            if not name.startswith("reduced-"):
-                self.store.gather(done, name, target / f"{name}.parquet")
 
     def bar(self, total: int, label: str, initial: int = 0, *, inner: bool = False) -> Any:
         """How far the run is, or with `inner` how far one unit of it is."""

@@ -127,7 +127,6 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system tells it."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text("utf-8", "replace").splitlines():
@@ -171,9 +170,8 @@ def installed(name: str) -> str | None:
 
 def _blas() -> str:
     lines = torch.__config__.show().splitlines()
-    return next(
-        (line.strip(" -") for line in lines if "Math Kernel Library" in line or "BLAS_INFO" in line), ""
-    )
+    named = (line.strip(" -") for line in lines if "Math Kernel Library" in line or "BLAS_INFO" in line)
+    return next(named, "")
 
 
 def refuse_existing(folder: Path, settings: Settings) -> None:

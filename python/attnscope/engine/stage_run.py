@@ -156,8 +156,7 @@ class StageRun:
         Raises:
             ValueError: a table or a column that is not declared.
         """
-        variant = variant or self.unit.variant
-        key = (table, variant)
+        key = (table, variant or self.unit.variant)
         if key not in self._rows:
             self._check("writes", table)
             declared = self._engine.study.table(table)

@@ -193,9 +193,8 @@ class FolderLock:
 
 
 def _words(owner: dict[str, Any]) -> str:
-    return (
-        f"process {owner['pid']} on {owner['host']}" if {"pid", "host"} <= set(owner) else "another process"
-    )
+    known = {"pid", "host"} <= set(owner)
+    return f"process {owner['pid']} on {owner['host']}" if known else "another process"
 
 
 class Store:

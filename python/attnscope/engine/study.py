@@ -85,8 +85,7 @@ class Study:
                     f"protocols[{place}]: {cls.name} follows {', '.join(cls.protocols)}, got {protocol!r}"
                     f"{nearest(protocol, cls.protocols)}"
                 )
-        checked = cls._checked({**options, **own})
-        return {**rest, "options": checked.model_dump(mode="json")}
+        return {**rest, "options": cls._checked({**options, **own}).model_dump(mode="json")}
 
     @classmethod
     def _checked(cls, options: Mapping[str, Any]) -> BaseModel:

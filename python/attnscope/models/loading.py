@@ -77,8 +77,7 @@ def random_weights_model(
     """A model of the same configuration with the random weights that training would start from."""
     import transformers
 
-    what = "random-weight control: "
-    with _place(checkpoint, trust_remote_code, what) as place, torch.random.fork_rng():
+    with _place(checkpoint, trust_remote_code, "random-weight control: ") as place, torch.random.fork_rng():
         config = transformers.AutoConfig.from_pretrained(**place)
         own, auto = _classes(config, trust_remote_code)
         kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)

@@ -156,9 +156,8 @@ def samples_table(
         )
     table = pa.Table.from_pylist(rows)
     if causal:
-        table = table.append_column(
-            "causal", pa.array([causal.get(row["sample"]) for row in rows], pa.bool_())
-        )
+        flags = pa.array([causal.get(row["sample"]) for row in rows], pa.bool_())
+        table = table.append_column("causal", flags)
     for name, values in extras.items():
         table = table.append_column(name, values.take(table["sample"]))
     return described(table, SAMPLES, study)

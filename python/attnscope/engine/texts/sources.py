@@ -257,9 +257,8 @@ def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
         rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
         yield from _of_cells(rows, column, path)
     except (pa.ArrowInvalid, OSError) as error:
-        why = str(error)
-        if "size limit" in why:
-            why = f"it describes more than {MOST_PARQUET_COLUMNS:,} columns or row groups"
+        many = f"it describes more than {MOST_PARQUET_COLUMNS:,} columns or row groups"
+        why = many if "size limit" in str(error) else error
         raise ConfigError(f"texts: {path} is not a readable Parquet file: {why}") from error
 
 
