@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, Strict, as_list, explain
@@ -41,6 +41,18 @@ if TYPE_CHECKING:
 
 class Options(Strict):
     """A study's own settings; a subclass adds fields."""
+
+
+def metrics_among(study: str, known: Sequence[str]) -> AfterValidator:
+    """A check that names are metrics of a study."""
+
+    def check(names: Sequence[str]) -> Sequence[str]:
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{study} has no metric {name!r}{nearest(name, known)}")
+        return names
+
+    return AfterValidator(check)
 
 
 class Study:

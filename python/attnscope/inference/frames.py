@@ -40,12 +40,6 @@ class Frames(NamedTuple):
         )
 
 
-class _Thresholds(NamedTuple):
-    dominant: float
-    half: float
-    minor: float
-
-
 def classify_frames(
     positions: torch.Tensor,
     *,
@@ -105,7 +99,7 @@ def classify_frames(
     """
     name = "classify_frames"
     given = {"dominant": dominant, "half": half, "minor": minor}
-    thresholds = _Thresholds(*(_checks.fraction_argument(name, key, value) for key, value in given.items()))
+    thresholds = [_checks.fraction_argument(name, key, value) for key, value in given.items()]
     causal = _checks.flag(name, "causal", causal)
     seed = _checks.at_least(name, "seed", seed, 0)
     found, sizes = _arguments(positions, lengths)
@@ -139,20 +133,23 @@ def classify_frames(
     return Frames(frame, token_frame, margin, same / DRAWS, pd.DataFrame(rows))
 
 
-def _verdict(counts: Counts, at_anchors: Counts, causal: bool, thresholds: _Thresholds) -> tuple[str, float]:
+def _verdict(
+    counts: Counts, at_anchors: Counts, causal: bool, thresholds: Sequence[float]
+) -> tuple[str, float]:
     """The frame of counts [thirds, labels] and [thirds, 2], and how far the nearest other one is."""
+    dominant, half, minor = thresholds
     totals = counts.sum(-1)
     used = totals > 0
     if not used.any():
         return "distributed", 0.0
     shares = counts[used] / totals[used, None]
-    central = float(shares.min(0).max()) - thresholds.dominant
+    central = float(shares.min(0).max()) - dominant
     two_ended = -math.inf
     if not causal:
         ends = at_anchors[used] / totals[used, None]
         pooled = at_anchors.sum(0) / totals.sum()
-        together = min(float(pooled.sum()) - thresholds.dominant, float(pooled.min()) - thresholds.minor)
-        apart = [min(one[0], other[1]) - thresholds.half for one, other in permutations(ends, 2)]
+        together = min(float(pooled.sum()) - dominant, float(pooled.min()) - minor)
+        apart = [min(one[0], other[1]) - half for one, other in permutations(ends, 2)]
         two_ended = max([together, *map(float, apart)])
     if central >= 0:
         return "centralized", central

@@ -95,12 +95,11 @@ def draw_all(
             say(f"drawing {place}/{len(names or own)} {name}")
         try:
             drawn[name] = own[name](results, options)
-        except NotDrawable as error:
-            if names:
+        except Exception as error:
+            if names and isinstance(error, NotDrawable):
                 raise NotDrawable(f"figures: {name}: {error}") from error
-            _leave_out(LeftOut(name, str(error), failed=False), left_out)
-        except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
-            _leave_out(_failed(name, error), left_out)
+            # one fault must not cost the other figures
+            _leave_out(name, error, left_out)
     return drawn
 
 
@@ -178,7 +177,7 @@ def figures(
             # a folder that cannot be written is no fault of one figure
             raise
         except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
-            _leave_out(_failed(name, error), left_out)
+            _leave_out(name, error, left_out)
     if files:
         # a LaTeX file that defines `\figurecaption{NAME}` for every figure
         lines = [r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}"]
@@ -190,12 +189,11 @@ def figures(
     return files
 
 
-def _failed(name: str, error: Exception) -> LeftOut:
-    return LeftOut(name, f"{type(error).__name__}: {' '.join(str(error).split())}", failed=True)
-
-
-def _leave_out(one: LeftOut, left_out: list[LeftOut] | None) -> None:
+def _leave_out(name: str, error: Exception, left_out: list[LeftOut] | None) -> None:
+    failed = not isinstance(error, NotDrawable)
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}" if failed else str(error)
+    one = LeftOut(name, reason, failed)
     if left_out is not None:
         left_out.append(one)
-    elif one.failed:
+    elif failed:
         warn(str(one), UserWarning)

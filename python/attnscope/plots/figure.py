@@ -129,8 +129,7 @@ def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Dr
 
     def needing(*tables: str) -> Callable[[Draw], Draw]:
         def declare(draw: Draw) -> Draw:
-            sentence = (draw.__doc__ or "").partition("\n")[0]
-            figures[draw.__name__] = Figure(draw, tables, sentence)
+            figures[draw.__name__] = Figure(draw, tables, (draw.__doc__ or "").partition("\n")[0])
             return draw
 
         return declare

@@ -38,8 +38,7 @@ def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
             f"layer_head_map: no column {metric!r}; there are: {', '.join(map(str, heads.columns))}"
         )
     heads = heads[heads["head"] >= 0]
-    means = heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean()
-    return means.unstack("head")
+    return heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean().unstack("head")
 
 
 @style()
@@ -96,9 +95,11 @@ def layer_head_map(
     if numbers if numbers is not None else small:
         for (row, column), value in np.ndenumerate(cells):
             if np.isfinite(value):
+                red, green, blue, _ = mesh.cmap(norm(value))
+                bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
                 ax.text(
                     column, row, short(value), ha="center", va="center", fontsize=6,
-                    color=ink_on(mesh.cmap(norm(value))),
+                    color=INK if bright else "white",
                 )  # fmt: skip
     if colorbar:
         label = quantity(metric).axis if label is None else label
@@ -329,9 +330,3 @@ def short(value: float) -> str:
         return f"{value:.0e}".replace("e-0", "e-")
     text = f"{value:.2f}" if abs(value) >= 0.0095 else f"{value:.3f}"
     return text.replace("0.", ".", 1)
-
-
-def ink_on(color: Any) -> str:
-    """Black or white, whichever reads better on a colour."""
-    red, green, blue = color[:3]
-    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"

@@ -246,8 +246,7 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
         for axes_row, (_, row) in zip(axes, table.iterrows(), strict=True):
             matrix = matrix_of(row)
             attention_map(matrix, ax=axes_row[0], colorbar=False)
-            of_sample = [*CHECKPOINT, "sample"]
-            text = _looked_up(samples, row, of_sample, "group", f"sample {row['sample']}")
+            text = _looked_up(samples, row, [*CHECKPOINT, "sample"], "group", f"sample {row['sample']}")
             axes_row[0].set_ylabel(f"L{row['layer']}H{row['head']}, {text}\nquery", linespacing=1.5)
             seen = _looked_up(heads, row, MAP_KEYS, "support", "causal")
             if seen in ("causal", "full"):

@@ -20,9 +20,6 @@ from attnscope._nearest import nearest
 from attnscope.engine.discovery import StudyFolder, studies, study_of
 from attnscope.engine.schema import MissingError, ResultsError, Tables
 
-#: Letters of names that stand for one family: its other spellings.
-_SPELLINGS = {"xlmroberta": "xlmr"}
-
 
 def published_numbers(paper: str) -> pd.DataFrame:
     """Every stored number of a paper.
@@ -74,9 +71,7 @@ def same_model(one: str, other: str) -> bool:
 
 def _letters(name: str) -> str:
     plain = re.sub(r"[^a-z0-9]", "", name.rstrip("/").rpartition("/")[2].lower())
-    for long, short in _SPELLINGS.items():
-        plain = plain.replace(long, short)
-    return plain
+    return plain.replace("xlmroberta", "xlmr")  # two spellings of one family
 
 
 @dataclass(frozen=True)
@@ -193,9 +188,7 @@ def beside(
 ) -> dict[str, Any]:
     """A row of `Compared.table`: the published number, and the run's own under both protocols.
 
-    Args:
-        about: what the quantity is, where its name does not say it.
-        others: columns that are not as published, as the layer here.
+    `others` are columns that are not as published, as the layer here.
     """
     measured, exact = Measured(*measured), Measured(*exact)
     row = {

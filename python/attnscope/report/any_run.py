@@ -59,10 +59,8 @@ SECTIONS: tuple[Section, ...] = (
 def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     """The highest heads of each series at the last checkpoint, None where no quantity of heads has a value.
 
-    Their intervals hold for all heads at once, because the highest of many are chosen.
-
-    Args:
-        ranked: the quantity that ranks them; the first stored one where there is no such.
+    The quantity `ranked` ranks them, the first stored one where there is no such. Their intervals hold for
+    all heads at once, because the highest of many are chosen.
     """
     heads = page.heads()
     if heads is None or not {"layer", "head", "sample"} <= set(heads):

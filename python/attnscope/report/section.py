@@ -63,18 +63,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A section that a study declares.
+    """A section that a study declares; one that writes neither a figure nor a table is left out."""
 
-    Attributes:
-        id: its address in the page.
-        title: its heading.
-        tables: what it shows; a table that no written section shows is listed at the end of the page.
-        write: writes it; a section that writes neither a figure nor a table is left out.
-    """
-
-    id: str
-    title: str
-    tables: tuple[str, ...]
+    id: str  # its address in the page
+    title: str  # its heading
+    tables: tuple[str, ...]  # what it shows; a table of no written section is listed at the end of the page
     write: Callable[[Page], None]
 
 

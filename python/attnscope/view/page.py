@@ -39,8 +39,7 @@ class View:
     """
 
     def __init__(self, title: str, contents: dict[str, Any]) -> None:
-        self.title = title
-        self.contents = contents
+        self.title, self.contents = title, contents
 
     def html(self) -> str:
         """The page as text: one HTML file with its data, script and style inside."""
@@ -74,8 +73,7 @@ class View:
 
     def _repr_html_(self) -> str:
         # A frame of its own keeps the page's names and style apart from the notebook's.
-        page = html.escape(self.html(), quote=True)
-        return _FRAME.format(name=f"attnscope-{uuid.uuid4().hex[:12]}", page=page)
+        return _FRAME.format(name=f"attnscope-{uuid.uuid4().hex[:12]}", page=html.escape(self.html()))
 
 
 def view(

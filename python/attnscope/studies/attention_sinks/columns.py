@@ -83,11 +83,6 @@ def metric_names() -> list[str]:
     return sorted({name for names in METRICS.values() for name in names} | {"classify_frames"})
 
 
-def finds_sinks(metrics: Sequence[str]) -> bool:
-    """Whether heads are tested for sinks under these `options.metrics`."""
-    return not metrics or bool({"sink_test", "classify_frames"} & set(metrics))
-
-
 def table_of(one: Quantity) -> str:
     """The table of a quantity; "" for one with a number per query, key or rank."""
     if one.scope == "layer":
@@ -165,21 +160,13 @@ def of_means(quantities: Sequence[Quantity]) -> list[Quantity]:
 
 @dataclass(frozen=True)
 class States(Seen):
-    """A captured layer as the study reads it: what one layer of one batch left for measurement.
+    """A captured layer as the study reads it: what one layer of one batch left for measurement."""
 
-    Attributes:
-        heads: maps [b, h, n, n], real tokens in each one's leading block.
-        mean: their mean [b, 1, n, n], float64.
-        lengths: real tokens [b].
-        names: numbers of the heads.
-        sites: captured states by site, on the CPU: value [b, kv, n, d], the others [b, n, D].
-    """
-
-    heads: Tensor
-    mean: Tensor
-    lengths: Tensor
-    names: tuple[int, ...]
-    sites: dict[str, Tensor]
+    heads: Tensor  # maps [b, h, n, n], real tokens in each one's leading block
+    mean: Tensor  # their mean [b, 1, n, n], float64
+    lengths: Tensor  # real tokens [b]
+    names: tuple[int, ...]  # numbers of the heads
+    sites: dict[str, Tensor]  # captured states by site, on the CPU: value [b, kv, n, d], the others [b, n, D]
 
     @classmethod
     def of(cls, layer: Layer) -> States:
@@ -201,21 +188,14 @@ class States(Seen):
 
 @dataclass(frozen=True)
 class Place:
-    """Whose numbers they are.
-
-    Attributes:
-        heads: numbers of the heads, None for the mean over heads.
-        variant: of the maps, "" as the model has them.
-        supports: what each text's queries see, in a word.
-        of_layer: further columns of `layers`, an entry a text.
-    """
+    """Whose numbers they are."""
 
     protocol: str
     layer: int
-    heads: Sequence[int] | None
-    variant: str = ""
-    supports: Sequence[str] = ()
-    of_layer: Mapping[str, Any] = field(default_factory=dict)
+    heads: Sequence[int] | None  # their numbers, None for the mean over heads
+    variant: str = ""  # of the maps, "" as the model has them
+    supports: Sequence[str] = ()  # what each text's queries see, in a word
+    of_layer: Mapping[str, Any] = field(default_factory=dict)  # further columns of `layers`, an entry a text
 
     def keys(self, batch: Batch) -> dict[str, Any]:
         """Key columns, one entry per map."""
@@ -245,8 +225,8 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
     for table, own in columns.items():
         if not own:
             continue
-        own |= place.of_layer if table == "layers" else {}
         if table == "layers":
+            own |= place.of_layer
             rows = {key: value for key, value in keys.items() if key != "head"}
             rows |= {"sample": batch.samples} | ({} if control else {"n_tokens": batch.lengths})
         elif table == "graphs":
@@ -258,11 +238,6 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
             rows = keys if control else {**keys, "n_tokens": lengths, "support": supports}
         name = head_means_of(table) if place.heads is None and table != "layers" else table
         run.write(name, variant=place.variant, **rows, **own)
-
-
-def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = "bars") -> None:
-    """Writes the bars of maps."""
-    run.write(table, **bar_columns(barcodes, keys))
 
 
 def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:
@@ -285,4 +260,4 @@ def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, 
     kept = [maps[head].flatten().tolist() for head in chosen]
     run.write("examples", **keys, n_tokens=[n] * len(chosen), attention=kept)
     if bars:
-        write_bars(run, persistence(maps[torch.tensor(chosen)]), keys)
+        run.write("bars", **bar_columns(persistence(maps[torch.tensor(chosen)]), keys))

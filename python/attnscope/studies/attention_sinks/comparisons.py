@@ -61,9 +61,7 @@ def measured(results: Results, table: str) -> pd.DataFrame:
     metrics = numbers_of(results, table)
     frame = results.table(table, [*keys, *metrics])
     columns = {name: frame[name].to_numpy(float, na_value=np.nan) for name in metrics}
-    return frame.assign(
-        **{name: np.where(np.isfinite(values), values, np.nan) for name, values in columns.items()}
-    )
+    return frame.assign(**{name: np.where(np.isfinite(one), one, np.nan) for name, one in columns.items()})
 
 
 def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -185,11 +183,7 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
 
 
 def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) -> dict[str, Any]:
-    """A model's numbers of texts against those of a control: difference, interval, p-value and their unit.
-
-    Args:
-        control: rows of `Results.variants` of one metric, with `seed`, `sample` and `value`.
-    """
+    """Numbers of texts and of a control (rows of `Results.variants`): difference, interval, p-value, unit."""
     if kind == "random_weights":
         seeds, values = control["seed"].to_numpy(), control["value"].to_numpy(float)
         each = [values[seeds == seed] for seed in np.unique(seeds)]
@@ -231,7 +225,14 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
                     rows.append({**keys, "metric": metric, **_published(part, metric, keys["protocol"])})
                     each = means[metric].unstack("sample")
                     curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
-    family = _family(rows)
+    # tested are exact quantities of whole models, by group of texts where there are several
+    several = {row["model"] for row in rows if row["group"] != "all"}
+    family = [
+        row["protocol"] == "exact"
+        and row["scope"] in ("heads", "layers")
+        and (row["group"] != "all" or row["model"] not in several)
+        for row in rows
+    ]
     found = emergence_splits([curve for curve, one in zip(curves, family, strict=True) if one], seed=seed)
     judged = iter(found)
     for row, curve, one in zip(rows, curves, family, strict=True):
@@ -239,17 +240,6 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
         own = next(judged) if one else emergence_splits([curve], draws=1, seed=seed)[0]
         row |= own if one else {**own, "verdict": None, "step": None, "p_value": math.nan, "p_holm": math.nan}
     return rows
-
-
-def _family(rows: list[dict[str, Any]]) -> list[bool]:
-    """Which rows are tested: exact quantities of whole models, by group of texts where there are several."""
-    several = {row["model"] for row in rows if row["group"] != "all"}
-    return [
-        row["protocol"] == "exact"
-        and row["scope"] in ("heads", "layers")
-        and (row["group"] != "all" or row["model"] not in several)
-        for row in rows
-    ]
 
 
 def _parts(

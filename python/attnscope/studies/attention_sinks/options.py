@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from attnscope._nearest import nearest
-from attnscope.engine.study import Options
+from attnscope.engine.study import Options, metrics_among
 from attnscope.engine.texts.sources import Row, words
 from attnscope.inference.controls import FEWEST
 from attnscope.metrics.plan import THRESHOLDS
@@ -34,14 +34,6 @@ def _extra(value: object) -> object:
         if name not in EXTRA:
             raise ValueError(f"there is no {name!r}{nearest(str(name), [*EXTRA, 'all'])}")
     return tuple(name for name in EXTRA if name in asked)
-
-
-def _known(names: tuple[str, ...]) -> tuple[str, ...]:
-    known = metric_names()
-    for name in names:
-        if name not in known:
-            raise ValueError(f"attention_sinks has no metric {name!r}{nearest(name, known)}")
-    return names
 
 
 def _threshold(value: float | str) -> float | str:
@@ -77,7 +69,9 @@ class SinkOptions(Options):
     ('fisher', 'ablation', 'random_weights', 'row_permutation', 'examples')
     """
 
-    metrics: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_known)] = ()
+    metrics: Annotated[
+        tuple[str, ...], BeforeValidator(_listed), metrics_among("attention_sinks", metric_names())
+    ] = ()
     thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(_listed)] = THRESHOLDS
     bars: bool = False
     controls: Annotated[int, Field(ge=1)] = FEWEST

@@ -124,8 +124,7 @@ def _write(run: StageRun, protocol: str, sample: int, table: Any, sampled: Any) 
 
 def predicts(model: Any) -> bool:
     """Whether the model has a head that predicts tokens."""
-    name = type(model).__name__
-    return any(mark in name for mark in ("CausalLM", "LMHead", "MaskedLM"))
+    return any(mark in type(model).__name__ for mark in ("CausalLM", "LMHead", "MaskedLM"))
 
 
 def _without_loss(loaded: LoadedModel) -> str:

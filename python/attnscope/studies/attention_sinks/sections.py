@@ -48,7 +48,8 @@ def findings(results: Tables) -> list[str]:
         # layers of one model may see different keys
         layer = own[own["layer"] == top["layer"]]
         uniform = float(layer["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
-        seen = " over all queries, those that do not see it among them" if _windows(own) else ""
+        windows = "support" in own and not own["support"].isin(["causal", "full"]).all()
+        seen = " over all queries, those that do not see it among them" if windows else ""
         strong = int((table["mean"] > 0.3).sum())
         # the largest of many is larger than it would be alone: its interval is one of all heads at once
         certain = f"{number(top['mean'])} {interval_text(top['low'], top['high'])}".rstrip()
@@ -63,11 +64,6 @@ def findings(results: Tables) -> list[str]:
                 f"{series}: a learned sink takes {number(mass['mean'])} of each row, mean over heads."
             )
     return lines
-
-
-def _windows(own: pd.DataFrame) -> bool:
-    """Whether there are queries that do not see the first key."""
-    return "support" in own and not own["support"].isin(["causal", "full"]).all()
 
 
 def _count(some: int, every: int) -> str:
@@ -126,9 +122,8 @@ def _published(page: Page) -> None:
     _comparison(page)
     # what the authors compute, they compute on the head mean
     tables = {name: table for name, table in page.tables.items() if "head" not in table}
-    frame = every_mean(tables, PROTOCOL)
     caption = "Every stored number of the published protocol, mean over models and layers"
-    page.table(Table("published", caption, frame, 2, folded=True))
+    page.table(Table("published", caption, every_mean(tables, PROTOCOL), 2, folded=True))
 
 
 def _comparison(page: Page) -> None:

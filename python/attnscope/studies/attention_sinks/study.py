@@ -17,6 +17,7 @@ from attnscope.engine.forward import Batch
 from attnscope.engine.stage_run import StageRun
 from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
+from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.models.architecture import depth
@@ -79,7 +80,8 @@ class SinkStudy(Study):
     def _texts(self, unit: Unit, run: StageRun) -> None:
         loaded, extra = run.model(), self.options.extra
         last, sums = depth(loaded.model) - 1, SinkSums(run)
-        pooled = "exact" in self._taken and columns.finds_sinks(self.options.metrics) and not unit.variant
+        tested = not self.options.metrics or {"sink_test", "classify_frames"} & set(self.options.metrics)
+        pooled = "exact" in self._taken and tested and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
             ablation = Ablation(batch, self.settings.seed)
@@ -135,7 +137,7 @@ class SinkStudy(Study):
             write_rows(run, measured, batch, place)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
-                columns.write_bars(run, measured.results["persistence"], place.keys(batch), table)
+                run.write(table, **bar_columns(measured.results["persistence"], place.keys(batch)))
         for name in known[0] if known else ():
             states.sites[name] = torch.cat([one[name] for one in known], 1)
 
@@ -174,8 +176,7 @@ class SinkStudy(Study):
             some = list(self._taken[protocol])
             some = columns.of_means(some) if what == "means" else some
             some = columns.of_attention_alone(some) if what == "alone" else some
-            known = protocol == "exact"
-            self._known[key] = under(some, states.kind, learned=learned) if known else some
+            self._known[key] = under(some, states.kind, learned=learned) if protocol == "exact" else some
         return self._known[key]
 
     def _permuted(self, states: States, number: int, batch: Batch, run: StageRun) -> None:

@@ -51,8 +51,7 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
         made["graph_depth"] = graph_depth(results)
     for name, rows in made.items():
         if rows:
-            columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
-            run.write(name, **columns)
+            run.write(name, **{key: [row[key] for row in rows] for key in rows[0]})
 
 
 def frames(

@@ -131,8 +131,7 @@ def scalograms(results: Tables, options: Options) -> Drawn:
                 above.set_ylabel("attention")
             if place == 0:
                 below.set_xlabel("")
-    mesh = axes[1][0].collections[0]
-    bar = figure_.colorbar(mesh, ax=figure_.axes, pad=0.012, aspect=30, fraction=0.03)
+    bar = figure_.colorbar(axes[1][0].collections[0], ax=figure_.axes, pad=0.012, aspect=30, fraction=0.03)
     bar.set_label("power (dB below the strongest)")
     bar.outline.set_visible(False)
     return captioned(

@@ -51,8 +51,7 @@ def inputs_of(model: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The inputs: the mean embedding at every position, and one token repeated."""
     weights = model.get_input_embeddings().weight
     n = min(POSITIONS, int(getattr(model.config.get_text_config(), "max_position_embeddings", POSITIONS)))
-    mean = weights.detach().mean(0)
-    yield "constant", {"inputs_embeds": mean.expand(1, n, -1)}
+    yield "constant", {"inputs_embeds": weights.detach().mean(0).expand(1, n, -1)}
     token = weights.shape[0] // 2
     yield "token", {"input_ids": torch.full((1, n), token, dtype=torch.long, device=weights.device)}
 
@@ -77,8 +76,7 @@ def interference(
     for name, sign in (("aligned", 1.0), ("shifted", -1.0)):
         total = (first.double() + sign * second.double())[..., None] * angle.cos()
         result[f"norm_{name}"] = activation(total).square().mean(-1).sqrt()
-        shares = total.softmax(-1)
-        result[f"entropy_{name}"] = torch.special.entr(shares).sum(-1)
+        result[f"entropy_{name}"] = torch.special.entr(total.softmax(-1)).sum(-1)
     return result
 
 

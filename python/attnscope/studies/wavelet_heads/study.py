@@ -100,8 +100,7 @@ class WaveletStudy(Study):
             run.note(f"{type(model).__name__}: no RoPE with an activation behind it, so no harmonics")
 
     def _texts(self, unit: Unit, run: StageRun) -> None:
-        entropies: Entropies = defaultdict(list)
-        permuted: Entropies = defaultdict(list)
+        gathered: dict[str, Entropies] = {"": defaultdict(list), "row_permutation": defaultdict(list)}
         for batch in run.batches():
             whole: Descriptions = {}
             for number, layer in run.layers(batch):
@@ -109,7 +108,7 @@ class WaveletStudy(Study):
                 seen = Seen.by(layer, heads)
                 self._write(run, head_mean(heads), seen, None, number, batch, whole)
                 found = self._write(run, heads, seen, names, number, batch, whole)
-                _gather(entropies, found, batch)
+                _gather(gathered[""], found, batch)
                 if not unit.variant:
                     self._write_signals(run, heads, seen, names, number, batch)
                     if "row_permutation" in self.options.nulls:
@@ -117,13 +116,13 @@ class WaveletStudy(Study):
                         given = (batch.lengths, batch.samples, number, self.settings.seed, support)
                         maps = shuffled_rows(heads, *given)
                         found = self._write(run, maps, seen, names, number, batch, {}, "row_permutation")
-                        _gather(permuted, found, batch)
+                        _gather(gathered["row_permutation"], found, batch)
                 # while the next layer is computed, this one must be free
                 del heads, layer
             if not unit.variant and self.options.takes("scale_sensitivity"):
                 self._beginnings(run, batch, whole)
-        for variant, gathered in (("", entropies), ("row_permutation", permuted)):
-            for sample, layers in gathered.items():
+        for variant, entropies in gathered.items():
+            for sample, layers in entropies.items():
                 own = {name: np.concatenate([one[name] for one in layers]) for name in layers[0]}
                 count = {} if variant or unit.variant else {"heads": len(next(iter(own.values())))}
                 keys = {"sample": sample, "protocol": "exact"}
@@ -168,11 +167,10 @@ class WaveletStudy(Study):
 
     def _chosen(self, seen: Seen) -> Chosen:
         """The quantities under the visibility of a layer."""
-        learned = seen.learned is not None
-        key = (seen.kind, learned)
+        key = (seen.kind, seen.learned is not None)
         if key not in self._known:
             heads, power, scales = (under(some, seen.kind) for some in self._taken)
-            if learned and heads:
+            if heads and seen.learned is not None:
                 heads += under([LEARNED], seen.kind, learned=True)
             self._known[key] = Chosen(heads, power, scales)
         return self._known[key]

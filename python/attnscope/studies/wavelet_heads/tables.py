@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from attnscope._nearest import nearest
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.engine.study import Names, Options
+from attnscope.engine.study import Names, Options, metrics_among
 from attnscope.engine.tables import Column, Table
 from attnscope.metrics.information import sink_sets
 from attnscope.metrics.quantity import Quantity, field_of
@@ -61,7 +60,7 @@ class WaveletOptions(Options):
         signals: numbers of the samples whose signals are stored whole, for scalograms.
     """
 
-    metrics: Names = Field(default=[])
+    metrics: Annotated[Names, metrics_among("wavelet_heads", METRICS)] = Field(default=[])
     signal: Literal["rows", "last", "mean", "offset"] = "rows"
     min_keys: int = Field(default=32, ge=6)
     drop_first: bool = False
@@ -74,14 +73,6 @@ class WaveletOptions(Options):
     )
     harmonics: bool = True
     signals: list[int] = Field(default=[0])
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, names: list[str]) -> list[str]:
-        for name in names:
-            if name not in METRICS:
-                raise ValueError(f"wavelet_heads has no metric {name!r}{nearest(name, METRICS)}")
-        return names
 
     def takes(self, metric: str) -> bool:
         """Whether a metric is asked for."""

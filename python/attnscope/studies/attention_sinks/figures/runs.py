@@ -221,8 +221,7 @@ def fisher(results: Tables, options: Options) -> Drawn:
     if not any(ax.axison for ax in figure.axes):
         raise NotDrawable("the fisher table has no value of a group that is drawn")
     legend_row(figure)
-    lines = [line for ax in figure.axes for line in ax.get_lines()]
-    outside = any(str(line.get_gid()).startswith("outside:") for line in lines)
+    outside = any(str(line.get_gid()).startswith("outside:") for ax in figure.axes for line in ax.get_lines())
     return captioned(
         figure,
         "Trace by block on a logarithmic scale, mean over texts.",

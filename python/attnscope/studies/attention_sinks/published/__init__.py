@@ -75,10 +75,8 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     Every number is computed from the run's rows of protocol "ruscio2025" in the way it was published (mean,
     median or spread over sentences and layers), and from its rows of protocol "exact" where the quantity
     exists there. A checkpoint series is taken at its last step. Layers of a model of another depth are
-    matched by place: first, quarters, last.
-
-    Args:
-        chosen: the only published model to stand beside; None takes the run's own, or all of its kind.
+    matched by place: first, quarters, last. Without a `chosen` published model it stands beside its own, or
+    beside all of its kind.
     """
     if "heads" not in results.tables():
         raise MissingError("compare: the run has no table 'heads'")

@@ -40,10 +40,8 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
 
     A number of a training phase is held against the last checkpoint in it; a number of a trained model
     against the run's last one. The study has one protocol: `measured` is its own, and `step` says of which
-    checkpoint. Its intervals are those of the stored table, so nothing is drawn.
-
-    Args:
-        chosen: the only published model to stand beside; None takes the run's own, or all.
+    checkpoint. Its intervals are those of the stored table, so nothing is drawn. Without a `chosen` published
+    model it stands beside its own, or beside all.
     """
     if "phases" not in results.tables():
         raise MissingError("compare: the run has no table 'phases'")
@@ -53,17 +51,15 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     for model, own in phases.groupby("model", sort=False):
         name = next((one for one in known if same_model(one, str(model))), None)
         against = [chosen] if chosen else [name] if name else known
-        if name in against:
-            statements.append(f"{model} is the published {name} by name.")
-        else:
-            statements.append(another_model(str(model), against))
-        for number in numbers[numbers["model"].isin(against)].to_dict("records"):
-            rows.append(_row(str(model), own, number))
-    statements.append("The study has one protocol, so nothing stands under exact.")
-    statements.append(
+        itself = f"{model} is the published {name} by name."
+        statements.append(itself if name in against else another_model(str(model), against))
+        theirs = numbers[numbers["model"].isin(against)]
+        rows += [_row(str(model), own, number) for number in theirs.to_dict("records")]
+    statements += [
+        "The study has one protocol, so nothing stands under exact.",
         "Not compared: the paper's table of position encodings, its spectral entropies, its shares of the "
-        "middle and high bands."
-    )
+        "middle and high bands.",
+    ]
     return Compared(pd.DataFrame(rows), statements)
 
 
