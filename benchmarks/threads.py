@@ -15,11 +15,15 @@ from kernels.fiedler import laplacians
 from maps import synthetic_maps
 
 TARGET = 1.9
+# Calls in a row with one number of threads, as a study makes them: another number wakes or ends a thread.
+CALLS = 8
 
 
 def with_threads(count: int, call: Callable[[], Any]) -> Callable[[], Any]:
     def run() -> Any:
         torch.set_num_threads(count)
+        for _ in range(CALLS - 1):
+            call()
         return call()
 
     return run
@@ -39,11 +43,12 @@ def main() -> None:
     print(
         f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}: a busy machine hides what threads gain"
     )
-    for n in sizes(benchmark, (32, 64, 128), (64,)):
+    for n in sizes(benchmark, (32, 64, 128, 256), (64,)):
         attention = synthetic_maps("peaky", n, 1000)
         dense = laplacians(attention[:40])
-        # as many that waking the second thread is little beside them: a map takes a few microseconds
-        again = attention.repeat(max(1, 128 // n), 1, 1)
+        # A map takes a few microseconds: as many that waking a thread is little beside them, 16 MB of them, which
+        # the processor's cache holds.
+        again = attention.repeat(max(1, 128 // n), 1, 1)[: 2**22 // n**2]
         scores = again.clamp_min(torch.finfo(again.dtype).tiny).log()
         calls: dict[str, Callable[[], Any]] = {
             "fiedler_value": lambda attention=attention: asc.fiedler_value(attention),
@@ -55,7 +60,7 @@ def main() -> None:
         for name, call in calls.items():
             benchmark.compare(
                 f"{name} n={n}",
-                len(scores if name in ("toeplitz_split", "mask_only") else attention),
+                CALLS * len(scores if name in ("toeplitz_split", "mask_only") else attention),
                 with_threads(2, call),
                 {"one thread": with_threads(1, call)},
                 agree=equal,
@@ -66,7 +71,7 @@ def main() -> None:
         solver = lambda dense=dense: torch.linalg.eigvalsh(dense)  # noqa: E731
         benchmark.compare(
             f"torch eigvalsh n={n}",
-            len(dense),
+            CALLS * len(dense),
             with_threads(2, solver),
             {"one thread": with_threads(1, solver)},
             agree=nothing,
@@ -78,7 +83,7 @@ def main() -> None:
     statistics = lambda: torch.stack(list(asc.delta_statistics(before, after)))  # noqa: E731
     benchmark.compare(
         f"delta_statistics bfloat16 n={shape[0]}",
-        1,
+        CALLS,
         with_threads(2, statistics),
         {"one thread": with_threads(1, statistics)},
         agree=equal,
