@@ -46,7 +46,7 @@ def main() -> None:
     for n in sizes(benchmark, (32, 64, 128, 256), (64,)):
         attention = synthetic_maps("peaky", n, 1000)
         dense = laplacians(attention[:40])
-        # a map takes a few microseconds: as many as a processor's cache holds, 16 MB, so that starting is little
+        # a map takes microseconds: as many as a cache holds (16 MB), so that starting is little
         again = attention.repeat(max(1, 128 // n), 1, 1)[: 2**22 // n**2]
         scores = again.clamp_min(torch.finfo(again.dtype).tiny).log()
         calls: dict[str, Callable[[], Any]] = {
