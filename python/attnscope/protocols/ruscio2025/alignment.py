@@ -49,6 +49,9 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
     Returns:
         [...] float64 in [−1, 1]; NaN for a map or state with a NaN or infinite entry.
 
+    Raises:
+        ValueError: as the exact `geometric_semantic_alignment`.
+
     Example:
         Constant states have no variance: NaN by the exact definition, 0 here.
 
@@ -93,6 +96,9 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     Returns:
         PcaCorrelation, each [...] float64; NaN where no component is left, or an entry is not finite.
 
+    Raises:
+        ValueError: as `geometric_semantic_alignment`.
+
     Example:
         Attention rows that are the states themselves have the same components.
 
@@ -134,6 +140,9 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
 
     Returns:
         [..., n] float64; NaN for all tokens of states with a NaN or infinite entry, with one warning.
+
+    Raises:
+        ValueError: as the exact `transformation_magnitude`.
 
     Example:
         >>> import torch
@@ -185,6 +194,9 @@ def entropy_magnitude_correlation(
 
     Returns:
         [...] float64 in [−1, 1]; NaN where an entry is not finite.
+
+    Raises:
+        ValueError: as the two functions.
 
     Example:
         >>> import torch

@@ -21,6 +21,9 @@ def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
     Returns:
         [..., 2] int64; −1 for a map with a NaN or infinite entry.
 
+    Raises:
+        ValueError: as the exact `persistence`.
+
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025

@@ -121,6 +121,9 @@ def depth_trend(values: Sequence[float]) -> DepthTrend:
         DepthTrend; correlations are NaN for fewer than three layers or without variance; `smoothed` has
         two entries fewer than `values`.
 
+    Raises:
+        ValueError: no value.
+
     Example:
         >>> from attnscope.protocols import ruscio2025
         >>> trend = ruscio2025.depth_trend([1.0, 2.0, 4.0, 8.0])

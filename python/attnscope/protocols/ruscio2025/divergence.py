@@ -40,6 +40,9 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     Returns:
         [..., h] float64, nats; a layer with a NaN or infinite entry is NaN.
 
+    Raises:
+        ValueError: as the exact `head_divergence`.
+
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025

@@ -65,6 +65,9 @@ def fisher_trace(
         parameters, trace, trace_per_parameter and n, or sample with `per_sentence`. The notebook's norms
         per layer also count the parameters that are in no group.
 
+    Raises:
+        ValueError: as the exact `fisher_trace`.
+
     Example:
         >>> import torch
         >>> from transformers import LlamaConfig, LlamaForCausalLM

@@ -42,6 +42,9 @@ def persistence(attention: torch.Tensor) -> Barcodes:
     Returns:
         Barcodes; edges name the original tokens. A map with NaN or infinite entries has an empty slice.
 
+    Raises:
+        ValueError: as the exact `persistence`.
+
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025

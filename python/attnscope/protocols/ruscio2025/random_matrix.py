@@ -51,6 +51,9 @@ def spectral_ratio(attention: torch.Tensor) -> torch.Tensor:
     Returns:
         [...] float64, >= 1, infinite for one token; a map with a NaN or infinite entry is NaN.
 
+    Raises:
+        ValueError: as the exact `spectral_ratio`.
+
     Example:
         Uniform causal attention has the eigenvalues 1, 1/2, 1/3, …
 
@@ -72,6 +75,9 @@ def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
     Returns:
         [...] float64, in [1, n]; NaN where every eigenvalue is 0 or an entry is not finite.
 
+    Raises:
+        ValueError: as the exact `participation_ratio`.
+
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
@@ -92,6 +98,9 @@ def stable_rank(attention: torch.Tensor) -> torch.Tensor:
     Returns:
         [...] float64, in [1, n]; NaN for a map of zeros or with an entry that is not finite.
 
+    Raises:
+        ValueError: as the exact `stable_rank`.
+
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
@@ -109,6 +118,9 @@ def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
 
     Returns:
         [...] float64, >= 0; a map with a NaN or infinite entry is NaN.
+
+    Raises:
+        ValueError: as the exact `singular_values`.
 
     Example:
         Every query on key 0: σ1 = √n.
@@ -134,6 +146,9 @@ def bulk(attention: torch.Tensor) -> Bulk:
     Returns:
         Bulk, each field [...] float64; a map with a NaN or infinite entry is NaN.
 
+    Raises:
+        ValueError: as the exact `participation_ratio`.
+
     Example:
         Uniform causal attention: 1, 1/2, 1/3, … has its largest gap between the first two.
 
@@ -157,6 +172,9 @@ def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
 
     Returns:
         [...] float64, in [0, 1]; NaN for a map of zeros or with an entry that is not finite.
+
+    Raises:
+        ValueError: as the exact `incoming_attention`.
 
     Example:
         >>> import torch
@@ -187,6 +205,9 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
 
     Returns:
         [...] float64 nats, >= 0 or infinite; NaN where every eigenvalue is 0 or an entry is not finite.
+
+    Raises:
+        ValueError: as the exact `marchenko_pastur_deviation`.
 
     Example:
         One magnitude of ten times the mean is beyond the law's edge of 3.98.

@@ -54,6 +54,9 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     Returns:
         ReferenceInfluence, float64; a map or state with a NaN or infinite entry is NaN.
 
+    Raises:
+        ValueError: as the exact `reference_influence`.
+
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2025

@@ -65,6 +65,9 @@ def topology(
     Returns:
         Topology; NaN, and −1 for indices, where a map holds a NaN or infinite entry.
 
+    Raises:
+        ValueError: as the exact `persistence`.
+
     Example:
         Finite H0 lengths of uniform causal attention are 1/2, 1/3 and 1/4.
 
