@@ -154,7 +154,7 @@ def view(
     return View(title or name, contents)
 
 
-#: Arguments by the one kind of input that takes each, and what the others are told.
+#: The one kind of input that takes each argument, and the words of the error for any other.
 _GOES_WITH = {
     "text": ("a model", "only with a model"),
     "tokens": ("tensors", "which bring their own tokens"),
