@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from attnscope.capture.layer import Layer
 from attnscope.capture.recorder import LIVE, Recorder
+from attnscope.capture.visibility import float_mask
 
 
 @dataclass
@@ -183,5 +184,5 @@ def float_masks(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     for name, mask in inputs.items():
         of_maps = name.endswith("attention_mask") and torch.is_tensor(mask) and mask.ndim == 4
         if of_maps and mask.dtype == torch.bool:
-            given[name] = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+            given[name] = float_mask(mask, dtype)
     return given

@@ -20,7 +20,7 @@ from attnscope.capture.edits import softmax
 from attnscope.capture.edits.edit import ACTIVE
 from attnscope.capture.implementation import original_implementation
 from attnscope.capture.recorder import LIVE, Recorder
-from attnscope.capture.visibility import MASKED_BELOW
+from attnscope.capture.visibility import MASKED_BELOW, float_mask
 
 # A name that transformers reads nothing into: "flash" and "a/b" would make it look for kernels.
 NAME = "attnscope"
@@ -297,5 +297,5 @@ def _bystander(
             f"attention, and {type(module).__module__} has none; run it before or after the capture"
         )
     if function is own and dense and mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
+        mask = float_mask(mask, query.dtype)
     return function(module, query, key, value, mask, **given)

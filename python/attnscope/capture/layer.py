@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
@@ -142,6 +142,8 @@ class Layer:
         own: dict[str, Any] = {"support": self.visibility.support}
         if self.sink_logits is not None:
             own["sink_mass"] = self.states("sink_mass")
+        if isinstance(metrics, Iterator):
+            metrics = list(metrics)  # they are looked at twice
         taken = options_taken(metrics)
         own = {name: value for name, value in own.items() if name in taken and name not in options}
         with warned_once("maps"):

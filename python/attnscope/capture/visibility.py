@@ -18,6 +18,11 @@ from torch import Tensor
 MASKED_BELOW = -9000.0
 
 
+def float_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores in the place of a boolean mask."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
 @dataclass(frozen=True, eq=False)
 class Visibility:
     """Who sees whom in one layer, of the texts as they were run.

@@ -175,6 +175,7 @@ def test_options_reach_the_metrics_and_mistakes_are_named(model):
         own = layer.measure(["sink_share", "fiedler_value"], first=2)
         assert torch.equal(own["sink_share"].share, asc.sink_share(layer.attention, first=2).share)
         assert torch.equal(own["fiedler_value"], asc.fiedler_value(layer.attention))
+        assert list(layer.measure(iter(["sink_share", "fiedler_value"]), first=2)) == list(own)
         with pytest.raises(TypeError, match="takes the option 'fist'"):
             layer.measure("sink_share", fist=2)
         with pytest.raises(ValueError, match="unknown metric 'sink_shore'"):

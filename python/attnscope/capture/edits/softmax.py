@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture.edits.edit import ACTIVE, Applied, Change
+from attnscope.capture.visibility import float_mask
 
 Heads = Sequence[int] | Sequence[tuple[int, int]] | None
 
@@ -185,7 +186,7 @@ def _masked(mask: Tensor | None, hidden: Tensor, query: Tensor, keys: int) -> Te
     if mask is None:
         mask = query.new_zeros(1, 1, query.shape[-2], keys)
     elif mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, lowest)
+        mask = float_mask(mask, query.dtype)
     mask = mask[..., :keys]
     left = ((mask > lowest / 2) & ~hidden).any(-1, keepdim=True)
     return torch.where(left & hidden, lowest, mask)
