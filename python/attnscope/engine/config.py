@@ -342,27 +342,28 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
 def assign(data: dict[str, Any], key: str, value: Any) -> None:
     """Gives one key of a configuration a value, in place.
 
-    The key may be a path (`options.extra`, `texts.0.samples`); without the index (`models.dtype`) the value
-    goes to every entry.
+    The key may be a path (`options.extra`, `texts.0.samples`, `texts[0].samples`); without the index
+    (`models.dtype`) the value goes to every entry.
     """
-    match key.split("."):
-        case [name]:
-            data[name] = value
-        case ["options" | "workers" as name, inner]:
-            data[name] = {**(data.get(name) or {}), inner: value}
-        case ["models" | "texts" as name, *at, inner] if len(at) < 2:
-            given: Any = as_list(data.get(name) or [])
-            data[name] = entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload]
-            chosen = [entry for index, entry in enumerate(entries) if at in ([], [str(index)])]
-            if not chosen:
-                raise ConfigError(f"--set: {key!r}: there are {len(entries) or 'no'} {name}, counted from 0")
-            for entry in chosen:
-                entry[inner] = value
-        case _:
-            raise ConfigError(
-                f"--set: {key!r} leads nowhere; paths are models.N.KEY, texts.N.KEY, options.KEY and "
-                "workers.KEY"
-            )
+    from omegaconf import OmegaConf  # imported in a tenth of a second, which only those wait who set a key
+    from omegaconf.errors import OmegaConfBaseException
+
+    name, *inner = re.split(r"[.\[]", key, maxsplit=1)
+    given, paths = data.get(name), [key]
+    if inner and name in ("models", "texts"):
+        given = [_as_mapping(one) for one in as_list(given or [])]  # type: ignore[attr-defined]
+        if not inner[0][:1].isdigit():
+            paths = [f"{name}.{at}.{inner[0]}" for at in range(len(given))]
+    try:
+        settings = OmegaConf.create({name: given}, flags={"allow_objects": True})
+        for path in paths:
+            OmegaConf.update(settings, path, value, merge=False)
+        data.update(OmegaConf.to_container(settings))  # type: ignore[arg-type]
+    except (OmegaConfBaseException, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"--set: {key!r} cannot be {value!r}: {reason}") from error
+    if not paths:
+        raise ConfigError(f"--set: {key!r}: there are no {name}")
 
 
 def explain(error: ValidationError, model: type[BaseModel], key: str = "", more: Iterable[str] = ()) -> str:

@@ -155,10 +155,13 @@ def test_extra_analyses_are_named_or_all():
 
 def test_set_key_reaches_every_place():
     data = {"models": "gpt2", "texts": [{"path": "a"}, {"path": "b"}]}
-    for assignment in ("block=8", "models.dtype=bfloat16", "texts.1.samples=3", "thresholds=[0.1, 2/n]"):
+    values = ("block=8", "models.dtype=bfloat16", "texts.1.samples=3", "thresholds=[0.1, 2/n]", "name=${a}")
+    for assignment in (*values, "models[0].label=small", "workers.cpus=2", "options.extra=[fisher]"):
         set_key(data, assignment)
     study = Study(**data)
-    assert (study.block, study.models[0].dtype) == (8, "bfloat16")
+    assert (study.block, study.name, study.workers.cpus) == (8, "${a}", 2)
+    assert (study.models[0].dtype, study.models[0].label) == ("bfloat16", "small")
+    assert study.options["extra"] == ["fisher"]
     assert study.options["thresholds"] == [0.1, "2/n"]
     assert [text.samples for text in study.texts] == [None, 3]
 
@@ -168,16 +171,35 @@ def test_set_key_reaches_every_place():
     [
         ("block", "expected key=value, got 'block'"),
         ("=3", "expected key=value"),
-        ("texts.5.samples=1", "there are 1 texts, counted from 0"),
-        ("block.size=1", "'block.size' leads nowhere"),
-        ("texts.0.a.b=1", "leads nowhere"),
+        ("texts.5.samples=1", "'texts.5.samples' cannot be 1: list index out of range"),
+        ("texts[5].samples=1", "list index out of range"),
+        ("name=${a", r"'name' cannot be '\$\{a'"),
         ("block=[1", "is not valid YAML"),
-        ("models.dtype=x", "there are no models, counted from 0"),
+        ("models.dtype=x", "'models.dtype': there are no models"),
     ],
 )
 def test_set_key_says_what_is_wrong(assignment, message):
     with pytest.raises(ConfigError, match=message):
         set_key({"texts": ["a"]}, assignment)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("block.size=1", r"block: .*integer, got \{'size': 1\}"),
+        ("texts.0.a.b=1", r"unknown key 'a' in texts\[0\]"),
+        ("workers.gpu=1", r"unknown key 'gpu' in workers; did you mean 'gpus'"),
+    ],
+)
+def test_a_path_to_no_key_is_named(assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        Study.from_yaml("sink_study", models="gpt2", texts="a.txt", overrides=[assignment])
+
+
+def test_a_set_value_replaces_what_was_there():
+    data = {"options": {"a": {"b": 1}, "c": 2}}
+    set_key(data, "options.a={d: 3}")
+    assert data == {"options": {"a": {"d": 3}, "c": 2}}
 
 
 @given(st.integers(1, 2**50))
