@@ -29,26 +29,26 @@ NEW = {
     "clouds of points": "*/clouds/* cpp/matrix/row_distances* */ruscio2026/*",
     "positions": "*/positions/* */capture/positions.py cpp/linalg/mask_only* */ruscio2025once/*",
     "weights": "*/weights/* */models/weight*.py */models/families.py */models/architecture.py"
-    " cpp/linalg/score_rows* cpp/linalg/panel_cholesky* cpp/linalg/dqds*",
+    " cpp/linalg/score_rows*",
     "prediction heads": "*/models/head*.py */models/readout.py",
     "likelihood of words": "*/capture/likelihood/* */ruscio2023/* *span_attention* cpp/simd/exponential.h"
     " */engine/texts/wordnet.py */models/tokens.py",
     "directions and gradients": "*/capture/directions/* */capture/gradient.py",
-    "edits and sites": "*/capture/edits/* */capture/editing.py */capture/draft.py */capture/outputs.py"
+    "edits and sites": "*/capture/edits/* */capture/editing.py */capture/outputs.py"
     " */capture/sites.py */capture/visibility.py */capture/forward.py",
     "tests of sinks": "*sink_test* */attention_sinks/sink_heads.py */attention_sinks/matched_keys.py",
     "statistics": "*/inference/controls.py */inference/groups.py */inference/leakage.py"
-    " */inference/residuals.py */inference/sink_heads.py */inference/emergence.py */inference/detection.py"
+    " */inference/residuals.py */inference/sink_heads.py */inference/detection.py"
     " */inference/exchange.py */inference/partial.py */inference/mean_intervals.py",
     "stages, sweeps and claims": "*/engine/executors/* */engine/claims.py */engine/discovery.py"
     " */engine/reductions.py */engine/units.py */engine/migration.py */engine/texts/windows.py",
     "trained models": "*/demo/tuning.py */demo/encoder.py */demo/encodings.py */demo/objectives.py",
     "studies": "*/studies/absolute_position/* */studies/attention_likelihood/*"
     " */studies/hallucination_geometry/* */studies/pretraining_writes/* */studies/checks.py",
-    "masks and learned sinks": "*/studies/supports.py */_learned_sink.py */null_law.py",
+    "masks and learned sinks": "*/studies/supports.py */_learned_sink.py",
     "any version of torch": "cpp/bindings/dlpack.h cpp/bindings/exchange.* cpp/bindings/threads.*"
     " cpp/bindings/torch_symbols.*",
-    "help": "*/commands/exits.py */models/hub.py */texts/sample.csv",
+    "help": "*/models/hub.py */texts/sample.csv",
     "pages": "*/plots/adapted.py */plots/latex.py */view/captured.py */commands/settings.py */_row_sums.py"
     " */_progress.py */_tokens.py",
 }
