@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # Tensors are checked by attnscope._checks before they come here. A tuple's last entry counts the matrices
 # that were not finite.
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -117,6 +118,7 @@ def marchenko_pastur(
     seed: int,
     wasserstein: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int]: ...
+def null_law_cdf(x: Iterable[float], aspect: float | None) -> list[float]: ...
 def participation_ratio(attention: Tensor, lengths: _Lengths, spectrum: str) -> tuple[Tensor, int]: ...
 def singular_values(attention: Tensor, lengths: _Lengths) -> tuple[Tensor, int]: ...
 

@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/spectra/marchenko_pastur.h"
 
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
 #include "bindings/batched.h"
 
 namespace attnscope {
@@ -45,9 +51,17 @@ struct Comparison {
   }
 };
 
+// F(x) of the Marchenko–Pastur law of `aspect`, rows over columns in (0, 1], or of the triangular law.
+std::vector<double> null_law_cdf(std::vector<double> x, std::optional<double> aspect) {
+  const NullLaw law = aspect ? NullLaw::marchenko_pastur(*aspect) : NullLaw::triangular();
+  std::ranges::transform(x, x.begin(), [&](double value) { return law.cdf(value); });
+  return x;
+}
+
 }  // namespace
 
 void bind_marchenko_pastur(py::module_& module) {
+  define(module, "null_law_cdf", null_law_cdf, "x", "aspect");
   define(module, "marchenko_pastur", Comparison{}, "attention", "lengths", "support", "null", "draws", "seed",
          "wasserstein");
 }

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from attnscope import _core
 from attnscope.metrics.spectra.marchenko_pastur import marchenko_pastur
 from attnscope.metrics.spectra.singular_values import singular_values
 
@@ -90,52 +91,30 @@ def null_spectrum(attention: torch.Tensor) -> NullSpectrum:
     number = int(kept.sum())
     values = (singular_values(rows)[:number] ** 2 / n).flip(-1).numpy()
     measured = marchenko_pastur(attention)
-    causal = not bool(visible.all())
-    x, cdf = triangular_law() if causal else marchenko_pastur_law(number / n)
-    law = "triangular law" if causal else "Marchenko–Pastur law"
-    edge = float(measured.edge)
-    at, between = _farthest(values, x, cdf, edge)
-    return NullSpectrum(values, law, x, cdf, edge, float(measured.ks), int(measured.outliers), at, between)
+    edge, aspect = float(measured.edge), number / n if bool(visible.all()) else None
+    law = "Marchenko–Pastur law" if aspect else "triangular law"
+    at, between = _farthest(values, np.array(_core.null_law_cdf(values, aspect)), edge)
+    return NullSpectrum(
+        values, law, *null_law(edge, aspect), edge, float(measured.ks), int(measured.outliers), at, between
+    )
 
 
-def triangular_law(points: int = 4001) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The law of Dykema and Haagerup for triangles of random entries: ascending x in (0, e), and the CDF.
-
-    x(v) = (sin v / v) exp(v cot v), F = 1 − v/π + sin²v/(πv), v in (0, π).
-
-    >>> x, cdf = triangular_law()
-    >>> bool(abs(np.trapezoid(1 - cdf, x) - 0.5) < 1e-3)   # the mean is 1/2
-    True
-    """
-    # At v = π − 0.04 x is 1e-36 already; nearer to π it underflows.
-    v = np.linspace(np.pi - 0.04, 1e-6, points)
-    x = np.sin(v) / v * np.exp(v / np.tan(v))
-    return x, 1 - v / np.pi + np.sin(v) ** 2 / (np.pi * v)
-
-
-def marchenko_pastur_law(
-    aspect: float, points: int = 4001
+def null_law(
+    edge: float, aspect: float | None, points: int = 4001
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The Marchenko–Pastur law of variance 1: ascending x on its support, and the CDF.
-
-    With x = 1 + γ − 2√γ cos t the CDF is an integral over t whose antiderivative is known.
+    """The law of random rows as a curve: rising x > 0 up to its edge, denser near 0, and the CDF there.
 
     Args:
-        aspect: γ, rows over columns, in (0, 1].
+        edge: where the law ends.
+        aspect: rows over columns, in (0, 1], of the Marchenko–Pastur law; None for the triangular law.
         points: on the curve.
 
-    >>> x, cdf = marchenko_pastur_law(1.0)
-    >>> bool(abs(np.trapezoid(1 - cdf, x) - 1) < 1e-3), float(x[-1])   # the mean is 1
-    (True, 4.0)
+    >>> x, cdf = null_law(4.0, 1.0)
+    >>> bool(abs(np.trapezoid(1 - cdf, x) - 1) < 1e-3), float(cdf[-1])   # the mean is 1
+    (True, 1.0)
     """
-    angle, root = np.linspace(0, np.pi, points), math.sqrt(aspect)
-    x = 1 + aspect - 2 * root * np.cos(angle)
-    # ∫ 2 sin²t / (π (1 + γ − 2√γ cos t)) dt by parts, with Poisson's kernel (1 − γ)/(1 + γ − 2√γ cos t).
-    if aspect == 1:
-        return x, (angle + np.sin(angle)) / np.pi
-    half = np.arctan2((1 + root) * np.sin(angle / 2), (1 - root) * np.cos(angle / 2))
-    cdf = (root * np.sin(angle) + (1 + aspect) / 2 * angle - (1 - aspect) * half) / (np.pi * aspect)
-    return x, cdf
+    x = edge * (np.arange(1, points + 1) / points) ** 8
+    return x, np.array(_core.null_law_cdf(x, aspect))
 
 
 def _visible(attention: torch.Tensor) -> torch.Tensor:
@@ -150,13 +129,12 @@ def _varying(attention: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
 
 
 def _farthest(
-    values: np.ndarray[Any, Any], x: np.ndarray[Any, Any], cdf: np.ndarray[Any, Any], edge: float
+    values: np.ndarray[Any, Any], law: np.ndarray[Any, Any], edge: float
 ) -> tuple[float, tuple[float, float]]:
     """Where the empirical distribution is farthest from the law, the law there and the share of values.
 
     Values below 1e-12 of the edge count as below every x, as in `marchenko_pastur`.
     """
-    law = np.interp(values, x, cdf, left=0.0, right=1.0)
     share = np.arange(1, len(values) + 1) / len(values)
     before = share - 1 / len(values)
     gaps = np.where(values >= 1e-12 * edge, np.maximum(abs(share - law), abs(before - law)), 0.0)
