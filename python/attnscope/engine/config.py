@@ -38,13 +38,10 @@ def _as_mapping(value: object) -> object:
     return {"path": str(value)} if isinstance(value, (str, Path)) else value
 
 
-def _as_text(value: object) -> object:
-    # YAML reads an unquoted revision such as 1000 as a number
-    return str(value) if isinstance(value, int) else value
-
-
 #: Where something lies on the disk, or what the hub calls it.
 Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+#: A branch, tag, commit or folder; YAML reads an unquoted one such as 1000 as a number.
+Revision = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 #: A list of names; one name is short for a list of it.
 Names = Annotated[list[str], BeforeValidator(as_list)]
 
@@ -86,7 +83,7 @@ class ModelSource(Strict):
 
     path: Place = Field(min_length=1)
     label: str = ""
-    revisions: Annotated[list[Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(as_list)] = []
+    revisions: Annotated[list[Revision], BeforeValidator(as_list)] = []
     tokenizer: str = ""
     dtype: Literal["auto", "float32", "float16", "bfloat16", "float64"] = "auto"
     device: str = "auto"

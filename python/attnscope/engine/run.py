@@ -32,7 +32,7 @@ from attnscope.engine.run_folder import (
     write_provenance,
 )
 from attnscope.engine.stage_run import StageRun
-from attnscope.engine.stop import Interrupted, StopSignals
+from attnscope.engine.stop import Interrupted, stop_signals
 from attnscope.engine.store import DiskFull, FolderLock, Store, disk_error, remove_leftovers, write_bytes
 from attnscope.engine.texts.encoding import samples_table
 from attnscope.engine.texts.sources import extra_columns
@@ -249,15 +249,15 @@ class Engine:
         """Has the executor do every missing unit, and stores each."""
         write_provenance(self, facts, "running")
         total, done = len(self.plan.units), self.store.count()
-        with StopSignals(self.say) as signals, self.bar(total, self.label, done) as self._bar:
-            self.stopping = lambda: signals.received is not None
+        with stop_signals(self.say) as received, self.bar(total, self.label, done) as self._bar:
+            self.stopping = lambda: bool(received)
             for outcome in self.executor.outcomes(self):
                 if outcome is not None:
                     self._take(outcome)
                 lock.beat()
-        if signals.received is not None:
+        if received:
             write_provenance(self, facts, "interrupted")
-            raise Interrupted(signals.received, str(self.folder))
+            raise Interrupted(received[0], str(self.folder))
         if self.failed:
             write_provenance(self, facts, "failed")
             raise UnitsFailed(
