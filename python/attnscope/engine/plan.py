@@ -137,7 +137,7 @@ def make_plan(settings: Settings, study: Study | None = None, found: Found | Non
     plan.phases = phases(stages)
     if first is not None:
         _read_texts(plan, study)
-    _find(plan)
+    _series(plan)
     inputs = _encoded(plan, study)
     _check_free_disk(plan)
     for phase in sorted(set(plan.phases.values())):
@@ -187,7 +187,7 @@ def checkpoints_of(settings: Settings, position: int) -> list[Checkpoint]:
         raise ConfigError(f"models[{position}]: {error}") from None
 
 
-def _find(plan: Plan) -> None:
+def _series(plan: Plan) -> None:
     """The checkpoints of every model that no other process has found."""
     labels: dict[str, int] = {}
     for position in range(len(plan.settings.models)):
