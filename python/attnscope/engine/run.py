@@ -33,7 +33,7 @@ from attnscope.engine.run_folder import (
 )
 from attnscope.engine.stage_run import StageRun
 from attnscope.engine.stop import Interrupted, stop_signals
-from attnscope.engine.store import DiskFull, FolderLock, Store, disk_error, remove_leftovers, write_bytes
+from attnscope.engine.store import FolderLock, Store, disk_error, remove_leftovers, write_bytes
 from attnscope.engine.texts.encoding import samples_table
 from attnscope.engine.texts.sources import extra_columns
 from attnscope.engine.units import Unit
@@ -207,11 +207,9 @@ class Engine:
                 self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
                 yield facts, lock
         except OSError as error:
-            full = disk_error(error, self.folder)
-            if isinstance(full, DiskFull):
-                raise DiskFull(
-                    full.errno, f"{full.strerror}; what is done is intact: {resume_command(self.folder)}"
-                ) from error
+            more = f"; what is done is intact: {resume_command(self.folder)}"
+            if (full := disk_error(error, self.folder, more)) is not error:
+                raise full from error
             raise
         except LoadError:
             if made and self.tally.units == 0 and self.folder.exists():

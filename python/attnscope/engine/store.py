@@ -110,10 +110,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def disk_error(error: OSError, path: Path) -> OSError:
-    """`DiskFull` where the error says that there was no room, else the error itself."""
+def disk_error(error: OSError, path: Path, more: str = "") -> OSError:
+    """`DiskFull`, which says `more`, where the error says that there was no room, else the error itself."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        why = f"no room for {path.name} ({os.strerror(error.errno)})"
+        why = f"no room for {path.name} ({os.strerror(error.errno)}){more}"
         return DiskFull(error.errno, why, str(path.parent))
     return error
 
