@@ -290,8 +290,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
-    if data is None:
-        return {}
+    data = {} if data is None else data
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: expected keys and values, got a {type(data).__name__}")
     base = data.pop("extends", None)
