@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,7 +97,8 @@ def analyze(
         {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 4}
     """
     recipe = _everything(options) if metrics is None else _chosen(metrics, options)
-    loaded, tokenizer, label = _model_of(model, tokenizer)
+    loaded, tokenizer, own_name = _model_of(model, tokenizer)
+    label = name or own_name
     text = text_config(loaded.config)
     choose(layers, depth(loaded), f"layers of {type(loaded).__name__}")
     limit = context_length(loaded.config, tokenizer)
@@ -106,11 +107,12 @@ def analyze(
     if cut := sum(one.encoded.truncated for one in texts):
         warn(f"analyze: {cut} of {len(texts)} texts were longer than {limit} tokens and are cut")
     heads = int(getattr(text, "num_attention_heads", None) or 1)
-    rows = Tables({"model": name or label, "revision": "", "step": -1})
+    rows: dict[str, Rows] = {}
     states = recipe.states()
     # of everything, what the model gives
     needed, wished = ((), states) if metrics is None else (states, ())
-    unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(texts))
+    unit = Unit("", "", "analyze", Checkpoint(label, "", -1, "", False), inputs=tuple(texts))
+    whose = {"model": label, "revision": "", "step": -1}
     with warned_once("maps"):
         for group in batches(unit, heads):
             batch = batch_of(group, encoder)
@@ -118,27 +120,17 @@ def analyze(
             for number, layer in self_attention(
                 loaded, tensors, layers=layers, sites=("attention", *needed), extra=wished
             ):
-                recipe.measure(layer, number, batch, rows)
-    tables = {name: own.arrow() for name, own in rows.tables.items()}
-    tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze"), **tables}
-    results = Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
+                for table, columns in recipe.measure(layer, number, batch):
+                    declared = Table(table, _KEYS[table], None)
+                    if table != "layers" and "head" not in columns:
+                        declared = declared.head_means()
+                    own = rows.setdefault(declared.name, Rows(declared, "analyze", whose))
+                    own.add(**columns)
+    tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze")}
+    tables |= {table: own.arrow() for table, own in rows.items()}
+    results = Results(tables, provenance={"model": label, "architecture": type(loaded).__name__})
     results.model = weakref.ref(loaded)
     return results
-
-
-class Tables:
-    """Rows of the tables of one call under constant key columns; those of head means have their own."""
-
-    def __init__(self, constants: Mapping[str, Any]) -> None:
-        self._constants = constants
-        self.tables: dict[str, Rows] = {}
-
-    def add(self, table: str, columns: Mapping[str, Any]) -> None:
-        """Adds rows; single values are repeated."""
-        declared = Table(table, _KEYS[table], None)
-        if table != "layers" and "head" not in columns:
-            declared = declared.head_means()
-        self.tables.setdefault(declared.name, Rows(declared, "analyze", self._constants)).add(**columns)
 
 
 class _Recipe(NamedTuple):
@@ -152,8 +144,8 @@ class _Recipe(NamedTuple):
         sites = (site for column in self.columns for site in column.needs)
         return tuple(dict.fromkeys(site for site in sites if site not in MAPS))
 
-    def measure(self, layer: Layer, number: int, batch: Batch, rows: Tables) -> None:
-        """Puts the numbers of a layer's heads and of their mean into tables."""
+    def measure(self, layer: Layer, number: int, batch: Batch) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """The numbers of a layer's heads and of their mean: rows of tables as `place` gives them."""
         heads, mean = layer.matrices(), head_mean(layer.matrices())
         shared = {site: layer.states(site).cpu() for site in layer.tensors if site in self.states()}
         states = dict(shared)
@@ -166,7 +158,7 @@ class _Recipe(NamedTuple):
             wanted = [one for one in self.columns if names is not None or one.scope == "map"]
             whole = ("persistence",) if self.bars else ()
             measured = measure_quantities(sites, wanted, lengths=layer.lengths, heads=names, whole=whole)
-            place(wanted, measured, batch, number, names, rows)
+            yield from place(wanted, measured, batch, number, names)
 
 
 def table_of(one: Quantity) -> str:
@@ -184,9 +176,8 @@ def place(
     batch: Batch,
     number: int,
     names: Sequence[int] | None,
-    rows: Tables,
-) -> None:
-    """Puts what was measured of the maps of a layer into tables; those of its head mean have no names."""
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What was measured of the maps of a layer, as rows of tables; those of its head mean have no names."""
     count, heads = len(batch.samples), 1 if names is None else len(names)
     lengths = np.repeat(batch.lengths, heads)
     keys = {"layer": number, "protocol": "exact"}
@@ -194,7 +185,7 @@ def place(
     if names is not None:
         of_maps["head"] = np.tile(names, count)
     if "persistence" in measured.results:
-        rows.add("bars", bar_columns(measured.results["persistence"], {**keys, **of_maps}))
+        yield "bars", bar_columns(measured.results["persistence"], {**keys, **of_maps})
     found: dict[str, dict[str, Any]] = {"heads": {}, "layers": {}, "graphs": {}, "vectors": {}}
     for one in columns:
         if one not in measured.values:
@@ -210,14 +201,14 @@ def place(
             at = [at] if isinstance(at, str) else np.asarray(at, dtype=object).ravel().tolist()
         found[table][name] = (at, values.reshape(len(lengths), -1)) if one.axes else values.ravel()
     if found["heads"]:
-        rows.add("heads", {**keys, **of_maps, "n_tokens": lengths, **found["heads"]})
+        yield "heads", {**keys, **of_maps, "n_tokens": lengths, **found["heads"]}
     if found["layers"]:
-        rows.add("layers", {**keys, "sample": batch.samples, "n_tokens": batch.lengths, **found["layers"]})
+        yield "layers", {**keys, "sample": batch.samples, "n_tokens": batch.lengths, **found["layers"]}
     if graphs := found["graphs"]:
         thresholds, whole = _side_by_side(graphs)
         spread = {key: np.repeat(own, len(thresholds)) for key, own in of_maps.items()}
         each = np.concatenate([levels(thresholds, n) for n in lengths])
-        rows.add("graphs", {**keys, **spread, "threshold": each, **whole})
+        yield "graphs", {**keys, **spread, "threshold": each, **whole}
     if vectors := found["vectors"]:
         places, whole = _side_by_side(vectors)
         spread = {key: np.repeat(own, len(places)) for key, own in of_maps.items()}
@@ -227,7 +218,7 @@ def place(
         ends = np.maximum(lengths if n in sizes else 0, max(sizes - {n}, default=0))
         inside = (np.arange(len(places)) < np.broadcast_to(ends, lengths.shape)[:, None]).ravel()
         whole = {**spread, "index": np.tile(places, len(lengths)), **whole}
-        rows.add("vectors", {**keys, **{key: own[inside] for key, own in whole.items()}})
+        yield "vectors", {**keys, **{key: own[inside] for key, own in whole.items()}}
 
 
 def _side_by_side(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list[Any], dict[str, Any]]:

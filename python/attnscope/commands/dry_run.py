@@ -167,12 +167,13 @@ def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) ->
             except NotDrawable:
                 late += bool(set(figure.tables) & at_its_end)
     if spent:
-        return ready + (1 + _WRITTEN) * sum(spent) * (1 + (late + 2) / len(spent))
-    # figures of what a study computes at its end: as many as it has, each like three empty panels
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        save(settled(panels(1, 3, height=2.4)[0]), f"{folder}/panels", ("pdf", "png", "svg"))
-    return ready + (time.perf_counter() - began) * (late + 2)
+        each = (1 + _WRITTEN) * sum(spent) / len(spent)
+    else:  # figures of what a study computes at its end are each like three empty panels
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            save(settled(panels(1, 3, height=2.4)[0]), f"{folder}/panels", ("pdf", "png", "svg"))
+        each = time.perf_counter() - began
+    return ready + each * (len(spent) + late + 2)
 
 
 def _calibrate(engine: Engine, units: Sequence[Unit], measured: list[Mapping[str, Any]]) -> tuple[float, int]:

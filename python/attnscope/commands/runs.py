@@ -90,12 +90,12 @@ def run(
     given["max_memory"] = max_memory
     values |= {key: value for key, value in given.items() if value not in (None, "")}
     of_entries = {
-        "models.revisions": json.dumps(revision) if revision and not model else "",
+        "models.revisions": None if model else revision,
         "texts.column": "" if texts else column,
         "texts.samples": samples,
         "texts.sampling": sampling,
     }
-    sets = [f"{key}={value}" for key, value in of_entries.items() if value]
+    sets = [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in of_entries.items() if value]
     study = Study.from_yaml(config or default_study(), overrides=[*sets, *(assignments or [])], **values)
     if plan_only:
         _plan(study, as_json, draw)

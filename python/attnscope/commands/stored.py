@@ -53,19 +53,14 @@ def figures(
 
     Example: attnscope figures runs/demo depth sink_maps --width single --font serif --format pdf
     """
-    from attnscope._nearest import nearest
-    from attnscope.engine.schema import MissingError, ResultsError
+    from attnscope.engine.schema import ResultsError
     from attnscope.plots import NotDrawable, figures_of
 
     results = opened(folder)
-    own = figures_of(results)
     if listed:
-        for name, figure in own.items():
+        for name, figure in figures_of(results).items():
             typer.echo(f"{name:<22} {figure.caption}")
         return
-    for name in names or []:
-        if name not in own:
-            raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
     left_out: list[LeftOut] = []
     options = {"width": width, "font": font, "font_size": font_size, "letters": letters, "dpi": dpi}
     options |= {"formats": formats or ("pdf", "png"), "palette": listed_in(palette)}

@@ -38,13 +38,10 @@ def _as_mapping(value: object) -> object:
     return {"path": str(value)} if isinstance(value, (str, Path)) else value
 
 
-def _as_text(value: object) -> object:
-    # YAML reads an unquoted revision such as 1000 as a number
-    return str(value) if isinstance(value, int) else value
-
-
 #: Where something lies on the disk, or what the hub calls it.
 Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+#: A branch, tag, commit or folder; YAML reads an unquoted one such as 1000 as a number.
+Revision = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 #: A list of names; one name is short for a list of it.
 Names = Annotated[list[str], BeforeValidator(as_list)]
 
@@ -86,7 +83,7 @@ class ModelSource(Strict):
 
     path: Place = Field(min_length=1)
     label: str = ""
-    revisions: Annotated[list[Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(as_list)] = []
+    revisions: Annotated[list[Revision], BeforeValidator(as_list)] = []
     tokenizer: str = ""
     dtype: Literal["auto", "float32", "float16", "bfloat16", "float64"] = "auto"
     device: str = "auto"
@@ -293,8 +290,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
-    if data is None:
-        return {}
+    data = {} if data is None else data
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: expected keys and values, got a {type(data).__name__}")
     base = data.pop("extends", None)

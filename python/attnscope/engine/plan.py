@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,16 @@ class Plan:
     _of: dict[tuple[str, Checkpoint | None], list[Unit]] = field(default_factory=lambda: defaultdict(list))
 
     @cached_property
+    def series(self) -> dict[int, list[Checkpoint]]:
+        """The checkpoints of each model, once all are found."""
+        return {position: [one for one, _ in own] for position, own in self.found.items()}
+
+    @cached_property
+    def weights(self) -> dict[Checkpoint | None, str]:
+        """The fingerprint of the weights of every checkpoint, "" of none."""
+        return {None: "", **dict(pair for own in self.found.values() for pair in own)}
+
+    @cached_property
     def decisive(self) -> dict[str, Any]:
         """The settings that change a number."""
         without = {"name", "models", "texts", "output", "block", "max_tokens", "workers"}
@@ -90,7 +100,7 @@ class Plan:
 
     def reads(self, unit: Unit) -> list[Unit]:
         """The units whose tables a unit may read, in the order of the plan."""
-        return self.reading(unit)[0] if self.stages[unit.stage].reads else []
+        return self.reading(unit)[0]
 
     def reading(self, unit: Unit) -> tuple[list[Unit], bytes]:
         """Those units and their digest, made once for all units that read the same ones."""
@@ -98,37 +108,22 @@ class Plan:
         whole = stage.within == "run" or unit.checkpoint is None
         key = (unit.stage, *(() if whole else (unit.checkpoint, unit.variant, unit.seed)))
         if key not in self._read:
-            found = self._reads(unit, stage)
+            writers = [name for name, one in self.stages.items() if set(one.writes) & set(stage.reads)]
+            found = [one for name in writers for one in self._of[name, None if whole else unit.checkpoint]]
+            if not whole:
+                same = [one for one in found if (one.variant, one.seed) == (unit.variant, unit.seed)]
+                found = same or [one for one in found if not one.variant]
             self._read[key] = found, self.digest_of(found)
         return self._read[key]
 
-    def _reads(self, unit: Unit, stage: Stage) -> list[Unit]:
-        writers = {one.name for one in self.stages.values() if set(one.writes) & set(stage.reads)}
-        if stage.within == "run" or unit.checkpoint is None:
-            return [one for name in self.stages if name in writers for one in self._of[name, None]]
-        own = [one for name in self.stages if name in writers for one in self._of[name, unit.checkpoint]]
-        same = [one for one in own if (one.variant, one.seed) == (unit.variant, unit.seed)]
-        return same or [one for one in own if not one.variant]
-
-    def add(self, stage: Stage, weights: str, base: str, **own: Any) -> None:
+    def add(self, stage: Stage, **own: Any) -> None:
         """Appends a unit of a stage, named after everything that decides its numbers."""
         unit = Unit("", "", stage.name, **own)
-        digest = _hash(self, unit, weights, base)
+        digest = _hash(self, unit)
         unit = replace(unit, id=digest, folder=f"{len(self.units):06d}-{digest[:12]}")
         self.units.append(unit)
         for whose in {None, unit.checkpoint}:
             self._of[stage.name, whose].append(unit)
-
-
-@dataclass
-class _Series:
-    """A model of the settings: checkpoints, fingerprints of their weights, texts, whether it can be used."""
-
-    position: int
-    checkpoints: list[Checkpoint]
-    weights: list[str]
-    inputs: list[Input]
-    usable: bool = True
 
 
 def make_plan(settings: Settings, study: Study | None = None, found: Found | None = None) -> Plan:
@@ -138,19 +133,20 @@ def make_plan(settings: Settings, study: Study | None = None, found: Found | Non
     first = next((at for at, stage in enumerate(stages) if stage.units.kind == "texts"), None)
     if first is not None:
         stages[first] = replace(stages[first], writes=("samples", *stages[first].writes))
-    order = phases(stages)
-    plan = Plan(settings, {stage.name: stage for stage in stages}, phases=order, found=dict(found or {}))
+    plan = Plan(settings, {stage.name: stage for stage in stages}, found=dict(found or {}))
+    plan.phases = phases(stages)
     if first is not None:
         _read_texts(plan, study)
-    series = list(_series(plan, study, stages))
-    _check_free_disk(plan, order)
-    for phase in sorted(set(order.values())):
-        now = [stage for stage in stages if order[stage.name] == phase]
-        for one in series:
-            _add_units(plan, one, now, series)
+    _series(plan)
+    inputs = _encoded(plan, study)
+    _check_free_disk(plan)
+    for phase in sorted(set(plan.phases.values())):
+        now = [stage for stage in stages if plan.phases[stage.name] == phase]
+        for position in inputs:
+            _add_units(plan, position, now, inputs)
         for stage in now:
             if stage.units.kind == "once":
-                plan.add(stage, "", "")
+                plan.add(stage)
     if not any(unit.checkpoint for unit in plan.units):
         raise LoadError(plan.reasons or "no sentence is left to measure")
     if any(stage.units.kind == "pairs" for stage in stages) and not any(unit.other for unit in plan.units):
@@ -182,86 +178,91 @@ def _read_texts(plan: Plan, study: Study) -> None:
         )
 
 
-def _series(plan: Plan, study: Study, stages: Sequence[Stage]) -> Iterator[_Series]:
-    """The models of the settings; those that a stage over texts reads are encoded."""
+def checkpoints_of(settings: Settings, position: int) -> list[Checkpoint]:
+    """The checkpoints of one model of the settings."""
+    source = settings.models[position]
+    try:
+        return find_checkpoints(source.path, source.revisions, source.label)
+    except FileNotFoundError as error:
+        raise ConfigError(f"models[{position}]: {error}") from None
+
+
+def _series(plan: Plan) -> None:
+    """The checkpoints of every model that no other process has found."""
     labels: dict[str, int] = {}
-    found = []
-    for position, source in enumerate(plan.settings.models):
+    for position in range(len(plan.settings.models)):
         if position not in plan.found:
-            try:
-                there = find_checkpoints(source.path, source.revisions, source.label)
-            except FileNotFoundError as error:
-                raise ConfigError(f"models[{position}]: {error}") from None
+            there = checkpoints_of(plan.settings, position)
             plan.found[position] = [(one, fingerprint(one)) for one in there]
-        checkpoints, weights = map(list, zip(*plan.found[position], strict=True))
-        if labels.setdefault(checkpoints[0].model, position) != position:
+        label = plan.found[position][0][0].model
+        if labels.setdefault(label, position) != position:
             raise ConfigError(
-                f"models[{position}]: two models would be called {checkpoints[0].model!r} in the tables; "
+                f"models[{position}]: two models would be called {label!r} in the tables; "
                 "give one of them a label"
             )
-        found.append(_Series(position, checkpoints, weights, []))
-    cuts = [stage.units for stage in stages if stage.units.kind == "texts"]
-    for one in found:
+
+
+def _encoded(plan: Plan, study: Study) -> dict[int, list[Input]]:
+    """The texts as each model that can be used reads them; none where no stage over texts takes it."""
+    cuts = [stage.units for stage in plan.stages.values() if stage.units.kind == "texts"]
+    inputs = {}
+    for position, series in plan.series.items():
+        taken = any(_takes(plan, cut, checkpoint) for cut in cuts for checkpoint in series)
         try:
-            if any(_takes(cut, checkpoint, found) for cut in cuts for checkpoint in one.checkpoints):
-                source = plan.settings.models[one.position]
-                one.inputs = encode(plan, study, one.position, source, one.checkpoints)
+            inputs[position] = encode(plan, study, position) if taken else []
         except LoadError as error:
-            plan.leave_out(one.checkpoints, error)
-            one.usable = False
-        yield one
+            plan.leave_out(series, error)
+    return inputs
 
 
-def _takes(cut: Cut, checkpoint: Checkpoint, every: Sequence[_Series]) -> bool:
+def _takes(plan: Plan, cut: Cut, checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint is among those of a stage over texts."""
     if not cut.base:
         return True
-    others = (_base(every, one, other, cut.base) for one in every for other in one.checkpoints)
+    others = (_base(plan, at, other, cut.base) for at, series in plan.series.items() for other in series)
     return any(found is not None and found[1] == checkpoint for found in others)
 
 
-def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequence[_Series]) -> None:
+def _add_units(
+    plan: Plan, position: int, stages: Sequence[Stage], inputs: Mapping[int, Sequence[Input]]
+) -> None:
     """The units of one model, checkpoint by checkpoint, its controls last."""
-    if not series.usable:
-        return
-    for checkpoint, weights in zip(series.checkpoints, series.weights, strict=True):
+    series = plan.series[position]
+    for checkpoint in series:
+        own: dict[str, Any] = {"checkpoint": checkpoint, "source": position}
         for stage in stages:
-            own: dict[str, Any] = {"checkpoint": checkpoint, "source": series.position}
             if stage.units.kind == "texts":
-                if _takes(stage.units, checkpoint, every):
-                    _add_blocks(plan, stage, series, weights, own)
+                if _takes(plan, stage.units, checkpoint):
+                    _add_blocks(plan, stage, inputs[position], own)
             elif stage.units.kind == "checkpoints":
-                plan.add(stage, weights, "", **own)
+                plan.add(stage, **own)
             elif stage.units.kind == "pairs":
-                found = _base(every, series, checkpoint, stage.units.base)
-                if found is not None and found[0].usable:
-                    whose, other = found
-                    base = whose.weights[whose.checkpoints.index(other)]
-                    plan.add(stage, weights, base, **own, other=other)
+                found = _base(plan, position, checkpoint, stage.units.base)
+                if found is not None and found[0] in inputs:
+                    plan.add(stage, **own, other=found[1])
     for stage in stages:
-        taken = any(_takes(stage.units, one, every) for one in series.checkpoints)
+        taken = any(_takes(plan, stage.units, one) for one in series)
         for variant in stage.units.variants if taken else ():
             for seed in range(stage.units.seeds):
                 # one for a whole series, whose checkpoints share their configuration
-                control = {"checkpoint": series.checkpoints[0], "source": series.position}
-                _add_blocks(plan, stage, series, "", {**control, "variant": variant, "seed": seed})
+                control = {"checkpoint": series[0], "source": position, "variant": variant, "seed": seed}
+                _add_blocks(plan, stage, inputs[position], control)
 
 
-def _base(
-    every: Sequence[_Series], series: _Series, checkpoint: Checkpoint, base: str
-) -> tuple[_Series, Checkpoint] | None:
+def _base(plan: Plan, position: int, checkpoint: Checkpoint, base: str) -> tuple[int, Checkpoint] | None:
     """The checkpoint that another is compared with and whose it is, None for the one that has none.
 
     "first" is the first of the series, or of the first model listed where the model is no series.
     """
-    at = series.checkpoints.index(checkpoint)
-    named = {one.revision: (series, one) for one in series.checkpoints if one.revision}
-    labels = {one.checkpoints[0].model: (one, one.checkpoints[0]) for one in every}
+    series = plan.series[position]
+    at = series.index(checkpoint)
+    named = {one.revision: (position, one) for one in series if one.revision}
+    labels = {own[0].model: (other, own[0]) for other, own in plan.series.items()}
     if base == "previous":
-        return (series, series.checkpoints[at - 1]) if at else None
+        return (position, series[at - 1]) if at else None
     if base == "first":
-        whose = series if len(series.checkpoints) > 1 else every[0]
-        found = whose, whose.checkpoints[0]
+        whose = position if len(series) > 1 else 0
+        found = whose, plan.series[whose][0]
     elif base in named or base in labels:
         found = named.get(base) or labels[base]
     else:
@@ -270,19 +271,20 @@ def _base(
     return None if found[1] == checkpoint else found
 
 
-def _add_blocks(plan: Plan, stage: Stage, series: _Series, weights: str, own: dict[str, Any]) -> None:
+def _add_blocks(plan: Plan, stage: Stage, inputs: Sequence[Input], own: dict[str, Any]) -> None:
     block = stage.units.block or plan.settings.block
-    for start in range(0, len(series.inputs), block):
-        plan.add(stage, weights, "", **own, inputs=tuple(series.inputs[start : start + block]))
+    for start in range(0, len(inputs), block):
+        plan.add(stage, **own, inputs=tuple(inputs[start : start + block]))
 
 
-def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
+def _hash(plan: Plan, unit: Unit) -> str:
     """Everything that decides the numbers of a unit."""
     from attnscope import __version__
 
     settings = plan.settings
     head: list[Any] = [__version__, SCHEMA_VERSION, plan.decisive]
-    head += [unit.stage, unit.variant, unit.seed, weights, base]
+    weights = "" if unit.variant else plan.weights[unit.checkpoint]
+    head += [unit.stage, unit.variant, unit.seed, weights, plan.weights[unit.other]]
     for one in (unit.checkpoint, unit.other):
         head += [None] if one is None else [one.model, one.revision, one.step]
     if unit.checkpoint is not None:
@@ -301,12 +303,12 @@ def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
     return digest.hexdigest()
 
 
-def _check_free_disk(plan: Plan, order: Mapping[str, int]) -> None:
+def _check_free_disk(plan: Plan) -> None:
     """A checkpoint can be removed from the disk only where nothing loads it again."""
     again = [
         stage.name
         for stage in plan.stages.values()
-        if stage.units.kind == "pairs" or (order[stage.name] and stage.units.kind != "once")
+        if stage.units.kind == "pairs" or (plan.phases[stage.name] and stage.units.kind != "once")
     ]
     for position, source in enumerate(plan.settings.models):
         if source.free_disk and again:

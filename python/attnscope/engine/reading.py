@@ -139,12 +139,8 @@ def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) ->
 
     plain = frame[list(kinds)].apply(lambda column: column.to_numpy(float, na_value=np.nan))
     groups = plain.groupby([frame[key] for key in by], sort=True)
-    columns = {}
-    for name, kind in kinds.items():
-        how: Any = STATISTIC.get(kind, "mean")
-        if how == "most frequent":
-            how = partial(typical, kind=kind)
-        columns[name] = groups[name].agg(how)
+    how = {"mean": "mean", "median": "median", "most frequent": partial(typical, kind="position")}
+    columns = {name: groups[name].agg(how[STATISTIC.get(kind, "mean")]) for name, kind in kinds.items()}
     return pd.DataFrame(columns).reset_index()
 
 

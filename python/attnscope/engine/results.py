@@ -94,7 +94,7 @@ class Results:
 
     def tables(self) -> list[str]:
         """Names of the tables: `samples`, then the others by name."""
-        there = {*self._tables, *self.files, *self._stored()}
+        there = {*self._tables, *self._stored()}
         return sorted(there, key=lambda name: (name != "samples", name))
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -239,39 +239,22 @@ class Results:
         return report(self, path, **options)
 
     def _rows(self, name: str) -> int:
-        if name in self._tables:
-            return len(self._tables[name])
-        import pyarrow.parquet as pq
+        return len(self._tables[name] if name in self._tables else self.arrow(name, []))
 
-        files = self._parts(name)
-        if not is_present(name, pq.read_schema(files[0])):
-            return len(self.arrow(name))
-        return sum(int(pq.read_metadata(file).num_rows) for file in files)
-
-    def _parts(self, name: str) -> list[Path]:
-        """The files of a table, in their order."""
-        if name in self.files:
-            return self.files[name]
-        stored = self._stored()
-        if name not in stored:
-            raise MissingError(
-                f"no table {name!r} in {self.path or 'these results'}{nearest(name, self.tables())}"
-            )
-        return [stored[name]]
-
-    def _stored(self) -> dict[str, Path]:
-        """The file of the run folder that holds a table, by the table's name."""
-        if self.path is None:
-            return {}
-        files = sorted((self.path / "tables").glob("*.parquet"))
-        return {name: file for file in files for name in names_in(file)}
+    def _stored(self) -> dict[str, list[Path]]:
+        """The files of each table on disk, in their order, by the table's name."""
+        whole = sorted((self.path / "tables").glob("*.parquet")) if self.path else []
+        return {**{name: [file] for file in whole for name in names_in(file)}, **self.files}
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
         from attnscope.engine.store import dataset
 
-        files = self._parts(name)
+        files = self._stored().get(name)
+        if files is None:
+            where = self.path or "these results"
+            raise MissingError(f"no table {name!r} in {where}{nearest(name, self.tables())}")
         try:
             whole = dataset(files)
             if not is_present(name, whole.schema):

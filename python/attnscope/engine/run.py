@@ -32,8 +32,8 @@ from attnscope.engine.run_folder import (
     write_provenance,
 )
 from attnscope.engine.stage_run import StageRun
-from attnscope.engine.stop import Interrupted, StopSignals
-from attnscope.engine.store import DiskFull, FolderLock, Store, disk_error, remove_leftovers, write_bytes
+from attnscope.engine.stop import Interrupted, stop_signals
+from attnscope.engine.store import FolderLock, Store, disk_error, remove_leftovers, write_bytes
 from attnscope.engine.texts.encoding import samples_table
 from attnscope.engine.texts.sources import extra_columns
 from attnscope.engine.units import Unit
@@ -207,11 +207,9 @@ class Engine:
                 self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
                 yield facts, lock
         except OSError as error:
-            full = disk_error(error, self.folder)
-            if isinstance(full, DiskFull):
-                raise DiskFull(
-                    full.errno, f"{full.strerror}; what is done is intact: {resume_command(self.folder)}"
-                ) from error
+            more = f"; what is done is intact: {resume_command(self.folder)}"
+            if (full := disk_error(error, self.folder, more)) is not error:
+                raise full from error
             raise
         except LoadError:
             if made and self.tally.units == 0 and self.folder.exists():
@@ -249,15 +247,15 @@ class Engine:
         """Has the executor do every missing unit, and stores each."""
         write_provenance(self, facts, "running")
         total, done = len(self.plan.units), self.store.count()
-        with StopSignals(self.say) as signals, self.bar(total, self.label, done) as self._bar:
-            self.stopping = lambda: signals.received is not None
+        with stop_signals(self.say) as received, self.bar(total, self.label, done) as self._bar:
+            self.stopping = lambda: bool(received)
             for outcome in self.executor.outcomes(self):
                 if outcome is not None:
                     self._take(outcome)
                 lock.beat()
-        if signals.received is not None:
+        if received:
             write_provenance(self, facts, "interrupted")
-            raise Interrupted(signals.received, str(self.folder))
+            raise Interrupted(received[0], str(self.folder))
         if self.failed:
             write_provenance(self, facts, "failed")
             raise UnitsFailed(

@@ -234,16 +234,10 @@ def begun(folder: Path) -> bool:
 
 def default_name(study: Settings) -> str:
     """The run's name when the settings give none: the study's and its models'."""
-    from attnscope.models import find_checkpoints
+    from attnscope.engine.plan import checkpoints_of
 
-    labels = []
-    for position, model in enumerate(study.models):
-        try:
-            found = find_checkpoints(model.path, model.revisions, model.label)
-        except FileNotFoundError as error:
-            raise ConfigError(f"models[{position}]: {error}") from None
-        labels.append(found[0].model.replace("/", "--"))
-    return "-".join([study.study, *labels[:3]])
+    models = [checkpoints_of(study, position)[0].model for position in range(len(study.models))]
+    return "-".join([study.study, *(model.replace("/", "--") for model in models[:3])])
 
 
 def resolved(study: Settings) -> Settings:

@@ -221,9 +221,8 @@ class StageRun:
                 controls.setdefault(rows.table.controls().name, []).append((rows, variant))
             else:
                 tables[table] = rows.arrow()
-        for name, own in controls.items():
-            tables[name] = control_rows(own, self.unit.seed).arrow()
-        return {**tables, **self._whole, **self.partials.tables()}
+        made = {name: control_rows(own, self.unit.seed).arrow() for name, own in controls.items()}
+        return {**tables, **made, **self._whole, **self.partials.tables()}
 
     def constants(self, keys: Sequence[str]) -> dict[str, Any]:
         """Those of the key columns that the unit decides, the same in all its rows."""

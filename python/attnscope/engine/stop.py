@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from attnscope.engine.results import resume_command
 
@@ -21,26 +21,22 @@ class Interrupted(KeyboardInterrupt):
         self.folder = folder
 
 
-class StopSignals:
-    """While inside, SIGINT and SIGTERM are noted; Python handles signals in its main thread alone."""
+@contextmanager
+def stop_signals(say: Callable[[str], None]) -> Iterator[list[int]]:
+    """The SIGINT or SIGTERM that came while inside; Python handles signals in its main thread alone."""
+    received: list[int] = []
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
-        self.received: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
             raise KeyboardInterrupt
-        self.received = number
-        self.say("stopping when the unit at work is stored; once more stops now and loses it")
+        received.append(number)
+        say("stopping when the unit at work is stored; once more stops now and loses it")
+
+    handled = (signal.SIGINT, signal.SIGTERM)
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, note) for number in handled if main}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

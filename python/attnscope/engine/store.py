@@ -110,10 +110,10 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def disk_error(error: OSError, path: Path) -> OSError:
-    """`DiskFull` where the error says that there was no room, else the error itself."""
+def disk_error(error: OSError, path: Path, more: str = "") -> OSError:
+    """`DiskFull`, which says `more`, where the error says that there was no room, else the error itself."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        why = f"no room for {path.name} ({os.strerror(error.errno)})"
+        why = f"no room for {path.name} ({os.strerror(error.errno)}){more}"
         return DiskFull(error.errno, why, str(path.parent))
     return error
 
@@ -146,7 +146,6 @@ class FolderLock:
         self.folder = folder
         self.owner = folder / ".owner"
         self._lock = FileLock(folder / ".lock")
-        self._beaten = 0.0
 
     def __enter__(self) -> FolderLock:
         try:
@@ -169,13 +168,14 @@ class FolderLock:
                     f"{self.folder} is in use by {_words(owner)}, last heard of {quiet:.0f} s ago; "
                     f"after {STALE_AFTER:.0f} s of silence its lock counts as stale"
                 )
-        self.beat(force=True)
+        self._beaten = 0.0
+        self.beat()
         return self
 
-    def beat(self, *, force: bool = False) -> None:
+    def beat(self) -> None:
         """Gives a sign of life, at most every 30 seconds."""
         now = time.time()
-        if force or now - self._beaten >= 30.0:
+        if now - self._beaten >= 30.0:
             self._beaten = now
             about = {"pid": os.getpid(), "host": socket.gethostname(), "beat": round(now)}
             self.owner.write_text(json.dumps(about), "utf-8")

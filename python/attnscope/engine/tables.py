@@ -39,7 +39,6 @@ from attnscope._nearest import nearest
 from attnscope.engine.schema import SCHEMA_VERSION, VARIANT_KEYS, head_means_of, variants_of
 
 if TYPE_CHECKING:
-    import pandas as pd
     import pyarrow as pa
 
 #: Types of a column that says none, by its kind; the others are numbers.
@@ -125,15 +124,6 @@ class Table:
         if self.heads:
             return "head_mean"
         return "heads" if "head" in self.keys else "layers" if "layer" in self.keys else "whole"
-
-    def metadata(self, study: str) -> dict[str, str]:
-        """What the table's file says of itself."""
-        about = {"name": self.name, "version": self.version, "keys": list(self.keys)}
-        return {
-            "attnscope_schema": str(SCHEMA_VERSION),
-            "attnscope_study": study,
-            "attnscope_table": json.dumps(about),
-        }
 
 
 class Rows:
@@ -231,29 +221,25 @@ def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
             and not callable(value)
         }
         fields.append(pa.field(field.name, field.type, metadata=about or None))
-    return table.cast(pa.schema(fields)).replace_schema_metadata(declared.metadata(study))
+    whole = {"name": declared.name, "version": declared.version, "keys": list(declared.keys)}
+    own = {"attnscope_schema": str(SCHEMA_VERSION), "attnscope_study": study}
+    return table.cast(pa.schema(fields, {**own, "attnscope_table": json.dumps(whole)}))
 
 
 def control_rows(tables: Sequence[tuple[Rows, str]], seed: int) -> Rows:
     """The rows of one table `NAME_variants`, from rows with the name of their control."""
     rows = tables[0][0]
     made = Rows(rows.table.controls(), rows.study)
+    columns = [column.name for column in made.table.columns or ()]
     for rows, variant in tables:
-        whole = rows.arrow().to_pandas()
-        if rows.table.variants == "reduced":
-            whole = _means(whole, rows.table)
-            whole["scope"] = rows.table.scope
-        made.add(**{name: whole[name] for name in whole.columns}, variant=variant, seed=seed)
+        table, whole = rows.table, rows.arrow().to_pandas()
+        if table.variants == "reduced":
+            keys = [whole[key] for key in table.keys if key not in ("layer", "head")]
+            finite = whole[columns].astype(np.float64).replace([np.inf, -np.inf], np.nan)
+            means = finite.groupby(keys, sort=True, dropna=False).mean()
+            whole = means.reset_index().assign(scope=table.scope)
+        made.add(**dict(whole.items()), variant=variant, seed=seed)
     return made
-
-
-def _means(rows: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Means over layers and heads of the finite entries."""
-    keys = [key for key in table.keys if key not in ("layer", "head")]
-    columns = [column.name for column in table.controls().columns or ()]
-    finite = rows[columns].astype(np.float64).replace([np.inf, -np.inf], np.nan)
-    means = finite.groupby([rows[key] for key in keys], sort=True, dropna=False).mean()
-    return means.reset_index()
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:

@@ -187,6 +187,15 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
     assert (code, "did you mean 'heads'" in err) == (2, True)
 
 
+@pytest.mark.parametrize("column", ["no", "7", "a: b"])
+def test_a_column_of_a_file_s_texts_is_taken_by_the_letter(call, inputs, tmp_path, column):
+    (tmp_path / "texts.csv").write_text("other,no,7,a: b\nx,the cat sat,the cat sat,the cat sat\n", "utf-8")
+    given = {"models": str(inputs[0]), "texts": str(tmp_path / "texts.csv")}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(given), "utf-8")
+    code, out, err = call("run", tmp_path / "study.yaml", "--column", column, "--dry-run", "--no-draw")
+    assert (code, err, "x 1 text)" in out) == (0, "", True)
+
+
 def test_figures_and_report(call, finished, tmp_path):
     code, out, err = call("figures", finished / "a", "depth", "--output", tmp_path)
     assert (code, err) == (0, "")
@@ -195,7 +204,7 @@ def test_figures_and_report(call, finished, tmp_path):
     ]  # fmt: skip
     assert (tmp_path / "depth.pdf").read_bytes()[:4] == b"%PDF"
     code, _, err = call("figures", finished / "a", "dept")
-    assert (code, "there is no figure 'dept'; did you mean 'depth'?" in err) == (2, True)
+    assert (code, "figures: no figure 'dept'; did you mean 'depth'?" in err) == (2, True)
     code, out, _ = call("report", finished / "a", "--output", tmp_path / "r.html")
     assert code == 0
     assert "sink_share" in (tmp_path / "r.html").read_text("utf-8")

@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnscope.engine.config import ConfigError, ModelSource, Settings
+from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Table, described
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.texts.windows import windows
 from attnscope.engine.units import Input, Unit
-from attnscope.models import Checkpoint, Encoder, LoadError, load_tokenizer
+from attnscope.models import Encoder, LoadError, load_tokenizer
 from attnscope.models.architecture import text_config
 from attnscope.models.loading import context_length, load_config
 
@@ -30,13 +30,10 @@ BATCH_TOKENS = 2048
 SAMPLES = Table("samples", (*CHECKPOINT_KEYS, "sample"), columns=None)
 
 
-def encode(
-    plan: Plan, study: Study, position: int, source: ModelSource, checkpoints: Sequence[Checkpoint]
-) -> list[Input]:
+def encode(plan: Plan, study: Study, position: int) -> list[Input]:
     """The texts of a run as one model reads them; what a person should know of them goes into the plan."""
-    settings = plan.settings
-    config, tokenizer = _config_and_tokenizer(plan, source, checkpoints)
-    model = checkpoints[0].model
+    settings, model = plan.settings, plan.series[position][0].model
+    config, tokenizer = _config_and_tokenizer(plan, position)
     if getattr(config, "is_encoder_decoder", False):
         if study.causal:
             raise LoadError(f"{config.model_type} has an encoder; {study.name} needs a causal map")
@@ -73,14 +70,14 @@ def encode(
     return [one for one in read if one.n_tokens]
 
 
-def _config_and_tokenizer(
-    plan: Plan, source: ModelSource, checkpoints: Sequence[Checkpoint]
-) -> tuple[Any, Any]:
+def _config_and_tokenizer(plan: Plan, position: int) -> tuple[Any, Any]:
     """From the first checkpoint that has them: a broken one in a series must not end the sweep."""
     reasons = []
+    source = plan.settings.models[position]
+    trust = source.trust_remote_code
     needs_tokenizer = any(sentence.token_ids is None for sentence in plan.sentences)
-    for checkpoint in checkpoints:
-        config, trust = None, source.trust_remote_code
+    for checkpoint in plan.series[position]:
+        config = None
         try:
             config = load_config(checkpoint, trust_remote_code=trust)
             return config, load_tokenizer(checkpoint, source.tokenizer, trust_remote_code=trust)
