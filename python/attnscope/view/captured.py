@@ -5,23 +5,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from attnscope.capture import capture
+from attnscope.capture.anatomy import text_argument
 from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
 from attnscope.view.measured import Stack
 
 if TYPE_CHECKING:
     import pandas as pd
-    import torch
 
     from attnscope.engine.config import Settings
 
 
 def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
     """Every layer's attention of one sentence; of an encoder-decoder its three kinds."""
-    import torch
-
-    from attnscope.capture import capture
-
     config = getattr(model, "config", None)
     if text is None:
         raise ValueError('view: a model needs a text: view(model, "a sentence", tokenizer=tokenizer)')
@@ -47,10 +46,6 @@ def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
 
 def _ids(text: Any, tokenizer: Any) -> torch.Tensor:
     """Token ids [1, n] of one sentence."""
-    import torch
-
-    from attnscope.capture.anatomy import text_argument
-
     if isinstance(text, str):
         if tokenizer is None:
             raise ValueError("view: a sentence needs a tokenizer: view(model, text, tokenizer=tokenizer)")
@@ -75,7 +70,6 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
     Results of `analyze` remember their model while that is alive.
     """
     import pandas as pd
-    import torch
 
     from attnscope.engine.config import Study
     from attnscope.engine.forward import self_attention

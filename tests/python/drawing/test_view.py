@@ -335,6 +335,14 @@ def test_columns_of_the_other_protocol_are_not_shown():
     assert "fiedler_value" not in names[1]
 
 
+def test_graphs_of_no_single_head_leave_the_heads():
+    whole = made.make_results()
+    graphs = whole.table("graphs")
+    tables = {"heads": whole.table("heads"), "graphs": graphs[graphs["head"] == -1]}
+    contents = asc.view(Results(tables)).contents
+    assert {metric["group"] for metric in contents["metrics"]} == {"heads"}
+
+
 def test_a_run_of_the_published_protocol_alone_says_so():
     whole = made.make_results()
     heads = whole.table("heads").assign(protocol="ruscio2025")
