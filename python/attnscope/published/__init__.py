@@ -152,14 +152,9 @@ def _text(rows: pd.DataFrame) -> str:
                 _with_interval(row["exact"], row["exact_low"], row["exact_high"]),
             )
         )
-    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place < 3 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    layout = "  ".join(f"{{:{'<' if place < 3 else '>'}{width}}}" for place, width in enumerate(widths))
+    return "\n".join(layout.format(*line).rstrip() for line in lines)
 
 
 def _with_interval(value: float, low: float, high: float) -> str:

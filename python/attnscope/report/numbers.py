@@ -88,10 +88,9 @@ def pair_rows(
     names = ("label", "meaning", "series", "exact", "exact_interval", "published", "published_interval")
     rows = []
     for name, column, label, other, threshold in wanted:
-        table = tables.get(name)
-        if table is None or table.empty or "protocol" not in table:
+        if "protocol" not in tables.get(name, ()):
             continue
-        own = last_step(table)
+        own = last_step(tables[name])
         if "head" in own:
             own = own[own["head"] == -1]
         if threshold is not None:
