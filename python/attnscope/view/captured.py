@@ -90,20 +90,12 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
         study = Study(**results.study)
         model, layers = _loaded(study, wanted), study.layers or None
     ids = torch.tensor([list(row["token_ids"])], device=model.device)
-    found: list[dict[str, Any]] = []
-    for number, layer in self_attention(model, {"input_ids": ids}, layers=layers):
-        for head, matrix in zip(layer.heads, layer.attention[0].float().cpu(), strict=True):
-            found.append(
-                {
-                    **dict(zip(("model", "revision", "step"), wanted, strict=True)),
-                    "sample": sample,
-                    "layer": number,
-                    "head": head,
-                    "n_tokens": ids.shape[1],
-                    "attention": matrix.numpy().ravel(),
-                }
-            )
-    return pd.DataFrame(found)
+    found = [
+        {"layer": number, "head": head, "attention": matrix.numpy().ravel()}
+        for number, layer in self_attention(model, {"input_ids": ids}, layers=layers)
+        for head, matrix in zip(layer.heads, layer.attention[0].float().cpu(), strict=True)
+    ]
+    return pd.DataFrame(found).assign(**row[["model", "revision", "step", "sample"]], n_tokens=ids.shape[1])
 
 
 def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:

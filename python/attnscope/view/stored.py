@@ -22,7 +22,7 @@ from attnscope.plots.selection import (
     uniform_value,
 )
 from attnscope.view.captured import captured_sentence
-from attnscope.view.measured import Maps, number
+from attnscope.view.measured import Maps, number, plain
 
 _LARGEST = 1_200_000
 
@@ -90,7 +90,7 @@ def contents_of_results(
         "checkpoints": _labels(checkpoints),
         "inputs": inputs,
         "metrics": metrics,
-        "values": _plain(np.concatenate(cubes, axis=2)),
+        "values": plain(np.concatenate(cubes, axis=2)),
         "uniform": uniform,
         "laws": maps.laws,
         "maps": maps.stored,
@@ -137,11 +137,6 @@ def _means(
     means = rows.groupby(list(axes))[part.columns].mean()
     cells = means.reindex(pd.MultiIndex.from_product(list(axes.values()))).to_numpy()
     return np.moveaxis(cells.reshape(*map(len, axes.values()), len(part.columns)), -1, 2)
-
-
-def _plain(cells: Any) -> Any:
-    """Numbers of any shape as lists for JSON."""
-    return [_plain(inner) for inner in cells] if np.ndim(cells) else number(cells)
 
 
 def _labels(checkpoints: list[tuple[str, str, int]]) -> list[str]:
