@@ -103,14 +103,14 @@ def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:
     from attnscope.models import LoadError, find_checkpoints, load_model
 
     try:
-        source, checkpoint = next(
-            (source, one)
-            for source in study.models
-            for one in find_checkpoints(source.path, source.revisions, source.label)
-            if (one.model, one.revision, one.step) == wanted
-        )
-        return load_model(checkpoint, dtype=source.dtype, trust_remote_code=source.trust_remote_code).model
-    except (StopIteration, FileNotFoundError, LoadError) as error:
+        for source in study.models:
+            for one in find_checkpoints(source.path, source.revisions, source.label):
+                if (one.model, one.revision, one.step) == wanted:
+                    return load_model(
+                        one, dtype=source.dtype, trust_remote_code=source.trust_remote_code
+                    ).model
+        raise LoadError(f"no checkpoint of it has revision {wanted[1]!r} and step {wanted[2]}")
+    except (FileNotFoundError, LoadError) as error:
         raise ResultsError(
             f"view: the model {wanted[0]} of the run cannot be loaded again: {error}"
         ) from error

@@ -312,6 +312,8 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
     shutil.rmtree(model)
     with pytest.raises(ResultsError, match="the model tiny of the run cannot be loaded again"):
         asc.view(results, sample=0)
+    with pytest.raises(ResultsError, match="no checkpoint of it has revision 'step64' and step 64"):
+        asc.view(made.make_results(), sample=0)
 
 
 def test_arrays_are_maps():
