@@ -86,8 +86,8 @@ def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
 def measured_columns(frame: pd.DataFrame) -> list[str]:
     """Columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
     keys = {*CHECKPOINT, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
-    names = [str(name) for name in frame.select_dtypes(["number", "bool"]) if name not in keys]
-    return [name for name in names if name.removesuffix("_uniform") == name]
+    names = map(str, frame.select_dtypes(["number", "bool"]))
+    return [name for name in names if name not in keys and not name.endswith("_uniform")]
 
 
 def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:

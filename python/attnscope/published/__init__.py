@@ -133,9 +133,8 @@ def compare_published(
 
 def _text(rows: pd.DataFrame) -> str:
     """The rows as aligned text."""
-    head = ("quantity", "layer", "statistic", "published", "measured", "difference", "exact")
-    lines: list[Sequence[str]] = [head]
-    for row in cast("list[dict[str, Any]]", rows.to_dict("records")):
+    lines = [("quantity", "layer", "statistic", "published", "measured", "difference", "exact")]
+    for row in rows.to_dict("records"):
         here, theirs = row["layer"], row["published_layer"]
         layer = "all" if theirs < 0 else str(theirs) if here == theirs else f"{theirs} (here {here})"
         printed = f"{row['published']:.4g}"
