@@ -52,9 +52,8 @@ def papers() -> dict[str, StudyFolder]:
 
 @cache
 def _read(file: Path) -> pd.DataFrame:
-    kinds: Any = {"layer": "Int64", "samples": "Int64", "token": str, "printed": str}
     absent = {"layer": -1, "samples": -1, "token": "", "printed": ""}
-    table = pd.read_csv(file, dtype=kinds).fillna(absent)
+    table = pd.read_csv(file, dtype={"token": str, "printed": str}).fillna(absent)
     return table.astype({"layer": "int64", "samples": "int64"})
 
 
@@ -91,6 +90,8 @@ class Compared:
     statements: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        if self.table.empty:
+            return "\n".join([*self.statements, "The run holds no model to compare."])
         lines = list(self.statements)
         for (model, published), rows in self.table.groupby(["model", "published_model"], sort=False):
             lines += ["", f"{model} beside {published}", _text(rows)]

@@ -51,7 +51,7 @@ def contents_of_results(
             rows = defined(in_series(heads_only(results.table(name), protocol), results))
             # columns of the other protocol are absent from all rows
             columns = [column for column in measured_columns(rows) if rows[column].notna().any()]
-            levels = rows.groupby("threshold") if name == "graphs" else [(None, rows)]
+            levels: Any = rows.groupby("threshold") if name == "graphs" else [(None, rows)]
             parts += [_Part(name, level, own, columns) for level, own in levels]
     heads = parts[0].rows
     if heads.empty:
