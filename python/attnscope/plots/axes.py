@@ -102,5 +102,8 @@ def logarithmic(ax: Axes, values: Sequence[Any]) -> None:
 
 def drawn_range(ax: Axes) -> tuple[float, float]:
     """The lowest and highest value that lines and intervals of some axes reach; NaN when there is none."""
-    low, high = ax.dataLim.intervaly
-    return (low, high) if low <= high else (np.nan, np.nan)
+    values = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
+    values += [np.asarray(path.vertices)[:, 1] for band in ax.collections for path in band.get_paths()]
+    together = np.concatenate([np.ravel(part) for part in values]) if values else np.array([np.nan])
+    together = together[np.isfinite(together)]
+    return (float(together.min()), float(together.max())) if together.size else (np.nan, np.nan)

@@ -213,7 +213,7 @@ def threshold_curve(
     for name in dict.fromkeys(graphs["series"]):
         rows = table[table["series"] == name]
         draw_curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True)
-    thresholds = sorted(graphs["threshold"].unique())
+    thresholds = sorted(graphs["threshold"].dropna().unique())
     uniform = [
         uniform_value(graphs[graphs["threshold"] == value], baselines, metric, value) for value in thresholds
     ]
