@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from string import ascii_lowercase
 from typing import Any
 
 from matplotlib.colors import is_color_like, to_rgba
@@ -141,10 +143,10 @@ def _letter(figure: Figure, size: float) -> None:
     panels = [ax for ax in figure.axes if ax.get_visible() and not hasattr(ax, "_colorbar")]
     if len(panels) < 2:
         return
-    for place, ax in enumerate(panels):
+    pairs = map("".join, itertools.product(ascii_lowercase, repeat=2))
+    for name, ax in zip([*ascii_lowercase, *pairs], panels, strict=False):
         ax.annotate(
-            chr(ord("a") + place) if place < 26 else f"a{chr(ord('a') + place - 26)}",
-            (0, 1), (-0.9 * size, 0.55 * size), xycoords="axes fraction", textcoords="offset points",
+            name, (0, 1), (-0.9 * size, 0.55 * size), xycoords="axes fraction", textcoords="offset points",
             ha="right", va="bottom", fontweight="bold", fontsize=size + 1, color=INK, annotation_clip=False,
         )  # fmt: skip
 

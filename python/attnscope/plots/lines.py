@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullFormatter
 
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import (
@@ -214,20 +213,16 @@ def threshold_curve(
     for name in dict.fromkeys(graphs["series"]):
         rows = table[table["series"] == name]
         draw_curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True)
-    thresholds = sorted(graphs["threshold"].unique())
+    thresholds = sorted(graphs["threshold"].dropna().unique())
     uniform = [
         uniform_value(graphs[graphs["threshold"] == value], baselines, metric, value) for value in thresholds
     ]
     if np.isfinite(uniform).any():
         ax.plot(thresholds, uniform, label="uniform attention", gid="uniform", **UNIFORM)
-    ax.set_xscale("log")
+    ax.set(xscale="log", xlabel="threshold on attention", ylabel=quantity(metric).axis)
     ticks = spread(thresholds, 3.9)
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.set_minor_locator(FixedLocator([value for value in thresholds if value not in ticks]))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel("threshold on attention")
-    ax.set_ylabel(quantity(metric).axis)
+    ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
+    ax.set_xticks([value for value in thresholds if value not in ticks], [], minor=True)
     _limits(ax, metric)
     top = ax.get_ylim()[1]
     if logarithmic and top > 10:

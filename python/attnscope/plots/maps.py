@@ -73,29 +73,26 @@ def layer_head_map(
     table = rows_of(heads, metric)
     table = layer_head_table(last_step(table) if hasattr(heads, "tables") else table, metric)
     cells = table.to_numpy()
-    if norm is None:
-        finite = cells[np.isfinite(cells)]
-        norm = Normalize(finite.min(), finite.max()) if finite.size else Normalize(0, 1)
+    if norm is None and not np.isfinite(cells).any():
+        norm = Normalize(0, 1)
     rows, columns = cells.shape
     small = rows * columns <= 48
     mesh = ax.pcolormesh(
         np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(cells),
         cmap=cmap, norm=norm, edgecolors="white" if small else "face", linewidth=1.0 if small else 0.1,
     )  # fmt: skip
-    ax.set_facecolor("#eeeeee")
     ax.invert_yaxis()
     ax.set_aspect("equal" if max(rows, columns) <= 3 * min(rows, columns) else "auto")
     for axis, numbered in ((ax.yaxis, table.index), (ax.xaxis, table.columns)):
         places = range(0, len(numbered), -(-len(numbered) // 12))
         axis.set_ticks(places, [str(numbered[place]) for place in places])
-    ax.set_xlabel("head")
-    ax.set_ylabel("layer")
+    ax.set(xlabel="head", ylabel="layer", facecolor="#eeeeee")
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
     if numbers if numbers is not None else small:
         for (row, column), value in np.ndenumerate(cells):
             if np.isfinite(value):
-                red, green, blue, _ = mesh.cmap(norm(value))
+                red, green, blue, _ = mesh.cmap(mesh.norm(value))
                 bright = 0.299 * red + 0.587 * green + 0.114 * blue > 0.55
                 ax.text(
                     column, row, short(value), ha="center", va="center", fontsize=6,
@@ -143,8 +140,7 @@ def attention_map(
     ax = axes_or_new(ax, 3.4, 3.0)
     shown = np.ma.masked_less(matrix, floor)
     image = ax.imshow(shown, cmap=SPARSE, norm=LogNorm(floor, 1.0), interpolation="nearest", aspect="equal")
-    ax.set_xlabel("key")
-    ax.set_ylabel("query")
+    ax.set(xlabel="key", ylabel="query")
     # The frame would cover the first key, which is the one to look at.
     ax.spines[:].set_visible(False)
     if tokens is None:
@@ -192,12 +188,8 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
         "edge", (found.edge, 0.0), xytext=(2, 2), textcoords="offset points", fontsize=6, rotation=90,
         va="bottom",
     )  # fmt: skip
-    ax.set_xscale("log")
-    smallest = float(found.values[found.values > 0].min())
-    ax.set_xlim(max(1e-4, 0.5 * smallest), 1.6 * float(max(found.values[-1], found.edge)))
-    ax.set_ylim(0, 1.02)
-    ax.set_xlabel("eigenvalue")
-    ax.set_ylabel("share below")
+    ends = max(1e-4, 0.5 * found.values[found.values > 0].min()), 1.6 * max(found.values[-1], found.edge)
+    ax.set(xscale="log", xlim=ends, ylim=(0, 1.02), xlabel="eigenvalue", ylabel="share below")
     legend_above(ax)
     return ax
 
@@ -237,20 +229,16 @@ def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
     top = 1.14
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.7, zorder=1)
     ax.axhline(top, color=GRID, linewidth=0.8, zorder=1)
-    for dimension in sorted({int(value) for value in bars["dimension"]}):
-        rows = bars[bars["dimension"] == dimension]
+    for dimension, rows in bars.groupby(bars["dimension"].astype(int)):
         death = rows["death"].to_numpy(dtype=float)
         ax.scatter(
             rows["birth"], np.where(np.isfinite(death), death, top), s=9, alpha=0.55, linewidths=0,
             marker="o^s"[min(dimension, 2)], color=PALETTE[dimension], clip_on=False, zorder=3,
             label=f"H{dimension}: {len(rows)}",
         )  # fmt: skip
-    ax.set_xlim(-0.02, 1.02)
-    ax.set_ylim(0, 1.18)
+    ax.set(xlim=(-0.02, 1.02), ylim=(0, 1.18), xlabel="birth (1 − attention)", ylabel="death")
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1.0, top], ["0", ".25", ".5", ".75", "1", "∞"])
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0", ".25", ".5", ".75", "1"])
-    ax.set_xlabel("birth (1 − attention)")
-    ax.set_ylabel("death")
     legend_above(ax)
     return ax
 
@@ -277,8 +265,7 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
             thresholds, ((birth <= scale) & (scale < death)).sum(axis=1), where="post",
             color=PALETTE[dimension], label=rf"$\beta_{dimension}$", linestyle=dash,
         )  # fmt: skip
-    ax.set_xscale("log")
-    ax.set_xlim(1.0, smallest)
+    ax.set(xscale="log", xlim=(1.0, smallest), xlabel="threshold on attention", ylabel="count")
     # Loops outnumber components by orders of magnitude, and both may be 0.
     ax.set_yscale("symlog", linthresh=10)
     ax.set_ylim(bottom=0)
@@ -287,8 +274,6 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     ax.set_yticks(few, [str(count) for count in few])
     ax.set_ylim(0, top)
     ax.xaxis.set_major_formatter(lambda share, _: f"{share:g}".replace("0.", "."))
-    ax.set_xlabel("threshold on attention")
-    ax.set_ylabel("count")
     legend_above(ax)
     return ax
 
@@ -308,7 +293,7 @@ def printable(token: str) -> str:
     >>> printable("\u0120the"), printable("a\nb"), printable("$x$")
     ('␣the', 'a↵b', '\\$x\\$')
     """
-    text = readable(token).replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+    text = readable(token).translate(str.maketrans(" \n\t", "␣↵⇥"))
     text = "".join(letter if letter.isprintable() else "·" for letter in text)
     text = text if len(text) <= 12 else text[:11] + "…"
     return text.replace("$", r"\$")

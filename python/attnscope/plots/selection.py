@@ -25,21 +25,15 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
     A series is an input set of a model; the part that all rows share is left out of its name.
     """
     keys = [*CHECKPOINT, "sample"]
-    if samples is None:
-        frame = frame.copy()
-    else:
+    if samples is not None:
         wanted = [name for name in ("group", "n_tokens", "causal") if name not in frame and name in samples]
         of_samples = samples[[*keys, *wanted]].drop_duplicates(keys)
         frame = frame.merge(of_samples, on=keys, how="left", validate="many_to_one")
-    frame["group"] = frame["group"].fillna("text") if "group" in frame else "text"
-    models, groups_there = frame["model"].astype(str), frame["group"].astype(str)
-    if groups_there.nunique() <= 1 and models.ne("").all():
-        frame["series"] = models
-    elif models.nunique() <= 1:
-        frame["series"] = groups_there
-    else:
-        frame["series"] = models + ", " + groups_there
-    return frame
+    frame = frame.assign(group=frame["group"].fillna("text") if "group" in frame else "text")
+    models, groups = frame["model"].astype(str), frame["group"].astype(str)
+    if groups.nunique() <= 1 and models.ne("").all():
+        return frame.assign(series=models)
+    return frame.assign(series=groups if models.nunique() <= 1 else models + ", " + groups)
 
 
 def in_series(frame: pd.DataFrame, results: Tables) -> pd.DataFrame:
@@ -92,8 +86,8 @@ def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
 def measured_columns(frame: pd.DataFrame) -> list[str]:
     """Columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
     keys = {*CHECKPOINT, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
-    names = [str(name) for name in frame.select_dtypes(["number", "bool"]) if name not in keys]
-    return [name for name in names if name.removesuffix("_uniform") == name]
+    names = map(str, frame.select_dtypes(["number", "bool"]))
+    return [name for name in names if name not in keys and not name.endswith("_uniform")]
 
 
 def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:

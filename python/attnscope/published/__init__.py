@@ -52,9 +52,8 @@ def papers() -> dict[str, StudyFolder]:
 
 @cache
 def _read(file: Path) -> pd.DataFrame:
-    kinds: Any = {"layer": "Int64", "samples": "Int64", "token": str, "printed": str}
     absent = {"layer": -1, "samples": -1, "token": "", "printed": ""}
-    table = pd.read_csv(file, dtype=kinds).fillna(absent)
+    table = pd.read_csv(file, dtype={"token": str, "printed": str}).fillna(absent)
     return table.astype({"layer": "int64", "samples": "int64"})
 
 
@@ -91,6 +90,8 @@ class Compared:
     statements: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        if self.table.empty:
+            return "\n".join([*self.statements, "The run holds no model to compare."])
         lines = list(self.statements)
         for (model, published), rows in self.table.groupby(["model", "published_model"], sort=False):
             lines += ["", f"{model} beside {published}", _text(rows)]
@@ -133,9 +134,8 @@ def compare_published(
 
 def _text(rows: pd.DataFrame) -> str:
     """The rows as aligned text."""
-    head = ("quantity", "layer", "statistic", "published", "measured", "difference", "exact")
-    lines: list[Sequence[str]] = [head]
-    for row in cast("list[dict[str, Any]]", rows.to_dict("records")):
+    lines = [("quantity", "layer", "statistic", "published", "measured", "difference", "exact")]
+    for row in rows.to_dict("records"):
         here, theirs = row["layer"], row["published_layer"]
         layer = "all" if theirs < 0 else str(theirs) if here == theirs else f"{theirs} (here {here})"
         printed = f"{row['published']:.4g}"
@@ -152,14 +152,9 @@ def _text(rows: pd.DataFrame) -> str:
                 _with_interval(row["exact"], row["exact_low"], row["exact_high"]),
             )
         )
-    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place < 3 else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    layout = "  ".join(f"{{:{'<' if place < 3 else '>'}{width}}}" for place, width in enumerate(widths))
+    return "\n".join(layout.format(*line).rstrip() for line in lines)
 
 
 def _with_interval(value: float, low: float, high: float) -> str:

@@ -71,27 +71,26 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     names.sort(key=lambda name: name != ranked)
     if not names or final.groupby(["layer", "head"]).ngroups < 2:
         return None
-    first, *others = names
+    first, *others = names[: 1 + _BESIDE]
     several = final["series"].nunique() > 1
+    baselines = optional(page.results, "baselines")
     rows = []
+    # each series has texts of its own
     for series, here in final.groupby("series", sort=True):
-        # each series has texts of its own
+        means = here.groupby(["layer", "head"])[others].mean()
         own = estimate(here, first, ["layer", "head"], together=True)
-        means = here.groupby(["layer", "head"])[others[:_BESIDE]].mean()
-        for _, row in own.nlargest(_ROWS, "mean").iterrows():
-            place = int(row["layer"]), int(row["head"])
+        for row in own.nlargest(_ROWS, "mean").itertuples():
             # layers of one model may see different keys
-            layer = here[here["layer"] == place[0]]
-            uniform = uniform_value(layer, optional(page.results, "baselines"), first)
+            layer, beside = here[here["layer"] == row.layer], means.loc[(row.layer, row.head)]
             rows.append(
                 {
                     **({page.apart: str(series)} if several else {}),
-                    "head": f"L{place[0]}H{place[1]}",
-                    quantity(first).label: number(row["mean"]),
-                    "95 % interval": interval(row["low"], row["high"]),
-                    "uniform": number(uniform),
-                    **{quantity(name).label: number(means.loc[place, name]) for name in others[:_BESIDE]},
-                    "n": str(int(row["samples"])),
+                    "head": f"L{row.layer}H{row.head}",
+                    quantity(first).label: number(row.mean),
+                    "95 % interval": interval(row.low, row.high),
+                    "uniform": number(uniform_value(layer, baselines, first)),
+                    **{quantity(name).label: number(mean) for name, mean in beside.items()},
+                    "n": str(row.samples),
                 }
             )
     frame = pd.DataFrame(rows)

@@ -88,10 +88,9 @@ def pair_rows(
     names = ("label", "meaning", "series", "exact", "exact_interval", "published", "published_interval")
     rows = []
     for name, column, label, other, threshold in wanted:
-        table = tables.get(name)
-        if table is None or table.empty or "protocol" not in table:
+        if "protocol" not in tables.get(name, ()):
             continue
-        own = last_step(table)
+        own = last_step(tables[name])
         if "head" in own:
             own = own[own["head"] == -1]
         if threshold is not None:
@@ -143,7 +142,7 @@ def interval_text(low: Any, high: Any) -> str:
     >>> interval_text(0.25, 1.5), interval_text(float("nan"), float("nan"))
     ('[0.250, 1.50]', '')
     """
-    return f"[{number(low)}, {number(high)}]" if low == low and high == high else ""
+    return "" if pd.isna(low) or pd.isna(high) else f"[{number(low)}, {number(high)}]"
 
 
 def _median(values: pd.Series) -> tuple[str, str]:
@@ -190,7 +189,7 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
     names = len(columns)
     values = zip(table["value"], table["low"], table["high"], strict=True)
     columns |= {
-        "value [95 %]": [_with_interval(*one) for one in values],
+        "value [95 %]": [f"{number(value)} {interval_text(*ends)}".rstrip() for value, *ends in values],
         "null": [number(value) for value in table["null"]],
         "adjusted p": [number(value) for value in table["p_adjusted"]],
     }
@@ -202,11 +201,6 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
 def interval(low: float, high: float) -> str:
     """An interval's ends in brackets, or a dash where there is none."""
     return interval_text(low, high) or "–"
-
-
-def _with_interval(value: float, low: float, high: float) -> str:
-    known = not (pd.isna(low) or pd.isna(high))
-    return f"{number(value)} {interval(low, high)}" if known else number(value)
 
 
 def _models(table: pd.DataFrame) -> list[str]:

@@ -101,12 +101,8 @@ def latex_tables(results: Tables) -> str:
     stored(results, "heads")
     page = Page(results, {})
     parts = ["% \\usepackage{booktabs} in the preamble; numbers in brackets are 95 % intervals over texts.\n"]
-    for section in _words(results).SECTIONS:
-        parts += [
-            latex(block.content)
-            for block in page.written(section)
-            if block.kind == "table" and not block.content.folded
-        ]
+    blocks = [block for section in _words(results).SECTIONS for block in page.written(section)]
+    parts += [latex(one.content) for one in blocks if one.kind == "table" and not one.content.folded]
     return "\n".join(parts)
 
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from attnscope.capture import capture
+from attnscope.capture.anatomy import text_argument
 from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
 from attnscope.view.measured import Stack
 
 if TYPE_CHECKING:
     import pandas as pd
-    import torch
 
     from attnscope.engine.config import Settings
 
 
 def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
     """Every layer's attention of one sentence; of an encoder-decoder its three kinds."""
-    import torch
-
-    from attnscope.capture import capture
-
     config = getattr(model, "config", None)
     if text is None:
         raise ValueError('view: a model needs a text: view(model, "a sentence", tokenizer=tokenizer)')
@@ -47,10 +46,6 @@ def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
 
 def _ids(text: Any, tokenizer: Any) -> torch.Tensor:
     """Token ids [1, n] of one sentence."""
-    import torch
-
-    from attnscope.capture.anatomy import text_argument
-
     if isinstance(text, str):
         if tokenizer is None:
             raise ValueError("view: a sentence needs a tokenizer: view(model, text, tokenizer=tokenizer)")
@@ -75,7 +70,6 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
     Results of `analyze` remember their model while that is alive.
     """
     import pandas as pd
-    import torch
 
     from attnscope.engine.config import Study
     from attnscope.engine.forward import self_attention
@@ -96,20 +90,12 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
         study = Study(**results.study)
         model, layers = _loaded(study, wanted), study.layers or None
     ids = torch.tensor([list(row["token_ids"])], device=model.device)
-    found: list[dict[str, Any]] = []
-    for number, layer in self_attention(model, {"input_ids": ids}, layers=layers):
-        for head, matrix in zip(layer.heads, layer.attention[0].float().cpu(), strict=True):
-            found.append(
-                {
-                    **dict(zip(("model", "revision", "step"), wanted, strict=True)),
-                    "sample": sample,
-                    "layer": number,
-                    "head": head,
-                    "n_tokens": ids.shape[1],
-                    "attention": matrix.numpy().ravel(),
-                }
-            )
-    return pd.DataFrame(found)
+    found = [
+        {"layer": number, "head": head, "attention": matrix.numpy().ravel()}
+        for number, layer in self_attention(model, {"input_ids": ids}, layers=layers)
+        for head, matrix in zip(layer.heads, layer.attention[0].float().cpu(), strict=True)
+    ]
+    return pd.DataFrame(found).assign(**row[["model", "revision", "step", "sample"]], n_tokens=ids.shape[1])
 
 
 def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:
@@ -117,14 +103,14 @@ def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:
     from attnscope.models import LoadError, find_checkpoints, load_model
 
     try:
-        source, checkpoint = next(
-            (source, one)
-            for source in study.models
-            for one in find_checkpoints(source.path, source.revisions, source.label)
-            if (one.model, one.revision, one.step) == wanted
-        )
-        return load_model(checkpoint, dtype=source.dtype, trust_remote_code=source.trust_remote_code).model
-    except (StopIteration, FileNotFoundError, LoadError) as error:
+        for source in study.models:
+            for one in find_checkpoints(source.path, source.revisions, source.label):
+                if (one.model, one.revision, one.step) == wanted:
+                    return load_model(
+                        one, dtype=source.dtype, trust_remote_code=source.trust_remote_code
+                    ).model
+        raise LoadError(f"no checkpoint of it has revision {wanted[1]!r} and step {wanted[2]}")
+    except (FileNotFoundError, LoadError) as error:
         raise ResultsError(
             f"view: the model {wanted[0]} of the run cannot be loaded again: {error}"
         ) from error

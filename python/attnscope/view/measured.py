@@ -7,6 +7,7 @@ Of a matrix these are its entries, its bars, and its spectrum beside the null la
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -37,6 +38,11 @@ def number(value: Any) -> float | None:
     """
     value = float(value)
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def plain(cells: Any) -> Any:
+    """Numbers of any shape as lists for JSON."""
+    return [plain(inner) for inner in cells] if np.ndim(cells) else number(cells)
 
 
 def is_causal(maps: Tensor) -> bool:
@@ -144,19 +150,19 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
     wanted = _quantities()
     depth = max(len(one.layers) for one in stacks)
     heads = max(len(layer) for one in stacks for layer in one.layers)
-    numbers: list[dict[str, Any]] = []
-    uniform: list[dict[str, float | None]] = []
+    values = np.full((len(stacks), len(wanted), depth, heads), np.nan)
+    uniform = np.full((len(stacks), len(wanted)), np.nan)
     collected = Maps(max_bytes)
     for at, stack in enumerate(stacks):
-        square = stack.queries is None
-        numbers.append(_numbers(stack.layers, wanted, depth, heads) if square else {})
-        uniform.append(_of_uniform(stack.layers[0], wanted) if square else {})
+        if stack.queries is None:
+            uniform[at] = _of_uniform(stack.layers[0], wanted)
         for layer, maps in enumerate(stack.layers):
+            if stack.queries is None:
+                values[at, :, layer, : len(maps)] = _numbers(maps, wanted)
             for head, matrix in enumerate(maps):
                 place = {"layer": layer, "head": head, "checkpoint": 0, "input": at}
                 collected.add(matrix, stack.keys, stack.queries, **place)
-    kept = [one for one in wanted if any(one.name in found for found in numbers)]
-    empty = [[None] * heads for _ in range(depth)]
+    kept = np.isfinite(values).any((0, 2, 3))
     notes, without = [], "There is no such head here."
     if collected.refused:
         shown = len(collected.stored)
@@ -173,41 +179,33 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
         "inputs": [one.name for one in stacks],
         "stacks": len(stacks) > 1,
         "metrics": [
-            {"name": one.name, "label": one.label, "meaning": one.meaning, "group": "heads"} for one in kept
+            {"name": one.name, "label": one.label, "meaning": one.meaning, "group": "heads"}
+            for one in itertools.compress(wanted, kept)
         ],
-        "values": [[[found.get(one.name, empty) for one in kept] for found in numbers]],
-        "uniform": [[found.get(one.name) for one in kept] for found in uniform],
+        "values": [plain(values[:, kept])],
+        "uniform": plain(uniform[:, kept]),
         "laws": collected.laws,
         "maps": collected.stored,
         "without": without,
     }
 
 
-def _numbers(
-    layers: Sequence[Tensor], wanted: Sequence[Quantity], depth: int, heads: int
-) -> dict[str, list[list[float | None]]]:
-    """By quantity a grid [depth][heads], null where there is no value; none where no head has one."""
-    grids: dict[str, list[list[float | None]]] = {}
-    for at, maps in enumerate(layers):
-        measured = measure_quantities({"attention": maps[None]}, wanted, heads=range(len(maps)))
-        for one in wanted:
-            row = measured.values[one][0].double().where(measured.defined[one][0], torch.nan).tolist()
-            grid = grids.setdefault(one.name, [[None] * heads for _ in range(depth)])
-            grid[at][: len(row)] = [number(cell) for cell in row]
-    return {
-        name: grid for name, grid in grids.items() if any(cell is not None for row in grid for cell in row)
-    }
+def _numbers(maps: Tensor, wanted: Sequence[Quantity]) -> Tensor:
+    """Values of the heads of a layer, [quantity, head], NaN where there is none."""
+    measured = measure_quantities({"attention": maps[None]}, wanted, heads=range(len(maps)))
+    return torch.stack(
+        [measured.values[one][0].double().where(measured.defined[one][0], torch.nan) for one in wanted]
+    )
 
 
-def _of_uniform(maps: Tensor, wanted: Sequence[Quantity]) -> dict[str, float | None]:
-    """What uniform attention of that size gives."""
+def _of_uniform(maps: Tensor, wanted: Sequence[Quantity]) -> Tensor:
+    """What uniform attention of that size gives, [quantity]."""
     ones = torch.ones_like(maps[:1], dtype=torch.float64)
     visible = ones.tril() if is_causal(maps) else ones
     with warnings.catch_warnings():
         # Of uniform heads nothing differs, and their rows have nothing to standardise.
         warnings.simplefilter("ignore", UndefinedWarning)
-        grids = _numbers([visible / visible.sum(-1, keepdim=True)], wanted, 1, 1)
-    return {name: value for name, ((value,),) in grids.items()}
+        return _numbers(visible / visible.sum(-1, keepdim=True), wanted)[:, 0]
 
 
 def _quantities() -> list[Quantity]:

@@ -19,7 +19,6 @@ from attnscope.engine.results import Results
 from attnscope.engine.store import write_bytes
 from attnscope.view.captured import stacks_of_model
 from attnscope.view.measured import contents_of_stacks, contents_of_tensors
-from attnscope.view.stored import contents_of_results
 
 #: Makes a frame as high as the page in it says; 940 pixels until then.
 _FRAME = """<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
@@ -134,6 +133,8 @@ def view(
             raise ValueError(f"view: {one} does not go with {what}, {instead_of_it}")
     with warned_once("maps", rows=what == "tensors"):
         if results:
+            from attnscope.view.stored import contents_of_results
+
             name = shown.path.resolve().name if shown.path else "results in memory"
             contents = contents_of_results(shown, max_bytes, sample, model)
         elif network:

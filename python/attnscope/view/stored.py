@@ -3,51 +3,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
+import torch
 
 from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
 from attnscope.metrics.quantity import quantity
-from attnscope.view.measured import Maps, number
-
-if TYPE_CHECKING:
-    import pandas as pd
+from attnscope.plots.figure import optional
+from attnscope.plots.selection import (
+    CHECKPOINT,
+    defined,
+    heads_only,
+    in_series,
+    measured_columns,
+    uniform_value,
+)
+from attnscope.view.captured import captured_sentence
+from attnscope.view.measured import Maps, number, plain
 
 _LARGEST = 1_200_000
-_CHECKPOINT = ["model", "revision", "step"]
+
+
+class _Part(NamedTuple):
+    """Rows of single heads and their measured columns, of the graphs at one threshold."""
+
+    table: str
+    level: float | None
+    rows: pd.DataFrame
+    columns: list[str]
 
 
 def contents_of_results(
     results: Results, max_bytes: int, sample: int | None = None, model: Any = None
 ) -> dict[str, Any]:
     """Reads the tables."""
-    from attnscope.plots.figure import optional
-    from attnscope.plots.selection import defined, heads_only, in_series, uniform_value
-
     names = results.tables()
     if "heads" not in names:
         raise ResultsError(f"view: these results have no table 'heads', only {', '.join(names) or 'none'}")
     table = results.table("heads")
     protocol = "exact" if "protocol" not in table else min(table["protocol"], default="exact")
-
-    def single_heads(stored: pd.DataFrame) -> pd.DataFrame:
-        return defined(in_series(heads_only(stored, protocol), results))
-
-    heads = single_heads(table)
+    parts: list[_Part] = []
+    for name in ("heads", "graphs"):
+        if name in names:
+            rows = defined(in_series(heads_only(results.table(name), protocol), results))
+            # columns of the other protocol are absent from all rows
+            columns = [column for column in measured_columns(rows) if rows[column].notna().any()]
+            levels: Any = rows.groupby("threshold") if name == "graphs" else [(None, rows)]
+            parts += [_Part(name, level, own, columns) for level, own in levels]
+    heads = parts[0].rows
     if heads.empty:
         raise ResultsError("view: the table 'heads' has no row of a single head")
-    tables: list[tuple[str, pd.DataFrame, Sequence[float | None]]] = [("heads", heads, [None])]
-    if "graphs" in names:
-        graphs = single_heads(results.table("graphs"))
-        tables.append(("graphs", graphs, sorted(map(float, graphs["threshold"].unique()))))
 
-    every = heads[_CHECKPOINT].drop_duplicates().sort_values(["model", "step", "revision"])
+    every = heads[CHECKPOINT].drop_duplicates().sort_values(["model", "step", "revision"])
     inputs = list(dict.fromkeys(heads["group"].astype(str)))
     layers, numbers = (sorted(int(at) for at in heads[name].unique()) for name in ("layer", "head"))
-    metrics = [entry for one in tables for entry in _metrics(results, *one)]
+    metrics = [entry for part in parts for entry in _metrics(results, part)]
     notes = [] if protocol == "exact" else [f"The numbers are those of protocol {protocol}."]
     fits = max(2, _LARGEST // max(1, len(metrics) * len(inputs) * len(layers) * len(numbers)))
     if len(every) > fits:
@@ -58,24 +71,18 @@ def contents_of_results(
 
     baselines = optional(results, "baselines")
     uniform: list[list[float | None]] = [[] for _ in inputs]
-    for _, frame, levels in tables:
+    for _, level, rows, columns in parts:
         for group, values in zip(inputs, uniform, strict=True):
-            one = frame[(frame["group"] == group) & (frame["head"] == numbers[0])]
-            values += [
-                number(uniform_value(one, baselines, column, level))
-                for level in levels
-                for column in _columns(frame)
-            ]
-    cubes = [_means(frame, checkpoints, inputs, levels, layers, numbers) for _, frame, levels in tables]
+            one = rows[(rows["group"] == group) & (rows["head"] == numbers[0])]
+            values += [number(uniform_value(one, baselines, column, level)) for column in columns]
 
     samples, examples = optional(results, "samples"), optional(results, "examples")
     if sample is not None:
-        from attnscope.view.captured import captured_sentence
-
         examples = captured_sentence(results, sample, model)
     maps = Maps(max_bytes)
     if examples is not None:
         _add_examples(maps, examples, samples, checkpoints, inputs)
+    cubes = [_means(part, checkpoints, inputs, layers, numbers) for part in parts]
     return {
         "notes": notes,
         "layers": layers,
@@ -83,7 +90,7 @@ def contents_of_results(
         "checkpoints": _labels(checkpoints),
         "inputs": inputs,
         "metrics": metrics,
-        "values": _plain(np.concatenate(cubes, axis=2)),
+        "values": plain(np.concatenate(cubes, axis=2)),
         "uniform": uniform,
         "laws": maps.laws,
         "maps": maps.stored,
@@ -102,59 +109,34 @@ def _why(maps: Maps) -> str:
     )
 
 
-def _columns(frame: pd.DataFrame) -> list[str]:
-    """The numbers that these rows hold; columns of the other protocol are absent from all of them."""
-    from attnscope.plots.selection import measured_columns
-
-    return [name for name in measured_columns(frame) if frame[name].notna().any()]
-
-
-def _metrics(
-    results: Results, table: str, frame: pd.DataFrame, levels: Sequence[float | None]
-) -> list[dict[str, str]]:
+def _metrics(results: Results, part: _Part) -> list[dict[str, str]]:
     """What the page says of each column: words of the stored file, or of the metric where it has none."""
-    schema = results.schema(table)
+    schema, level = results.schema(part.table), part.level
+    at = "" if level is None else f" at {level:g}"
+    group = "heads" if level is None else f"graph of pairs at or above {level:g}"
     entries = []
-    for level in levels:
-        at = "" if level is None else f" at {level:g}"
-        group = "heads" if level is None else f"graph of pairs at or above {level:g}"
-        for column in _columns(frame):
-            about = quantity(column)
-            label = (schema.field(column).metadata or {}).get(b"label", b"").decode() or about.label
-            entries.append(
-                {"name": column + at, "label": label + at, "meaning": about.meaning, "group": group}
-            )
+    for column in part.columns:
+        about = quantity(column)
+        label = (schema.field(column).metadata or {}).get(b"label", b"").decode() or about.label
+        entries.append({"name": column + at, "label": label + at, "meaning": about.meaning, "group": group})
     return entries
 
 
 def _means(
-    frame: pd.DataFrame,
+    part: _Part,
     checkpoints: list[tuple[str, str, int]],
     inputs: list[str],
-    levels: Sequence[float | None],
     layers: list[int],
     heads: list[int],
 ) -> np.ndarray[Any, Any]:
-    """Means over samples, [checkpoint, input, level × column, layer, head], NaN where there is no row."""
-    import pandas as pd
-
-    places = pd.MultiIndex.from_tuples(checkpoints, names=_CHECKPOINT)
-    axes = {"checkpoint": range(len(checkpoints)), "group": inputs, "threshold": levels}
-    axes |= {"layer": layers, "head": heads}
-    if levels[0] is None:
-        frame = frame.assign(threshold=0.0)
-        axes["threshold"] = [0.0]
-    columns = _columns(frame)
-    frame = frame.assign(checkpoint=places.get_indexer(pd.MultiIndex.from_frame(frame[_CHECKPOINT])))
-    means = frame.astype(dict.fromkeys(columns, float)).groupby(list(axes))[columns].mean()
-    whole = means.reindex(pd.MultiIndex.from_product(list(axes.values())))
-    cube = whole.to_numpy().reshape(*map(len, axes.values()), len(columns))
-    return np.moveaxis(cube, -1, 3).reshape(len(checkpoints), len(inputs), -1, len(layers), len(heads))
-
-
-def _plain(cells: Any) -> Any:
-    """Numbers of any shape as lists for JSON."""
-    return [_plain(inner) for inner in cells] if np.ndim(cells) else number(cells)
+    """Means over samples, [checkpoint, input, column, layer, head], NaN where there is no row."""
+    axes = {"checkpoint": range(len(checkpoints)), "group": inputs, "layer": layers, "head": heads}
+    places = pd.MultiIndex.from_tuples(checkpoints, names=CHECKPOINT)
+    rows = part.rows.assign(checkpoint=places.get_indexer(pd.MultiIndex.from_frame(part.rows[CHECKPOINT])))
+    rows = rows.astype(dict.fromkeys(part.columns, float))
+    means = rows.groupby(list(axes))[part.columns].mean()
+    cells = means.reindex(pd.MultiIndex.from_product(list(axes.values()))).to_numpy()
+    return np.moveaxis(cells.reshape(*map(len, axes.values()), len(part.columns)), -1, 2)
 
 
 def _labels(checkpoints: list[tuple[str, str, int]]) -> list[str]:
@@ -175,9 +157,7 @@ def _add_examples(
     inputs: list[str],
 ) -> None:
     """Adds the matrices that the run kept."""
-    import torch
-
-    keys = [*_CHECKPOINT, "sample"]
+    keys = [*CHECKPOINT, "sample"]
     if samples is not None:
         known = [name for name in (*keys, "group", "tokens") if name in samples]
         examples = examples.merge(samples[known].drop_duplicates(keys), on=keys, how="left")

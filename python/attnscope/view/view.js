@@ -223,14 +223,9 @@ function drawMatrix() {
   context.textAlign = "right";
   for (let k = 0; k < rows; k += every) context.fillText(short(visible(queries[k])), MARGIN - 5, MARGIN + (k + 0.5) * side);
   context.textAlign = "left";
-  for (let k = 0; k < n; k += every) {
-    context.save();
-    context.translate(MARGIN + (k + 0.5) * side, MARGIN - 5);
-    context.rotate(-Math.PI / 2);
-    context.fillText(short(visible(tokens[k])), 0, 0);
-    context.restore();
-  }
   context.fillText("query ↓  key →", 2, 8);
+  context.rotate(-Math.PI / 2);  // keys are written upwards
+  for (let k = 0; k < n; k += every) context.fillText(short(visible(tokens[k])), 5 - MARGIN, MARGIN + (k + 0.5) * side);
   const best = Math.max(0, matrix.indexOf(top));
   say(Math.floor(best / n), best % n, "largest: ");
 }

@@ -14,8 +14,8 @@ from matplotlib.text import Text
 
 import figure_tables as made
 from attnscope.engine.results import Results
-from attnscope.plots import Options, draw, figures
-from attnscope.plots.adapted import wrap_titles
+from attnscope.plots import Options, draw, figures, threshold_curve
+from attnscope.plots.adapted import adapt, wrap_titles
 from attnscope.plots.standard import examples
 from attnscope.plots.style import (
     PALETTE,
@@ -80,6 +80,22 @@ def test_letters_words_and_colours(results):
     label = {text.get_text(): text.get_fontsize() for text in texts_of(plain)}["layer"]
     larger = {text.get_text(): text.get_fontsize() for text in texts_of(changed)}["Schicht"]
     assert larger == pytest.approx(label * 10 / 8)
+
+
+def test_a_missing_threshold_is_no_tick(results):
+    graphs = results.table("graphs").copy()
+    graphs["threshold"] = graphs["threshold"].where(graphs["sample"] > 0)
+    ax = threshold_curve(graphs, "density")
+    ax.figure.draw_without_rendering()
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0.02", "0.1"]
+
+
+def test_letters_go_on_after_z():
+    figure, axes = panels(6, 10, height=6.0, width=20.0)
+    adapt(figure, Options(letters=True))
+    names = [text.get_text() for row in axes for ax in row for text in ax.texts]
+    assert names[24:28] == ["y", "z", "aa", "ab"]
+    assert names[50:54] == ["ay", "az", "ba", "bb"]
 
 
 def test_a_font_is_taken_and_the_users_own_settings_win(results):

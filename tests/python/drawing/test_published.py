@@ -23,6 +23,13 @@ def tiny():
     return compare_published(made.make_study(("tiny",)), draws=200)
 
 
+def test_a_run_without_rows_says_so():
+    whole = made.make_study()
+    empty = {name: whole.table(name).iloc[:0] for name in whole.tables()}
+    compared = compare_published(Results(empty, study=whole.study))
+    assert str(compared) == "The run holds no model to compare."
+
+
 def row(compared, **where):
     table = compared.table
     for name, value in where.items():

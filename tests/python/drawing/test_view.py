@@ -312,6 +312,8 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
     shutil.rmtree(model)
     with pytest.raises(ResultsError, match="the model tiny of the run cannot be loaded again"):
         asc.view(results, sample=0)
+    with pytest.raises(ResultsError, match="no checkpoint of it has revision 'step64' and step 64"):
+        asc.view(made.make_results(), sample=0)
 
 
 def test_arrays_are_maps():
@@ -333,6 +335,14 @@ def test_columns_of_the_other_protocol_are_not_shown():
     assert not {"entropy_bits", "strongest_key"} & names[0]
     assert {"entropy_bits", "strongest_key"} <= names[1]
     assert "fiedler_value" not in names[1]
+
+
+def test_graphs_of_no_single_head_leave_the_heads():
+    whole = made.make_results()
+    graphs = whole.table("graphs")
+    tables = {"heads": whole.table("heads"), "graphs": graphs[graphs["head"] == -1]}
+    contents = asc.view(Results(tables)).contents
+    assert {metric["group"] for metric in contents["metrics"]} == {"heads"}
 
 
 def test_a_run_of_the_published_protocol_alone_says_so():
