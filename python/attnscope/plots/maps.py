@@ -14,6 +14,8 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from attnscope._tokens import readable
+from attnscope.metrics.homology import barcodes
+from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
 from attnscope.metrics.quantity import quantity
 from attnscope.metrics.spectra.null_law import null_spectrum
 from attnscope.plots.selection import last_step, rows_of
@@ -257,13 +259,15 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     """
     ax = axes_or_new(ax)
     bars = bars_of(bars)
+    kind, birth, death = torch.from_numpy(bars[bars["dimension"] < DIMENSIONS].to_numpy(float).T)
+    edges = torch.empty(0, 2)
+    whole = Barcodes(birth, death, kind.to(torch.int8), edges, edges, torch.tensor([0, len(birth)]), ())
     thresholds = np.geomspace(1.0, smallest, 400)
-    scale = 1.0 - thresholds[:, None]
+    counts = barcodes.betti_curve(whole, 1.0 - thresholds).clip(min=0).numpy()
     for dimension, dash in enumerate(("-", (0, (4, 1)))):
-        _, birth, death = bars[bars["dimension"] == dimension].to_numpy(float).T
         ax.step(
-            thresholds, ((birth <= scale) & (scale < death)).sum(axis=1), where="post",
-            color=PALETTE[dimension], label=rf"$\beta_{dimension}$", linestyle=dash,
+            thresholds, counts[:, dimension], where="post", color=PALETTE[dimension],
+            label=rf"$\beta_{dimension}$", linestyle=dash,
         )  # fmt: skip
     ax.set(xscale="log", xlim=(1.0, smallest), xlabel="threshold on attention", ylabel="count")
     # Loops outnumber components by orders of magnitude, and both may be 0.
