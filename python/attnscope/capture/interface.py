@@ -29,6 +29,7 @@ NAME = "attnscope"
 INERT = frozenset(
     {
         "cache_position",
+        "cache",
         "cache_params",
         "decoder_input_ids",
         "deterministic",
@@ -118,6 +119,8 @@ class Call(NamedTuple):
         active = softmax.active(self.module)
         mask, unread = softmax.attended(active, self.module, self.query, self.key, self.mask)
         draft.mask = mask  # windows and hidden keys of edits are part of what queries see
+        if mask is not None and mask.dtype == torch.bool:
+            mask = float_mask(mask, self.dtype)
         return draft, [bias for bias in (self.position_bias, mask) if bias is not None], unread
 
 
@@ -173,11 +176,7 @@ def _captured(recorder: Recorder | None, call: Call) -> Tensor:
         if call.softcap is not None:
             p.div_(call.softcap).tanh_().mul_(call.softcap)
         for bias in biases:
-            tile = _tile(bias, samples, span, keys)
-            if tile.dtype == torch.bool:
-                p.masked_fill_(~tile, torch.finfo(dtype).min)
-            else:
-                p.add_(tile)
+            p.add_(_tile(bias, samples, span, keys))
         sink = None if sinks is None else sinks[:, span]
         if draft.wants_scores:
             draft.keep_scores(samples, span, _visible(p, biases, samples, span), sink)
@@ -213,10 +212,7 @@ def _out_of_place(recorder: Recorder | None, call: Call) -> Tensor:
     if call.softcap is not None:
         scores = (scores / call.softcap).tanh() * call.softcap
     for bias in biases:
-        if bias.dtype == torch.bool:
-            scores = scores.masked_fill(~bias[..., :keys], torch.finfo(dtype).min)
-        else:
-            scores = scores + bias[..., :keys]
+        scores = scores + bias[..., :keys]
     scores = in_graph("scores", scores)
     if draft.wants_scores:
         plain = _visible(scores.detach(), biases, everything, every)
@@ -262,8 +258,7 @@ def _tile(bias: Tensor, samples: slice, span: slice, keys: int) -> Tensor:
 def _visible(scores: Tensor, biases: Sequence[Tensor], samples: slice, span: slice) -> Tensor:
     """The scores of a tile, -inf where any of the biases hides an entry."""
     for bias in biases:
-        tile = _tile(bias, samples, span, scores.shape[-1])
-        hidden = ~tile if tile.dtype == torch.bool else tile <= MASKED_BELOW
+        hidden = _tile(bias, samples, span, scores.shape[-1]) <= MASKED_BELOW
         scores = scores.masked_fill(hidden, -torch.inf)
     return scores
 
