@@ -252,9 +252,9 @@ class Run:
                 with self._around(), recorder.listening():
                     self._finish(model(**self._batch))
                 if dual:
-                    tangents(gradient, self._outputs, recorder, layers)
+                    tangents(gradient, self._outputs, recorder)
                 else:
-                    backward(gradient, self._outputs, recorder, layers, parameters)
+                    backward(gradient, self._outputs, recorder, parameters)
                 self._outputs.detach()
         finally:
             LIVE.reset(token)

@@ -113,12 +113,10 @@ class Call(NamedTuple):
 
     def begun(self, recorder: Recorder | None) -> tuple[Draft, list[Tensor], Tensor | None]:
         """The layer that is put together, what is added to scores, edits in it, and what is not read."""
-        draft = Draft("", 0, 0, "")
-        if recorder is not None:
-            draft = recorder.begin_layer(self)
+        draft = Draft() if recorder is None else recorder.begin_layer(self)
         active = softmax.active(self.module)
         mask, unread = softmax.attended(active, self.module, self.query, self.key, self.mask)
-        draft.mask = mask  # windows and hidden keys of edits are part of what queries see
+        draft.layer.mask = mask  # windows and hidden keys of edits are part of what queries see
         if mask is not None and mask.dtype == torch.bool:
             mask = float_mask(mask, self.dtype)
         return draft, [bias for bias in (self.position_bias, mask) if bias is not None], unread
@@ -135,8 +133,9 @@ def attention_function(
 ) -> tuple[Tensor, Tensor | None]:
     """What a model calls in place of its own attention while it is being captured."""
     recorder = LIVE.get()
-    if recorder is not None and id(module) not in recorder.names:
-        recorder = None
+    dual = recorder is not None and recorder.dual
+    if recorder is not None and (recorder.alone is not None or id(module) not in recorder.names):
+        recorder = None  # edits brought the pass here; its layers are the blocks, or another model's
     given = {name: value for name, value in kwargs.items() if value is not None}
     if recorder is None:
         edits = softmax.active(module)
@@ -154,7 +153,7 @@ def attention_function(
     if recorder is not None:
         recorder.check_mask(call)
     graph = torch.is_grad_enabled() and (recorder is not None or query.requires_grad)
-    compute = _out_of_place if graph or (recorder is not None and recorder.dual) else _captured
+    compute = _out_of_place if graph or dual else _captured
     with torch.autocast(query.device.type, enabled=False):
         return compute(recorder, call), None
 
