@@ -43,7 +43,8 @@ def output_kl(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequen
     Args:
         model: a Hugging Face model with a language-model head, float32 or lower, on any device.
         inputs: what the model takes: input_ids [B, n], attention_mask for padded batches, ….
-        keys: boolean [B, n], or positions counted from the first real token of every sentence.
+        keys: boolean [B, n], or positions counted from the first real token of every sentence, negative ones
+            from its end.
 
     Returns:
         OutputKl, and its loss_change. kl >= 0, 0 where nothing was attended to.
@@ -79,13 +80,18 @@ def output_kl_of_sets(
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     if real.ndim != 2:
         raise ValueError(f"output_kl: attention_mask must have shape [B, n], got {tuple(real.shape)}")
-    hidden = {name: _keys(keys, real) for name, keys in sets.items()}
+    some: dict[str, bool] = {}
+    for name, keys in sets.items():
+        flags = torch.as_tensor(keys)
+        some[name] = bool(flags.any()) if flags.dtype == torch.bool else flags.numel() > 0
+        if flags.dtype == torch.bool and flags.shape != real.shape:
+            raise ValueError(f"output_kl: keys must have shape {tuple(real.shape)}, got {tuple(flags.shape)}")
     results: dict[str, OutputKl] = {}
     with evaluating(model), torch.no_grad():
         # All runs go through the same attention function, so that they differ by the keys alone.
-        p = _logits(model, inputs, torch.zeros_like(real)).log_softmax(-1)
-        for name, removed in hidden.items():
-            q = _logits(model, inputs, removed).log_softmax(-1) if bool(removed.any()) else p
+        p = _logits(model, inputs, ()).log_softmax(-1)
+        for name, keys in sets.items():
+            q = _logits(model, inputs, keys).log_softmax(-1) if some[name] else p
             results[name] = _compared(model, p, q, ids.cpu(), real.cpu())
     return results
 
@@ -99,34 +105,15 @@ def _compared(model: nn.Module, p: Tensor, q: Tensor, ids: Tensor, real: Tensor)
     return OutputKl(kl, _loss(p, ids, real), _loss(q, ids, real))
 
 
-def _logits(model: nn.Module, inputs: Mapping[str, Any], removed: Tensor) -> Tensor:
+def _logits(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence[int]) -> Tensor:
     """The logits of a run without some keys, in float64; without none of them, it computes alike."""
-    what = Forward(sites=("logits",), edits=(HideKeys(removed),))
+    what = Forward(sites=("logits",), edits=(HideKeys(keys),))
     try:
         with forward(model, inputs, what) as run:
             return run.outputs.logits.double().cpu()
-    except (NotImplementedError, TypeError) as error:
+    except (NotImplementedError, TypeError, ValueError) as error:
         reason = str(error).removeprefix("HideKeys: ").removeprefix("forward: ")
         raise type(error)(f"output_kl: {reason}") from None
-
-
-def _keys(keys: Any, real: Tensor) -> Tensor:
-    flags = torch.as_tensor(keys)
-    if flags.dtype == torch.bool:
-        if flags.shape != real.shape:
-            raise ValueError(f"output_kl: keys must have shape {tuple(real.shape)}, got {tuple(flags.shape)}")
-        return flags.to(real.device) & real
-    shortest = int(real.sum(-1).min())
-    removed = torch.zeros_like(real)
-    first = real.int().argmax(-1)
-    for position in flags.reshape(-1).tolist():
-        if position != int(position) or not 0 <= position < shortest:
-            raise ValueError(
-                f"output_kl: keys must lie between 0 and {shortest - 1} (the shortest sentence), got "
-                f"{position}"
-            )
-        removed[torch.arange(len(real), device=real.device), first + int(position)] = True
-    return removed
 
 
 def _loss(log_p: Tensor, ids: Tensor, real: Tensor) -> Tensor:

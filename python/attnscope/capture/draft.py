@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
+from attnscope.capture.layer import Layer
 from attnscope.capture.sites import ATTENTION, HEADS, TABLE
 
 
@@ -30,44 +31,48 @@ class Scratch:
 
 
 class Draft:
-    """What is known of a layer so far.
+    """A layer that is put together, and what is known of it besides.
 
     Attributes:
-        stack, index, call, name: which attention module (or block) it is.
-        tensors: the sites that are there.
-        heads: the kept heads, of `total`.
+        layer: the layer; given away when it is finished, unless the gradient still needs it.
+        name: of the attention module, or of the block.
         size: samples and queries.
-        mask: that the model computed with.
+        total: number of heads, of which the layer keeps some.
         roots: sites in the graph of a forward pass with a gradient.
     """
 
-    def __init__(self, stack: str, index: int, call: int, name: str) -> None:
-        self.stack, self.index, self.call, self.name = stack, index, call, name
-        self.tensors: dict[str, Tensor] = {}
+    def __init__(self, stack: str = "", index: int = 0, call: int = 0, name: str = "", step: int = 0) -> None:
+        self.layer = Layer(
+            index, stack, call, step=step, cross=False, heads=(), kv_heads=(), key_offset=0,
+            valid=torch.empty(0), tensors={},
+        )  # fmt: skip
+        self.name = name
         self.roots: dict[str, Tensor] = {}
-        self.heads: list[int] = []
-        self.kv_heads: list[int] = []
         self.total = 0
-        self.valid = torch.empty(0)
-        self.key_offset = 0
-        self.cross = False
         self.wanted = False
         self.size = (0, 0)
-        self.sink_logits: Tensor | None = None
-        self.mask: Tensor | None = None
         self.full: Tensor | None = None
         self.scratch: Callable[[tuple[int, ...]], Tensor] = torch.empty
 
+    @property
+    def heads(self) -> list[int]:
+        """The heads that the layer keeps."""
+        return list(self.layer.heads)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all heads are kept, in their order."""
+        return self.heads == list(range(self.total))
+
     def shaped(self, site: str, tensor: Tensor) -> Tensor:
         """What a hook has kept, in the site's shape."""
-        every = self.heads == list(range(self.total))
         if TABLE[site].moment == ATTENTION:
-            return tensor if every or site in ("key", "value") else tensor[:, self.heads]
+            return tensor if self.whole or site in ("key", "value") else tensor[:, self.heads]
         if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
             tensor = tensor.reshape(*self.size, -1)
         if TABLE[site].moment == HEADS:
             tensor = tensor.reshape(*self.size, self.total, -1).transpose(1, 2)
-            tensor = tensor if every else tensor[:, self.heads]
+            tensor = tensor if self.whole else tensor[:, self.heads]
         return tensor
 
     def allocate(
@@ -77,9 +82,9 @@ class Draft:
         square = (self.size[0], len(self.heads), queries, keys)
         for site, shape in (("attention", square), ("scores", square), ("lse", square[:3])):
             if site in sites:
-                self.tensors[site] = torch.empty(shape, dtype=dtype, device=device)
-        if "attention" in sites and self.heads == list(range(self.total)):
-            self.full = self.tensors["attention"]
+                self.layer.tensors[site] = torch.empty(shape, dtype=dtype, device=device)
+        if "attention" in sites and self.whole:
+            self.full = self.layer.tensors["attention"]
 
     def storage(self, samples: slice, span: slice, shape: tuple[int, ...]) -> Tensor:
         """Where the probabilities of one tile are computed: in the layer itself if all its heads are kept."""
@@ -88,22 +93,22 @@ class Draft:
     @property
     def wants_scores(self) -> bool:
         """Whether anything is kept of what goes into the softmax."""
-        return "scores" in self.tensors or "lse" in self.tensors
+        return "scores" in self.layer.tensors or "lse" in self.layer.tensors
 
     def keep_scores(self, samples: slice, span: slice, scores: Tensor, sink: Tensor | None) -> None:
         """Copies the kept heads of one tile of scores, -inf where invisible, and of their log-sum."""
-        if "scores" in self.tensors:
+        if "scores" in self.layer.tensors:
             self._copy("scores", samples, span, scores)
-        if "lse" in self.tensors:
+        if "lse" in self.layer.tensors:
             lse = torch.logsumexp(scores, -1)
             self._copy("lse", samples, span, lse if sink is None else torch.logaddexp(lse, sink[..., 0]))
 
     def keep(self, samples: slice, span: slice, probabilities: Tensor) -> None:
         """Copies the kept heads of one tile out of the scratch memory."""
-        if self.full is None and "attention" in self.tensors:
+        if self.full is None and "attention" in self.layer.tensors:
             self._copy("attention", samples, span, probabilities)
 
     def _copy(self, site: str, samples: slice, span: slice, tile: Tensor) -> None:
         for position, head in enumerate(self.heads):
             if span.start <= head < span.stop:
-                self.tensors[site][samples, position] = tile[:, head - span.start]
+                self.layer.tensors[site][samples, position] = tile[:, head - span.start]

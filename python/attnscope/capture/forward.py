@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
-from attnscope.capture.edits.edit import Change, Edit
+from attnscope.capture.edits.edit import CACHE, Change, Edit
 from attnscope.capture.edits.states import AddDirection
 from attnscope.capture.gradient import (
     FORWARD,
@@ -152,7 +152,7 @@ class Run:
                 edit.prepare(self._model)
         if needs_interface(what.edits):
             require_interface(self._model, what.edits, self._batch)
-        if "past_key_values" not in self._batch and anatomy.takes(self._model, "use_cache"):
+        if not any(name in self._batch for name in CACHE) and anatomy.takes(self._model, "use_cache"):
             self._batch.setdefault("use_cache", False)
         self._max_memory = max_memory
         if what.gradient is not None:
@@ -252,9 +252,9 @@ class Run:
                 with self._around(), recorder.listening():
                     self._finish(model(**self._batch))
                 if dual:
-                    tangents(gradient, self._outputs, recorder, layers)
+                    tangents(gradient, self._outputs, recorder)
                 else:
-                    backward(gradient, self._outputs, recorder, layers, parameters)
+                    backward(gradient, self._outputs, recorder, parameters)
                 self._outputs.detach()
         finally:
             LIVE.reset(token)

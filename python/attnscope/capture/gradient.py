@@ -23,7 +23,6 @@ from attnscope.capture.outputs import Outputs
 from attnscope.capture.sites import checked
 
 if TYPE_CHECKING:
-    from attnscope.capture.layer import Layer
     from attnscope.capture.recorder import Recorder
 
 REVERSE, FORWARD = "reverse", "forward"
@@ -127,7 +126,6 @@ def backward(
     what: Gradient,
     outputs: Outputs,
     recorder: Recorder,
-    layers: list[Layer],
     parameters: dict[str, nn.Parameter],
 ) -> None:
     """Takes the gradients and puts them where they belong: into the layers and the outputs."""
@@ -140,21 +138,20 @@ def backward(
     if not sources or not value.requires_grad:
         raise ValueError(f"Gradient: the value depends on none of {[*what.at, *parameters]}")
     found = torch.autograd.grad(value.reshape(()), sources, allow_unused=True)
-    layer_of = dict(zip(map(id, recorder.drafts), layers, strict=False))
     for (draft, site), source, gradient in zip(places, sources, found, strict=False):
         flat = torch.zeros_like(source) if gradient is None else gradient
-        layer_of[id(draft)].gradients[site] = draft.shaped(site, flat.detach())
+        draft.layer.gradients[site] = draft.shaped(site, flat.detach())
     for (name, parameter), gradient in zip(parameters.items(), found[len(places) :], strict=True):
         outputs.parameters[name] = torch.zeros_like(parameter) if gradient is None else gradient
     outputs.value = value.detach()
 
 
-def tangents(what: Gradient, outputs: Outputs, recorder: Recorder, layers: list[Layer]) -> None:
+def tangents(what: Gradient, outputs: Outputs, recorder: Recorder) -> None:
     """Unpacks the tangents of the value and of the sites."""
     outputs.value, outputs.derivative = unpacked(what.of(outputs))
-    for draft, layer in zip(recorder.drafts, layers, strict=False):
+    for draft in recorder.drafts:
         for site, dual in draft.roots.items():
-            layer.gradients[site] = draft.shaped(site, unpacked(dual)[1])
+            draft.layer.gradients[site] = draft.shaped(site, unpacked(dual)[1])
 
 
 def unpacked(dual: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,7 @@ NAME = "attnscope"
 INERT = frozenset(
     {
         "cache_position",
+        "cache",
         "cache_params",
         "decoder_input_ids",
         "deterministic",
@@ -112,12 +113,12 @@ class Call(NamedTuple):
 
     def begun(self, recorder: Recorder | None) -> tuple[Draft, list[Tensor], Tensor | None]:
         """The layer that is put together, what is added to scores, edits in it, and what is not read."""
-        draft = Draft("", 0, 0, "")
-        if recorder is not None:
-            draft = recorder.begin_layer(self)
+        draft = Draft() if recorder is None else recorder.begin_layer(self)
         active = softmax.active(self.module)
         mask, unread = softmax.attended(active, self.module, self.query, self.key, self.mask)
-        draft.mask = mask  # windows and hidden keys of edits are part of what queries see
+        draft.layer.mask = mask  # windows and hidden keys of edits are part of what queries see
+        if mask is not None and mask.dtype == torch.bool:
+            mask = float_mask(mask, self.dtype)
         return draft, [bias for bias in (self.position_bias, mask) if bias is not None], unread
 
 
@@ -132,8 +133,9 @@ def attention_function(
 ) -> tuple[Tensor, Tensor | None]:
     """What a model calls in place of its own attention while it is being captured."""
     recorder = LIVE.get()
-    if recorder is not None and id(module) not in recorder.names:
-        recorder = None
+    dual = recorder is not None and recorder.dual
+    if recorder is not None and (recorder.alone is not None or id(module) not in recorder.names):
+        recorder = None  # edits brought the pass here; its layers are the blocks, or another model's
     given = {name: value for name, value in kwargs.items() if value is not None}
     if recorder is None:
         edits = softmax.active(module)
@@ -151,7 +153,7 @@ def attention_function(
     if recorder is not None:
         recorder.check_mask(call)
     graph = torch.is_grad_enabled() and (recorder is not None or query.requires_grad)
-    compute = _out_of_place if graph or (recorder is not None and recorder.dual) else _captured
+    compute = _out_of_place if graph or dual else _captured
     with torch.autocast(query.device.type, enabled=False):
         return compute(recorder, call), None
 
@@ -173,11 +175,7 @@ def _captured(recorder: Recorder | None, call: Call) -> Tensor:
         if call.softcap is not None:
             p.div_(call.softcap).tanh_().mul_(call.softcap)
         for bias in biases:
-            tile = _tile(bias, samples, span, keys)
-            if tile.dtype == torch.bool:
-                p.masked_fill_(~tile, torch.finfo(dtype).min)
-            else:
-                p.add_(tile)
+            p.add_(_tile(bias, samples, span, keys))
         sink = None if sinks is None else sinks[:, span]
         if draft.wants_scores:
             draft.keep_scores(samples, span, _visible(p, biases, samples, span), sink)
@@ -213,10 +211,7 @@ def _out_of_place(recorder: Recorder | None, call: Call) -> Tensor:
     if call.softcap is not None:
         scores = (scores / call.softcap).tanh() * call.softcap
     for bias in biases:
-        if bias.dtype == torch.bool:
-            scores = scores.masked_fill(~bias[..., :keys], torch.finfo(dtype).min)
-        else:
-            scores = scores + bias[..., :keys]
+        scores = scores + bias[..., :keys]
     scores = in_graph("scores", scores)
     if draft.wants_scores:
         plain = _visible(scores.detach(), biases, everything, every)
@@ -262,8 +257,7 @@ def _tile(bias: Tensor, samples: slice, span: slice, keys: int) -> Tensor:
 def _visible(scores: Tensor, biases: Sequence[Tensor], samples: slice, span: slice) -> Tensor:
     """The scores of a tile, -inf where any of the biases hides an entry."""
     for bias in biases:
-        tile = _tile(bias, samples, span, scores.shape[-1])
-        hidden = ~tile if tile.dtype == torch.bool else tile <= MASKED_BELOW
+        hidden = _tile(bias, samples, span, scores.shape[-1]) <= MASKED_BELOW
         scores = scores.masked_fill(hidden, -torch.inf)
     return scores
 

@@ -72,7 +72,7 @@ class Layer:
     kv_heads: Sequence[int]
     valid: Tensor
     key_offset: int
-    tensors: Mapping[str, Tensor]
+    tensors: dict[str, Tensor]
     sink_logits: Tensor | None = None
     mask: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)

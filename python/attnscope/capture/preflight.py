@@ -53,7 +53,7 @@ class Plan:
     parts: dict[str, Parts] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     ask: bool = False
-    unmasked: frozenset[str] = frozenset()
+    unmasked: set[str] = field(default_factory=set)
     reasons: tuple[str, ...] = ()
     caution: str = ""
 
@@ -69,12 +69,12 @@ class _Print:
 
 @dataclass(eq=False)
 class _Pass:
+    """What one pass showed: how the model is captured that way, its maps and its output."""
+
+    plan: Plan
+    dtype: torch.dtype
     prints: list[_Print]
     output: Tensor | None
-    recorder: Recorder
-    trace: anatomy.Trace
-    weights: dict[str, int]
-    heads: dict[str, int]
 
 
 _plans: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Plan]] = weakref.WeakKeyDictionary()
@@ -143,14 +143,14 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
             reasons.append(f"{label}: {type(error).__name__}: {error}")
             return None
 
-    def done(tier: int, found: _Pass, *, ask: bool = False) -> Plan:
-        plan = _plan(tier, found, reasons, ask=ask)
+    def done(found: _Pass) -> Plan:
+        found.plan.reasons = tuple(reasons)
         usual = attempt("usual forward pass", tier=ALONE)
         if usual and (gap := _output_gap(found, usual)):
-            plan.caution = (
+            found.plan.caution = (
                 f"{name} under its own attention implementation: {gap}; the maps are those of eager attention"
             )
-        return plan
+        return found.plan
 
     own = attempt("own attention function", tier=INTERFACE)
     hooked = attempt("hooks on eager attention", tier=HOOKS)
@@ -160,29 +160,28 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
     if hooked and own:
         difference = _difference(own, hooked)
         if not difference:
-            return done(INTERFACE, own)
+            return done(own)
         reasons.append(f"own attention function: {difference}")
-    ask = not (hooked and hooked.prints)
-    if ask:
+    if not (hooked and hooked.prints):
         hooked = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
     reference = attempt("output_attentions=True", tier=OUTPUTS)
     if reference and not reference.prints:
         reference = None
     if own and reference and not _difference(own, reference, ordered=False):
-        return done(INTERFACE, own)
+        return done(own)
     if hooked and hooked.prints:
         difference = _difference(hooked, reference, ordered=False) if reference else ""
         if not difference:
-            return done(HOOKS, hooked, ask=ask)
+            return done(hooked)
         reasons.append(f"hooks on eager attention: {difference}")
     if reference:
-        return done(OUTPUTS, reference)
+        return done(reference)
     reasons.append("output_attentions=True: no attention map came back")
     raise RuntimeError(f"capture: the attention of {name} cannot be captured. " + "; ".join(reasons))
 
 
-def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> Plan:
-    recorder, trace = found.recorder, found.trace
+def _parts(recorder: Recorder, trace: anatomy.Trace) -> dict[str, Parts]:
+    """Where the block of each attention module keeps what."""
     cores = [core for core in recorder.modules if core and starred(core) in recorder.stacks]
     parts = dict.fromkeys(cores, Parts())
     for core in cores:
@@ -194,26 +193,16 @@ def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> 
         own = {core: one for core, one in parts.items() if one.block == block}
         first = trace.first_matrix(block, {*own, *(one.projection for one in own.values())})
         parts.update({core: one._replace(first=first) for core, one in own.items()})
-    return Plan(
-        tier,
-        stacks=recorder.stacks,
-        indices=recorder.indices,
-        heads=found.heads,
-        parts=parts,
-        weights=found.weights,
-        ask=ask,
-        unmasked=frozenset(recorder.unmasked),
-        reasons=tuple(reasons),
-    )
+    return parts
 
 
 def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = False) -> _Pass:
     prints: list[_Print] = []
-    heads: dict[str, int] = {}
-    weights: dict[str, int] = {}
+    plan = Plan(tier, ask=ask)
 
     def collect(layer: Layer) -> None:
-        heads[layer.stack] = min(heads.get(layer.stack, 1 << 30), layer.attention.shape[1])
+        heads = layer.attention.shape[1]
+        plan.heads[layer.stack] = min(plan.heads.get(layer.stack, heads), heads)
         prints.append(_print(layer.attention, layer.valid, cross=layer.cross))
 
     recorder = Recorder(model, collect)
@@ -229,7 +218,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
         with torch.no_grad(), implementation(model, name), recorder.listening(), ExitStack() as stack:
             stack.enter_context(trace.watching())
             if tier == HOOKS:
-                stack.enter_context(taking(recorder, weights, discover=True))
+                stack.enter_context(taking(recorder, plan.weights, discover=True))
                 stack.enter_context(anatomy.SoftmaxWatch(trace))
             output = model(**arguments)
     finally:
@@ -238,7 +227,10 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
         recorder.indices.setdefault(layer.stack, set()).add(layer.index)
         recorder.stacks[layer.stack] = recorder.stacks.get(layer.stack, 0) + 1
         collect(layer)
-    return _Pass(prints, _output_tensor(output, inputs), recorder, trace, weights, heads)
+    plan.stacks, plan.indices, plan.unmasked = recorder.stacks, recorder.indices, recorder.unmasked
+    plan.parts = _parts(recorder, trace)
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    return _Pass(plan, dtype, prints, _output_tensor(output, inputs))
 
 
 def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
@@ -297,8 +289,7 @@ def _output_gap(one: _Pass, two: _Pass) -> str:
 
 def _tolerance(found: _Pass) -> tuple[float, float, float]:
     """Largest and mean gap between maps, and relative gap between outputs, that rounding explains."""
-    half = next((p.dtype for p in found.recorder.modules[""].parameters()), torch.float32).itemsize < 4
-    return (0.15, 1e-2, 0.1) if half else (1e-3, 1e-4, 1e-3)
+    return (0.15, 1e-2, 0.1) if found.dtype.itemsize < 4 else (1e-3, 1e-4, 1e-3)
 
 
 def _distance(mine: _Print, other: _Print) -> tuple[float, float]:

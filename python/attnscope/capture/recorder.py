@@ -120,9 +120,9 @@ class Recorder:
     def _valid(self, draft: Draft, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
         """Which keys are real: as the input's mask says, where it is about them, else as the attention's."""
         batch, given = draft.size[0], self.input_mask
-        about = (batch, draft.key_offset + keys) if self._simple and not draft.cross else None
+        about = (batch, draft.layer.key_offset + keys) if self._simple and not draft.layer.cross else None
         if given is not None and given.shape == about:
-            return given[:, draft.key_offset :].to(device, torch.bool, copy=True)
+            return given[:, draft.layer.key_offset :].to(device, torch.bool, copy=True)
         if mask is None or mask.ndim != 4:
             return torch.ones(batch, keys, dtype=torch.bool, device=device)
         for known, valid in self._masks:
@@ -149,12 +149,13 @@ class Recorder:
         call = self.count[(stack, index)] = self.count.get((stack, index), -1) + 1
         total = self.stacks[stack] = max(self.stacks.get(stack, 0), index + 1)
         self.indices.setdefault(stack, set()).add(index)
-        draft = Draft(stack, index, call, name)
+        draft = Draft(stack, index, call, name, max(0, self.step))
         draft.size, draft.total = (size[0], size[2]), size[1]
-        draft.cross = is_cross(module, name)
+        draft.layer.cross = is_cross(module, name)
         draft.wanted = self.layers is None or index in {i + total if i < 0 else i for i in self.layers}
-        draft.heads = anatomy.choose(self.heads, draft.total, f"heads of {stack}, layer {index}")
-        draft.kv_heads = [head // max(1, draft.total // max(1, kv_heads)) for head in draft.heads]
+        heads = anatomy.choose(self.heads, draft.total, f"heads of {stack}, layer {index}")
+        group = max(1, draft.total // max(1, kv_heads))
+        draft.layer.heads, draft.layer.kv_heads = tuple(heads), tuple(head // group for head in heads)
         return draft
 
     def begin_layer(self, call: Call) -> Draft:
@@ -166,16 +167,16 @@ class Recorder:
         draft.scratch = self._scratch.of(call.dtype, device)
         if not draft.wanted:
             return draft
-        draft.key_offset = 0 if draft.cross else self.offsets.get(keys, 0)
-        draft.valid = self._valid(draft, keys, call.mask, device)
+        draft.layer.key_offset = 0 if draft.layer.cross else self.offsets.get(keys, 0)
+        draft.layer.valid = self._valid(draft, keys, call.mask, device)
         if call.sink is not None:
-            draft.sink_logits = call.sink.detach().flatten()[draft.heads]
+            draft.layer.sink_logits = call.sink.detach().flatten()[draft.heads]
         draft.allocate(self.sites, queries, keys, call.dtype, device)
         if "query" in self.sites:
-            draft.tensors["query"] = call.query[:, draft.heads].detach().clone()
+            draft.layer.tensors["query"] = call.query[:, draft.heads].detach().clone()
         for site, states in (("key", call.key), ("value", call.value)):
             if site in self.sites:
-                draft.tensors[site] = states.detach().clone()
+                draft.layer.tensors[site] = states.detach().clone()
         return draft
 
     def end_attention(self, draft: Draft) -> None:
@@ -197,43 +198,29 @@ class Recorder:
         draft = self._draft(module, weights.shape, weights.shape[1])
         if not draft.wanted:
             return
-        if self.input_mask is not None and not draft.cross:
-            draft.key_offset = max(0, self.input_mask.shape[-1] - keys)
-        draft.mask = mask
-        draft.valid = self._valid(draft, keys, mask, weights.device)
+        if self.input_mask is not None and not draft.layer.cross:
+            draft.layer.key_offset = max(0, self.input_mask.shape[-1] - keys)
+        draft.layer.mask = mask
+        draft.layer.valid = self._valid(draft, keys, mask, weights.device)
         if "attention" in self.sites:
-            draft.tensors["attention"] = draft.shaped("attention", weights.detach())
+            draft.layer.tensors["attention"] = draft.shaped("attention", weights.detach())
         self.end_attention(draft)
 
     def _fill(self, draft: Draft, parts: Parts, site: str) -> None:
         """Moves what a hook has kept of the site into the layer."""
         place = (parts.block or "" if TABLE[site].moment in OF_BLOCK else draft.name), site
         if place not in self.kept:
-            raise RuntimeError(f"capture: site {site!r} was not seen in {draft.stack}, layer {draft.index}")
-        draft.tensors[site] = draft.shaped(site, self.kept[place])
+            layer = draft.layer
+            raise RuntimeError(f"capture: site {site!r} was not seen in {layer.stack}, layer {layer.index}")
+        draft.layer.tensors[site] = draft.shaped(site, self.kept[place])
         if place in self.roots:
             draft.roots[site] = self.roots.pop(place)
 
     def _send(self, draft: Draft) -> None:
-        tensors, draft.tensors = draft.tensors, {}
         if draft.roots:
             self.drafts.append(draft)
-        self.emit(
-            Layer(
-                draft.index,
-                draft.stack,
-                draft.call,
-                step=max(0, self.step),
-                cross=draft.cross,
-                heads=draft.heads,
-                kv_heads=draft.kv_heads,
-                valid=draft.valid,
-                key_offset=draft.key_offset,
-                tensors=tensors,
-                sink_logits=draft.sink_logits,
-                mask=draft.mask,
-            )
-        )
+        # The consumer's name for the layer is the only one, so that the layer goes when the consumer lets go.
+        self.emit(draft.layer if draft.roots else vars(draft).pop("layer"))
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -292,18 +279,19 @@ class Recorder:
         index, core = self.blocks[block]
         stack = starred(block)
         nth = self.count[(block,)] = self.count.get((block,), -1) + 1
-        draft = Draft(stack, index + nth, 0, core or block)
-        draft.wanted = draft.index in anatomy.choose(self.layers, self.stacks[stack], f"layers of {stack}")
+        draft = Draft(stack, index + nth, 0, core or block, max(0, self.step))
+        draft.wanted = index + nth in anatomy.choose(self.layers, self.stacks[stack], f"layers of {stack}")
         if not draft.wanted:
             return
         batch, queries = draft.size = leaving.shape[0], leaving.shape[1]
         draft.total = self.alone.heads.get(core or "", 0) if self.alone else 0
-        draft.heads = anatomy.choose(self.heads, draft.total, f"heads of {stack}") if draft.total else []
+        if draft.total:
+            draft.layer.heads = tuple(anatomy.choose(self.heads, draft.total, f"heads of {stack}"))
         given = None if "decoder" in block and not self._simple else self.input_mask
         keys = queries if given is None else given.shape[1]
-        draft.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
-        if given is not None and given.shape == draft.valid.shape:
-            draft.valid &= given.to(leaving.device, torch.bool)
+        draft.layer.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
+        if given is not None and given.shape == draft.layer.valid.shape:
+            draft.layer.valid &= given.to(leaving.device, torch.bool)
         self.seen += 1
         self.waiting.setdefault(block, []).append(draft)
 

@@ -15,6 +15,7 @@ from torch import nn
 from attnscope._warn import warn
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
+from attnscope.capture.edits.edit import CACHE
 from attnscope.capture.implementation import attention_outputs, configs, float_masks, implementation, taking
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
@@ -169,7 +170,7 @@ class Recording:
             raise ValueError("run: output_attentions is what the recording is for, leave it out")
         plan = self._plan or self._settle(preflight.plan_for(self._model, inputs))
         assert plan is not None  # there are inputs to find it on
-        if "past_key_values" not in inputs and anatomy.takes(self._model, "use_cache"):
+        if not any(name in inputs for name in CACHE) and anatomy.takes(self._model, "use_cache"):
             inputs.setdefault("use_cache", False)
         return self._start(plan, self._model, inputs)
 

@@ -53,7 +53,7 @@ def run_demo(
         name=root.name,
         output=str(root.parent),
         models={"path": str(checkpoints / "step*"), "label": "demo"},
-        texts=[{"path": str(path), "group": group} for group, path in _write_inputs(root, samples).items()],
+        texts=_write_inputs(root, samples),
         seed=recipe.seed,
     )
     say(f"{study_step} the sink study over its {len(checkpoint_steps(recipe.steps))} checkpoints")
@@ -126,14 +126,13 @@ def _verdict(per_head: Any, last: int, uniform: float) -> list[str]:
     return lines
 
 
-def _write_inputs(root: Path, samples: int) -> dict[str, Path]:
-    """The sequences as files that the study reads like anyone's."""
+def _write_inputs(root: Path, samples: int) -> list[dict[str, str]]:
+    """The sequences as files that the study reads like anyone's, as its settings name them."""
     folder = root / "inputs"
     folder.mkdir(exist_ok=True)
-    paths = {group: folder / f"{group}.jsonl" for group in GROUPS}
     for group, texts in inputs_by_group(samples, _SAMPLES_SEED).items():
-        write_texts(paths[group], texts)
-    return paths
+        write_texts(folder / f"{group}.jsonl", texts)
+    return [{"path": str(folder / f"{group}.jsonl"), "group": group} for group in GROUPS]
 
 
 def _store_examples(results: Results) -> None:

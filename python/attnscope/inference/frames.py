@@ -227,10 +227,8 @@ def _counts(
 
 def _thirds(layers: int) -> Numbers:
     """The third of every layer, cut at L//3 and 2L//3; one group for fewer than three layers."""
-    index = np.arange(layers)
-    if layers < 3:
-        return np.zeros(layers, dtype=np.int64)
-    return (index >= layers // 3).astype(np.int64) + (index >= 2 * layers // 3)
+    cuts = (layers // 3, 2 * layers // 3) if layers >= 3 else (layers,)
+    return np.digitize(np.arange(layers), cuts)
 
 
 def _anchors(special: torch.Tensor | None, sizes: Numbers) -> Numbers:

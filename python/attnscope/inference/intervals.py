@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from attnscope import _checks
 from attnscope.inference._arguments import Vector, check_draws, pairs, table_argument, vector
@@ -114,60 +115,78 @@ def bootstrap(
         bootstrap confidence intervals, 1988 (studentised).
     """
     whole = vector("bootstrap", "values", values)
-    data = whole[~np.isnan(whole)]
     confidence, draws, seed = check_draws("bootstrap", confidence, draws, seed)
     if statistic is not None and not callable(statistic):
         raise TypeError(f"bootstrap: statistic must be a function, got {type(statistic).__name__}")
-    if clusters is not None:
-        return _clustered(whole, clusters, statistic, confidence, draws, seed)
+    ids = np.arange(len(whole)) if clusters is None else _cluster_numbers(clusters, whole)
+    data = whole[~np.isnan(whole)]
+    present, own = np.unique(ids[~np.isnan(whole)], return_inverse=True)
+    count = len(present)
 
     def along_last(given: Vector, axis: int = -1) -> Vector:
         result = np.asarray(given.mean(-1) if statistic is None else statistic(given))
         if result.shape != given.shape[:-1]:
-            raise ValueError(
-                f"bootstrap: statistic must work along the last axis and make shape {given.shape[:-1]} of "
-                f"{given.shape}, got shape {result.shape}"
-            )
+            asked = f"work along the last axis and make shape {given.shape[:-1]} of {given.shape}"
+            asked = asked if clusters is None else "give a number"
+            raise ValueError(f"bootstrap: statistic must {asked}, got shape {result.shape}")
         return result
 
-    if len(data) == 0:
+    if count == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     estimate = float(along_last(data))
-    if len(data) < FEWEST:
-        return Interval(estimate, math.nan, math.nan, len(data))
-    if statistic is None and len(data) < SMALL:
-        return Interval(estimate, *_studentised(data, confidence, draws, seed), len(data))
-    return Interval(estimate, *_percentiles(_drawn((data,), along_last, draws, seed), confidence), len(data))
+    if count < FEWEST:
+        return Interval(estimate, math.nan, math.nan, count)
+    sums, sizes = (np.bincount(own, weight).astype(np.float64) for weight in (data, None))
+    if statistic is None and count < SMALL:
+        return Interval(estimate, *_studentised(sums, sizes, confidence, draws, seed), count)
+    if clusters is None:
+        drawn = _drawn((data,), along_last, draws, seed)
+    elif statistic is None:
+        drawn = _drawn((sums, sizes), _ratio, draws, seed)
+    else:
+        places = [np.flatnonzero(own == cluster) for cluster in range(count)]
+        chosen = np.random.default_rng(seed).integers(0, count, (draws, count))
+        each = (data[np.concatenate([places[at] for at in row])] for row in chosen)
+        drawn = np.array([along_last(one) for one in each], dtype=np.float64)
+        drawn = drawn[~np.isnan(drawn)]
+    return Interval(estimate, *_percentiles(drawn, confidence), count)
 
 
-def _studentised(data: Vector, confidence: float, draws: int, seed: int) -> tuple[float, float]:
-    """The interval of a mean from draws in units of their own standard errors."""
-    if np.ptp(data) == 0:
-        return float(data[0]), float(data[0])
+def _ratio(sums: Vector, sizes: Vector, axis: int = -1) -> Vector:
+    """The mean of samples whose sums and sizes by cluster are given."""
+    return sums.sum(-1) / sizes.sum(-1)
+
+
+def _studentised(
+    sums: Vector, sizes: Vector, confidence: float, draws: int, seed: int
+) -> tuple[float, float]:
+    """The interval of a mean over clusters from draws in units of their own standard errors."""
+    if np.ptp(sums / sizes) == 0:
+        return float(sums[0] / sizes[0]), float(sums[0] / sizes[0])
     # Squares of numbers far from 1 would vanish or overflow.
-    scale = float(np.abs(data).max())
-    values = data / scale
-    drawn = values[np.random.default_rng(seed).integers(0, len(data), (draws, len(data)))]
+    scale = float(np.abs(sums).max())
+    sums = sums / scale
+    mean = float(_ratio(sums, sizes))
+
+    def spread(total: Vector, size: Vector) -> Vector:
+        """√clusters times the standard error of a ratio of sums, by its linear part."""
+        rest = total - _ratio(total, size)[..., None] * size
+        return np.sqrt((rest**2).sum(-1) / (len(sums) - 1)) / size.mean(-1)
+
+    chosen = np.random.default_rng(seed).integers(0, len(sums), (draws, len(sums)))
     # A draw that repeats one value only has no standard error; many such draws leave the tails unknown.
-    drawn = drawn[np.ptp(drawn, axis=-1) > 0]
-    tail = (1 - confidence) / 2
-    if len(drawn) < (1 - tail) * draws:
+    means = (sums / sizes)[chosen]
+    chosen = chosen[(means != means[:, :1]).any(-1)]
+    if len(chosen) < (1 - (1 - confidence) / 2) * draws:
         return math.nan, math.nan
-    t = (drawn.mean(-1) - values.mean()) / drawn.std(-1, ddof=1)
-    below, above = _percentiles(t, confidence)
-    spread = values.std(ddof=1)
-    return float(values.mean() - above * spread) * scale, float(values.mean() - below * spread) * scale
+    total, size = sums[chosen], sizes[chosen]
+    below, above = _percentiles((_ratio(total, size) - mean) / spread(total, size), confidence)
+    error = float(spread(sums, sizes))
+    return (mean - above * error) * scale, (mean - below * error) * scale
 
 
-def _clustered(
-    values: Vector,
-    clusters: Any,
-    statistic: Callable[[Vector], Any] | None,
-    confidence: float,
-    draws: int,
-    seed: int,
-) -> Interval:
-    """The same by drawing whole clusters."""
+def _cluster_numbers(clusters: Any, values: Vector) -> npt.NDArray[np.int64]:
+    """The number of each sample's cluster."""
     try:
         ids = np.asarray(clusters)
         _, own = np.unique(ids, return_inverse=True)
@@ -177,43 +196,7 @@ def _clustered(
         raise ValueError(
             f"bootstrap: clusters must hold one id per sample, [{len(values)}], got shape {ids.shape}"
         )
-    kept = ~np.isnan(values)
-    data = values[kept]
-    _, own = np.unique(own.reshape(-1)[kept], return_inverse=True)
-    count = int(own.max()) + 1 if len(own) else 0
-    if count == 0:
-        return Interval(math.nan, math.nan, math.nan, 0)
-
-    def of(given: Vector) -> float:
-        result = np.asarray(given.mean() if statistic is None else statistic(given), dtype=np.float64)
-        if result.shape != ():
-            raise ValueError(f"bootstrap: statistic must give a number, got shape {result.shape}")
-        return float(result)
-
-    estimate = of(data)
-    if count < FEWEST:
-        return Interval(estimate, math.nan, math.nan, count)
-    chosen = np.random.default_rng(seed).integers(0, count, (draws, count))
-    if statistic is not None:
-        places = [np.flatnonzero(own == cluster) for cluster in range(count)]
-        drawn = np.array([of(data[np.concatenate([places[cluster] for cluster in row])]) for row in chosen])
-        return Interval(estimate, *_percentiles(drawn[~np.isnan(drawn)], confidence), count)
-    sums, sizes = (np.bincount(own, weight).astype(np.float64) for weight in (data, None))
-    drawn = sums[chosen].sum(1) / sizes[chosen].sum(1)
-    if count >= SMALL:
-        return Interval(estimate, *_percentiles(drawn, confidence), count)
-
-    def error_of(total: Vector, size: Vector, mean: Any) -> Vector:
-        """The standard error of a ratio of sums over clusters, by its linear part."""
-        rest = total - mean * size
-        return np.sqrt((rest**2).sum(-1) * count / (count - 1)) / size.sum(-1)
-
-    with np.errstate(invalid="ignore", divide="ignore"):
-        t = (drawn - estimate) / error_of(sums[chosen], sizes[chosen], drawn[:, None])
-    spread = float(error_of(sums, sizes, estimate))
-    # A draw that repeats one cluster only has no standard error.
-    low, high = _percentiles(t[np.isfinite(t)], confidence) if spread > 0 else (0.0, 0.0)
-    return Interval(estimate, estimate - high * spread, estimate - low * spread, count)
+    return own.reshape(-1)
 
 
 class MedianInterval(NamedTuple):

@@ -201,6 +201,7 @@ def test_what_cannot_be_reached_is_refused_by_name():
     ("one", "words"),
     [
         (HideKeys([37]), r"HideKeys: positions must lie between -28 and 27 \(the shortest sample\), got"),
+        (HideKeys([1.5]), r"HideKeys: positions must be whole numbers, got \[1.5\]"),
         (HideKeys([0], heads=[4]), "HideKeys: head 4 of layer 0, which has 4"),
         (HideKeys(torch.zeros(3, dtype=torch.bool)), r"HideKeys: keys must have shape \(2, 37\), got \(3,\)"),
         (SetEmbedding(0, torch.zeros(5)), r"vector must have shape \[96\] or \[B, 96\], got \(5,\)"),

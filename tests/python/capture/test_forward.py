@@ -10,7 +10,7 @@ import torch
 import attnscope as asc
 import models
 from attnscope.capture import Forward, forward
-from attnscope.capture.edits import AddDirection, HideKeys, SetEmbedding
+from attnscope.capture.edits import AddDirection, HideKeys, SetEmbedding, SubtractRead
 from attnscope.capture.implementation import configs
 from attnscope.capture.sites import MODEL_SITES, SITES, TABLE
 from models import MapCount
@@ -298,3 +298,10 @@ def test_what_an_edit_tries_out_first_is_no_layer_of_the_pass():
     shifted = Forward(sites=("scores", "attention"), edits=(asc.edits.SetPositionIds(shift=3),))
     with forward(model, {"input_ids": ids}, shifted) as run:
         assert [layer.index for layer in run] == [0, 1]
+
+
+@pytest.mark.parametrize("edit", [HideKeys([0]), SubtractRead([0])])
+def test_a_block_is_one_layer_under_edits_of_the_softmax(edit):
+    model = models.tiny("llama")
+    with forward(model, models.text(model), Forward(sites=("hidden",), edits=(edit,))) as run:
+        assert [(layer.index, layer.stack) for layer in run] == [(i, "model.layers.*") for i in range(3)]

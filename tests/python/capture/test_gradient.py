@@ -157,8 +157,20 @@ def test_edits_are_part_of_what_is_differentiated():
     inputs = models.text(model)
     edits = (SubtractRead([0]), HideKeys([3]), SetState(2, torch.ones(96), "all"))
     layers, _ = differentiated(model, inputs, (), ("block_output",), *edits)
-    assert not layers[0].gradients["block_output"].any(), "the last state is set, so nothing before it counts"
-    assert layers[2].gradients["block_output"].any()
+    counts = [bool(layer.gradients["block_output"].any()) for layer in layers]
+    assert counts == [False, False, True], "the last state is set, so nothing before it counts"
+
+
+@pytest.mark.parametrize("at", ["attention_output", "head_output"])
+def test_blocks_without_attention_do_not_take_the_gradients_of_others(at):
+    model = models.tiny("jamba")
+    inputs = models.text(model)
+    layers, _ = differentiated(model, inputs, ("block_output", at), (at,))
+    having = [layer.index for layer in layers if at in layer.tensors]
+    assert having == [layer.index for layer in layers if layer.gradients] == [1, 3]
+    for layer in (layers[1], layers[3]):
+        assert layer.gradients[at].shape == layer.tensors[at].shape
+        assert layer.gradients[at].any()
 
 
 def test_bits_without_a_gradient_are_those_of_before():

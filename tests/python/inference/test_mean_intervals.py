@@ -46,6 +46,15 @@ def test_clusters_are_drawn_whole():
     assert found.high - found.low > 1.8 * (plain.high - plain.low)
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e150])
+def test_clusters_of_one_sample_each_are_no_clusters(scale):
+    """Also where squares of the numbers vanish, and where many draws repeat one value."""
+    for values in (np.random.default_rng(1).normal(size=9), np.eye(9)[0], np.full(9, 0.3)):
+        alone = inference.bootstrap(values * scale)
+        found = inference.bootstrap(values * scale, clusters=list("abcdefghi"))
+        np.testing.assert_array_equal(found, alone)
+
+
 def test_an_interval_over_clusters_covers_the_mean():
     rng = np.random.default_rng(0)
     for clusters in (10, 40):

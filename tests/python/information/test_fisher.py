@@ -266,6 +266,7 @@ def test_output_kl_equals_a_mask_given_by_hand(llama):
     again = asc.output_kl(llama, {"input_ids": ids}, [0])
     assert again.kl[0].item() == pytest.approx(found.kl[0].item())
     assert again.kl[1] != found.kl[1]
+    assert torch.equal(again.kl, asc.output_kl(llama, {"input_ids": ids}, [-9]).kl)
 
 
 def test_hiding_nothing_changes_nothing_and_the_model_is_restored(llama):
@@ -297,8 +298,10 @@ def test_bad_keys_and_models_are_named(llama):
     ids = {"input_ids": torch.arange(6).reshape(1, 6)}
     with pytest.raises(ValueError, match=r"keys must have shape \(1, 6\), got \(6,\)"):
         asc.output_kl(llama, ids, torch.zeros(6, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"keys must lie between 0 and 5 .* got 6"):
+    with pytest.raises(ValueError, match=r"^output_kl: positions must lie between -6 and 5 .* got \[\[6\]\]"):
         asc.output_kl(llama, ids, [6])
+    with pytest.raises(ValueError, match=r"^output_kl: positions must be whole numbers, got \[1.5\]"):
+        asc.output_kl(llama, ids, [1.5])
     with pytest.raises(TypeError, match="gives no logits"):
         asc.output_kl(llama.model, ids, [0])
     sizes = transformers.BloomConfig(vocab_size=31, hidden_size=16, n_layer=1, n_head=2)

@@ -20,6 +20,9 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
 
+#: What versions of transformers call the argument that holds the keys and values of earlier passes.
+CACHE = ("cache", "past_key_values")
+
 
 class Where:
     """Where a forward pass stands in its sequences.
@@ -64,7 +67,7 @@ class Where:
         if torch.is_tensor(mask) and mask.ndim == 2:
             self.mask = mask.to(torch.bool)
         elif outermost or self.mask.shape[0] != batch:
-            cache: Any = kwargs.get("past_key_values")
+            cache: Any = next((kwargs[name] for name in CACHE if kwargs.get(name) is not None), None)
             past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
             self.mask = torch.ones(batch, past + n, dtype=torch.bool, device=tokens.device)
         self.past = max(0, self.mask.shape[1] - n)
@@ -91,7 +94,7 @@ class Where:
             cached: count from the beginning of the cache.
 
         Raises:
-            ValueError: for positions that the shortest sample does not have.
+            ValueError: for positions that the shortest sample does not have, or that are no whole numbers.
         """
         batch, total = self.mask.shape
         here = torch.arange(0 if cached else self.past, total, device=self.mask.device)
@@ -99,7 +102,10 @@ class Where:
             if positions == "all":
                 return torch.ones(batch, len(here), dtype=torch.bool, device=here.device)
             return here[None] == self.last[:, None]
-        wanted = torch.as_tensor(positions, dtype=torch.int64, device=here.device)
+        given = torch.as_tensor(positions, device=here.device)
+        wanted = given.to(torch.int64)
+        if bool((wanted != given).any()):
+            raise ValueError(f"{function}: positions must be whole numbers, got {given.tolist()}")
         wanted = (wanted if wanted.ndim == 2 else wanted.reshape(1, -1)).expand(batch, -1)
         shortest = int(self.mask.sum(-1).min())
         if wanted.numel() and not -shortest <= int(wanted.min()) <= int(wanted.max()) < shortest:
