@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from attnscope.metrics.quantity import Quantity, Shared, Site
 if TYPE_CHECKING:
     from attnscope.capture import Layer
     from attnscope.capture.visibility import Visibility
+    from attnscope.engine.forward import Batch
 
 SUPPORT = Column(
     "support", "string", "text", "visible keys", "Which keys queries see: causal, full, a window, or a mask."
@@ -72,6 +74,13 @@ class Seen:
             return visible_pairs(self.supports[place], n)
         own = self.support[place, 0] if self.support.ndim == 4 else self.support
         return own[:n, :n]
+
+
+def keys_of(batch: Batch, layer: int, heads: Sequence[int] | None, protocol: str = "exact") -> dict[str, Any]:
+    """Key columns of the maps of a layer: of its heads by their numbers, or of its head mean without any."""
+    each = 1 if heads is None else len(heads)
+    own = {} if heads is None else {"head": np.tile(heads, len(batch.samples))}
+    return {"sample": np.repeat(batch.samples, each), "layer": layer, **own, "protocol": protocol}
 
 
 def support_names(seen: Visibility, lengths: Sequence[int], heads: Tensor) -> tuple[str, ...]:

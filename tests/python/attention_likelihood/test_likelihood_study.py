@@ -287,6 +287,34 @@ def test_every_figure_is_drawn_or_says_why(whole):
     assert undrawn == {"copy_or_context": "no encoder with a vocabulary head was measured"}
 
 
+@pytest.mark.parametrize("depths", [(1,), (2,), (2, 7), (3,)])
+def test_a_dose_has_a_line_of_each_third_or_one_of_all_layers(depths):
+    import pandas as pd
+
+    from attnscope.engine.results import Results
+    from attnscope.studies.attention_likelihood.figures import FIGURES
+
+    rows = [
+        (f"m{depth}", "", -1, "exact", "share", mode, layer, nats, nats * (1.0 + layer))
+        for depth in depths
+        for layer in range(depth)
+        for mode, nats in (("lowest", -9.0), ("mid", -3.0), ("highest", 1.0))
+    ]
+    names = [*CK, "protocol", "measure", "mode", "layer", "log_likelihood_difference", "difference"]
+    drawn = FIGURES["dose"](Results({"shifts": pd.DataFrame(rows, columns=names)}))
+    thirds = ["first third", "middle third", "last third"]
+    for depth, ax in zip(depths, drawn.figure.axes, strict=True):
+        lines = {line.get_label(): line for line in ax.lines if len(line.get_xdata()) == 3}
+        assert list(lines) == (thirds if depth >= 3 else ["all layers"])
+        if depth < 3:
+            mean = 1.0 + (depth - 1) / 2
+            assert lines["all layers"].get_ydata() == pytest.approx([-9.0 * mean, -3.0 * mean, mean])
+    legend = [text.get_text() for text in drawn.figure.legends[0].get_texts()]
+    assert legend == [*(thirds if max(depths) >= 3 else []), *(["all layers"] if min(depths) < 3 else [])]
+    assert ("a third of the depth" in drawn.caption) == (max(depths) >= 3)
+    assert ("fewer than three" in drawn.caption) == (min(depths) < 3)
+
+
 @pytest.mark.usefixtures("unarranged", "unpictured")
 def test_the_report_says_what_is_there_and_what_is_not(whole):
     from attnscope.studies.attention_likelihood.sections import findings

@@ -25,7 +25,7 @@ from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import levels, reads_layers
 from attnscope.metrics.quantity import Quantity, Shared, Site
-from attnscope.studies.supports import Seen
+from attnscope.studies.supports import Seen, keys_of
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -197,12 +197,6 @@ class Place:
     supports: Sequence[str] = ()  # what each text's queries see, in a word
     of_layer: Mapping[str, Any] = field(default_factory=dict)  # further columns of `layers`, an entry a text
 
-    def keys(self, batch: Batch) -> dict[str, Any]:
-        """Key columns, one entry per map."""
-        count = 1 if self.heads is None else len(self.heads)
-        keys = {"sample": np.repeat(batch.samples, count), "layer": self.layer, "protocol": self.protocol}
-        return keys if self.heads is None else {**keys, "head": np.tile(self.heads, len(batch.samples))}
-
 
 def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) -> None:
     """Writes what was measured of the maps [batch, maps] of a layer."""
@@ -216,10 +210,10 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
         if one.name == "sink_position":
             columns["heads"]["sink_token"] = batch.tokens_at(np.ma.MaskedArray(values.numpy(), missing))
         thresholds = one.options.get("thresholds", thresholds)
-    keys = place.keys(batch)
-    lengths = np.repeat(batch.lengths, len(keys["sample"]) // len(batch.samples))
+    keys = keys_of(batch, place.layer, place.heads, place.protocol)
+    maps = 1 if place.heads is None else len(place.heads)
+    lengths, supports = np.repeat(batch.lengths, maps), np.repeat(place.supports, maps).tolist()
     control = bool(place.variant or run.unit.variant)
-    supports: Sequence[str] = np.repeat(place.supports, len(keys["sample"]) // len(batch.samples)).tolist()
     if "mp_ks" in columns["heads"] and place.protocol == "exact" and not control:
         columns["heads"]["mp_law"] = [LAWS.get(name, "shuffled rows") for name in supports]
     for table, own in columns.items():
@@ -227,8 +221,8 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
             continue
         if table == "layers":
             own |= place.of_layer
-            rows = {key: value for key, value in keys.items() if key != "head"}
-            rows |= {"sample": batch.samples} | ({} if control else {"n_tokens": batch.lengths})
+            rows = keys_of(batch, place.layer, None, place.protocol)
+            rows |= {} if control else {"n_tokens": batch.lengths}
         elif table == "graphs":
             each = len(thresholds)
             rows = {key: np.repeat(value, each) if np.ndim(value) else value for key, value in keys.items()}

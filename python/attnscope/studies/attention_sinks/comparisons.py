@@ -39,26 +39,21 @@ def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFr
         yield {"model": str(model), "revision": str(revision), "step": int(str(step))}, part
 
 
-def numbers_of(results: Results, table: str) -> list[str]:
-    """The measured columns of a table, in stored order."""
+def numbers_of(results: Results, table: str, *, constants: bool = False) -> list[str]:
+    """The measured columns of a table, in stored order; constants of the design or of the null if asked."""
     return [
         field.name
         for field in results.schema(table)
         if field.name not in _NO_NUMBERS
         and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
+        and (constants or (field.metadata or {}).get(b"kind") != b"constant")
     ]
-
-
-def tested_numbers(results: Results, table: str) -> list[str]:
-    """The measured columns of a table that a model can change: no constants of the design or of the null."""
-    about = {field.name: field.metadata or {} for field in results.schema(table)}
-    return [name for name in numbers_of(results, table) if about[name].get(b"kind") != b"constant"]
 
 
 def measured(results: Results, table: str) -> pd.DataFrame:
     """Keys and numbers of a table; what is undefined or infinite is NaN."""
     keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
-    metrics = numbers_of(results, table)
+    metrics = numbers_of(results, table, constants=True)
     frame = results.table(table, [*keys, *metrics])
     columns = {name: frame[name].to_numpy(float, na_value=np.nan) for name in metrics}
     return frame.assign(**{name: np.where(np.isfinite(one), one, np.nan) for name, one in columns.items()})
@@ -84,7 +79,7 @@ def layer_tests(results: Results) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     tables = [name for name in ("head_means", "layers") if name in results.tables()]
     # what both tables hold, as the divergence, is tested once, on the table that is about layers
-    metrics: dict[str, str] = {metric: name for name in tables for metric in tested_numbers(results, name)}
+    metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
     for name in tables:
         frame = measured(results, name)
         own = [metric for metric in metrics if metrics[metric] == name and frame[metric].notna().any()]
@@ -126,25 +121,22 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
     """
     from attnscope.protocols.ruscio2025 import combine_p_values
 
-    keys = [*CHECKPOINT_KEYS, "sample", "layer", "protocol"]
-    there = set(results.schema("layers").names)
+    layers = results.table("layers")
     made: list[dict[str, Any]] = []
     for percentile, control in RANDOM.items():
-        if f"kl_reduction_{percentile}" not in there:
+        if f"kl_reduction_{percentile}" not in layers:
             continue
-        wanted = [f"kl_reduction_{percentile}", f"p_value_{percentile}", control]
-        frame = results.table("layers", [*keys, *(name for name in wanted if name in there)])
-        for named, own in checkpoints(frame):
+        for named, own in checkpoints(layers):
             for (layer, protocol), rows in own.groupby(["layer", "protocol"], sort=True):
                 exact = protocol == "exact"
-                values = rows[wanted[0]].to_numpy(float, na_value=np.nan)
+                values = rows[f"kl_reduction_{percentile}"].to_numpy(float, na_value=np.nan)
                 random = rows[control].to_numpy(float, na_value=np.nan) if exact else np.zeros(len(values))
                 both = ~np.isnan(values) & ~np.isnan(random)
                 means = [float(one[both].mean()) if both.any() else math.nan for one in (values, random)]
                 test = paired_test(values, random)
                 found = difference_of(test)
                 if protocol == "ruscio2025":
-                    each = rows[wanted[1]].dropna()
+                    each = rows[f"p_value_{percentile}"].dropna()
                     found["p_value"] = combine_p_values(each.tolist()) if len(each) else math.nan
                 about = {"layer": int(str(layer)), "percentile": percentile, "protocol": str(protocol)}
                 about |= {"kl_reduction": means[0], "kl_random": means[1] if exact else math.nan}
@@ -163,7 +155,7 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     if nulls.empty:
         return made
-    metrics = [name for name in tested_numbers(results, "heads") if (nulls["metric"] == name).any()]
+    metrics = [name for name in numbers_of(results, "heads") if (nulls["metric"] == name).any()]
     nulls = nulls[nulls["metric"].isin(metrics)]
     both = [measured(results, table).assign(scope=SCOPES[table]) for table in ("heads", "head_means")]
     for named, own in checkpoints(pd.concat(both)):
@@ -212,8 +204,8 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
         frame = measured(results, name)
         frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
         frame = frame.merge(samples, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
-        others = tested_numbers(results, "heads") if name == "layers" and "heads" in there else []
-        metrics = [one for one in tested_numbers(results, name) if one not in others]
+        others = numbers_of(results, "heads") if name == "layers" and "heads" in there else []
+        metrics = [one for one in numbers_of(results, name) if one not in others]
         parts = [
             (own, part, means, {"model": str(model), "protocol": str(protocol), **where})
             for (model, protocol), own in frame.groupby(["model", "protocol"], sort=True)

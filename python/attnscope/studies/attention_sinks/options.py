@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -93,12 +93,9 @@ def by_focus_word(rows: Sequence[Row], source: TextSource, draw: np.random.Gener
             f"{nearest(source.focus, rows[0][2])}"
         )
     lengths = [words(content) for _, content, _ in rows]
-    shortest: dict[Any, int] = {}
-    for index, (_, _, extra) in enumerate(rows):
-        word = extra[source.focus]
-        if word not in shortest or lengths[index] < lengths[shortest[word]]:
-            shortest[word] = index
-    first = sorted(shortest.values())
+    # the last one of a word stays, of equal lengths the first
+    longest_first = sorted(range(len(rows)), key=lambda index: (-lengths[index], -index))
+    first = sorted({rows[index][2][source.focus]: index for index in longest_first}.values())
     if len(first) >= count:
         return sorted(_thirds(first, lengths, count, draw))
     others = sorted(set(range(len(rows))) - set(first))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,66 +25,53 @@ MEASURED = {"output_kl": "kl", **{one: one for one in ("loss_before", "loss_afte
 LOGITS_BYTES = 256 * 1024**2
 
 
-class Ablation:
-    """The real ablation of a batch: keys hidden before the softmax in every layer and head."""
+def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> str:
+    """Runs the model without its sinks and without its first key, and writes to `ablation`.
 
-    def __init__(self, batch: Batch, seed: int) -> None:
-        self.batch, self.seed = batch, seed
-        self._total, self._layers = torch.zeros(()), 0
+    Keys are hidden before the softmax in every layer and head. A control `control_NAME` has exactly the size
+    of its set in each text and is the mean over its draws; it is null where the set is empty. Returned is why
+    there is nothing, "" when there is.
 
-    def add(self, mean: Tensor) -> None:
-        """Takes the head mean [b, n, n] of one layer."""
-        self._total = self._total + mean
-        self._layers += 1
+    Args:
+        mean: of the maps over layers and heads [b, n, n], whose sinks they are.
+    """
+    from attnscope.capture.ablation import output_kl_of_sets
 
-    def keys(self) -> dict[str, Tensor]:
-        """The sets of keys, bool [b, n]: the sinks, and the first key."""
-        lengths = torch.as_tensor(self.batch.lengths)
-        sinks = sink_tokens((self._total / self._layers).cpu(), rule="test", lengths=lengths)
-        first = torch.zeros_like(sinks)
-        first[:, 0] = True
-        return {"sinks": sinks, "first": first}
-
-    def run(self, loaded: LoadedModel, inputs: Mapping[str, Tensor], unit: StageRun) -> str:
-        """Runs the model without each set of keys, and without its controls, and writes to `ablation`.
-
-        A control `control_NAME` has exactly the size of its set in each text and is the mean over its draws;
-        it is null where the set is empty. Returned is why there is nothing, "" when there is.
-        """
-        from attnscope.capture.ablation import output_kl_of_sets
-
-        title = loaded.checkpoint.title
-        if not predicts(loaded.model):
-            return f"ablation: {title}: {_without_loss(loaded)}, so there is no output to compare"
-        sets = self.keys()
-        controls, there = {}, {}
-        for at, (name, keys) in enumerate(sets.items()):
-            seeds = [[self.seed, sample, 0xAB1A, at] for sample in self.batch.samples]
-            controls[name], there[name] = matched_keys(keys, self.batch.lengths, seeds)
-        text = text_config(loaded.model.config)
-        each = max(1, LOGITS_BYTES // (8 * max(self.batch.lengths) * int(text.vocab_size)))
-        for begin in range(0, len(self.batch.samples), each):
-            part = slice(begin, begin + each)
-            some = {name: values[part] for name, values in inputs.items()}
-            masked = {name: keys[part] for name, keys in sets.items()}
-            for name, drawn in controls.items():
-                masked |= {f"{name} {draw}": keys[part] for draw, keys in enumerate(drawn)}
-            try:
-                found = output_kl_of_sets(loaded.model, some, masked)
-            except NotImplementedError as error:
-                return f"ablation: {title}: {str(error).removeprefix('output_kl: ')}"
-            for name, keys in sets.items():
-                runs = [found[f"{name} {draw}"] for draw in range(len(controls[name]))]
-                own, control = {}, {}
-                for column, field in MEASURED.items():
-                    own[column] = getattr(found[name], field)
-                    mean = torch.stack([getattr(one, field) for one in runs]).mean(0)
-                    control[column] = torch.where(there[name][part], mean, torch.nan)
-                about: dict[str, Any] = {"sample": list(self.batch.samples[part])}
-                about |= {"n_tokens": list(self.batch.lengths[part]), "key_count": keys[part].sum(-1)}
-                unit.write("ablation", keys=name, **about, **own)
-                unit.write("ablation", keys=f"control_{name}", **about, **control)
-        return ""
+    title = loaded.checkpoint.title
+    if not predicts(loaded.model):
+        return f"ablation: {title}: {_without_loss(loaded)}, so there is no output to compare"
+    sinks = sink_tokens(mean.cpu(), rule="test", lengths=torch.as_tensor(batch.lengths))
+    first = torch.zeros_like(sinks)
+    first[:, 0] = True
+    sets, inputs = {"sinks": sinks, "first": first}, run.inputs(batch)
+    controls, there = {}, {}
+    for at, (name, keys) in enumerate(sets.items()):
+        seeds = [[run.settings.seed, sample, 0xAB1A, at] for sample in batch.samples]
+        controls[name], there[name] = matched_keys(keys, batch.lengths, seeds)
+    text = text_config(loaded.model.config)
+    each = max(1, LOGITS_BYTES // (8 * max(batch.lengths) * int(text.vocab_size)))
+    for begin in range(0, len(batch.samples), each):
+        part = slice(begin, begin + each)
+        some = {name: values[part] for name, values in inputs.items()}
+        masked = {name: keys[part] for name, keys in sets.items()}
+        for name, drawn in controls.items():
+            masked |= {f"{name} {draw}": keys[part] for draw, keys in enumerate(drawn)}
+        try:
+            found = output_kl_of_sets(loaded.model, some, masked)
+        except NotImplementedError as error:
+            return f"ablation: {title}: {str(error).removeprefix('output_kl: ')}"
+        for name, keys in sets.items():
+            runs = [found[f"{name} {draw}"] for draw in range(len(controls[name]))]
+            own, control = {}, {}
+            for column, field in MEASURED.items():
+                own[column] = getattr(found[name], field)
+                of_draws = torch.stack([getattr(one, field) for one in runs]).mean(0)
+                control[column] = torch.where(there[name][part], of_draws, torch.nan)
+            about: dict[str, Any] = {"sample": list(batch.samples[part])}
+            about |= {"n_tokens": list(batch.lengths[part]), "key_count": keys[part].sum(-1)}
+            run.write("ablation", keys=name, **about, **own)
+            run.write("ablation", keys=f"control_{name}", **about, **control)
+    return ""
 
 
 def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
@@ -107,19 +93,16 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
         if "exact" in run.settings.protocols and (n >= 2 or masked):
             table = fisher_trace(model, text, **options)
             drawn = fisher_trace(model, text, labels="sampled", **options)
-            _write(run, "exact", sample, table, drawn["trace"].to_numpy())
+            _write(run, "exact", sample, table, trace_sampled=drawn["trace"])
         if "ruscio2025" in run.settings.protocols and (encoder.longest >= 2 or masked):
             table = ruscio2025.fisher_trace(model, text, padded_to=encoder.longest, **options)
-            _write(run, "ruscio2025", sample, table, np.full(len(table), np.nan))
+            _write(run, "ruscio2025", sample, table)
     return ""
 
 
-def _write(run: StageRun, protocol: str, sample: int, table: Any, sampled: Any) -> None:
-    numbers = {
-        name: table[name].to_numpy() for name in ("layer", "parameters", "trace", "trace_per_parameter")
-    }
-    group = table["group"].to_numpy(dtype=object)
-    run.write("fisher", sample=sample, protocol=protocol, group=group, trace_sampled=sampled, **numbers)
+def _write(run: StageRun, protocol: str, sample: int, table: Any, **more: Any) -> None:
+    stored = table[["layer", "group", "parameters", "trace", "trace_per_parameter"]].to_dict("list")
+    run.write("fisher", sample=sample, protocol=protocol, **stored, **more)
 
 
 def predicts(model: Any) -> bool:

@@ -25,11 +25,11 @@ from attnscope.studies.attention_sinks import columns, summaries
 from attnscope.studies.attention_sinks.columns import Place, States, write_rows
 from attnscope.studies.attention_sinks.matched_keys import random_reductions
 from attnscope.studies.attention_sinks.options import SinkOptions, by_focus_word
-from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
+from attnscope.studies.attention_sinks.runs import ablation, fisher_rows
 from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
 from attnscope.studies.nulls import shuffled_rows, write_baselines
-from attnscope.studies.supports import under
+from attnscope.studies.supports import keys_of, under
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
@@ -84,7 +84,7 @@ class SinkStudy(Study):
         pooled = "exact" in self._taken and tested and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
-            ablation = Ablation(batch, self.settings.seed)
+            mean, layers = torch.zeros(()), 0  # over heads, summed over layers
             held: States | None = None
             for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
                 states = States.of(layer)
@@ -95,13 +95,13 @@ class SinkStudy(Study):
                 if "ruscio2025" in self._taken and number == last:
                     held = states.copy()
                 elif "ruscio2025" in self._taken:
-                    self._measure_whole("ruscio2025", states, number, batch, run)
+                    self._measure_whole(states, number, batch, run)
                 if "examples" in extra and not unit.variant:
                     columns.write_examples(states, number, batch, run, bars=not self.options.bars)
                 if "row_permutation" in extra and not unit.variant:
                     self._permuted(states, number, batch, run)
                 if "ablation" in extra and not unit.variant:
-                    ablation.add(states.mean[:, 0])
+                    mean, layers = mean + states.mean[:, 0], layers + 1
                 # while the next layer is computed, this one must be free
                 del states, layer
             if held is not None:
@@ -109,9 +109,9 @@ class SinkStudy(Study):
                 final = getattr(outputs[0], "last_hidden_state", None) if outputs else None
                 if final is not None and "block_output" in held.sites:
                     held = replace(held, sites={**held.sites, "block_output": final.cpu()})
-                self._measure_whole("ruscio2025", held, last, batch, run)
+                self._measure_whole(held, last, batch, run)
             if "ablation" in extra and not unit.variant:
-                run.note(ablation.run(loaded, run.inputs(batch), run))
+                run.note(ablation(loaded, mean / layers, batch, run))
             if "fisher" in extra and not unit.variant:
                 run.note(fisher_rows(loaded, batch, run))
         sums.write()
@@ -137,13 +137,15 @@ class SinkStudy(Study):
             write_rows(run, measured, batch, place)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
-                run.write(table, **bar_columns(measured.results["persistence"], place.keys(batch)))
+                run.write(
+                    table, **bar_columns(measured.results["persistence"], keys_of(batch, number, heads))
+                )
         for name in known[0] if known else ():
             states.sites[name] = torch.cat([one[name] for one in known], 1)
 
-    def _measure_whole(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """The same of a protocol of whole maps in float64, the head mean beside the heads as one more map."""
-        chosen = self._taken[protocol]
+    def _measure_whole(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
+        """The same as published: whole maps in float64, the head mean beside the heads as one more map."""
+        chosen = self._taken["ruscio2025"]
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         given: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
@@ -155,8 +157,8 @@ class SinkStudy(Study):
             **given,
         )
         of_heads = each.part(slice(1, None)).beside(together, chosen)
-        write_rows(run, each.part(slice(1)), batch, Place(protocol, number, None, supports=states.supports))
-        write_rows(run, of_heads, batch, Place(protocol, number, states.names, supports=states.supports))
+        for heads, found in ((None, each.part(slice(1))), (states.names, of_heads)):
+            write_rows(run, found, batch, Place("ruscio2025", number, heads, supports=states.supports))
 
     def _random_removals(self, states: States, number: int, batch: Batch, run: StageRun) -> dict[str, Any]:
         """What taking random keys out of a layer does, beside what the strongest ones do."""

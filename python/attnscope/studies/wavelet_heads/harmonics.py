@@ -83,7 +83,7 @@ def interference(
 def harmonics(model: Any) -> dict[str, Any]:
     """Columns of the table `harmonics`: one row per input, layer and resolved frequency, means over heads.
 
-    None for a model without RoPE or without an activation, or whose queries do not rotate.
+    Empty for a model without RoPE or without an activation, or whose queries do not rotate.
     """
     theta, activation = rotary_frequencies(model), own_activation(model)
     if theta is None or activation is None:

@@ -28,12 +28,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         figures=("power_spectra", "band_shares"),
         metrics=(
-            "low_band",
-            "mid_band",
-            "high_band",
-            "spectral_selectivity",
-            "spectral_flatness",
-            "spectral_entropy",
+            *("low_band", "mid_band", "high_band"),
+            *("spectral_selectivity", "spectral_flatness", "spectral_entropy"),
         ),
         caveats=(
             "Uniform attention is a constant: through a Hann window it has 2/3 of its power in bin 0 and 1/3 "
@@ -64,8 +60,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         caveats=(
             "The reconstruction error of an orthogonal wavelet is rounding for every signal, random ones "
-            "included "
-            "(1e-16 in float64, 1e-7 in float32). It tests the transform and says nothing about attention.",
+            "included (1e-16 in float64, 1e-7 in float32). It tests the transform and says nothing about "
+            "attention.",
         ),
     ),
     analysis(

@@ -24,7 +24,7 @@ from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.signals.wavelet import ENERGY
 from attnscope.studies.nulls import shuffled_rows, write_baselines
-from attnscope.studies.supports import Seen, under
+from attnscope.studies.supports import Seen, keys_of, under
 from attnscope.studies.wavelet_heads import summaries
 from attnscope.studies.wavelet_heads.harmonics import harmonics
 from attnscope.studies.wavelet_heads.tables import (
@@ -154,7 +154,7 @@ class WaveletStudy(Study):
                 columns["n_tokens"] = np.repeat(batch.lengths, maps.shape[1])
                 columns["support"] = np.repeat(seen.supports, maps.shape[1]).tolist()
             table = "head_means" if names is None else "heads"
-            run.write(table, variant=variant, **_keys(batch, number, names), **columns)
+            run.write(table, variant=variant, **keys_of(batch, number, names), **columns)
         if control:
             return values
         if chosen.power and names is not None:
@@ -212,7 +212,7 @@ class WaveletStudy(Study):
                         (1.0 - torch.nn.functional.cosine_similarity(*pair, dim=-1)).flatten().numpy()
                         for pair in zip(whole[number, table], parts, strict=True)
                     )
-                    keys = {**_keys(part, number, names), "fraction": fraction}
+                    keys = {**keys_of(part, number, names), "fraction": fraction}
                     tokens = np.repeat(lengths, maps.shape[1])
                     run.write(table, **keys, n_tokens=tokens, energy=energy, coefficients=coefficients)
                 del heads, layer, maps, sites
@@ -233,13 +233,6 @@ def _gather(entropies: Entropies, values: dict[str, Tensor], batch: Batch) -> No
 
 def _sensitivity(names: Sequence[int] | None) -> str:
     return "head_mean_scale_sensitivity" if names is None else "scale_sensitivity"
-
-
-def _keys(batch: Batch, number: int, names: Sequence[int] | None) -> dict[str, Any]:
-    """Keys of the maps of a layer: of its heads, or of its head mean where those have no names."""
-    own = {} if names is None else {"head": [*names] * len(batch.samples)}
-    each = 1 if names is None else len(names)
-    return {"sample": np.repeat(batch.samples, each), "layer": number, **own, "protocol": "exact"}
 
 
 STUDY = WaveletStudy

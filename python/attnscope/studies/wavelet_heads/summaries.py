@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,40 +51,28 @@ def phases(results: Results) -> pd.DataFrame:
     """Every number of every checkpoint: mean over heads, then over sentences, with its interval."""
     import pandas as pd
 
+    keys, parts = [*CHECKPOINT_KEYS, "sample"], []
+    there = results.tables()
+    if "heads" in there:
+        known = {*results.keys("heads"), "n_tokens", "support"}
+        heads = results.table("heads")
+        parts.append(heads.groupby(keys)[[name for name in heads if name not in known]].mean())
+    if "uncertainty" in there:
+        parts.append(results.table("uncertainty").set_index(keys)[list(CORRELATIONS)])
+    if "scale_sensitivity" in there:
+        by_fraction = results.table("scale_sensitivity").groupby([*keys, "fraction"])
+        wide: Any = by_fraction[["energy", "coefficients"]].mean().unstack("fraction")
+        wide.columns = [f"scale_sensitivity_{column}_{fraction:g}" for column, fraction in wide]
+        parts.append(wide)
+    every = pd.concat(parts, axis=1).sort_index() if parts else pd.DataFrame()
     rows: list[tuple[Any, ...]] = []
-    there = [name for name in results.tables() if name in ("heads", "uncertainty", "scale_sensitivity")]
-    tables = {name: results.table(name) for name in there}
-    known = {*results.keys("heads"), "n_tokens", "support"} if "heads" in tables else set()
-    checkpoints = [table[list(CHECKPOINT_KEYS)] for table in tables.values()]
-    seen = pd.concat(checkpoints).drop_duplicates() if checkpoints else pd.DataFrame()
-    for key in seen.itertuples(index=False):
-        own = {
-            name: table[(table[list(CHECKPOINT_KEYS)] == list(key)).all(axis=1)]
-            for name, table in tables.items()
-        }
-        for metric, values in _by_sentence(own, known):
-            good = values[np.isfinite(values)]
+    for checkpoint, own in every.groupby(list(CHECKPOINT_KEYS)) if parts else ():
+        for metric, values in own.items():
+            good = values.to_numpy(dtype=float)
+            good = good[np.isfinite(good)]
             if len(good):
-                rows.append((*key, metric, *bootstrap(good)))
+                rows.append((*checkpoint, metric, *bootstrap(good)))
     return pd.DataFrame(rows, columns=[*CHECKPOINT_KEYS, "metric", "mean", "low", "high", "samples"])
-
-
-def _by_sentence(own: Mapping[str, pd.DataFrame], known: Container[str]) -> Iterator[tuple[str, Any]]:
-    """Metric and one value per sentence, of one checkpoint; `known` are columns of `heads` that are none."""
-    if "heads" in own:
-        heads = own["heads"]
-        numbers = [name for name in heads.columns if name not in known]
-        means = heads.groupby("sample")[numbers].mean()
-        for name in numbers:
-            yield name, means[name].to_numpy(dtype=float)
-    if "uncertainty" in own:
-        for name in CORRELATIONS:
-            yield name, own["uncertainty"][name].to_numpy(dtype=float)
-    if "scale_sensitivity" in own:
-        for fraction, part in own["scale_sensitivity"].groupby("fraction"):
-            for column in ("energy", "coefficients"):
-                values = part.groupby("sample")[column].mean().to_numpy(dtype=float)
-                yield f"scale_sensitivity_{column}_{fraction:g}", values
 
 
 def published(table: pd.DataFrame) -> pd.DataFrame:

@@ -9,18 +9,23 @@ from matplotlib.patches import Patch
 
 from attnscope.plots.axes import layers_below
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned
-from attnscope.plots.style import INK, PALETTE, legend_columns, panels
+from attnscope.plots.style import INK, PALETTE, legend_columns, legend_over, named_artists, panels
 from attnscope.studies.attention_likelihood.figures.declared import (
     ZERO,
     by_model,
     exact,
     figure,
-    legend_of,
     models_of,
     width_of,
 )
 
-THIRDS = ("first third", "middle third", "last third")
+#: Colour and marker of the layers that a line is a mean over: thirds of the depth, where there are as many.
+LAYERS = {
+    "first third": (PALETTE[0], "o"),
+    "middle third": (PALETTE[1], "s"),
+    "last third": (PALETTE[2], "^"),
+    "all layers": (PALETTE[3], "D"),
+}
 #: Parts of a row's attention, in the order in which they are stacked.
 PARTS = {"share": "the word itself", "special": "special tokens", "context": "the rest"}
 
@@ -37,13 +42,15 @@ def dose(results: Tables, options: Options) -> Drawn:
     figure_, axes = panels(1, len(models), height=2.6, width=width, narrowest=2.0, sharey=True)
     for ax, own in by_model(table, axes[0]):
         layers = sorted(own["layer"].unique())
-        third = own["layer"].map({layer: 3 * at // len(layers) for at, layer in enumerate(layers)})
-        for at in sorted(set(third)):
-            rows = own[third == at].groupby("mode")[["log_likelihood_difference", "difference"]].mean()
+        names = list(LAYERS)[:3] if len(layers) >= 3 else ["all layers"]
+        part = own["layer"].map({layer: len(names) * at // len(layers) for at, layer in enumerate(layers)})
+        for at, name in enumerate(names):
+            rows = own[part == at].groupby("mode")[["log_likelihood_difference", "difference"]].mean()
             rows = rows.sort_values("log_likelihood_difference")
+            color, marker = LAYERS[name]
             ax.plot(
-                rows["log_likelihood_difference"], rows["difference"], "-", color=PALETTE[at],
-                marker="os^"[at], markersize=3.5, label=THIRDS[at] if len(layers) >= 3 else "all layers",
+                rows["log_likelihood_difference"], rows["difference"], "-", color=color, marker=marker,
+                markersize=3.5, label=name,
             )  # fmt: skip
         named = own.groupby("mode")["log_likelihood_difference"].first()
         for mode, nats in named.items() if len(models) == 1 else ():
@@ -57,11 +64,14 @@ def dose(results: Tables, options: Options) -> Drawn:
         ax.set_xlabel("change of log-likelihood (nats)")
     order = table.groupby("mode")["log_likelihood_difference"].mean()
     axes[0][0].set_ylabel("change of the share")
-    legend_of(figure_, axes[0][0], 3)
+    drawn = named_artists(axes[0])
+    legend_over(figure_, {name: drawn[name] for name in LAYERS if name in drawn}, 3)
+    over = ["the layers of a third of the depth"] if "last third" in drawn else []
+    over += ["all layers of a model of fewer than three"] if "all layers" in drawn else []
     return captioned(
         figure_,
-        "Each point is a mode of replacement, mean over texts and over the layers of a third of the depth, "
-        "less the real word (0, 0); from the left: "
+        f"Each point is a mode of replacement, mean over texts and over {', or '.join(over)}, less the real "
+        "word (0, 0); from the left: "
         f"{', '.join(str(mode) for mode in order.sort_values().index)}.",
         left_out=left_out,
     )

@@ -29,8 +29,7 @@ from attnscope.plots.lines import depth_profile, draw_curve
 from attnscope.plots.selection import defined, estimate, in_series, last_step, measured_heads
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 
-#: Under which colour and name a protocol is drawn wherever the two stand side by side.
-PROTOCOL_COLORS = {"exact": PALETTE[0], "ruscio2025": PALETTE[1]}
+#: What a protocol is called wherever the two stand side by side.
 PROTOCOL_NAMES = {"exact": "exact", "ruscio2025": "as published"}
 
 
@@ -177,12 +176,12 @@ PAIRS = {
 def protocol_profile(own: pd.DataFrame, column: str, ax: Axes) -> None:
     """A column of one series' head means over depth, a line per protocol with 95 % intervals over samples."""
     series, place = str(own["series"].iloc[0]), depth_axis(ax, own)
-    for protocol, color in PROTOCOL_COLORS.items():
+    for (protocol, name), color in zip(PROTOCOL_NAMES.items(), PALETTE, strict=False):
         rows = own[own["protocol"] == protocol]
         rows = rows.assign(value=np.where(np.isfinite(rows[column].astype(float)), rows[column], np.nan))
         if rows["value"].notna().any():
             means = estimate(rows, "value", ["layer"]).sort_values("layer")
-            draw_curve(ax, place(series, means["layer"]), means, PROTOCOL_NAMES[protocol], color, marker=True)
+            draw_curve(ax, place(series, means["layer"]), means, name, color, marker=True)
 
 
 def protocols(results: Tables, options: Options) -> Drawn:
