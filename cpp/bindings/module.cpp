@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 
 #include "bindings/exchange.h"
+#include "bindings/tensors.h"
 #include "bindings/threads.h"
 
 namespace py = pybind11;
@@ -31,6 +32,7 @@ PYBIND11_MODULE(_core, module) {
   attnscope::find_exchange();
   module.def("interfaces",
              [] { return py::make_tuple(attnscope::exchange_name(), attnscope::threads_name()); });
+  module.attr("large_result") = attnscope::kLargeResult;
 #define ATTNSCOPE_BIND(name) attnscope::bind_##name(module);
   ATTNSCOPE_CONCEPTS(ATTNSCOPE_BIND)
 }

@@ -93,10 +93,6 @@ const T* list_of(Argument object, Index size, const char* what, const char* list
   return static_cast<const T*>(array.data());
 }
 
-// Results of fewer bytes are no question of memory, and the question takes as long as two maps of
-// 64 tokens.
-constexpr double kWorthAsking = 1 << 26;
-
 }  // namespace
 
 bool is_plain_batch(Argument object) {
@@ -224,7 +220,7 @@ Result<T> make_empty(const std::vector<Index>& leading, const std::vector<Index>
     for (const Index size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
     return text;
   };
-  if (bytes >= kWorthAsking) {
+  if (bytes >= kLargeResult) {
     py::module_::import("attnscope._memory").attr("announce_results")(bytes, sizes());
   }
   NewTensor made = new_tensor(shape, type_of<T>());

@@ -16,6 +16,9 @@ namespace attnscope {
 
 namespace py = pybind11;
 
+// Results of fewer bytes are no question of memory, and the question takes as long as two maps of 64 tokens.
+inline constexpr std::int64_t kLargeResult = 1 << 26;
+
 // What Python gives: a tensor, or what may stand in its place.
 using Argument = const py::object&;
 

@@ -36,5 +36,5 @@ target_compile_options(attnscope_warnings INTERFACE -Wall -Wextra -Wconversion -
   $<$<BOOL:${ATTNSCOPE_WERROR}>:-Werror>)
 # GCC before 13 takes the registers that its own AVX-512 header leaves open on purpose for a mistake.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-  target_compile_options(attnscope_warnings INTERFACE -Wno-maybe-uninitialized)
+  target_compile_options(attnscope_warnings INTERFACE -Wno-maybe-uninitialized -Wno-uninitialized)
 endif()

@@ -17,18 +17,6 @@ namespace attnscope {
 // Rows of a symmetric matrix that are gathered from its columns at once, a cache line of each.
 inline constexpr Index kColumnBlock = 16;
 
-// One lane of a pack as a strided array of its own.
-class Lane {
- public:
-  Lane(Lanes* pack, Index lane) : data_(reinterpret_cast<double*>(pack) + lane) {
-    assert(0 <= lane && lane < kPackWidth);
-  }
-  double& operator[](Index entry) const { return data_[entry * kPackWidth]; }
-
- private:
-  double* data_;
-};
-
 // How many components the graph of the positive weights has, or `most` where it has as many or more; by
 // breadth-first search. weight(i, j) needs i > j.
 template <class Weight>

@@ -159,7 +159,7 @@ void SimpleGraphSpectra::solve(Index size, Queue& queue) {
   }
   Lanes* diagonal = lane_buffer(vectors_, 6 * size);
   Lanes* beside = diagonal + size;
-  tridiagonalize(a, size, diagonal, beside, diagonal + 2 * size);
+  tridiagonalize(a, size, diagonal, beside, 1, diagonal + 2 * size);
   Lanes high{};
   for (Index lane = 0; lane < count; ++lane) {
     high[lane] = static_cast<double>(queue.pending[lane].nodes) * (1.0 + 1e-12);

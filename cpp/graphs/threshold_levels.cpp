@@ -36,28 +36,23 @@ void levels_of(const WideType* row, Index n, const std::vector<WideType>& thresh
       std::copy(from, from + size, rest);
       from = rest;
     }
-    const Floats x0 = vector_at<Floats>(from), x1 = vector_at<Floats>(from + kWidth);
-    const Floats x2 = vector_at<Floats>(from + 2 * kWidth), x3 = vector_at<Floats>(from + 3 * kWidth);
-    // Causal maps and those with a sink have few entries that reach any threshold. Named, because clang's
-    // comparison of doubles gives a vector of another whole number.
-    const Numbers first0 = x0 >= thresholds[0], first1 = x1 >= thresholds[0];
-    const Numbers first2 = x2 >= thresholds[0], first3 = x3 >= thresholds[0];
-    if (lane_bits((first0 | first1) | (first2 | first3)) == 0) continue;
-    Numbers c0 = -first0, c1 = -first1, c2 = -first2, c3 = -first3;
-    for (std::size_t t = 1; t < thresholds.size(); ++t) {
-      const WideType threshold = thresholds[t];
-      const Numbers next0 = x0 >= threshold, next1 = x1 >= threshold;
-      const Numbers next2 = x2 >= threshold, next3 = x3 >= threshold;
-      c0 -= next0;
-      c1 -= next1;
-      c2 -= next2;
-      c3 -= next3;
-    }
-    std::remove_reference_t<decltype(c0[0])> counts[kBlock];
-    put(counts, c0);
-    put(counts + kWidth, c1);
-    put(counts + 2 * kWidth, c2);
-    put(counts + 3 * kWidth, c3);
+    Floats x[4];
+    Numbers reached[4] = {};
+    for (Index v = 0; v < 4; ++v) x[v] = vector_at<Floats>(from + v * kWidth);
+    const auto count = [&](WideType threshold) {
+#pragma GCC unroll 4
+      for (Index v = 0; v < 4; ++v) {
+        // Named, because clang's comparison of doubles gives a vector of another whole number.
+        const Numbers reaches = x[v] >= threshold;
+        reached[v] -= reaches;
+      }
+    };
+    count(thresholds[0]);
+    // Causal maps and those with a sink have few entries that reach any threshold.
+    if (lane_bits(-(reached[0] | reached[1] | reached[2] | reached[3])) == 0) continue;
+    for (std::size_t t = 1; t < thresholds.size(); ++t) count(thresholds[t]);
+    std::remove_reference_t<decltype(reached[0][0])> counts[kBlock];
+    for (Index v = 0; v < 4; ++v) put(counts + v * kWidth, reached[v]);
     for (Index k = 0; k < size; ++k) levels[begin + k] = static_cast<Level>(counts[k]);
   }
 }
@@ -119,11 +114,9 @@ void symmetrize_levels(const LevelTable& directed, LevelTable& level) {
       load_tile(directed, i, j, here);
       load_tile(directed, j, i, there);
       transpose(there);
-      Level a[kByteTile * kByteTile], b[kByteTile * kByteTile];
-      std::memcpy(a, here, sizeof(a));
-      std::memcpy(b, there, sizeof(b));
+      auto* const a = reinterpret_cast<Level*>(here);
+      const auto* const b = reinterpret_cast<const Level*>(there);
       for (Index k = 0; k < kByteTile * kByteTile; ++k) a[k] = std::max(a[k], b[k]);
-      std::memcpy(here, a, sizeof(a));
       store_tile(level, i, j, here);
       if (i == j) continue;
       transpose(here);

@@ -17,16 +17,6 @@ namespace attnscope::bits {
 using Word = std::uint64_t;
 typedef Word Block __attribute__((vector_size(32)));
 
-inline Block load(const Word* words) {
-  Block block;
-  std::memcpy(&block, __builtin_assume_aligned(words, 32), sizeof(Block));
-  return block;
-}
-
-inline void store(Word* words, Block block) {
-  std::memcpy(__builtin_assume_aligned(words, 32), &block, sizeof(Block));
-}
-
 inline bool any(Block block) {
 #ifdef __AVX__
   return _mm256_testz_si256(reinterpret_cast<__m256i>(block), reinterpret_cast<__m256i>(block)) == 0;
@@ -56,10 +46,16 @@ bool any_of(std::size_t words, F f) {
   }
 }
 
-inline Word at(const Word* row, std::size_t k, Word) { return row[k]; }
-inline Block at(const Word* row, std::size_t k, Block) { return load(row + k); }
-inline void put(Word* row, std::size_t k, Word word) { row[k] = word; }
-inline void put(Word* row, std::size_t k, Block block) { store(row + k, block); }
+// The k-th words of a row, as many as T holds.
+template <class T>
+T at(const Word* row, std::size_t k, T words) {
+  std::memcpy(&words, __builtin_assume_aligned(row + k, sizeof(T)), sizeof(T));
+  return words;
+}
+template <class T>
+void put(Word* row, std::size_t k, T words) {
+  std::memcpy(__builtin_assume_aligned(row + k, sizeof(T)), &words, sizeof(T));
+}
 
 inline constexpr std::uint32_t kNone = 0xffffffffu;
 

@@ -68,22 +68,9 @@ void CycleLabels::drain() {
   }
 }
 
-// Rewrites a label in open classes where it holds a closed one.
+// Rewrites a label in open classes where it holds closed ones, and these first.
 void CycleLabels::refresh(Id id) {
-  Label& label = labels_[id];
-  if (label.closed == closed_) return;
-  const Class* entries = arena_.data() + label.offset;
-  bool stale = false;
-  for (std::uint32_t k = 0; k < label.size; ++k) stale |= is_closed_[entries[k]] != 0;
-  if (stale) {
-    rewrite(id);
-  } else {
-    label.closed = closed_;
-  }
-}
-
-// Rewrites a label, and first the closed classes that it leans on.
-void CycleLabels::rewrite(Id id) {
+  if (labels_[id].closed == closed_) return;
   stack_.assign(1, id);
   while (!stack_.empty()) {
     const Id top = stack_.back();
@@ -116,16 +103,6 @@ void CycleLabels::rewrite(Id id) {
   }
 }
 
-CycleLabels::Id CycleLabels::store() {
-  if (list_.empty()) return kZero;
-  if (list_.size() == 1) return label_of_class_[list_[0]];
-  const auto id = static_cast<Id>(labels_.size());
-  labels_.push_back({static_cast<std::uint32_t>(arena_.size()),
-                     static_cast<std::uint32_t>(list_.size()), closed_});
-  arena_.insert(arena_.end(), list_.begin(), list_.end());
-  return id;
-}
-
 CycleLabels::Id CycleLabels::sum(Id a, Id b) {
   if (a == b) return kZero;
   refresh(a);
@@ -133,7 +110,13 @@ CycleLabels::Id CycleLabels::sum(Id a, Id b) {
   if (labels_[a].size == 0) return labels_[b].size == 0 ? kZero : b;
   if (labels_[b].size == 0) return a;
   add({a, b});
-  return store();
+  if (list_.empty()) return kZero;
+  if (list_.size() == 1) return label_of_class_[list_[0]];
+  const auto id = static_cast<Id>(labels_.size());
+  labels_.push_back({static_cast<std::uint32_t>(arena_.size()),
+                     static_cast<std::uint32_t>(list_.size()), closed_});
+  arena_.insert(arena_.end(), list_.begin(), list_.end());
+  return id;
 }
 
 // The sum of labels that are up to date, to `list_`.

@@ -34,13 +34,11 @@ class CycleLabels {
     std::uint32_t closed;  // how many classes had closed when it was last rewritten
   };
   void refresh(Id id);
-  void rewrite(Id id);
   void add(std::initializer_list<Id> ids);
   void toggle(Class entry);
   void toggle_all(Id id);
   // Empties the scratch set into `list_`, youngest first, closed classes replaced by what they became.
   void drain();
-  Id store();
 
   std::vector<Label> labels_;
   std::vector<Class> arena_;

@@ -17,9 +17,6 @@ namespace {
 template <class Key>
 using FloatOf = std::conditional_t<std::is_same_v<Key, std::uint64_t>, double, float>;
 
-template <class Float>
-using KeyFor = std::conditional_t<std::is_same_v<Float, double>, std::uint64_t, std::uint32_t>;
-
 template <class Key>
 inline constexpr Key kOne = std::bit_cast<Key>(FloatOf<Key>(1));
 
@@ -47,16 +44,6 @@ Key key_of_distance(FloatOf<Key> distance) {
   return std::bit_cast<Key>(distance) & static_cast<Key>(std::numeric_limits<std::make_signed_t<Key>>::max());
 }
 
-// An entry is an edge with its key.
-std::uint32_t key_of(std::uint64_t entry) { return static_cast<std::uint32_t>(entry >> 32); }
-Edge edge_of(std::uint64_t entry) { return static_cast<Edge>(entry); }
-void put(std::uint64_t& entry, std::uint32_t key, Edge edge) {
-  entry = std::uint64_t{key} << 32 | edge;
-}
-std::uint64_t key_of(const WideEntry& entry) { return entry.key; }
-Edge edge_of(const WideEntry& entry) { return entry.edge; }
-void put(WideEntry& entry, std::uint64_t key, Edge edge) { entry = {key, edge}; }
-
 // Rows of a tile of the transpose that are read together: a cache line of float32.
 constexpr Index kTile = 16;
 
@@ -70,8 +57,8 @@ constexpr std::size_t kOneBatch = 1024;
 }  // namespace
 
 // Stores the keys of `row` to all smaller columns, and what they say about both ends.
-template <class S, class Key>
-void EdgeOrder::take_row(S& sorter, Index row, const Key* __restrict__ row_keys) {
+template <class Key>
+void EdgeOrder::take_row(Sorter<Key>& sorter, Index row, const Key* __restrict__ row_keys) {
   constexpr int kCoarse = std::numeric_limits<Key>::digits - 16;
   Key* __restrict__ triangle = sorter.triangle.data() + row * (row - 1) / 2;
   Key* __restrict__ farthest = sorter.farthest.data();
@@ -91,22 +78,13 @@ void EdgeOrder::take_row(S& sorter, Index row, const Key* __restrict__ row_keys)
   remoteness[row] = sum;
 }
 
-template <class S>
-void EdgeOrder::begin(S& sorter) {
-  sorter.triangle.resize(n_ * (n_ - 1) / 2);
-  sorter.farthest.assign(n_, 0);
-  sorter.row.resize(n_);
-}
-
-template <class S, class Scalar, class KeyOf>
-void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_of) {
-  using Key = typename decltype(sorter.triangle)::value_type;
+template <class Key, class Scalar, class KeyOf>
+void EdgeOrder::fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, KeyOf key_of) {
   using Float = FloatOf<Key>;
   const MatrixView<Scalar> lines = along_memory(attention);  // a key is a symmetric function of A, Aᵀ
   const Index outer = lines.outerStride();
   const Index inner = lines.innerStride();
   const Scalar* data = lines.data();
-  begin(sorter);
   Key* __restrict__ row = sorter.row.data();
   if (inner == 1 && is_causal(lines)) {
     for (Index i = 1; i < n_; ++i) {
@@ -161,8 +139,8 @@ void hellinger_rows(const MatrixView<Scalar>& attention, std::vector<double>& ro
   }
 }
 
-template <class S>
-void EdgeOrder::prepare(S& sorter) {
+template <class Key>
+void EdgeOrder::prepare(Sorter<Key>& sorter) {
   // One place more than there are pairs, for the write that is not kept.
   const std::size_t pairs = sorter.triangle.size();
   if (sorter.sorted.size() <= pairs) {
@@ -178,25 +156,23 @@ void EdgeOrder::prepare(S& sorter) {
 
 // Sorts entries [before, before + count) and writes their edges. They come in (row, column) order and the
 // sort is stable, so it need not look at the edges.
-template <class S>
-void EdgeOrder::sort_into_edges(S& sorter, std::size_t before, std::size_t count) {
-  using Key = typename decltype(sorter.triangle)::value_type;
+template <class Key>
+void EdgeOrder::sort_into_edges(Sorter<Key>& sorter, std::size_t before, std::size_t count) {
   auto* const batch = sorter.sorted.data() + before;
   Key lowest = std::numeric_limits<Key>::max();
   Key ones = 0;
   for (std::size_t k = 0; k < count; ++k) {
-    lowest = std::min(lowest, key_of(batch[k]));
-    ones |= key_of(batch[k]);
+    lowest = std::min(lowest, batch[k].key);
+    ones |= batch[k].key;
   }
   radix_sort(batch, sorter.scratch.data(), count, lowest, ones,
-             [](const auto& entry) { return key_of(entry); }, counts_);
+             [](const auto& entry) { return entry.key; }, counts_);
   edges_.resize(before + count);
-  for (std::size_t k = 0; k < count; ++k) edges_[before + k] = edge_of(batch[k]);
+  for (std::size_t k = 0; k < count; ++k) edges_[before + k] = batch[k].edge;
 }
 
-template <class S>
-bool EdgeOrder::append(S& sorter) {
-  using Key = typename decltype(sorter.triangle)::value_type;
+template <class Key>
+bool EdgeOrder::append(Sorter<Key>& sorter) {
   if (batches_ > 0 && sorter.taken == sorter.radius) return false;
   // Keys in [from, to] make the batch.
   const Key from = batches_ > 0 ? sorter.taken + 1 : 0;
@@ -214,8 +190,7 @@ bool EdgeOrder::append(S& sorter) {
   const Key width = to - from;
   for (Index i = 1; i < n_; ++i) {
     for (Index j = 0; j < i; ++j, ++key) {
-      const auto edge = static_cast<Edge>(i << 16 | j);
-      put(*out, *key, edge);
+      *out = {static_cast<Edge>(i << 16 | j), *key};
       out += static_cast<Key>(*key - from) <= width ? 1 : 0;
     }
   }
@@ -223,15 +198,15 @@ bool EdgeOrder::append(S& sorter) {
   sort_into_edges(sorter, before, count);
   radius_begin_ = static_cast<std::uint32_t>(before + count);
   if (to == sorter.radius) {
-    while (radius_begin_ > before && key_of(sorter.sorted[radius_begin_ - 1]) == to) {
+    while (radius_begin_ > before && sorter.sorted[radius_begin_ - 1].key == to) {
       --radius_begin_;
     }
   }
   return true;
 }
 
-template <class S>
-bool EdgeOrder::has_earlier_path(const S& sorter, Edge edge) const {
+template <class Key>
+bool EdgeOrder::has_earlier_path(const Sorter<Key>& sorter, Edge edge) const {
   const std::size_t u = edge_row(edge);
   const std::size_t w = edge_column(edge);
   const auto own = entry(sorter, u, w);
@@ -252,10 +227,13 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
   edges_.clear();
   radius_begin_ = 0;
   batches_ = 0;
-  if (n_ < 2) return;
-
+  const auto make_room = [&](auto& sorter) {
+    sorter.triangle.resize(n_ * (n_ - 1) / 2);
+    sorter.farthest.assign(n_, 0);
+    sorter.row.resize(n_);
+  };
+  wide_ ? make_room(broad_) : make_room(narrow_);
   if (metric == Metric::hellinger) {
-    begin(broad_);
     hellinger_rows(attention, roots_, [this](Index i, Index j, double distance) {
       broad_.row[j] = std::bit_cast<std::uint64_t>(distance);
       if (j + 1 == i) take_row(broad_, i, broad_.row.data());
@@ -263,18 +241,14 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
   } else if (metric == Metric::distance) {
     using Own = Wide<Scalar>;
     fill(sorter(Own{}), attention,
-         [](Own a, Own b) { return key_of_distance<KeyFor<Own>>(a > b ? a : b); });
+         [](Own a, Own b) { return key_of_distance<FloatKey<Own>>(a > b ? a : b); });
   } else {
     with_similarity<Scalar>(symmetrize, metric, [&]<class Float>(Float zero, auto similarity) {
       fill(sorter(zero), attention,
-           [=](Float a, Float b) { return key_of_weight<KeyFor<Float>>(similarity(a, b)); });
+           [=](Float a, Float b) { return key_of_weight<FloatKey<Float>>(similarity(a, b)); });
     });
   }
-}
-
-void EdgeOrder::start() {
-  if (n_ >= 2 && wide_) prepare(broad_);
-  if (n_ >= 2 && !wide_) prepare(narrow_);
+  wide_ ? prepare(broad_) : prepare(narrow_);
   vertices_.resize(n_);
   std::iota(vertices_.begin(), vertices_.end(), std::uint16_t{0});
   std::sort(vertices_.begin(), vertices_.end(), [&](std::uint16_t a, std::uint16_t b) {
@@ -282,10 +256,7 @@ void EdgeOrder::start() {
   });
 }
 
-bool EdgeOrder::next() {
-  if (n_ < 2) return false;
-  return wide_ ? append(broad_) : append(narrow_);
-}
+bool EdgeOrder::next() { return wide_ ? append(broad_) : append(narrow_); }
 
 bool EdgeOrder::precedes(Edge a, Edge b) const {
   const auto before = [=](const auto& sorter) {
@@ -301,7 +272,7 @@ bool EdgeOrder::enters_with_triangle(Edge edge) const {
 double EdgeOrder::dissimilarity(std::uint32_t index) const {
   const bool weights = metric_ == Metric::attention;
   if (!wide_) {
-    const std::uint32_t key = key_of(narrow_.sorted[index]);
+    const std::uint32_t key = narrow_.sorted[index].key;
     return weights ? 1.0 - static_cast<double>(weight_of_key(key)) : std::bit_cast<float>(key);
   }
   const std::uint64_t key = broad_.sorted[index].key;

@@ -42,11 +42,6 @@ void with_similarity(Symmetrize symmetrize, Metric metric, Visit&& visit) {
   }
 }
 
-struct WideEntry {
-  std::uint64_t key;
-  Edge edge;
-};
-
 // The edges of one matrix up to its enclosing radius r = min_i max_j d_ij, from near to far, ties by
 // (row, column). From r on one vertex is joined to all others, so no later edge can matter. The order is
 // that of the weights or distances in the input's own precision (1 − w in float32 would lose most of it); means and
@@ -56,12 +51,9 @@ struct WideEntry {
 // tell long before r. Scratch is kept from matrix to matrix.
 class EdgeOrder {
  public:
-  // Reads the matrix. Cost O(n²), with hellinger O(n³).
+  // Reads the matrix, ranks the vertices and looks where the keys lie. Cost O(n²), with hellinger O(n³).
   template <class Scalar>
   void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric);
-
-  // Gets ready for next(): ranks the vertices and looks where the keys lie.
-  void start();
 
   // Appends the next batch to edges(); false when all edges up to r are there.
   bool next();
@@ -72,7 +64,7 @@ class EdgeOrder {
   std::uint32_t radius_begin() const { return radius_begin_; }
   // The dissimilarity of edge `index` of edges(): 1.0 − double(w), or the distance.
   double dissimilarity(std::uint32_t index) const;
-  // After start(): all vertices, the best connected first.
+  // All vertices, the best connected first.
   const std::vector<std::uint16_t>& vertices() const { return vertices_; }
   // Whether edge a comes before edge b.
   bool precedes(Edge a, Edge b) const;
@@ -82,8 +74,12 @@ class EdgeOrder {
 
  private:
   // Everything whose type depends on the width of a key.
-  template <class Key, class Entry>
+  template <class Key>
   struct Sorter {
+    struct Entry {
+      Edge edge;
+      Key key;
+    };
     std::vector<Key> triangle;   // keys of the lower triangle, row by row
     std::vector<Key> farthest;   // the largest key at each vertex
     std::vector<Key> row;        // scratch
@@ -94,30 +90,28 @@ class EdgeOrder {
     Key radius = 0;
     Key taken = 0;               // edges with keys up to this one are in edges()
   };
-  using Narrow = Sorter<std::uint32_t, std::uint64_t>;  // entry: key << 32 | edge
-  using Broad = Sorter<std::uint64_t, WideEntry>;
+  using Narrow = Sorter<std::uint32_t>;
+  using Broad = Sorter<std::uint64_t>;
 
   Narrow& sorter(float) { return narrow_; }
   Broad& sorter(double) { return broad_; }
-  template <class S>
-  void begin(S& sorter);
-  template <class S, class Scalar, class KeyOf>
-  void fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_of);
-  template <class S, class Key>
-  void take_row(S& sorter, Index row, const Key* keys);
-  template <class S>
-  void prepare(S& sorter);
-  template <class S>
-  bool append(S& sorter);
-  template <class S>
-  void sort_into_edges(S& sorter, std::size_t before, std::size_t count);
-  template <class S>
-  static auto entry(const S& sorter, std::size_t a, std::size_t b) {
+  template <class Key, class Scalar, class KeyOf>
+  void fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, KeyOf key_of);
+  template <class Key>
+  void take_row(Sorter<Key>& sorter, Index row, const Key* keys);
+  template <class Key>
+  void prepare(Sorter<Key>& sorter);
+  template <class Key>
+  bool append(Sorter<Key>& sorter);
+  template <class Key>
+  void sort_into_edges(Sorter<Key>& sorter, std::size_t before, std::size_t count);
+  template <class Key>
+  static auto entry(const Sorter<Key>& sorter, std::size_t a, std::size_t b) {
     if (a < b) std::swap(a, b);
     return std::pair(sorter.triangle[a * (a - 1) / 2 + b], static_cast<Edge>(a << 16 | b));
   }
-  template <class S>
-  bool has_earlier_path(const S& sorter, Edge edge) const;
+  template <class Key>
+  bool has_earlier_path(const Sorter<Key>& sorter, Edge edge) const;
 
   Index n_ = 0;
   bool wide_ = false;

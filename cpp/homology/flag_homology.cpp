@@ -25,8 +25,7 @@ void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
   vertex_ = by_connection;
   bit_.resize(n);
   for (std::size_t k = 0; k < n; ++k) bit_[vertex_[k]] = static_cast<std::uint16_t>(k);
-  rows_.lines.clear();
-  rows_.resize(n * words_);
+  rows_.assign(n * words_, 0);
   for (std::size_t k = 0; k < n; ++k) bits::insert(row(k), k);
   reached_.resize(words_);
   rest_.resize(words_);
@@ -79,8 +78,8 @@ void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t apex,
                          std::uint32_t position) {
   const std::size_t words = bits::count<kWords>(words_);
   // The lune, split into the vertices known to be joined to the components found so far and the others.
-  Word* reached = reached_.words();
-  Word* rest = rest_.words();
+  Word* reached = reached_.data();
+  Word* rest = rest_.data();
   bits::split<kWords>(row(u), row(w), row(apex), reached, rest, words);
   for (;;) {
     bool left = true;
@@ -115,7 +114,7 @@ template <int kWords>
 void FlagHomology::add_words(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
                              std::uint32_t last_group) {
   const std::size_t words = bits::count<kWords>(words_);
-  Word* const rows = rows_.words();
+  Word* const rows = rows_.data();
   for (std::uint32_t e = begin; e < end; ++e) {
     if (e >= last_group && components_ == 1 && old_cycles_ == 0) return;
     const std::uint32_t u = bit_[edge_row(edges[e])];
@@ -168,12 +167,12 @@ auto FlagHomology::unrolled(Work work) {
 template <int kWords>
 FlagHomology::Rest FlagHomology::look_ahead_words(const EdgeOrder& order, Edge& awaited) {
   const std::size_t words = bits::count<kWords>(words_);
-  Word* const beyond = rest_.words();
+  Word* const beyond = rest_.data();
   Rest rest = Rest::nothing;
   Index patience = 2 * n_;
   // Badly connected vertices come first: they are the ones with something left.
   for (auto u = static_cast<std::size_t>(n_ - 1); u > 0; --u) {
-    const Word* const own = rows_.words() + u * words;
+    const Word* const own = rows_.data() + u * words;
     // `beyond`: vertices before u that are not yet seen within two steps of it. Well connected
     // neighbours come first, so it is soon empty.
     for (std::size_t k = 0; k < words; ++k) {
@@ -184,7 +183,7 @@ FlagHomology::Rest FlagHomology::look_ahead_words(const EdgeOrder& order, Edge& 
     for (std::size_t k = 0; k < words && left; ++k) {
       for (Word open = own[k]; open != 0 && left; open &= open - 1) {
         const std::size_t via = k * 64 + std::countr_zero(open);
-        left = bits::remove<kWords>(rows_.words() + via * words, beyond, words);
+        left = bits::remove<kWords>(rows_.data() + via * words, beyond, words);
       }
     }
     for (std::size_t k = 0; k < words && left; ++k) {

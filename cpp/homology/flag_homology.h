@@ -58,14 +58,7 @@ class FlagHomology {
 
  private:
   // A row of adjacency bits lies on a 32-byte boundary, and where it can within one cache line.
-  struct alignas(64) Line {
-    std::uint64_t words[8];
-  };
-  struct Rows {
-    std::vector<Line> lines;
-    std::uint64_t* words() { return lines.data()->words; }
-    void resize(std::size_t words) { lines.resize((words + 7) / 8); }
-  };
+  using Rows = std::vector<std::uint64_t, Eigen::aligned_allocator<std::uint64_t>>;
 
   template <int kWords>
   void add_words(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
@@ -77,7 +70,7 @@ class FlagHomology {
   // Splits the lune of (u, w), whose first vertex is `apex`, and closes what its components close.
   template <int kWords>
   void close(std::uint32_t u, std::uint32_t w, std::uint32_t apex, std::uint32_t position);
-  std::uint64_t* row(std::size_t bit) { return rows_.words() + bit * words_; }
+  std::uint64_t* row(std::size_t bit) { return rows_.data() + bit * words_; }
   // The cell of an edge: one per unordered pair.
   static std::size_t cell(std::size_t row, std::size_t column) { return row * (row - 1) / 2 + column; }
   std::size_t cell_of_bits(std::uint32_t u, std::uint32_t w) const {

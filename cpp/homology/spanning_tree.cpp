@@ -39,13 +39,6 @@ void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t
   }
 }
 
-// The order of floats as whole numbers; both zeros give the same.
-std::uint32_t ordered(float value) {
-  const auto bits = std::bit_cast<std::int32_t>(value + 0.0f);
-  return static_cast<std::uint32_t>(bits < 0 ? ~bits
-                                             : bits | std::numeric_limits<std::int32_t>::min());
-}
-
 }  // namespace
 
 template <class Float, class Number, class Scalar, class Combine>
@@ -181,7 +174,8 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     std::uint64_t lowest = ~std::uint64_t{0};
     std::uint64_t ones = 0;
     for (std::size_t k = 0; k < count; ++k) {
-      keys_[k] = std::uint64_t{~ordered(growth.found[k])} << 32 | grown_[k];
+      // The sum makes one of both zeros.
+      keys_[k] = std::uint64_t{~ordered_key(growth.found[k] + 0.0f)} << 32 | grown_[k];
       lowest = std::min(lowest, keys_[k]);
       ones |= keys_[k];
     }
@@ -194,12 +188,8 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
           counts_);
     }
     for (std::size_t k = 0; k < count; ++k) {
-      const auto bits = ~static_cast<std::uint32_t>(keys_[k] >> 32);
-      const auto value = static_cast<std::int32_t>(bits);
-      const auto weight = std::bit_cast<float>(
-          value < 0 ? value & std::numeric_limits<std::int32_t>::max() : ~value);
       edges_[k] = static_cast<Edge>(keys_[k]);
-      lengths_[k] = static_cast<double>(weight);
+      lengths_[k] = static_cast<double>(float_of_key<float>(~static_cast<std::uint32_t>(keys_[k] >> 32)));
     }
   } else {
     order_.resize(count);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -62,11 +61,12 @@ template <Index kRows>
 }
 
 // Reduces the symmetric matrices in the lower triangles `a` (see triangle_row) to tridiagonal form
-// by Householder reflections: `diagonal` [n] and `beside` [n − 1]. Destroys `a`; `scratch` holds 4 n.
+// by Householder reflections: diagonal[i·stride], i < n, and beside[i·stride], i < n − 1. Destroys `a`;
+// `scratch` holds 4 n.
 // The rank-two update of one step and the product of the next share one sweep over the matrix, since
 // reading and writing it costs more than the arithmetic. Cost 4/3 n³ operations per lane (Golub and Van
 // Loan, Matrix Computations, 2013, section 8.3.1).
-inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, Lanes* scratch) {
+inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, Index stride, Lanes* scratch) {
   assert(n >= 1);
   Lanes* v = scratch;            // last reflection
   Lanes* w = scratch + n;        // a -= v wᵀ + w vᵀ is still to be done
@@ -77,7 +77,7 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
     // Column k, which nothing reads again.
     const Lanes vk = v[k], wk = w[k];
     const auto entry = [&](Index i) { return a[triangle_row(i) + k] - v[i] * wk - w[i] * vk; };
-    diagonal[k] = entry(k);
+    diagonal[k * stride] = entry(k);
     const Lanes head = entry(k + 1);
     Lanes even{}, odd{};
     Index below = k + 2;
@@ -97,7 +97,7 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
     // A column that is already zero below its head, or whose square cannot be told from zero, stays.
     const LaneMask turn = tail > broadcast(1e-280);
     const Lanes alpha = turn ? (head > 0.0 ? -norm : norm) : head;
-    beside[k] = alpha;
+    beside[k * stride] = alpha;
     const Lanes one = broadcast(1.0);
     const Lanes scale = turn ? one / (head - alpha) : Lanes{};
     const Lanes tau = turn ? (alpha - head) / alpha : Lanes{};
@@ -118,18 +118,7 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
     std::swap(u, v);
   }
   const Index last = n - 1;
-  diagonal[last] = a[triangle_row(last) + last] - 2.0 * v[last] * w[last];
-}
-
-// The same with entry i of lane k at diagonal[i·stride + k] and beside[i·stride + k].
-inline void tridiagonalize(Lanes* a, Index n, double* diagonal, double* beside, Index stride,
-                           AlignedBuffer& scratch) {
-  Lanes* vectors = lane_buffer(scratch, 6 * n);
-  tridiagonalize(a, n, vectors, vectors + n, vectors + 2 * n);
-  for (Index i = 0; i < n; ++i) {
-    std::memcpy(diagonal + i * stride, vectors + i, sizeof(Lanes));
-    if (i + 1 < n) std::memcpy(beside + i * stride, vectors + n + i, sizeof(Lanes));
-  }
+  diagonal[last * stride] = a[triangle_row(last) + last] - 2.0 * v[last] * w[last];
 }
 
 // What the characteristic polynomial f of a tridiagonal matrix says at x: −f'/f, −(f'/f)', and whether

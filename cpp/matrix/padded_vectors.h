@@ -17,7 +17,8 @@ inline double inner_product(const double* x, const double* y, Index padded) {
   for (; i + 4 <= count; i += 4) {
     for (Index k = 0; k < 4; ++k) sums[k] += a[i + k] * b[i + k];
   }
-  for (; i < count; ++i) sums[0] += a[i] * b[i];
+  // Counted down: GCC 12 takes the bound of a loop to `count` that never runs for a mistake.
+  for (Index left = count % 4; left > 0; --left, ++i) sums[0] += a[i] * b[i];
   return sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 

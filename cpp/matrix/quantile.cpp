@@ -2,30 +2,21 @@
 #include "matrix/quantile.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
 
+#include "matrix/radix_sort.h"
 #include "matrix/rows.h"
 
 namespace attnscope {
 namespace {
 
 using Key = std::uint64_t;
-constexpr Key kSign = Key{1} << 63;
 constexpr Key kNone = std::numeric_limits<Key>::max();
 constexpr int kDigitBits = 14;
 constexpr std::size_t kFew = std::size_t{1} << 16;
-
-// Unsigned order of keys = order of the numbers.
-Key key_of(double x) {
-  const Key bits = std::bit_cast<Key>(x);
-  return (bits & kSign) != 0 ? ~bits : bits | kSign;
-}
-
-double value_of(Key key) { return std::bit_cast<double>((key & kSign) != 0 ? key & ~kSign : ~key); }
 
 template <class Scalar, class Visit>
 void for_each_visible(const MatrixView<Scalar>& attention, const Support& support,
@@ -33,7 +24,7 @@ void for_each_visible(const MatrixView<Scalar>& attention, const Support& suppor
   const bool masked = support.kind == Support::Kind::mask;
   for_each_row(attention, support, scratch, [&](Index i, const Wide<Scalar>* row, Index end) {
     for (Index j = 0; j < end; ++j) {
-      if (!masked || support.visible(i, j)) visit(key_of(static_cast<double>(row[j])));
+      if (!masked || support.visible(i, j)) visit(ordered_key(static_cast<double>(row[j])));
     }
   });
 }
@@ -81,7 +72,7 @@ Neighbours order_statistics(const MatrixView<Scalar>& attention, const Support& 
     at = *place;
     if (next_inside) next = *std::min_element(place + 1, candidates.end());
   }
-  return {value_of(at), value_of(next == kNone ? at : next)};
+  return {float_of_key<double>(at), float_of_key<double>(next == kNone ? at : next)};
 }
 
 constexpr Index kSample = 256;

@@ -5,10 +5,28 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 namespace attnscope {
+
+// An unsigned number of the size of a float.
+template <class Float>
+using FloatKey = std::conditional_t<std::is_same_v<Float, double>, std::uint64_t, std::uint32_t>;
+template <class Float>
+inline constexpr FloatKey<Float> kSignBit = FloatKey<Float>{1} << (8 * sizeof(Float) - 1);
+
+// Keys in the order of the floats, −0 before 0, and the float of a key.
+template <class Float>
+FloatKey<Float> ordered_key(Float x) {
+  const auto bits = std::bit_cast<FloatKey<Float>>(x);
+  return (bits & kSignBit<Float>) != 0 ? ~bits : bits | kSignBit<Float>;
+}
+template <class Float>
+Float float_of_key(FloatKey<Float> key) {
+  return std::bit_cast<Float>((key & kSignBit<Float>) != 0 ? key & ~kSignBit<Float> : ~key);
+}
 
 // Sorts `count` entries by key_of(entry), stably. `lowest` is the smallest key and `ones` the bitwise or of
 // all keys; `scratch` holds as many entries, `counts` is scratch too.

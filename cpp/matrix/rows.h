@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <cassert>
 #include <cmath>
@@ -12,7 +8,7 @@
 #include <limits>
 
 #include "matrix/matrix_view.h"
-#include "simd/lanes.h"
+#include "simd/number_lanes.h"
 
 // Streams a matrix row by row, whatever its strides and element type. Only kernel sources include
 // it.
@@ -28,9 +24,7 @@ inline Lanes load(const double* from) {
 namespace portable {
 inline Lanes load(const float* from) {
   typedef float Floats __attribute__((vector_size(kPackWidth * sizeof(float))));
-  Floats lanes;
-  std::memcpy(&lanes, from, sizeof(lanes));
-  return __builtin_convertvector(lanes, Lanes);
+  return __builtin_convertvector(vector_at<Floats>(from), Lanes);
 }
 }  // namespace portable
 

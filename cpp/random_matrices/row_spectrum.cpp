@@ -27,7 +27,8 @@ void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* 
   packed_gram(
       n, [&](Index i) { return rows + place(i); },
       [=](Index i) { return causal ? std::min(n, i + 1) : n; }, gram);
-  tridiagonalize(gram, n, diagonal, beside, stride, workspace.vectors);
+  tridiagonalize(gram, n, lanes_at(diagonal), lanes_at(beside), stride / kPackWidth,
+                 lane_buffer(workspace.vectors, 4 * n));
 }
 
 // The same of one matrix; returns how many rows vary.

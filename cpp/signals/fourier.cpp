@@ -72,10 +72,7 @@ struct Fourier::Plans {
   }
 };
 
-Fourier::Fourier() : plans_(std::make_unique<Plans>()) {}
-Fourier::~Fourier() = default;
-Fourier::Fourier(Fourier&&) noexcept = default;
-Fourier& Fourier::operator=(Fourier&&) noexcept = default;
+Fourier::Fourier() : plans_(new Plans, [](Plans* plans) { delete plans; }) {}
 
 void Fourier::power(const double* x, Index count, Index size, double* power) {
   plans_->forward(x, count, size);

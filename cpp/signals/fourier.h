@@ -12,9 +12,6 @@ namespace attnscope {
 class Fourier {
  public:
   Fourier();
-  ~Fourier();
-  Fourier(Fourier&&) noexcept;
-  Fourier& operator=(Fourier&&) noexcept;
 
   // |Σ_t x_t exp(−2πikt/size)|² for k = 0 .. size/2 to `power` [size/2 + 1]: x [count] is followed
   // by zeros up to `size` >= count, a multiple of 4. Fastest where fast_length(size) == size.
@@ -29,7 +26,7 @@ class Fourier {
 
  private:
   struct Plans;
-  std::unique_ptr<Plans> plans_;
+  std::unique_ptr<Plans, void (*)(Plans*)> plans_;
 };
 
 // The smallest multiple of 4 that is >= count and has no prime factor above 5.

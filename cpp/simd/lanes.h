@@ -20,17 +20,15 @@ namespace attnscope {
 // every kernel as with it, which is how that way is tested on any machine. What an intrinsic does has a portable
 // form beside it, in namespace `portable`, for widths that no instruction has.
 #if defined(ATTNSCOPE_PACK_WIDTH)
-inline constexpr Index kPackWidth = ATTNSCOPE_PACK_WIDTH;
 #elif defined(__AVX512F__)
 #define ATTNSCOPE_PACK_WIDTH 8
-inline constexpr Index kPackWidth = 8;
 #elif defined(__AVX__)
 #define ATTNSCOPE_PACK_WIDTH 4
-inline constexpr Index kPackWidth = 4;
 #else
 #define ATTNSCOPE_PACK_WIDTH 2
-inline constexpr Index kPackWidth = 2;
 #endif
+inline constexpr Index kPackWidth = ATTNSCOPE_PACK_WIDTH;
+
 // Which instructions work on whole packs.
 #if defined(__AVX512F__) && defined(__AVX512DQ__) && ATTNSCOPE_PACK_WIDTH == 8
 #define ATTNSCOPE_AVX512_PACKS

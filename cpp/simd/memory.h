@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <Eigen/Core>
 #include <cassert>
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <new>
 
 // How entries of memory are counted, scratch, and memory that is asked for before it is needed.
 namespace attnscope {
@@ -18,21 +16,14 @@ class AlignedBuffer {
  public:
   double* resize(Index size) {
     assert(size >= 0);
-    if (size > capacity_) {
-      data_.reset(static_cast<double*>(
-          ::operator new(static_cast<std::size_t>(size) * sizeof(double), std::align_val_t{64})));
-      capacity_ = size;
-    }
-    return data_.get();
+    if (size > numbers_.size()) numbers_ = Eigen::VectorXd(size);
+    return numbers_.data();
   }
 
  private:
-  struct Free {
-    void operator()(double* data) const { ::operator delete(data, std::align_val_t{64}); }
-  };
-  std::unique_ptr<double, Free> data_;
-  Index capacity_ = 0;
+  Eigen::VectorXd numbers_;
 };
+static_assert(EIGEN_MAX_ALIGN_BYTES == 64);
 
 // Memory that a later call reads or writes, asked for in portions while this one computes, which takes about as long.
 // Portions follow each other, because a processor goes on by itself where they do, and come into its second cache,

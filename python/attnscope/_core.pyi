@@ -123,6 +123,7 @@ def participation_ratio(attention: Tensor, lengths: _Lengths, spectrum: str) -> 
 def singular_values(attention: Tensor, lengths: _Lengths) -> tuple[Tensor, int]: ...
 
 max_vertices: int
+large_result: int
 
 def head_divergence(
     heads: Tensor, lengths: _Lengths, support: _Support, entropy: Tensor | None

@@ -15,6 +15,7 @@ from types import FrameType
 
 import torch
 
+from attnscope import _core
 from attnscope._warn import warn
 
 #: Blocks from here on are given back to the system when they are freed: an attention map of 1024 tokens.
@@ -24,10 +25,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 WORKSPACE_MATRICES = 3
 # Below this size no machine that runs torch is exceeded, and nobody pays for the question.
 _SMALLEST = 2048
-# Nor by results below this.
-_SMALLEST_RESULT = 2**26
+# Nor by results of fewer bytes than `_core.large_result`.
 #: Entries of a batch below which `announce` has nothing to say.
-SMALLEST_BATCH = min(_SMALLEST**2, _SMALLEST_RESULT // 8)
+SMALLEST_BATCH = min(_SMALLEST**2, _core.large_result // 8)
 # They read the matrix row by row where it lies.
 _ROW_BY_ROW = frozenset(
     {
@@ -62,7 +62,7 @@ def workspace_bytes(n: int, count: int = 1) -> int:
 def announce(function: str, n: int, count: int) -> None:
     """Warns before a call whose workspace, or the least of whose results, would exceed what can be had."""
     # A number for every map is the least that a metric keeps of it.
-    if 8 * count >= _SMALLEST_RESULT:
+    if 8 * count >= _core.large_result:
         _warn_beyond(8 * count, f"{function}: what is kept of {count} maps needs at least")
     if n >= _SMALLEST and function.rpartition(".")[2] not in _ROW_BY_ROW:
         _warn_beyond(
@@ -74,7 +74,7 @@ def announce(function: str, n: int, count: int) -> None:
 
 
 def announce_results(need: float, shape: str) -> None:
-    """Warns before results are made that would exceed what can be had; the core calls it from 64 MiB on."""
+    """Warns before results are made that would exceed what can be had; the core calls it for large ones."""
     frame: FrameType | None = sys._getframe(1)
     function = ""
     while frame is not None and frame.f_code.co_filename.startswith(str(Path(__file__).parent)):

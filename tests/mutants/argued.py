@@ -188,7 +188,7 @@ ARGUED_KERNELS: dict[str, dict[str, str]] = {
         "for (Index k = 0; k <= count; ++k) d[k]": BEHIND_A_TILE,
         "one.bits <= other.bits": "two types of equally many bits are one type",
         "const bool row_by_row": "tiles of one row and of many hold the same entries",
-        "if (storage.size() <= 3 * kTile)": "made as large as it is",
+        "if (storage.size() <= 3 * kTileSize)": "made as large as it is",
         "for (Index row = 0; row <= m;": EMPTY_TILE,
         "for (Index column = 0; column <= n;": EMPTY_TILE,
     },

@@ -57,8 +57,8 @@ py::tuple bars(Argument attention, Argument lengths, int max_dimension,
       birth.data[at] = bar.birth;
       death.data[at] = bar.death;
       dimension.data[at] = bar.dimension;
-      std::copy(bar.birth_edge, bar.birth_edge + 2, birth_edge.data + 2 * at);
-      std::copy(bar.death_edge, bar.death_edge + 2, death_edge.data + 2 * at);
+      std::copy(bar.birth_edge.begin(), bar.birth_edge.end(), birth_edge.data + 2 * at);
+      std::copy(bar.death_edge.begin(), bar.death_edge.end(), death_edge.data + 2 * at);
     }
   }
   return py::make_tuple(birth.tensor, death.tensor, dimension.tensor, birth_edge.tensor,

@@ -25,25 +25,23 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
                Lanes* a, Lanes* null, Kind* kinds, FiedlerWorkspace& workspace) {
   const Index n = pack.front().rows();
   for (Index lane = 0; lane < kPackWidth; ++lane) {
-    const Lane weights(a, lane);
-    const Lane degree(null, lane);
     Kind kind = Kind::disconnected;
     if (lane < static_cast<Index>(pack.size())) {
       const bool graph =
           read_weights(pack[lane], options, workspace.graph, [&](Index i, const double* row) {
-            for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
+            for (Index j = 0; j < i; ++j) a[triangle_row(i) + j][lane] = row[j];
           });
-      for (Index i = 0; i < n; ++i) degree[i] = workspace.graph.degree[i];
+      for (Index i = 0; i < n; ++i) null[i][lane] = workspace.graph.degree[i];
       kind = !graph ? Kind::signed_weights
              : is_connected(n, workspace.graph.queue,
-                            [&](Index i, Index j) { return weights[triangle_row(i) + j]; })
+                            [&](Index i, Index j) { return a[triangle_row(i) + j][lane]; })
                  ? Kind::connected : Kind::disconnected;
       kinds[lane] = kind;
     }
     if (kind == Kind::connected) continue;
     for (Index i = 0; i < n; ++i) {
-      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = 1.0;
-      degree[i] = static_cast<double>(n - 1);
+      for (Index j = 0; j < i; ++j) a[triangle_row(i) + j][lane] = 1.0;
+      null[i][lane] = static_cast<double>(n - 1);
     }
   }
   Lanes sum{};
@@ -84,7 +82,7 @@ Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOption
   Lanes* beside = diagonal + n;
   Lanes* null = diagonal + 2 * n;
   read_pack(pack, options, 2.0, a, null, kinds, workspace);
-  tridiagonalize(a, n, diagonal, beside, diagonal + 3 * n);
+  tridiagonalize(a, n, diagonal, beside, 1, diagonal + 3 * n);
   Lanes norm{};
   for (Index i = 0; i < n; ++i) norm = larger(norm, diagonal[i]);
   for (Index i = 0; i + 1 < n; ++i) beside[i] *= beside[i];
@@ -115,16 +113,13 @@ Kind read_panels(const MatrixView<Scalar>& attention, const GraphOptions& option
   // Every entry is multiplied by the scales of its row and column, and lifted by a product of two.
   double* scales = workspace.vectors.resize(2 * count * kPanel);
   double* lifts = scales + count * kPanel;
-  for (Index i = 0; i < count * kPanel; ++i) {
-    const bool within = i < n;
-    scales[i] = !within ? 0.0 : options.normalized ? 1.0 / std::sqrt(degree[i]) : 1.0;
-    lifts[i] = !within               ? 0.0
-               : options.normalized ? std::sqrt(2.0 * degree[i] / sum)
-                                    : std::sqrt(2.0 * sum) / static_cast<double>(n);
-    null[i] = !within               ? 0.0
-              : options.normalized ? std::sqrt(degree[i] / sum)
-                                   : 1.0 / std::sqrt(static_cast<double>(n));
+  const auto nodes = static_cast<double>(n);
+  for (Index i = 0; i < n; ++i) {
+    scales[i] = options.normalized ? 1.0 / std::sqrt(degree[i]) : 1.0;
+    lifts[i] = options.normalized ? std::sqrt(2.0 * degree[i] / sum) : std::sqrt(2.0 * sum) / nodes;
+    null[i] = options.normalized ? std::sqrt(degree[i] / sum) : 1.0 / std::sqrt(nodes);
   }
+  for (double* vector : {scales, lifts, null}) std::fill(vector + n, vector + count * kPanel, 0.0);
   for (Index s = 0; s < count; ++s) {
     Lanes* rows = lanes_at(panels + panel_offset(s));
     const Lanes* scale = lanes_at(scales + s * kPanel);
@@ -212,7 +207,6 @@ bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& o
   double* null = workspace.basis.resize(3 * padded);
   double* x = null + padded;
   double* y = null + 2 * padded;
-  double spread = value;
   double below = 1e-7 * value;
   for (int attempt = 0; attempt < 3; ++attempt) {
     // The start is orthogonal to the null vector as soon as the first read has given it.
@@ -220,12 +214,8 @@ bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& o
     if (read_panels(attention, options, value - below, panels, null, workspace) != Kind::connected) {
       return false;
     }
-    if (!options.normalized) {
-      const std::vector<double>& degree = workspace.graph.degree;
-      spread = 2.0 * *std::max_element(degree.begin(), degree.end());
-    } else {
-      spread = 2.0;
-    }
+    const std::vector<double>& degree = workspace.graph.degree;
+    const double spread = options.normalized ? 2.0 : 2.0 * *std::max_element(degree.begin(), degree.end());
     if (!(spread > 1e-100 && spread < 1e100)) return false;
     if (below < 1e-14 * spread || !panel_factorize(panels, count, inverses)) {
       below = std::max(1e3 * below, 1e-13 * spread);
@@ -259,8 +249,7 @@ bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& o
 // Entries that tie in exact arithmetic differ by rounding; the first within rounding of the largest
 // decides the sign.
 void choose_sign(double* vector, Index n) {
-  double largest = 0.0;
-  for (Index i = 0; i < n; ++i) largest = std::max(largest, std::abs(vector[i]));
+  const double largest = largest_magnitude(vector, n);
   for (Index i = 0; i < n; ++i) {
     if (std::abs(vector[i]) < largest * (1.0 - 1e-9)) continue;
     if (vector[i] < 0.0) scale_vector(vector, -1.0, n);

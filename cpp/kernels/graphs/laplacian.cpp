@@ -36,19 +36,18 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
   }
   for (std::size_t m = 0; m < pack.size(); ++m) {
     const auto lane = static_cast<Index>(m);
-    const Lane weights(a, lane);
     const bool graph = read_weights(pack[m], options, workspace, [&](Index i, const double* row) {
-      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
+      for (Index j = 0; j < i; ++j) a[triangle_row(i) + j][lane] = row[j];
     });
     components[m] = components_of(graph, n, workspace, [&](Index i, Index j) {
-      return weights[triangle_row(i) + j];
+      return a[triangle_row(i) + j][lane];
     });
     for (Index i = 0; i < n; ++i) {
       const double d = components[m] == 0 ? 0.0 : workspace.degree[i];
-      Lane(degrees, lane)[i] = d;
-      weights[triangle_row(i) + i] = options.normalized && d > 0.0 ? 1.0 : d;
+      degrees[i][lane] = d;
+      a[triangle_row(i) + i][lane] = options.normalized && d > 0.0 ? 1.0 : d;
       if (components[m] > 0) continue;
-      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = 0.0;
+      for (Index j = 0; j < i; ++j) a[triangle_row(i) + j][lane] = 0.0;
     }
   }
   if (options.normalized) {
@@ -184,7 +183,8 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
     Lanes* degrees = lane_buffer(workspace.vectors, n);
     const auto part = pack.subspan(first, std::min(kPackWidth, count - first));
     read_laplacians(part, options, a, degrees, components + first, workspace.graph);
-    tridiagonalize(a, n, diagonal + first, beside + first, width, workspace.vectors);
+    tridiagonalize(a, n, lanes_at(diagonal + first), lanes_at(beside + first), width / kPackWidth,
+                   lane_buffer(workspace.vectors, 4 * n));
   }
   for (Index m = 0; m < count && n > kLargestPacked; ++m) {
     double* panels = workspace.pack.resize(panel_offset(panels_of(n)));

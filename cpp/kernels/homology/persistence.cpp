@@ -8,14 +8,15 @@
 namespace attnscope {
 namespace {
 
-void write_edge(Edge edge, std::int32_t* out) {
-  out[0] = static_cast<std::int32_t>(edge_row(edge));
-  out[1] = static_cast<std::int32_t>(edge_column(edge));
+using Ends = std::array<std::int32_t, 2>;
+constexpr Ends kNowhere = {-1, -1};
+
+Ends ends_of(Edge edge) {
+  return {static_cast<std::int32_t>(edge_row(edge)), static_cast<std::int32_t>(edge_column(edge))};
 }
 
 bool sorts_before(const Bar& a, const Bar& b) {
-  return std::tie(a.birth, a.death, a.birth_edge[0], a.birth_edge[1]) <
-         std::tie(b.birth, b.death, b.birth_edge[0], b.birth_edge[1]);
+  return std::tie(a.birth, a.death, a.birth_edge) < std::tie(b.birth, b.death, b.birth_edge);
 }
 
 // Edges between two looks at whether anything is left to find.
@@ -24,7 +25,6 @@ constexpr std::uint32_t kSlice = 64;
 // Adds edges until no later one can change anything.
 void run(EdgeOrder& order, FlagHomology& homology) {
   const std::vector<Edge>& edges = order.edges();
-  order.start();
   homology.reset(order.vertices());
   FlagHomology::Rest rest = FlagHomology::Rest::unknown;
   Edge awaited = 0;
@@ -50,41 +50,34 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   EdgeOrder& order = workspace.order;
   FlagHomology& homology = workspace.homology;
   const auto join = [&](Edge edge, double death) {
-    if (death == 0.0) return;
-    bars.push_back({0.0, death, {-1, -1}, {-1, -1}, 0});
-    write_edge(edge, bars.back().death_edge);
+    if (death != 0.0) bars.push_back({0.0, death, kNowhere, ends_of(edge), 0});
   };
-  const std::vector<Edge>& edges = order.edges();
+  const Bar endless{0.0, std::numeric_limits<double>::infinity(), kNowhere, kNowhere, 0};
   if (options.max_dimension == 0) {
     SpanningTree& tree = workspace.tree;
     if (attention.rows() > 1) {
       tree.assign(attention, options.symmetrize, options.metric);
-      for (std::uint32_t k = 0; k < tree.edges().size(); ++k) {
-        join(tree.edges()[k], tree.dissimilarity(k));
-      }
+      for (std::uint32_t k = 0; k < tree.edges().size(); ++k) join(tree.edges()[k], tree.dissimilarity(k));
     }
-  } else {
-    order.assign(attention, options.symmetrize, options.metric);
-    run(order, homology);
-    for (const std::uint32_t merge : homology.merges())
-      join(edges[merge], order.dissimilarity(merge));
+    bars.push_back(endless);
+    return;
   }
-  bars.push_back({0.0, std::numeric_limits<double>::infinity(), {-1, -1}, {-1, -1}, 0});
-  if (options.max_dimension >= 1) {
-    const auto first = static_cast<std::ptrdiff_t>(bars.size());
-    for (const FlagHomology::Cycle& cycle : homology.classes()) {
-      // A class still open was born at the enclosing radius and ends there.
-      if (cycle.death == FlagHomology::kOpen) continue;
-      Bar bar{order.dissimilarity(cycle.birth), order.dissimilarity(cycle.death), {}, {}, 1};
-      if (bar.birth == bar.death) continue;
-      write_edge(edges[cycle.birth], bar.birth_edge);
-      write_edge(edges[cycle.death], bar.death_edge);
-      bars.push_back(bar);
-    }
-    // Classes come by age, so only those born at one distance can stand in another order.
-    if (!std::is_sorted(bars.begin() + first, bars.end(), sorts_before)) {
-      std::sort(bars.begin() + first, bars.end(), sorts_before);
-    }
+  order.assign(attention, options.symmetrize, options.metric);
+  run(order, homology);
+  const std::vector<Edge>& edges = order.edges();
+  for (const std::uint32_t merge : homology.merges()) join(edges[merge], order.dissimilarity(merge));
+  bars.push_back(endless);
+  const auto first = static_cast<std::ptrdiff_t>(bars.size());
+  for (const FlagHomology::Cycle& cycle : homology.classes()) {
+    // A class still open was born at the enclosing radius and ends there.
+    if (cycle.death == FlagHomology::kOpen) continue;
+    const double birth = order.dissimilarity(cycle.birth), death = order.dissimilarity(cycle.death);
+    if (birth == death) continue;
+    bars.push_back({birth, death, ends_of(edges[cycle.birth]), ends_of(edges[cycle.death]), 1});
+  }
+  // Classes come by age, so only those born at one distance can stand in another order.
+  if (!std::is_sorted(bars.begin() + first, bars.end(), sorts_before)) {
+    std::sort(bars.begin() + first, bars.end(), sorts_before);
   }
 }
 

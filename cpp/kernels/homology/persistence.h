@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -15,8 +16,8 @@ namespace attnscope {
 struct Bar {
   double birth;
   double death;
-  std::int32_t birth_edge[2];
-  std::int32_t death_edge[2];
+  std::array<std::int32_t, 2> birth_edge;
+  std::array<std::int32_t, 2> death_edge;
   std::int8_t dimension;
 };
 

@@ -11,50 +11,38 @@ namespace {
 
 // The rows of all heads for one query.
 template <class Scalar>
-class LayerRows {
- public:
+struct LayerRows {
+  std::vector<RowReader<Scalar>> readers;
+  std::vector<const Wide<Scalar>*> rows;
+  Index end = 0;  // no head sees a key behind it
+
   LayerRows(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
             std::vector<RowScratch>& scratch) {
     if (scratch.size() < heads.size()) scratch.resize(heads.size());
-    readers_.reserve(heads.size());
-    for (std::size_t h = 0; h < heads.size(); ++h) {
-      readers_.emplace_back(heads[h], supports[h], scratch[h]);
-    }
-    rows_.resize(heads.size());
-    n_ = heads.front().rows();
+    readers.reserve(heads.size());
+    for (std::size_t h = 0; h < heads.size(); ++h) readers.emplace_back(heads[h], supports[h], scratch[h]);
+    rows.resize(heads.size());
   }
 
   void read(Index i) {
-    end_ = 0;
-    for (std::size_t h = 0; h < rows_.size(); ++h) {
-      rows_[h] = readers_[h].row(i);
-      end_ = std::max(end_, readers_[h].end(i));
+    end = 0;
+    for (std::size_t h = 0; h < rows.size(); ++h) {
+      rows[h] = readers[h].row(i);
+      end = std::max(end, readers[h].end(i));
     }
   }
 
-  const Wide<Scalar>* operator[](std::size_t h) const { return rows_[h]; }
-  Index end(std::size_t h, Index i) const { return readers_[h].end(i); }
-  Index end() const { return end_; }
-  Index size() const { return n_; }
-  std::size_t heads() const { return rows_.size(); }
-
- private:
-  std::vector<RowReader<Scalar>> readers_;
-  std::vector<const Wide<Scalar>*> rows_;
-  Index end_ = 0;
-  Index n_ = 0;
+  const Wide<Scalar>* operator[](std::size_t h) const { return rows[h]; }
 };
 
-// log of the mean over heads, to `out`, whole lanes.
+// log of the mean over heads, to `out`, whole lanes; `n` entries of a row may be read.
 template <class Scalar>
-void log_mean(const LayerRows<Scalar>& rows, double* out) {
-  const double scale = static_cast<double>(rows.heads());
-  const Index end = rows.end();
-  for (Index j = 0; j < end; j += kPackWidth) {
+void log_mean(const LayerRows<Scalar>& layer, Index n, double* out) {
+  const double scale = static_cast<double>(layer.rows.size());
+  for (Index j = 0; j < layer.end; j += kPackWidth) {
     Lanes total{};
-    for (std::size_t h = 0; h < rows.heads(); ++h) {
-      total += j + kPackWidth <= end ? load(rows[h] + j)
-                                     : load_head(rows[h] + j, end - j, rows.size() - j);
+    for (const auto* row : layer.rows) {
+      total += j + kPackWidth <= layer.end ? load(row + j) : load_head(row + j, layer.end - j, n - j);
     }
     store(out + j, bounded_log(total / scale));
   }
@@ -81,10 +69,10 @@ void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const 
   std::fill(log_of_mean, log_of_mean + padded(n), 0.0);
   for (Index i = begin; i < end; ++i) {
     rows.read(i);
-    log_mean(rows, log_of_mean);
+    log_mean(rows, n, log_of_mean);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       const Index at = static_cast<Index>(h) * stride + i;
-      const Index seen = rows.end(h, i);
+      const Index seen = rows.readers[h].end(i);
       const double own = entropy != nullptr ? entropy[at] : row_entropy(rows[h], seen, n, nullptr);
       out[at] = row_divergence(own, rows[h], seen, n, log_of_mean);
     }
@@ -111,25 +99,25 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
 
   for (Index i = begin; i < end; ++i) {
     rows.read(i);
-    log_mean(rows, log_of_mean);
+    log_mean(rows, n, log_of_mean);
     double survivors = 0.0;
     double mean_learned = 0.0;
     double mean_learned_after = 0.0;
-    std::fill(log_of_removed_mean, log_of_removed_mean + padded(rows.end()), 0.0);
+    std::fill(log_of_removed_mean, log_of_removed_mean + padded(rows.end), 0.0);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       Lanes mass{};
-      for_each_lane(rows[h], 0, rows.end(), n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
+      for_each_lane(rows[h], 0, rows.end, n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
       left[h] = sum_of_lanes(mass) + learned(h, i);
       mean_learned += learned(h, i) / static_cast<double>(heads.size());
       if (!(left[h] > 0.0)) continue;
       survivors += 1.0;
       mean_learned_after += learned(h, i) / left[h];
-      for_each_lane(rows[h], 0, rows.end(), n, [&](Lanes x, Index j) {
+      for_each_lane(rows[h], 0, rows.end, n, [&](Lanes x, Index j) {
         double* at = log_of_removed_mean + j;
         store(at, load(at) + x * load(kept + j) / left[h]);
       });
     }
-    for (Index j = 0; j < rows.end(); j += kPackWidth) {
+    for (Index j = 0; j < rows.end; j += kPackWidth) {
       double* at = log_of_removed_mean + j;
       store(at, bounded_log(load(at) / survivors));
     }
@@ -142,16 +130,11 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
         out.after[at] = 0.0;
         std::fill(rescaled, rescaled + n, 0.0);
       } else {
-        std::fill(rescaled + rows.end(), rescaled + n, 0.0);
-        for_each_lane(rows[h], 0, rows.end(), n, [&](Lanes x, Index j) {
-          const Lanes entry = x * load(kept + j) / left[h];
-          if (j + kPackWidth <= rows.end()) {
-            store(rescaled + j, entry);
-          } else {
-            for (Index k = j; k < rows.end(); ++k) rescaled[k] = entry[k - j];
-          }
+        std::fill(rescaled + rows.end, rescaled + n, 0.0);
+        for_each_lane(rows[h], 0, rows.end, n, [&](Lanes x, Index j) {
+          store(rescaled + j, x * load(kept + j) / left[h]);
         });
-        const Index seen = rows.end();
+        const Index seen = rows.end;
         out.before[at] =
             row_divergence(row_entropy(rows[h], seen, n, nullptr), rows[h], seen, n, log_of_mean);
         out.after[at] = row_divergence(row_entropy(rescaled, seen, n, nullptr), rescaled, seen, n,

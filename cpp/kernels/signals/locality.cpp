@@ -2,20 +2,11 @@
 #include "kernels/signals/locality.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "matrix/rows.h"
 
 namespace attnscope {
-namespace {
-
-template <class WideType>
-double sum_between(const WideType* row, Index begin, Index end) {
-  double total = 0.0;
-  for (Index j = begin; j < end; ++j) total += static_cast<double>(row[j]);
-  return total;
-}
-
-}  // namespace
 
 template <class Scalar>
 double local_global_ratio(const MatrixView<Scalar>& attention, const Support& support, Index window,
@@ -24,10 +15,10 @@ double local_global_ratio(const MatrixView<Scalar>& attention, const Support& su
   double global = 0.0;
   const Index first = drop_first ? 1 : 0;
   for_each_row(attention, support, scratch, [&](Index i, const Wide<Scalar>* row, Index end) {
-    const Index from = std::clamp<Index>(i - window, first, std::max(first, end));
-    const Index to = std::clamp<Index>(i + window + 1, from, std::max(from, end));
-    local += sum_between(row, from, to);
-    global += sum_between(row, first, from) + sum_between(row, to, end);
+    const Index from = std::clamp<Index>(i - window, first, end);
+    const Index to = std::clamp<Index>(i + window + 1, from, end);
+    local += std::accumulate(row + from, row + to, 0.0);
+    global += std::accumulate(row + first, row + from, 0.0) + std::accumulate(row + to, row + end, 0.0);
   });
   return local / global;
 }

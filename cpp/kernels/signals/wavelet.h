@@ -25,7 +25,6 @@ struct WaveletScratch {
   std::vector<double> coefficients;
   std::vector<double> approximation;
   std::vector<double> extended;
-  std::vector<double> row;
 };
 
 // Numbers per signal: the scales' shares of energy, their entropy, the entropy within each scale,

@@ -280,8 +280,7 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
 // Whether a map's law is that of its support, so that its spectrum may come from XXᵀ.
 bool has_own_law(const Support& support, SpectralNull null) {
   const SpectralNull own = resolved(null, support);
-  return (support.kind == Support::Kind::causal && own == SpectralNull::causal) ||
-         (support.kind == Support::Kind::full && own == SpectralNull::full);
+  return own != SpectralNull::permutation && own == resolved(SpectralNull::automatic, support);
 }
 
 }  // namespace

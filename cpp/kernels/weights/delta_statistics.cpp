@@ -13,7 +13,7 @@ namespace {
 
 // Entries that are widened, subtracted and summed in one go, so that they stay in the first-level
 // cache.
-constexpr Index kTile = 1024;
+constexpr Index kTileSize = 1024;
 // A matrix whose columns are contiguous is read so many rows at a time.
 constexpr Index kTileRows = 32;
 
@@ -149,12 +149,12 @@ DeltaSums delta_sums(const MatrixView<Before>& before, const MatrixView<After>& 
   Sums sums(one.bits < other.bits ? one : other);
   const bool row_by_row = before.innerStride() == 1 && after.innerStride() == 1;
   const Index tile_rows = row_by_row ? 1 : kTileRows;
-  const Index tile_columns = kTile / tile_rows;
+  const Index tile_columns = kTileSize / tile_rows;
   auto& storage = scratch.of<WideType>();
-  if (storage.size() < 3 * kTile) storage.resize(3 * kTile);
+  if (storage.size() < 3 * kTileSize) storage.resize(3 * kTileSize);
   WideType* a = storage.data();
-  WideType* b = a + kTile;
-  WideType* d = b + kTile;
+  WideType* b = a + kTileSize;
+  WideType* d = b + kTileSize;
   for (Index row = 0; row < m; row += tile_rows) {
     const Index rows = std::min(tile_rows, m - row);
     for (Index column = 0; column < n; column += tile_columns) {

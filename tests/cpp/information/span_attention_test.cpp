@@ -149,7 +149,8 @@ TEST(SpanAttention, AMapThatIsNotFiniteIsRefusedWhateverItsSupport) {
       RowMatrix<double> a = testing::uniform_causal(7);
       a(6, 0) = bad;
       Support support{.kind = Support::Kind::causal};
-      SpanAttention found{.share = 5.0};
+      SpanAttention found{};
+      found.share = 5.0;
       EXPECT_FALSE(span_attention(view(a), automatic, support, 2, 3, nullptr, 0, found));
       EXPECT_EQ(found.share, 5.0);
     }

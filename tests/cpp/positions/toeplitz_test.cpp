@@ -91,7 +91,9 @@ TEST(Toeplitz, AProfileAndRowConstantsLeaveNoResidual) {
   const Split found(s);
   for (std::size_t i = 1; i < 10; ++i) {
     EXPECT_NEAR(found.first[i], 0.0, 1e-12);
-    if (i >= 2) EXPECT_NEAR(found.variance[i], 0.0, 1e-12);
+    if (i >= 2) {
+      EXPECT_NEAR(found.variance[i], 0.0, 1e-12);
+    }
   }
   EXPECT_TRUE(std::isnan(found.variance[1]));
 }
