@@ -265,7 +265,15 @@ def at_least(function: str, name: str, value: Any, least: int, words: str = "at 
     """`value` as an int that is not below another."""
     number = whole(function, name, value)
     if number < least:
-        raise ValueError(f"{function}: {name} must be {words} {least}, got {number}")
+        raise ValueError(f"{function}: {name} must be {words} {least}, got {value!r}")
+    return number
+
+
+def between(function: str, name: str, value: Any, low: float, high: float) -> float:
+    """`value` as a number from `low` to `high`, both included."""
+    number = real(function, name, value)
+    if not low <= number <= high:
+        raise ValueError(f"{function}: {name} must lie between {low} and {high}, got {value!r}")
     return number
 
 

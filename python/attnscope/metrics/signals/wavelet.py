@@ -231,9 +231,7 @@ def morlet_scalogram(
     wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
     if not len(wanted) or not bool(((wanted > 0) & wanted.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {wanted.tolist()}")
-    omega = _checks.real(name, "omega", omega)
-    if not 5.0 <= omega <= 100.0:
-        raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
+    omega = _checks.between(name, "omega", omega, 5, 100)
     return _checks.computed(_core.morlet_scalogram, name, checked, *given, wanted, omega)
 
 

@@ -102,9 +102,7 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     name = "ruscio2025.sink_removal"
-    percentile = _checks.real(name, "percentile", percentile)
-    if not 0 <= percentile <= 100:
-        raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
+    percentile = _checks.between(name, "percentile", percentile, 0, 100)
     speed = _checks.flag(name, "speed", speed)
     return _removals(heads, (percentile,), (speed,))[percentile, speed]
 

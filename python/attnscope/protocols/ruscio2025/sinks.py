@@ -54,9 +54,7 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
     """
     name = "ruscio2025.sink_tokens"
     _checks.choice_argument(name, "rule", rule, ("kl", "rmt", "reference", "topology"))
-    percentile = _checks.real(name, "percentile", percentile)
-    if not 0 <= percentile <= 100:
-        raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
+    percentile = _checks.between(name, "percentile", percentile, 0, 100)
     maps, checked = head_mean("sink_tokens", attention)
     bad = non_finite(maps)
     incoming = torch.where(bad.unsqueeze(-1), 0.0, maps.sum(-2))
