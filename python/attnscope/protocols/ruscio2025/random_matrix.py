@@ -292,6 +292,8 @@ def _deviation_of(sizes: torch.Tensor) -> torch.Tensor:
 
 
 def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
+    from scipy.special import rel_entr
+
     mean = sizes.mean()
     if not mean > 0:
         return math.nan
@@ -302,11 +304,7 @@ def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
     density = np.where(inside, np.sqrt((HIGH - x) * (x - LOW)) / (2 * math.pi * ASPECT * x), 0.0)
     if not density.sum() > 0:
         return math.nan
-    p, q = counts / counts.sum(), density / density.sum()
-    filled = p > 0
-    if np.any(q[filled] == 0):
-        return math.inf
-    return float(np.sum(p[filled] * np.log(p[filled] / q[filled])))
+    return float(rel_entr(counts / counts.sum(), density / density.sum()).sum())
 
 
 # Eigenvalues of uniform causal attention are 1, 1/2, 1/3, …; of four tokens the last three are below 3/4.

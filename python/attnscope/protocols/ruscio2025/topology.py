@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.homology.barcodes import Barcodes
+from attnscope.metrics.homology.barcodes import Barcodes, max_persistence, mean_persistence
 from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity
 from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, non_finite, zeroed
 from attnscope.protocols.ruscio2025.entropy import bits
@@ -91,14 +89,7 @@ def topology(
         raise ValueError(
             f"{name}: barcodes must be of maps of leading shape {checked.leading}, got {bars.shape}"
         )
-    length, dimension = (bars.death - bars.birth).numpy(), bars.dimension.numpy()
-    mean_length, max_length = np.full((2, len(bars.offsets) - 1, 2), np.nan)
-    for index, (begin, end) in enumerate(pairwise(bars.offsets.tolist())):
-        for k in (0, 1):
-            own = length[begin:end][dimension[begin:end] == k]
-            finite = own[np.isfinite(own)]
-            if len(finite):
-                mean_length[index, k], max_length[index, k] = finite.mean(), finite.max()
+    mean_length = mean_persistence(bars)
     clean = zeroed(maps, bad)
     flat = clean.flatten(-2)
     # in float32, where an entry of 1/5 does not exceed 0.2
@@ -113,8 +104,8 @@ def topology(
     strongest = flat.argmax(-1)
     edge = torch.stack([strongest // checked.n, strongest % checked.n], -1)
     return Topology(
-        torch.from_numpy(mean_length).reshape(*checked.leading, 2),
-        torch.from_numpy(max_length).reshape(*checked.leading, 2),
+        mean_length,
+        torch.where(mean_length.isnan(), torch.nan, max_persistence(bars)),
         torch.where(bad[..., None], torch.nan, density),
         torch.where(bad, torch.nan, flat.mean(-1)),
         torch.where(bad, torch.nan, flat.amax(-1)),
