@@ -142,20 +142,8 @@ def _distances(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The distances, of that shape where one is given, and which of them belong to a text."""
     name = "transformation_magnitude"
-    start = _checks.to_host(_checks.float_tensor(name, "before", before))
-    stop = _checks.to_host(_checks.float_tensor(name, "after", after))
-    if start.ndim < 2 or start.shape[-1] == 0 or start.shape[-2:] != stop.shape[-2:]:
-        raise ValueError(
-            f"{name}: before and after must both have shape [..., n, d] with d >= 1, got "
-            f"{tuple(start.shape)} and {tuple(stop.shape)}"
-        )
-    try:
-        difference = stop.double() - start.double()
-    except RuntimeError:
-        raise ValueError(
-            f"{name}: before of shape {tuple(start.shape)} and after of shape {tuple(stop.shape)} do not "
-            "broadcast"
-        ) from None
+    start, stop = two_states(name, before, after)
+    difference = stop - start
     # The largest entry is taken out, so that no square over- or underflows.
     largest = difference.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1.0)
@@ -172,6 +160,25 @@ def _distances(
         message = f"{name}: {tokens} hold NaN or infinite entries; their results are NaN"
         warn(NonFiniteWarning(message, name, bad))
     return result, inside
+
+
+def two_states(
+    function: str, before: torch.Tensor, after: torch.Tensor, fewest: int = 0
+) -> tuple[torch.Tensor, ...]:
+    """States [..., n, d] of at least so many tokens, in float64, broadcast against each other."""
+    start, stop = (
+        _checks.to_host(_checks.float_tensor(function, name, states)).double()
+        for name, states in (("before", before), ("after", after))
+    )
+    shapes = f"{tuple(start.shape)} and {tuple(stop.shape)}"
+    n, d = (0, 0, *start.shape)[-2:]
+    if start.ndim < 2 or stop.shape[-2:] != (n, d) or n < fewest or d < 1:
+        needed = f"[..., n, d] with n >= {fewest} and d >= 1"
+        raise ValueError(f"{function}: before and after must both have shape {needed}, got {shapes}")
+    try:
+        return torch.broadcast_tensors(start, stop)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise ValueError(f"{function}: before and after of shapes {shapes} do not broadcast") from None
 
 
 def entropy_magnitude_correlation(
