@@ -34,7 +34,7 @@ def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
-    return bar_count(bars_of("betti_numbers", attention))
+    return bar_count(bars_of("ruscio2025.betti_numbers", attention))
 
 
 DERIVED = {"betti_numbers": ("persistence", bar_count)}

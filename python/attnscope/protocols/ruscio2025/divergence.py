@@ -13,7 +13,7 @@ from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information import divergence as exact
 from attnscope.metrics.quantity import Known, Quantity, field_of, how_many, uneven_heads
-from attnscope.protocols.ruscio2025._maps import all_heads, as_exact, declared, non_finite, plogp, zeroed
+from attnscope.protocols.ruscio2025._maps import all_heads, as_exact, declared, plogp
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -53,13 +53,12 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
-    maps, checked = all_heads("head_divergence", heads)
-    bad = non_finite(maps).any(-1)
+    name = "ruscio2025.head_divergence"
+    maps, bad, checked = all_heads(name, heads)
     maps = _normalised(maps)
     result = _divergence(maps, plogp(maps)).mean(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
-    layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
-    return _checks.finished("ruscio2025.head_divergence", layers, result, int(bad.sum()), "layers")
+    return _checks.finished(name, checked.layers, result, int(bad.sum()), "layers")
 
 
 def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:
@@ -111,9 +110,8 @@ def _removals(
     heads: torch.Tensor, percentiles: Sequence[float], modes: Sequence[bool]
 ) -> dict[tuple[float, bool], SinkRemoval]:
     """`sink_removal` by percentile and mode, full (False) and speed (True); shared work is done once."""
-    maps, checked = all_heads("sink_removal", heads)
-    bad = non_finite(maps).any(-1)
-    maps = zeroed(maps, bad.unsqueeze(-1))
+    name = "ruscio2025.sink_removal"
+    maps, bad, checked = all_heads(name, heads)
     n, mean = checked.n, maps.mean(-3)
     mass = maps.sum(-2)
     maps = _normalised(maps)
@@ -123,7 +121,6 @@ def _removals(
     shown = maps[..., rows, :] if whole else maps
     plogps = plogp(shown)
     before = _divergence(shown, plogps)
-    layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
     results: dict[tuple[float, bool], SinkRemoval] = {}
     for percentile in percentiles:
         sinks = sink_tokens(mean, rule="kl", percentile=percentile) & ~bad.unsqueeze(-1)
@@ -140,10 +137,7 @@ def _removals(
                 for values in ((ends[0] - ends[1]).mean(-1), concentration, p_value)
             )
             results[percentile, speed] = SinkRemoval(reduction, concentration, sinks, p_value)
-    _checks.finished(
-        "ruscio2025.sink_removal", layers, results[percentiles[0], modes[0]], int(bad.sum()), "layers"
-    )
-    return results
+    return _checks.finished(name, checked.layers, results, int(bad.sum()), "layers")
 
 
 def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
@@ -261,13 +255,8 @@ def _one_removal(
 SOURCES = (_every_removal,)
 DERIVED = {"sink_removal": ("_every_removal", _one_removal)}
 
-# Key 0 alone is a sink of the uneven heads, and without it they are equal: all divergence goes.
-_GONE = [
-    share * math.log(share / 0.375) + 2 * rest * math.log(rest / 0.3125)
-    for share, rest in ((0.5, 0.25), (0.25, 0.375))
-]
 # Student's t with one degree of freedom is Cauchy's distribution.
-_P_VALUE = 1 - 2 / math.pi * math.atan(sum(_GONE) / abs(_GONE[0] - _GONE[1]))
+_P_VALUE = 1 - 2 / math.pi * math.atan(sum(exact.GONE) / abs(exact.GONE[0] - exact.GONE[1]))
 
 
 def _sinks_from(percentile: int) -> Iterator[Quantity]:
@@ -289,7 +278,7 @@ def _sinks_from(percentile: int) -> Iterator[Quantity]:
     for speed in (False, True):
         said = f"{keys}, in the notebook's speed mode" if speed else keys
         falls = f"How much the heads' mean divergence falls without {said}, nats."
-        yield one("kl_reduction", "KL without sinks", falls, sum(_GONE) / 2, speed, low=None)
+        yield one("kl_reduction", "KL without sinks", falls, sum(exact.GONE) / 2, speed, low=None)
         yield one("sink_concentration", "mass on sinks", f"Share of mass on {said}.", 0.375, speed, high=1)
         if not speed:
             count = {"kind": "count", "high": float, "read": lambda found: how_many(found.sinks)}

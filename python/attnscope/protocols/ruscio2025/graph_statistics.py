@@ -13,14 +13,7 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, field_of, star
-from attnscope.protocols.ruscio2025._maps import (
-    PROTOCOL,
-    declared,
-    head_mean,
-    non_finite,
-    type_in_numpy,
-    zeroed,
-)
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, type_in_numpy
 
 Variant = Literal["laplacian", "fiedler"]
 # The Laplacian notebook drops isolated nodes from the degrees of graphs with more nodes than this.
@@ -111,7 +104,7 @@ def graph_statistics(
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
-    _checks.choice_argument(f"{PROTOCOL}graph_statistics", "variant", variant, ("laplacian", "fiedler"))
+    _checks.choice_argument("ruscio2025.graph_statistics", "variant", variant, ("laplacian", "fiedler"))
     return _statistics(attention, thresholds, (variant,))[0]
 
 
@@ -135,12 +128,12 @@ def both_variants(
 def _statistics(
     attention: Tensor, thresholds: Any, variants: Sequence[Variant], known: Any = None
 ) -> list[GraphStatistics]:
-    name = "graph_statistics"
-    maps, checked = head_mean(name, attention)
-    levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
+    name = "ruscio2025.graph_statistics"
+    maps, bad, checked = head_mean(name, attention)
+    levels = _checks.thresholds_argument(name, thresholds, checked).flatten()
     levels = levels.to(type_in_numpy(checked.tensor.dtype)).double()
-    n, bad = checked.n, non_finite(maps)
-    maps = zeroed(maps, bad).reshape(-1, n, n)
+    n = checked.n
+    maps = maps.reshape(-1, n, n)
     counted = []
     for level in levels.tolist():
         edges = maps > level
@@ -162,8 +155,7 @@ def _statistics(
         fields |= {name: values & whole for name, values in flags.items()}
         shape = (*checked.leading, len(levels))
         result.append(GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()}))
-    _checks.finished(PROTOCOL + name, checked, result[0], int(bad.sum()))
-    return result
+    return _checks.finished(name, checked, result, int(bad.sum()))
 
 
 def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:

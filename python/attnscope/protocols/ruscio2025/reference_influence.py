@@ -14,14 +14,7 @@ from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information import sink_sets
 from attnscope.metrics.quantity import Known, Quantity, Site, full, how_many
 from attnscope.metrics.states import reference_influence as exact
-from attnscope.protocols.ruscio2025._maps import (
-    PROTOCOL,
-    as_exact,
-    head_mean,
-    hidden_states,
-    non_finite,
-    zeroed,
-)
+from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, hidden_states
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 LARGEST_STATE = 1e5
@@ -73,12 +66,10 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, reference notebook.
     """
-    name = "reference_influence"
-    maps, checked = head_mean(name, attention)
-    states = hidden_states(name, hidden, checked)
-    bad = non_finite(maps, states).expand(checked.leading)
-    maps = zeroed(maps, bad)
-    states = zeroed(states, bad)
+    name = "ruscio2025.reference_influence"
+    maps, bad, checked = head_mean(name, attention)
+    states, lost = hidden_states(name, hidden, checked)
+    bad = bad | lost
     size = states.abs().amax((-2, -1), keepdim=True)
     states = torch.where(size > LARGEST_STATE, states * (LARGEST_STATE / size), states)
     reference = sink_tokens(maps, rule="reference") & ~bad.unsqueeze(-1)
@@ -101,7 +92,7 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     result = ReferenceInfluence(
         outside(magnitude, 0.5), outside(directional, 0.5), outside(change, 0.0), reference
     )
-    return _checks.finished(PROTOCOL + name, checked, result, int(bad.sum()), "matrices or their states")
+    return _checks.finished(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 # Of two tokens with equal states the first is the reference. The first query is in it; the second takes half
@@ -111,8 +102,8 @@ _STATES = {"hidden": torch.ones(2, 3, dtype=torch.float64)}
 
 def _as_exact(name: str, module: ModuleType = exact, **changed: Any) -> Quantity:
     """A quantity of the exact influence, of the influence that is computed here of the hidden states."""
-    states = {"options": {"hidden": Site("hidden")}, "needs": ("attention", "hidden"), "low": 0}
-    return as_exact(module, name, metric="reference_influence", **states, **changed)
+    changed |= {"options": {"hidden": Site("hidden")}, "needs": ("attention", "hidden"), "low": 0}
+    return as_exact(module, name, metric="reference_influence", **changed)
 
 
 def _of_second(name: str, meaning: str, expected: float, **changed: Any) -> Quantity:

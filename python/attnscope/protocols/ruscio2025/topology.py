@@ -12,7 +12,7 @@ from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes, max_persistence, mean_persistence
 from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, non_finite, zeroed
+from attnscope.protocols.ruscio2025._maps import declared, head_mean
 from attnscope.protocols.ruscio2025.entropy import bits
 from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
@@ -79,10 +79,9 @@ def topology(
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
-    name = f"{PROTOCOL}topology"
-    maps, checked = head_mean("topology", attention)
-    bad = non_finite(maps)
-    bars = bars_of("topology", attention) if barcodes is None else barcodes
+    name = "ruscio2025.topology"
+    maps, bad, checked = head_mean(name, attention)
+    bars = bars_of(name, attention) if barcodes is None else barcodes
     if not isinstance(bars, Barcodes):
         raise TypeError(f"{name}: barcodes must be what persistence returns, got {type(bars).__name__}")
     if bars.shape != checked.leading:
@@ -90,14 +89,13 @@ def topology(
             f"{name}: barcodes must be of maps of leading shape {checked.leading}, got {bars.shape}"
         )
     mean_length = mean_persistence(bars)
-    clean = zeroed(maps, bad)
-    flat = clean.flatten(-2)
+    flat = maps.flatten(-2)
     # in float32, where an entry of 1/5 does not exceed 0.2
     single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32)
     # counts below 2**24 are exact in float32, and quick
     density = torch.stack([(single > level).float().sum(-1).double() / checked.n**2 for level in levels], -1)
     if row_entropy is None:
-        rows = bits(clean)
+        rows = bits(maps)
     else:
         rows = _checks.float_tensor(name, "row_entropy", row_entropy)
         rows = _checks.expanded(f"{name}: row_entropy", rows, maps.shape[:-1])
@@ -111,7 +109,7 @@ def topology(
         torch.where(bad, torch.nan, flat.amax(-1)),
         torch.where(bad, torch.nan, (flat - flat.mean(-1, keepdim=True)).square().mean(-1).sqrt()),
         torch.where(bad, torch.nan, rows.sum(-1)),
-        torch.where(bad, -1, clean.mean(-2).argmax(-1)),
+        torch.where(bad, -1, maps.mean(-2).argmax(-1)),
         torch.where(bad[..., None], -1, edge),
     )
 
