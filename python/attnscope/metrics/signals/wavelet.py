@@ -144,7 +144,8 @@ def scale_sensitivity(
         [...] float64 in [0, 2], in [0, 1] for energies; NaN where either map has no signal of enough keys.
 
     Raises:
-        ValueError: as `wavelet_transform`; an unknown comparison; leading axes that differ.
+        ValueError: as `wavelet_transform`; an unknown comparison; leading axes that differ; coefficients
+            resampled to no point.
 
     Example:
         Uniform attention is the same at every length.
@@ -166,7 +167,7 @@ def scale_sensitivity(
             f"{name}: attention and prefix must have the same leading axes, got shapes "
             f"{tuple(attention.shape)} and {tuple(prefix.shape)}"
         )
-    points = resample if compare == "coefficients" else 0
+    points = _checks.at_least(name, "resample", resample, 1) if compare == "coefficients" else 0
     both = [
         wavelet_transform(maps, lengths=each, resample=points, **options)
         for maps, each in ((attention, lengths), (prefix, prefix_lengths))
@@ -176,7 +177,7 @@ def scale_sensitivity(
         one.profile.flatten(-2) if points else (one.energy.nanmean(-2) if by_rows else one.energy)
         for one in both
     ]
-    return 1.0 - torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=-1)
+    return 1.0 - torch.nn.functional.cosine_similarity(*vectors, dim=-1)
 
 
 def morlet_scalogram(
