@@ -105,7 +105,7 @@ def graph_statistics(
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
     _checks.choice_argument("ruscio2025.graph_statistics", "variant", variant, ("laplacian", "fiedler"))
-    return _statistics(attention, thresholds, (variant,))[0]
+    return _statistics(attention, thresholds, (variant,))[variant]
 
 
 def both_variants(
@@ -114,20 +114,19 @@ def both_variants(
     *,
     held: torch.dtype | None = None,
     known: Mapping[str, Tensor] | None = None,
-) -> tuple[GraphStatistics, GraphStatistics]:
+) -> dict[str, GraphStatistics]:
     """`graph_statistics` of the Laplacian and of the Fiedler notebook, with what they share done once.
 
     `held` is the type in which the model holds its maps, in which the notebooks keep their mean and compare
     thresholds; `known` perhaps numbers of the simple graphs of the same maps, [..., 1, T] by name.
     """
     attention = attention if held is None else attention.to(type_in_numpy(held))
-    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"), known)
-    return laplacian, fiedler
+    return _statistics(attention, thresholds, ("laplacian", "fiedler"), known)
 
 
 def _statistics(
     attention: Tensor, thresholds: Any, variants: Sequence[Variant], known: Any = None
-) -> list[GraphStatistics]:
+) -> dict[str, GraphStatistics]:
     name = "ruscio2025.graph_statistics"
     maps, bad, checked = head_mean(name, attention)
     levels = _checks.thresholds_argument(name, thresholds, checked).flatten()
@@ -146,7 +145,7 @@ def _statistics(
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
     whole = ~bad.reshape(-1, 1)
-    result = []
+    result = {}
     for variant in variants:
         numbers = spectra | _degrees(incoming, outgoing, variant)
         fields = {name: torch.where(degenerate, 0.0, values) for name, values in numbers.items()}
@@ -154,7 +153,7 @@ def _statistics(
         fields = {name: torch.where(whole, values, math.nan) for name, values in fields.items()}
         fields |= {name: values & whole for name, values in flags.items()}
         shape = (*checked.leading, len(levels))
-        result.append(GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()}))
+        result[variant] = GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()})
     return _checks.finished(name, checked, result, int(bad.sum()))
 
 
@@ -245,10 +244,8 @@ def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(links.any(-1).any(-1), path, math.nan), clustering
 
 
-def _variant_of(
-    both: tuple[GraphStatistics, GraphStatistics], variant: Variant = "laplacian"
-) -> GraphStatistics:
-    return both[("laplacian", "fiedler").index(variant)]
+def _variant_of(both: dict[str, GraphStatistics], variant: Variant = "laplacian") -> GraphStatistics:
+    return both[variant]
 
 
 SOURCES = (both_variants,)
