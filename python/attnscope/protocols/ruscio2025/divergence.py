@@ -19,6 +19,8 @@ from attnscope.protocols.ruscio2025.sinks import sink_tokens
 # Speed mode looks at so many query rows and, for the concentration, heads.
 SPEED_ROWS = 20
 SPEED_HEADS = 4
+#: Percentiles of the published tables.
+PERCENTILES = (80, 90, 95)
 
 
 @shown_by_shape
@@ -107,7 +109,7 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
 
 
 def _removals(
-    heads: torch.Tensor, percentiles: Sequence[float], modes: Sequence[bool]
+    heads: torch.Tensor, percentiles: Sequence[float] = PERCENTILES, modes: Sequence[bool] = (False, True)
 ) -> dict[tuple[float, bool], SinkRemoval]:
     """`sink_removal` by percentile and mode, full (False) and speed (True); shared work is done once."""
     name = "ruscio2025.sink_removal"
@@ -238,22 +240,14 @@ def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(2 * special.stdtr(difference.shape[-1] - 1, -t.numpy()), dtype=torch.float64)
 
 
-#: Percentiles of the published tables.
-PERCENTILES = (80, 90, 95)
-
-
-def _every_removal(heads: torch.Tensor) -> dict[tuple[float, bool], SinkRemoval]:
-    return _removals(heads, PERCENTILES, (False, True))
-
-
 def _one_removal(
     removals: dict[tuple[float, bool], SinkRemoval], percentile: float, speed: bool
 ) -> SinkRemoval:
     return removals[percentile, speed]
 
 
-SOURCES = (_every_removal,)
-DERIVED = {"sink_removal": ("_every_removal", _one_removal)}
+SOURCES = (_removals,)
+DERIVED = {"sink_removal": ("_removals", _one_removal)}
 
 # Student's t with one degree of freedom is Cauchy's distribution.
 _P_VALUE = 1 - 2 / math.pi * math.atan(sum(exact.GONE) / abs(exact.GONE[0] - exact.GONE[1]))
