@@ -105,28 +105,23 @@ def graph_statistics(
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
     _checks.choice_argument("ruscio2025.graph_statistics", "variant", variant, ("laplacian", "fiedler"))
-    return _statistics(attention, thresholds, (variant,))[variant]
+    return _by_variant(attention, thresholds, (variant,))[variant]
 
 
-def both_variants(
+def _by_variant(
     attention: Tensor,
     thresholds: Sequence[float | str] | Tensor | float,
+    variants: Sequence[Variant] = ("laplacian", "fiedler"),
     *,
     held: torch.dtype | None = None,
     known: Mapping[str, Tensor] | None = None,
 ) -> dict[str, GraphStatistics]:
-    """`graph_statistics` of the Laplacian and of the Fiedler notebook, with what they share done once.
+    """`graph_statistics` of some of the notebooks, with what they share done once.
 
     `held` is the type in which the model holds its maps, in which the notebooks keep their mean and compare
     thresholds; `known` perhaps numbers of the simple graphs of the same maps, [..., 1, T] by name.
     """
     attention = attention if held is None else attention.to(type_in_numpy(held))
-    return _statistics(attention, thresholds, ("laplacian", "fiedler"), known)
-
-
-def _statistics(
-    attention: Tensor, thresholds: Any, variants: Sequence[Variant], known: Any = None
-) -> dict[str, GraphStatistics]:
     name = "ruscio2025.graph_statistics"
     maps, bad, checked = head_mean(name, attention)
     levels = _checks.thresholds_argument(name, thresholds, checked).flatten()
@@ -248,8 +243,8 @@ def _variant_of(both: dict[str, GraphStatistics], variant: Variant = "laplacian"
     return both[variant]
 
 
-SOURCES = (both_variants,)
-DERIVED = {"graph_statistics": ("both_variants", _variant_of)}
+SOURCES = (_by_variant,)
+DERIVED = {"graph_statistics": ("_by_variant", _variant_of)}
 
 
 def _of_graph(
