@@ -89,11 +89,15 @@ def fisher_trace(
     if not 0.0 < float(mask_share) <= 1.0:
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
     draws = _checks.at_least("fisher_trace", "draws", draws, 1)
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
 
     def losses() -> Losses:
         for sample, text in enumerate(texts):
-            inputs = model_inputs(text, tokenizer, max_tokens, next(model.parameters()).device)
+            if isinstance(text, str):
+                if tokenizer is None:
+                    raise ValueError("fisher_trace: texts that are strings need a tokenizer")
+                text = tokenizer(text, return_tensors="pt")
+            inputs = {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
             for _ in range(draws if labels == "sampled" else 1):
                 loss, tokens = _loss(model, inputs, tokenizer, labels, mask_share, generator)
                 if loss is not None:
@@ -220,17 +224,6 @@ def _loss(
         wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(ids.device)
     reduction = "sum" if labels == "sampled" else "mean"
     return nn.functional.cross_entropy(chosen, wanted, reduction=reduction), len(wanted)
-
-
-def model_inputs(
-    text: Any, tokenizer: Any, max_tokens: int | None, device: torch.device
-) -> dict[str, Tensor]:
-    """A sentence, or what the tokenizer made of it, as the model takes it, cut to `max_tokens`."""
-    if isinstance(text, str):
-        if tokenizer is None:
-            raise ValueError("fisher_trace: texts that are strings need a tokenizer")
-        text = tokenizer(text, return_tensors="pt")
-    return {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
 
 
 @contextmanager

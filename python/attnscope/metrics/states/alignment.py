@@ -258,8 +258,6 @@ DERIVED = {"entropy_magnitude_correlation": ("attention_entropy", _correlation_o
 _ATTENTION, _STATES = aligned()
 _GROWING = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
 _RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64)
-
-
 _CORRELATION: dict[str, Any] = {"symbol": "r", "low": -1, "high": 1}
 
 

@@ -12,12 +12,7 @@ from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Site, causal, field_of
 from attnscope.metrics.states import alignment as exact
-from attnscope.protocols.ruscio2025._maps import (
-    as_exact,
-    declared,
-    head_mean,
-    hidden_states,
-)
+from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean, hidden_states
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3

@@ -16,13 +16,7 @@ from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, causal, field_of, identity, star
 from attnscope.metrics.spectra import participation_ratio as ranks
 from attnscope.metrics.spectra import singular_values as exact
-from attnscope.protocols.ruscio2025._maps import (
-    as_exact,
-    declared,
-    head_mean,
-    named,
-    percentile_of,
-)
+from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean, named, percentile_of
 
 # The notebook's Marchenko–Pastur density: aspect, bounds, eigenvalues kept, bins.
 ASPECT = 0.99
