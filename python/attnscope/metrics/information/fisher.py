@@ -92,6 +92,7 @@ def fisher_trace(
     generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
 
     def losses() -> Losses:
+        text: Any
         for sample, text in enumerate(texts):
             if isinstance(text, str):
                 if tokenizer is None:

@@ -177,7 +177,7 @@ def scale_sensitivity(
         one.profile.flatten(-2) if points else (one.energy.nanmean(-2) if by_rows else one.energy)
         for one in both
     ]
-    return 1.0 - torch.nn.functional.cosine_similarity(*vectors, dim=-1)
+    return 1.0 - torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=-1)
 
 
 def morlet_scalogram(
