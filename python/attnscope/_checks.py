@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import warnings
@@ -24,8 +25,6 @@ LARGEST_ENTRY = 1.0 + 1e-2
 
 Lengths = torch.Tensor | Sequence[int] | int | None
 
-_warned = False
-
 
 class Attention(NamedTuple):
     """A checked argument: the tensor as the core reads it, and one length per matrix or None."""
@@ -40,6 +39,11 @@ class Attention(NamedTuple):
     @property
     def leading(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape[:-2])
+
+    @property
+    def layers(self) -> Attention:
+        """The same for heads [..., h, n, n], counted by layers in warnings."""
+        return Attention(self.tensor[..., 0, :, :], None)
 
     def inside(self) -> torch.Tensor:
         """Which tokens lie within the lengths, bool [..., n]."""
@@ -142,7 +146,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type == "cpu":
         return tensor
-    _warn_once(tensor.device)
+    _warn_of_copies(tensor.device)
     if tensor.device.type != "cuda":
         return tensor.cpu()
     side = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
@@ -155,15 +159,14 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     return host
 
 
-def _warn_once(device: torch.device) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warn(
-            f"attnscope computes on the CPU: tensors on {device} are copied to pinned host memory once per "
-            "call, and results come back on the CPU",
-            UserWarning,
-        )
+@functools.cache
+def _warn_of_copies(device: torch.device) -> None:
+    """Warns at the first tensor on a device."""
+    warn(
+        f"attnscope computes on the CPU: tensors on {device} are copied to pinned host memory once per "
+        "call, and results come back on the CPU",
+        UserWarning,
+    )
 
 
 def _shared(value: Any) -> Any:
@@ -265,7 +268,15 @@ def at_least(function: str, name: str, value: Any, least: int, words: str = "at 
     """`value` as an int that is not below another."""
     number = whole(function, name, value)
     if number < least:
-        raise ValueError(f"{function}: {name} must be {words} {least}, got {number}")
+        raise ValueError(f"{function}: {name} must be {words} {least}, got {value!r}")
+    return number
+
+
+def between(function: str, name: str, value: Any, low: float, high: float) -> float:
+    """`value` as a number from `low` to `high`, both included."""
+    number = real(function, name, value)
+    if not low <= number <= high:
+        raise ValueError(f"{function}: {name} must lie between {low} and {high}, got {value!r}")
     return number
 
 

@@ -37,9 +37,10 @@ class Found:
     derived: dict[tuple[str, str], Derivation]  # likewise
     forms: dict[str, str]
 
-    def names(self, protocol: str = "exact") -> list[str]:
-        """Metrics of a protocol, in alphabetical order."""
-        return sorted({name for whose, name in {*self.functions, *self.derived} if whose == protocol})
+    def names(self) -> list[str]:
+        """Public metrics of the exact protocol, in alphabetical order."""
+        exact = (name for whose, name in {*self.functions, *self.derived} if whose == "exact")
+        return sorted(name for name in exact if not name.startswith("_"))
 
     def source(self, protocol: str, metric: str) -> str:
         """The metric whose function is called: itself, or the one that it is derived from."""

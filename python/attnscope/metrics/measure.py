@@ -303,8 +303,7 @@ def _is_plain(metrics: Any, options: Mapping[str, Any]) -> bool:
 def metric_names() -> list[str]:
     """Every name that `measure` knows, in alphabetical order."""
     everything = found()
-    public = (name for name in everything.names() if not name.startswith("_"))
-    return [name for name in public if reads_maps(everything.function("exact", name))]
+    return [name for name in everything.names() if reads_maps(everything.function("exact", name))]
 
 
 def requests_of(metrics: Metrics, options: Mapping[str, Any], *, partial: bool = False) -> list[Request]:

@@ -129,7 +129,7 @@ class Quantity:
         return low, high
 
     def at(self, **where: int) -> Quantity:
-        """The entries at one place along some of the axes, a quantity of its own.
+        """The entries at one place along one of the axes, a quantity of its own.
 
         `{axis}` in the label, symbol and meaning becomes the place.
 
@@ -137,23 +137,22 @@ class Quantity:
         >>> QUANTITIES[-1].name, QUANTITIES[-1].at(token=0).name
         ('fiedler_vector', 'fiedler_vector_0')
         """
-        for axis in where:
-            if axis not in self.axes:
-                raise ValueError(f"{self.name}: no axis {axis!r} in {', '.join(self.axes) or 'none'}")
-        index = (..., *(where.get(axis, slice(None)) for axis in self.axes))
-        read = self.read
-        texts = {name: getattr(self, name) for name in ("label", "symbol", "meaning")}
-        for axis, place in where.items():
-            texts = {name: text.replace(f"{{{axis}}}", str(place)) for name, text in texts.items()}
+        ((axis, place),) = where.items()
+        if axis not in self.axes:
+            raise ValueError(f"{self.name}: no axis {axis!r} in {', '.join(self.axes) or 'none'}")
+        at, read = self.axes.index(axis) - len(self.axes), self.read
+        texts = {
+            name: getattr(self, name).replace(f"{{{axis}}}", str(place))
+            for name in ("label", "symbol", "meaning")
+        }
         known = self.known
         if isinstance(known.expected, Sequence):
-            (place,) = where.values()
             known = replace(known, expected=known.expected[place])
         return replace(
             self,
-            name="_".join([self.name, *(str(where[axis]) for axis in self.axes if axis in where)]),
-            read=lambda result: read(result)[index],
-            axes=tuple(axis for axis in self.axes if axis not in where),
+            name=f"{self.name}_{place}",
+            read=lambda result: read(result).select(at, place),
+            axes=tuple(other for other in self.axes if other != axis),
             known=known,
             **texts,
         )

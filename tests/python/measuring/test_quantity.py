@@ -221,7 +221,7 @@ def test_a_layer_is_gone_through_once(calls):
     calls.clear()
     theirs = [one for one in QUANTITIES if one.protocol == "ruscio2025"]
     measure_quantities(layer(n=40), theirs, heads=range(4))
-    once = ("persistence", "spectral_numbers", "both_variants", "_every_removal", "topology")
+    once = ("persistence", "spectral_numbers", "_by_variant", "_removals", "topology")
     assert {name: calls.count(name) for name in once} == dict.fromkeys(once, 1)
 
 

@@ -256,6 +256,10 @@ def test_a_non_finite_map_leaves_its_neighbours_alone():
             r"one of 'energy', 'coefficients', got 'both'",
         ),
         (
+            lambda a: asc.scale_sensitivity(a, a, compare="coefficients", resample=0),
+            r"^scale_sensitivity: resample must be at least 1, got 0",
+        ),
+        (
             lambda a: asc.scale_sensitivity(a, a[None]),
             r"same leading axes, got shapes \(40, 40\) and \(1, 40",
         ),

@@ -266,6 +266,12 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
     return _shaped(barcodes, longest, math.nan)
 
 
+def mean_persistence(barcodes: Barcodes) -> torch.Tensor:
+    """Mean length of the finite bars of each dimension [..., 2], NaN where there is none."""
+    finite = np.bincount(_finite(barcodes)[0], minlength=barcodes._count() * DIMENSIONS)
+    return total_persistence(barcodes) / torch.from_numpy(finite).reshape(*barcodes.shape, DIMENSIONS)
+
+
 def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
     """−Σ p log p over the finite bars of each dimension, p = length/Σ length, in nats.
 

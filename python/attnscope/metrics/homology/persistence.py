@@ -16,6 +16,7 @@ from attnscope.metrics.homology.barcodes import (
     bar_count,
     betti_curve,
     max_persistence,
+    mean_persistence,
     persistent_entropy,
     total_persistence,
 )
@@ -101,17 +102,10 @@ def attention_of_topology(
     return checked
 
 
-def _mean_persistence(barcodes: Barcodes) -> torch.Tensor:
-    """Mean length of the finite bars of each dimension [..., 2], NaN where there is none."""
-    # one of the components never dies
-    finite = bar_count(barcodes) - torch.tensor([1, 0])
-    mean = total_persistence(barcodes) / finite
-    return torch.where(finite > 0, mean, torch.nan)
-
-
-OF_BARS = (betti_curve, bar_count, total_persistence, max_persistence, persistent_entropy, _mean_persistence)
+OF_BARS = (betti_curve, bar_count, total_persistence, max_persistence, persistent_entropy)
 SOURCES = (persistence,)
 DERIVED = {function.__name__: ("persistence", function) for function in OF_BARS}
+DERIVED["_mean_persistence"] = ("persistence", mean_persistence)
 
 
 def _of_bars(metric: str, label: str, meaning: str, expected: tuple[float, float], **more: Any) -> Quantity:

@@ -97,7 +97,7 @@ def divergence_of(
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         more = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
         result += more / checked.inside().sum(-1)
-    return _checks.finished(name, _layers(checked), result, non_finite, "layers")
+    return _checks.finished(name, checked.layers, result, non_finite, "layers")
 
 
 def sink_removal(
@@ -168,7 +168,7 @@ def sink_removal(
     reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
     result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)
-    return _checks.finished(name, _layers(checked), result, non_finite, "layers")
+    return _checks.finished(name, checked.layers, result, non_finite, "layers")
 
 
 def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
@@ -191,17 +191,11 @@ def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     return flags
 
 
-def _layers(checked: _checks.Attention) -> _checks.Attention:
-    """The same argument, counted by layers in warnings."""
-    return _checks.Attention(checked.tensor[..., 0, :, :], None)
-
-
-# Of the uneven heads key 0 alone is a sink of their mean, and without it they are equal: all divergence goes.
-_SHARES, _REST = (0.5, 0.25), (0.25, 0.375)
-_ALL_OF_IT = sum(
-    (share * math.log(share / 0.375) + 2 * rest * math.log(rest / 0.3125)) / 2
-    for share, rest in zip(_SHARES, _REST, strict=True)
-)
+#: Divergence of each of the uneven heads, all of which goes with key 0, which alone is a sink of their mean.
+GONE = [
+    share * math.log(share / 0.375) + 2 * rest * math.log(rest / 0.3125)
+    for share, rest in ((0.5, 0.25), (0.25, 0.375))
+]
 
 
 def _mean_over_heads(divergence: torch.Tensor) -> torch.Tensor:
@@ -223,9 +217,9 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     removal = {"options": {"keys": keys, "keep_attention": False}, "needs": ("attention", "head_mean")}
     of_mean = {"needs": ("head_mean",), "low": 0}
     excluded = {"kind": "count", "low": 0, "read": lambda found: how_many(found.excluded)}
-    on_keys, reduction = {"keys": keys}, field_of("kl_reduction")
+    on_keys, reduction, all_of_it = {"keys": keys}, field_of("kl_reduction"), sum(GONE) / 2
     return (
-        one("kl_reduction", "sink_removal", "KL without sinks", falls, _ALL_OF_IT, read=reduction, **removal),
+        one("kl_reduction", "sink_removal", "KL without sinks", falls, all_of_it, read=reduction, **removal),
         one(
             "sink_concentration",
             "_mass_on",

@@ -17,6 +17,9 @@ from attnscope import _checks
 if TYPE_CHECKING:
     import pandas as pd
 
+#: Of every sample what is known of it, its loss, and what the squares of the gradient are per.
+Losses = Iterator[tuple[dict[str, int], Tensor, int]]
+
 GROUPS = ("attention", "mlp", "norm", "embedding")
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -86,36 +89,24 @@ def fisher_trace(
     if not 0.0 < float(mask_share) <= 1.0:
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
     draws = _checks.at_least("fisher_trace", "draws", draws, 1)
-    refuse_half_precision("fisher_trace", model)
-    places = group_parameters(model)
-    generator = torch.Generator().manual_seed(seed)
-    rows: list[dict[str, Any]] = []
-    with differentiable(model):
+    generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
+
+    def losses() -> Losses:
+        text: Any
         for sample, text in enumerate(texts):
-            device = next(model.parameters()).device
-            inputs = model_inputs(text, tokenizer, max_tokens, device)
+            if isinstance(text, str):
+                if tokenizer is None:
+                    raise ValueError("fisher_trace: texts that are strings need a tokenizer")
+                text = tokenizer(text, return_tensors="pt")
+            inputs = {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
             for _ in range(draws if labels == "sampled" else 1):
                 loss, tokens = _loss(model, inputs, tokenizer, labels, mask_share, generator)
-                if loss is None:
-                    break
-                # of the sum over tokens per token, or of the mean over tokens
-                per = tokens if labels == "sampled" else 1
-                about = {"sample": sample, "tokens": tokens}
-                rows += [
-                    {**about, "layer": layer, "group": group, "trace": square / per}
-                    for (layer, group), square in gradient_squares(loss, model, places).items()
-                ]
-    return trace_table("fisher_trace", rows, model, places, per_sentence, labels)
+                if loss is not None:
+                    # of the sum over tokens per token, or of the mean over tokens
+                    per = tokens if labels == "sampled" else 1
+                    yield {"sample": sample, "tokens": tokens}, loss, per
 
-
-def refuse_half_precision(function: str, model: nn.Module) -> None:
-    """Raises ValueError for a model whose gradients would under- and overflow."""
-    half = {parameter.dtype for parameter in model.parameters()} - {torch.float32, torch.float64}
-    if half:
-        raise ValueError(
-            f"{function}: the model must be float32 or float64, got {half.pop()}: gradients of half "
-            "precision under- and overflow; call model.float() first"
-        )
+    return trace_table("fisher_trace", losses(), model, group_parameters(model), per_sentence, labels)
 
 
 def gradient_squares(
@@ -132,15 +123,26 @@ def gradient_squares(
 
 def trace_table(
     function: str,
-    rows: list[dict[str, Any]],
+    losses: Losses,
     model: nn.Module,
     places: Mapping[str, tuple[int, str]],
     per_sentence: bool,
     labels: str = "data",
 ) -> pd.DataFrame:
-    """The table of sample, layer, group and trace, or its mean over samples, with the groups' sizes."""
+    """The traces of every loss, or their mean over samples, with the groups' sizes."""
     import pandas as pd
 
+    if half := {parameter.dtype for parameter in model.parameters()} - {torch.float32, torch.float64}:
+        raise ValueError(
+            f"{function}: the model must be float32 or float64, got {half.pop()}: gradients of half "
+            "precision under- and overflow; call model.float() first"
+        )
+    with differentiable(model):
+        rows = [
+            {**about, "layer": layer, "group": group, "trace": square / per}
+            for about, loss, per in losses
+            for (layer, group), square in gradient_squares(loss, model, places).items()
+        ]
     if not rows:
         raise ValueError(f"{function}: texts hold no sentence of two tokens or more")
     sizes: dict[tuple[int, str], int] = defaultdict(int)
@@ -223,17 +225,6 @@ def _loss(
         wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(ids.device)
     reduction = "sum" if labels == "sampled" else "mean"
     return nn.functional.cross_entropy(chosen, wanted, reduction=reduction), len(wanted)
-
-
-def model_inputs(
-    text: Any, tokenizer: Any, max_tokens: int | None, device: torch.device
-) -> dict[str, Tensor]:
-    """A sentence, or what the tokenizer made of it, as the model takes it, cut to `max_tokens`."""
-    if isinstance(text, str):
-        if tokenizer is None:
-            raise ValueError("fisher_trace: texts that are strings need a tokenizer")
-        text = tokenizer(text, return_tensors="pt")
-    return {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
 
 
 @contextmanager

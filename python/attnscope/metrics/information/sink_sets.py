@@ -23,10 +23,10 @@ def _keys_by_percentile(
     attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None
 ) -> dict[int, torch.Tensor]:
     """Keys [..., n] whose incoming attention reaches a percentile over the keys that 3 in 10 queries see."""
-    incoming = sinks.incoming_attention(attention, support=support, lengths=lengths)
-    n = attention.shape[-1]
-    checked = _checks.attention_argument("_keys_by_percentile", attention, lengths)
-    seen = visible_pairs(checked, _checks.support_argument("_keys_by_percentile", support, checked))
+    name = "incoming_attention"
+    checked, found = sinks.from_one_read(name, attention, {name: {}}, support, lengths, False)
+    incoming, n = found[name], checked.n
+    seen = visible_pairs(checked, _checks.support_argument(name, support, checked))
     each = seen.sum(-2).expand(incoming.shape).reshape(-1, n).numpy()
     sizes = checked.inside().sum(-1).flatten().tolist()
     flags = {percentile: np.zeros((len(sizes), n), dtype=bool) for percentile in PERCENTILES}
@@ -46,8 +46,7 @@ def _keys_above(keys: Mapping[int, torch.Tensor], percentile: int) -> torch.Tens
 
 def _incoming_mass(attention: torch.Tensor, *, lengths: _checks.Lengths = None) -> torch.Tensor:
     """What all queries inside the lengths give each key, [..., n]."""
-    each = None if lengths is None else torch.as_tensor(lengths).expand(attention.shape[:-2])
-    inside = _checks.Attention(attention, each).inside()
+    inside = _checks.attention_argument("_incoming_mass", attention, lengths, rows=False).inside()
     return torch.where(inside[..., None] & inside[..., None, :], attention, 0.0).sum(-2)
 
 

@@ -149,7 +149,8 @@ def sink_tokens(
     gamma = _checks.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
-    seen, visibility = _checks.support_argument(name, support, checked), _visibility(name, min_visibility)
+    seen = _checks.support_argument(name, support, checked)
+    visibility = _checks.between(name, "min_visibility", min_visibility, 0, 1)
     return _checks.computed(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
 
@@ -294,19 +295,17 @@ def from_one_read(
     n = checked.n
     if (rate := asked.get("sink_rate")) is not None:
         epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
-        at = _checks.whole(function, "position", rate["position"])
-        if at < 0:
-            raise ValueError(f"{function}: position must be 0 or larger, got {at}")
+        at = _checks.at_least(function, "position", rate["position"], 0)
     first_and_queries = None
     if (share := asked.get("sink_share")) is not None:
         first = _checks.at_least(function, "first", share["first"], 1)
-        queries = n if share["queries"] is None else _checks.whole(function, "queries", share["queries"])
-        if queries < 1:
-            raise ValueError(f"{function}: queries must be at least 1 or None, got {queries}")
+        last = n if share["queries"] is None else share["queries"]
+        queries = _checks.at_least(function, "queries", last, 1, "None or at least")
         first_and_queries = (min(first, n), min(queries, n))
     k = _checks.at_least(function, "k", asked["top_mass"]["k"], 1) if "top_mass" in asked else 0
-    position = asked.get("sink_position")
-    visibility = None if position is None else _visibility(function, position["min_visibility"])
+    visibility = None
+    if (position := asked.get("sink_position")) is not None:
+        visibility = _checks.between(function, "min_visibility", position["min_visibility"], 0, 1)
     wants = (rate is not None or "incoming_attention" in asked, "attention_entropy" in asked)
     given = (_checks.support_argument(function, support, checked), *wants, visibility, first_and_queries)
     incoming, entropy, positions, shares, uniform, top = _checks.computed(
@@ -320,10 +319,3 @@ def from_one_read(
     if first_and_queries is not None:
         results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
     return checked, {name: results[name] for name in asked}
-
-
-def _visibility(function: str, value: float) -> float:
-    number = _checks.real(function, "min_visibility", value)
-    if not 0.0 <= number <= 1.0:
-        raise ValueError(f"{function}: min_visibility must lie between 0 and 1, got {value!r}")
-    return number

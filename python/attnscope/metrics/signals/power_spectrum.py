@@ -112,9 +112,7 @@ def power_spectrum(
         name, attention, lengths, support, validate, signal, drop_first, detrend, min_keys
     )
     _checks.choice_argument(name, "window", window, ("hann", "none"))
-    padding = _checks.real(name, "padding", padding)
-    if not 1.0 <= padding <= 64.0:
-        raise ValueError(f"{name}: padding must lie between 1 and 64, got {padding!r}")
+    padding = _checks.between(name, "padding", padding, 1, 64)
     bands = _checks.at_least(name, "bands", bands, 0, "a whole number of at least")
     result = _checks.computed(_core.power_spectrum, name, checked, *given, window == "hann", padding, bands)
     return PowerSpectrum(*(*result[..., :_FIELDS].unbind(-1), result[..., _FIELDS:]))
@@ -242,9 +240,7 @@ def signal_arguments(
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     _checks.choice_argument(function, "signal", signal, choices)
     _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
-    keys = _checks.whole(function, "min_keys", min_keys)
-    if isinstance(min_keys, bool) or keys < 2:
-        raise ValueError(f"{function}: min_keys must be a whole number of at least 2, got {min_keys!r}")
+    keys = _checks.at_least(function, "min_keys", min_keys, 2, "a whole number of at least")
     seen = _checks.support_argument(function, support, checked)
     return checked, (seen, signal, _checks.flag(function, "drop_first", drop_first), detrend == "mean", keys)
 

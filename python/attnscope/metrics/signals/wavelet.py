@@ -144,7 +144,8 @@ def scale_sensitivity(
         [...] float64 in [0, 2], in [0, 1] for energies; NaN where either map has no signal of enough keys.
 
     Raises:
-        ValueError: as `wavelet_transform`; an unknown comparison; leading axes that differ.
+        ValueError: as `wavelet_transform`; an unknown comparison; leading axes that differ; coefficients
+            resampled to no point.
 
     Example:
         Uniform attention is the same at every length.
@@ -166,7 +167,7 @@ def scale_sensitivity(
             f"{name}: attention and prefix must have the same leading axes, got shapes "
             f"{tuple(attention.shape)} and {tuple(prefix.shape)}"
         )
-    points = resample if compare == "coefficients" else 0
+    points = _checks.at_least(name, "resample", resample, 1) if compare == "coefficients" else 0
     both = [
         wavelet_transform(maps, lengths=each, resample=points, **options)
         for maps, each in ((attention, lengths), (prefix, prefix_lengths))
@@ -231,9 +232,7 @@ def morlet_scalogram(
     wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
     if not len(wanted) or not bool(((wanted > 0) & wanted.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {wanted.tolist()}")
-    omega = _checks.real(name, "omega", omega)
-    if not 5.0 <= omega <= 100.0:
-        raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
+    omega = _checks.between(name, "omega", omega, 5, 100)
     return _checks.computed(_core.morlet_scalogram, name, checked, *given, wanted, omega)
 
 

@@ -136,9 +136,7 @@ def _compared(
     null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
     visible = _checks.support_argument(name, support, checked)
     draws = _checks.at_least(name, "draws", draws, 1)
-    seed = _checks.whole(name, "seed", seed)
-    if seed < 0:
-        raise ValueError(f"{name}: seed must lie in [0, 2**63), got {seed!r}")
+    seed = _checks.at_least(name, "seed", seed, 0)
     given = (visible, null, draws, seed, whole)
     *fields, undefined = _checks.computed(_core.marchenko_pastur, name, checked, *given)
     if undefined:

@@ -133,50 +133,52 @@ def transformation_magnitude(
     References:
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
-    result = _distances(before, after)
-    inside = _inside("transformation_magnitude", lengths, result)
-    _warn_of(result, inside)
-    return result if lengths is None else torch.where(inside, result, torch.nan)
+    result, inside = _distances(before, after, lengths)
+    return torch.where(inside, result, torch.nan)
 
 
-def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """The distances, NaN for tokens whose entries are not finite, without a warning."""
+def _distances(
+    before: torch.Tensor, after: torch.Tensor, lengths: _checks.Lengths, shape: torch.Size | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distances, of that shape where one is given, and which of them belong to a text."""
     name = "transformation_magnitude"
-    start = _checks.to_host(_checks.float_tensor(name, "before", before))
-    stop = _checks.to_host(_checks.float_tensor(name, "after", after))
-    if start.ndim < 2 or start.shape[-1] == 0 or start.shape[-2:] != stop.shape[-2:]:
-        raise ValueError(
-            f"{name}: before and after must both have shape [..., n, d] with d >= 1, got "
-            f"{tuple(start.shape)} and {tuple(stop.shape)}"
-        )
-    try:
-        difference = stop.double() - start.double()
-    except RuntimeError:
-        raise ValueError(
-            f"{name}: before of shape {tuple(start.shape)} and after of shape {tuple(stop.shape)} do not "
-            "broadcast"
-        ) from None
+    start, stop = two_states(name, before, after)
+    difference = stop - start
     # The largest entry is taken out, so that no square over- or underflows.
     largest = difference.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1.0)
     result = torch.linalg.vector_norm(difference / scale, dim=-1) * scale.squeeze(-1)
-    return torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
-
-
-def _warn_of(magnitude: torch.Tensor, inside: torch.Tensor) -> None:
-    """Warns of tokens inside the lengths that have no magnitude; padding may hold anything."""
-    if bad := int((magnitude.isnan() & inside).sum()):
-        name = "transformation_magnitude"
-        tokens = f"{bad} of {magnitude.numel()} tokens"
+    result = torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
+    if shape is not None:
+        words = "+ [d] do not broadcast to"
+        result = _checks.expanded("entropy_magnitude_correlation: states", result, shape, words)
+    each = _checks.lengths_argument(name, lengths, tuple(result.shape[:-1]), result.shape[-1])
+    inside = _checks.Attention(result.unsqueeze(-2), each).inside()
+    # padding may hold anything
+    if bad := int((result.isnan() & inside).sum()):
+        tokens = f"{bad} of {result.numel()} tokens"
         message = f"{name}: {tokens} hold NaN or infinite entries; their results are NaN"
         warn(NonFiniteWarning(message, name, bad))
+    return result, inside
 
 
-def _inside(function: str, lengths: _checks.Lengths, values: torch.Tensor) -> torch.Tensor:
-    """Which entries of [..., n] belong to a text."""
-    *leading, n = values.shape
-    each = _checks.lengths_argument(function, lengths, tuple(leading), n)
-    return _checks.Attention(values.unsqueeze(-2), each).inside()
+def two_states(
+    function: str, before: torch.Tensor, after: torch.Tensor, fewest: int = 0
+) -> tuple[torch.Tensor, ...]:
+    """States [..., n, d] of at least so many tokens, in float64, broadcast against each other."""
+    start, stop = (
+        _checks.to_host(_checks.float_tensor(function, name, states)).double()
+        for name, states in (("before", before), ("after", after))
+    )
+    shapes = f"{tuple(start.shape)} and {tuple(stop.shape)}"
+    n, d = (0, 0, *start.shape)[-2:]
+    if start.ndim < 2 or stop.shape[-2:] != (n, d) or n < fewest or d < 1:
+        needed = f"[..., n, d] with n >= {fewest} and d >= 1"
+        raise ValueError(f"{function}: before and after must both have shape {needed}, got {shapes}")
+    try:
+        return torch.broadcast_tensors(start, stop)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise ValueError(f"{function}: before and after of shapes {shapes} do not broadcast") from None
 
 
 def entropy_magnitude_correlation(
@@ -226,12 +228,7 @@ def _correlation_of(
     entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
 ) -> torch.Tensor:
     """`entropy_magnitude_correlation` from the entropies [..., n]."""
-    name = "entropy_magnitude_correlation"
-    magnitude = _distances(before, after)
-    words = "+ [d] do not broadcast to"
-    magnitude = _checks.expanded(f"{name}: states", magnitude, entropy.shape, words)
-    inside = _inside(name, lengths, entropy)
-    _warn_of(magnitude, inside)
+    magnitude, inside = _distances(before, after, lengths, entropy.shape)
     return pearson(entropy, magnitude, inside)
 
 
@@ -261,8 +258,6 @@ DERIVED = {"entropy_magnitude_correlation": ("attention_entropy", _correlation_o
 _ATTENTION, _STATES = aligned()
 _GROWING = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
 _RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64)
-
-
 _CORRELATION: dict[str, Any] = {"symbol": "r", "low": -1, "high": 1}
 
 

@@ -14,8 +14,6 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics.quantity import Quantity
 
-PROTOCOL = "ruscio2025."
-
 #: A quantity of the protocol.
 declared = functools.partial(Quantity, protocol="ruscio2025")
 #: One that is called like its metric.
@@ -28,45 +26,47 @@ def as_exact(module: ModuleType, name: str, scope: str = "map", **changed: Any) 
     return replace(own, protocol="ruscio2025", **changed)
 
 
-def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, _checks.Attention]:
-    """`attention` [..., n, n] in float64 and the checked argument."""
-    checked = _checks.attention_argument(PROTOCOL + function, attention)
-    return checked.tensor.double(), checked
+def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, torch.Tensor, _checks.Attention]:
+    """`attention` [..., n, n] in float64, 0 where not all is finite; where that is; the checked argument."""
+    checked = _checks.attention_argument(function, attention)
+    bad = non_finite(checked.tensor)
+    return _zeroed(checked.tensor, bad), bad, checked
 
 
-def all_heads(function: str, heads: Any) -> tuple[torch.Tensor, _checks.Attention]:
-    """`heads` [..., h, n, n] in float64 and the checked argument."""
-    checked = _checks.heads_argument(PROTOCOL + function, heads)
-    return checked.tensor.double(), checked
+def all_heads(function: str, heads: Any) -> tuple[torch.Tensor, torch.Tensor, _checks.Attention]:
+    """`heads` [..., h, n, n] in float64, 0 in layers where not all is finite; which; the checked argument."""
+    checked = _checks.heads_argument(function, heads)
+    bad = non_finite(checked.tensor).any(-1)
+    return _zeroed(checked.tensor, bad.unsqueeze(-1)), bad, checked
 
 
-def hidden_states(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
-    """`states` [..., n, d] in float64, with a row for every token of `attention`."""
-    tensor = _checks.to_host(_checks.float_tensor(PROTOCOL + function, "hidden", states))
+def hidden_states(
+    function: str, states: Any, attention: _checks.Attention
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`states` [..., n, d], one for every token, in float64, 0 where not all is finite; where that is."""
+    tensor = _checks.to_host(_checks.float_tensor(function, "hidden", states))
     if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
         raise ValueError(
-            f"{PROTOCOL}{function}: hidden must have shape [..., n, d] with n = {attention.n} and d >= 1, "
+            f"{function}: hidden must have shape [..., n, d] with n = {attention.n} and d >= 1, "
             f"got {tuple(tensor.shape)}"
         )
-    _checks.expanded(f"{PROTOCOL}{function}: hidden", tensor, (*attention.leading, *tensor.shape[-2:]))
-    return tensor.double()
+    _checks.expanded(f"{function}: hidden", tensor, (*attention.leading, *tensor.shape[-2:]))
+    bad = non_finite(tensor)
+    return _zeroed(tensor, bad), bad
 
 
-def non_finite(*tensors: torch.Tensor) -> torch.Tensor:
-    """Where the last two dimensions hold an entry that is NaN or infinite; tensors broadcast."""
-    found = [
-        ~_core.finite_matrices(tensor, None)
-        if tensor.shape[-2] == tensor.shape[-1]
-        # infinity minus itself is NaN; asking each entry costs ten times as much
-        else (tensor - tensor).sum((-2, -1)).isnan()
-        for tensor in tensors
-    ]
-    return functools.reduce(torch.logical_or, found)
+def non_finite(tensor: torch.Tensor) -> torch.Tensor:
+    """Where the last two dimensions hold an entry that is NaN or infinite."""
+    if tensor.shape[-2] == tensor.shape[-1]:
+        return ~_core.finite_matrices(tensor, None)
+    # infinity minus itself is NaN; asking each entry costs ten times as much
+    return (tensor - tensor).sum((-2, -1)).isnan()
 
 
-def zeroed(tensor: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
-    """`tensor` [..., n, m] with 0 wherever `bad` [...]; itself where nothing is, as a copy costs a tenth."""
-    return torch.where(bad[..., None, None], 0.0, tensor) if bool(bad.any()) else tensor
+def _zeroed(tensor: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
+    """In float64, 0 wherever `bad` [...]; without that step where nothing is, as a copy costs a tenth."""
+    wide = tensor.double()
+    return torch.where(bad[..., None, None], 0.0, wide) if bool(bad.any()) else wide
 
 
 def plogp(shares: torch.Tensor) -> torch.Tensor:

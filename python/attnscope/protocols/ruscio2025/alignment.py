@@ -12,15 +12,7 @@ from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Site, causal, field_of
 from attnscope.metrics.states import alignment as exact
-from attnscope.protocols.ruscio2025._maps import (
-    PROTOCOL,
-    as_exact,
-    declared,
-    head_mean,
-    hidden_states,
-    non_finite,
-    zeroed,
-)
+from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean, hidden_states
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -63,20 +55,20 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
-    name = "geometric_semantic_alignment"
-    checked = _checks.attention_argument(PROTOCOL + name, attention)
-    states = hidden_states(name, hidden, checked).expand(*checked.leading, -1, -1)
-    result, count = _core.geometric_semantic_alignment(checked.tensor, None, "full", states, None)
+    name = "ruscio2025.geometric_semantic_alignment"
+    maps, bad, checked = head_mean(name, attention)
+    states, lost = hidden_states(name, hidden, checked)
+    states, bad = states.expand(*checked.leading, -1, -1), bad | lost
+    result, _ = _core.geometric_semantic_alignment(checked.tensor, None, "full", states, None)
     zero = (states == 0).all(-1).any(-1)
-    bad = non_finite(checked.tensor, states)
     if bool((zero & ~bad).any()):
         # The kernel leaves tokens without direction out; here their cosines are 0 and stay in.
         unit = states / states.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         pairs = (~torch.eye(checked.n, dtype=torch.bool)).flatten().expand(*checked.leading, -1)
-        whole = exact.pearson(checked.tensor.double().flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
+        whole = exact.pearson(maps.flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
         result = torch.where(zero, whole, result)
     result = torch.where(bad, torch.nan, result.nan_to_num(nan=0.0))
-    return _checks.finished(PROTOCOL + name, checked, result, count, "matrices or their states")
+    return _checks.finished(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrelation:
@@ -111,20 +103,19 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
-    name = "pca_correlation"
-    maps, checked = head_mean(name, attention)
+    name = "ruscio2025.pca_correlation"
+    maps, bad, checked = head_mean(name, attention)
     # Not expanded to the maps: heads share their layer's states, whose components are found once.
-    states = hidden_states(name, hidden, checked)
-    wrong = [non_finite(one) for one in (maps, states)]
-    bad = wrong[0] | wrong[1]
+    states, lost = hidden_states(name, hidden, checked)
+    bad = bad | lost
     count = min(COMPONENTS, checked.n, states.shape[-1])
-    a, b = (_scores(zeroed(*one), count) for one in zip((maps, states), wrong, strict=True))
+    a, b = _scores(maps, count), _scores(states, count)
     used = (a.std(-2, correction=0) > 1e-8) & (b.std(-2, correction=0) > 1e-8)
     norms = a.norm(dim=-2) * b.norm(dim=-2)
     r = torch.where(used, (a * b).sum(-2) / torch.where(used, norms, 1.0), 0.0)
     number = used.sum(-1).double().masked_fill(bad, torch.nan)
     result = PcaCorrelation(r.sum(-1) / number, r.abs().sum(-1) / number)
-    return _checks.finished(PROTOCOL + name, checked, result, int(bad.sum()), "matrices or their states")
+    return _checks.finished(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -159,24 +150,11 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
-    name = "ruscio2025.transformation_magnitude"
-    start, stop = (
-        _checks.to_host(_checks.float_tensor(name, key, states)).double()
-        for key, states in (("before", before), ("after", after))
-    )
-    if start.ndim < 2 or 0 in start.shape[-2:] or start.shape[-2:] != stop.shape[-2:]:
-        raise ValueError(
-            f"{name}: before and after must both have shape [..., n, d] with n, d >= 1, got "
-            f"{tuple(start.shape)} and {tuple(stop.shape)}"
-        )
-    try:
-        moved = stop - start
-    except RuntimeError:
-        return exact.transformation_magnitude(start, stop)  # which says why they do not fit
+    start, stop = exact.two_states("ruscio2025.transformation_magnitude", before, after, fewest=1)
     size = torch.maximum(*(states.abs().amax((-2, -1), keepdim=True) for states in (start, stop)))
     factor = torch.where(size > LARGEST_STATE, LARGEST_STATE / size, 1.0)
     factor = torch.where(size.isfinite(), factor, torch.nan)
-    moved = (moved * factor).clamp(-LARGEST_STATE, LARGEST_STATE)
+    moved = ((stop - start) * factor).clamp(-LARGEST_STATE, LARGEST_STATE)
     return exact.transformation_magnitude(torch.zeros_like(moved), moved)
 
 
@@ -213,7 +191,7 @@ def entropy_magnitude_correlation(
 
 def _correlation_of(entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """`entropy_magnitude_correlation` from the entropies [..., n]."""
-    what, words = f"{PROTOCOL}entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
+    what, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
     magnitude = _checks.expanded(what, transformation_magnitude(before, after), entropy.shape, words)
     inside = torch.ones(entropy.shape, dtype=torch.bool)
     bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)

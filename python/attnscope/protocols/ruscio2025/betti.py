@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import torch
 
+from attnscope.metrics.homology import persistence as exact
 from attnscope.metrics.homology.barcodes import bar_count
 from attnscope.metrics.quantity import Known
-from attnscope.protocols.ruscio2025._maps import declared
+from attnscope.protocols.ruscio2025._maps import as_exact
 from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
 
@@ -33,20 +34,18 @@ def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
-    return bar_count(bars_of("betti_numbers", attention))
+    return bar_count(bars_of("ruscio2025.betti_numbers", attention))
 
 
 DERIVED = {"betti_numbers": ("persistence", bar_count)}
 
-_COUNT = declared(
-    "bar_count",
-    "betti_numbers",
-    "H{dimension} bars",
-    "Number of bars of the whole diagram in dimension {dimension}, which the notebook calls β.",
-    Known((4, 1), RING),
-    kind="count",
-    low=0,
-    axes=("dimension",),
+QUANTITIES = tuple(
+    as_exact(
+        exact,
+        f"bar_count_{dimension}",
+        metric="betti_numbers",
+        meaning=f"Number of bars of the whole diagram in dimension {dimension}, which the notebook calls β.",
+        known=Known(count, RING),
+    )
+    for dimension, count in enumerate((4, 1))
 )
-
-QUANTITIES = (_COUNT.at(dimension=0), _COUNT.at(dimension=1))

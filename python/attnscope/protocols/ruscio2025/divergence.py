@@ -13,12 +13,14 @@ from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information import divergence as exact
 from attnscope.metrics.quantity import Known, Quantity, field_of, how_many, uneven_heads
-from attnscope.protocols.ruscio2025._maps import all_heads, as_exact, declared, non_finite, plogp, zeroed
+from attnscope.protocols.ruscio2025._maps import all_heads, as_exact, declared, plogp
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
 SPEED_ROWS = 20
 SPEED_HEADS = 4
+#: Percentiles of the published tables.
+PERCENTILES = (80, 90, 95)
 
 
 @shown_by_shape
@@ -53,13 +55,12 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
-    maps, checked = all_heads("head_divergence", heads)
-    bad = non_finite(maps).any(-1)
+    name = "ruscio2025.head_divergence"
+    maps, bad, checked = all_heads(name, heads)
     maps = _normalised(maps)
     result = _divergence(maps, plogp(maps)).mean(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
-    layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
-    return _checks.finished("ruscio2025.head_divergence", layers, result, int(bad.sum()), "layers")
+    return _checks.finished(name, checked.layers, result, int(bad.sum()), "layers")
 
 
 def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:
@@ -102,20 +103,17 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     name = "ruscio2025.sink_removal"
-    percentile = _checks.real(name, "percentile", percentile)
-    if not 0 <= percentile <= 100:
-        raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
+    percentile = _checks.between(name, "percentile", percentile, 0, 100)
     speed = _checks.flag(name, "speed", speed)
     return _removals(heads, (percentile,), (speed,))[percentile, speed]
 
 
 def _removals(
-    heads: torch.Tensor, percentiles: Sequence[float], modes: Sequence[bool]
+    heads: torch.Tensor, percentiles: Sequence[float] = PERCENTILES, modes: Sequence[bool] = (False, True)
 ) -> dict[tuple[float, bool], SinkRemoval]:
     """`sink_removal` by percentile and mode, full (False) and speed (True); shared work is done once."""
-    maps, checked = all_heads("sink_removal", heads)
-    bad = non_finite(maps).any(-1)
-    maps = zeroed(maps, bad.unsqueeze(-1))
+    name = "ruscio2025.sink_removal"
+    maps, bad, checked = all_heads(name, heads)
     n, mean = checked.n, maps.mean(-3)
     mass = maps.sum(-2)
     maps = _normalised(maps)
@@ -125,7 +123,6 @@ def _removals(
     shown = maps[..., rows, :] if whole else maps
     plogps = plogp(shown)
     before = _divergence(shown, plogps)
-    layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
     results: dict[tuple[float, bool], SinkRemoval] = {}
     for percentile in percentiles:
         sinks = sink_tokens(mean, rule="kl", percentile=percentile) & ~bad.unsqueeze(-1)
@@ -142,10 +139,7 @@ def _removals(
                 for values in ((ends[0] - ends[1]).mean(-1), concentration, p_value)
             )
             results[percentile, speed] = SinkRemoval(reduction, concentration, sinks, p_value)
-    _checks.finished(
-        "ruscio2025.sink_removal", layers, results[percentiles[0], modes[0]], int(bad.sum()), "layers"
-    )
-    return results
+    return _checks.finished(name, checked.layers, results, int(bad.sum()), "layers")
 
 
 def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
@@ -246,30 +240,17 @@ def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(2 * special.stdtr(difference.shape[-1] - 1, -t.numpy()), dtype=torch.float64)
 
 
-#: Percentiles of the published tables.
-PERCENTILES = (80, 90, 95)
-
-
-def _every_removal(heads: torch.Tensor) -> dict[tuple[float, bool], SinkRemoval]:
-    return _removals(heads, PERCENTILES, (False, True))
-
-
 def _one_removal(
     removals: dict[tuple[float, bool], SinkRemoval], percentile: float, speed: bool
 ) -> SinkRemoval:
     return removals[percentile, speed]
 
 
-SOURCES = (_every_removal,)
-DERIVED = {"sink_removal": ("_every_removal", _one_removal)}
+SOURCES = (_removals,)
+DERIVED = {"sink_removal": ("_removals", _one_removal)}
 
-# Key 0 alone is a sink of the uneven heads, and without it they are equal: all divergence goes.
-_GONE = [
-    share * math.log(share / 0.375) + 2 * rest * math.log(rest / 0.3125)
-    for share, rest in ((0.5, 0.25), (0.25, 0.375))
-]
 # Student's t with one degree of freedom is Cauchy's distribution.
-_P_VALUE = 1 - 2 / math.pi * math.atan(sum(_GONE) / abs(_GONE[0] - _GONE[1]))
+_P_VALUE = 1 - 2 / math.pi * math.atan(sum(exact.GONE) / abs(exact.GONE[0] - exact.GONE[1]))
 
 
 def _sinks_from(percentile: int) -> Iterator[Quantity]:
@@ -291,7 +272,7 @@ def _sinks_from(percentile: int) -> Iterator[Quantity]:
     for speed in (False, True):
         said = f"{keys}, in the notebook's speed mode" if speed else keys
         falls = f"How much the heads' mean divergence falls without {said}, nats."
-        yield one("kl_reduction", "KL without sinks", falls, sum(_GONE) / 2, speed, low=None)
+        yield one("kl_reduction", "KL without sinks", falls, sum(exact.GONE) / 2, speed, low=None)
         yield one("sink_concentration", "mass on sinks", f"Share of mass on {said}.", 0.375, speed, high=1)
         if not speed:
             count = {"kind": "count", "high": float, "read": lambda found: how_many(found.sinks)}

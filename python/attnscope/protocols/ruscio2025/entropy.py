@@ -10,7 +10,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics.information import entropy as exact
 from attnscope.metrics.quantity import Known, full
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, as_exact, declared, head_mean, non_finite
+from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean
 
 # The value notebook drops entries up to a hundred float32 roundings.
 SMALLEST = 100 * 2.0**-23
@@ -48,14 +48,13 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks on values and random matrices.
     """
-    name = f"{PROTOCOL}attention_entropy"
+    name = "ruscio2025.attention_entropy"
     base = _checks.real(name, "base", base)
     if base not in (math.e, 2):
         raise ValueError(
             f"{name}: base must be e (value notebook) or 2 (random-matrix notebook), got {base!r}"
         )
-    maps, checked = head_mean("attention_entropy", attention)
-    bad = non_finite(maps)
+    maps, bad, checked = head_mean(name, attention)
     if base == 2:
         result = bits(maps)
     else:

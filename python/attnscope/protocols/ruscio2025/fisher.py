@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.metrics.information import fisher as exact
-from attnscope.metrics.information.fisher import differentiable, gradient_squares, trace_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,16 +82,14 @@ def fisher_trace(
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
     """
     name = "ruscio2025.fisher_trace"
-    exact.refuse_half_precision(name, model)
     masked = "MaskedLM" in type(model).__name__
     mask_token: Any = getattr(tokenizer, "mask_token_id", None)
     if masked and mask_token is None:
         raise ValueError(f"{name}: a masked-language model needs a tokenizer with a mask token")
-    places = group_parameters(model)
     generator = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device
-    rows: list[dict[str, Any]] = []
-    with differentiable(model):
+
+    def losses() -> exact.Losses:
         for sample, (ids, real) in enumerate(_padded(name, model, texts, tokenizer, padded_to)):
             shown = ids
             if masked:
@@ -104,13 +101,9 @@ def fisher_trace(
             labels = ids.to(device)
             if not masked:
                 logits, labels = logits[:, :-1], labels[:, 1:]
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-            squares = gradient_squares(loss, model, places)
-            rows += [
-                {"sample": sample, "layer": layer, "group": group, "trace": square}
-                for (layer, group), square in squares.items()
-            ]
-    return trace_table(name, rows, model, places, per_sentence)
+            yield {"sample": sample}, nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), 1
+
+    return exact.trace_table(name, losses(), model, group_parameters(model), per_sentence)
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:

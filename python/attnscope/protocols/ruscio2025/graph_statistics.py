@@ -13,14 +13,7 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, field_of, star
-from attnscope.protocols.ruscio2025._maps import (
-    PROTOCOL,
-    declared,
-    head_mean,
-    non_finite,
-    type_in_numpy,
-    zeroed,
-)
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, type_in_numpy
 
 Variant = Literal["laplacian", "fiedler"]
 # The Laplacian notebook drops isolated nodes from the degrees of graphs with more nodes than this.
@@ -111,36 +104,30 @@ def graph_statistics(
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
-    _checks.choice_argument(f"{PROTOCOL}graph_statistics", "variant", variant, ("laplacian", "fiedler"))
-    return _statistics(attention, thresholds, (variant,))[0]
+    _checks.choice_argument("ruscio2025.graph_statistics", "variant", variant, ("laplacian", "fiedler"))
+    return _by_variant(attention, thresholds, (variant,))[variant]
 
 
-def both_variants(
+def _by_variant(
     attention: Tensor,
     thresholds: Sequence[float | str] | Tensor | float,
+    variants: Sequence[Variant] = ("laplacian", "fiedler"),
     *,
     held: torch.dtype | None = None,
     known: Mapping[str, Tensor] | None = None,
-) -> tuple[GraphStatistics, GraphStatistics]:
-    """`graph_statistics` of the Laplacian and of the Fiedler notebook, with what they share done once.
+) -> dict[str, GraphStatistics]:
+    """`graph_statistics` of some of the notebooks, with what they share done once.
 
     `held` is the type in which the model holds its maps, in which the notebooks keep their mean and compare
     thresholds; `known` perhaps numbers of the simple graphs of the same maps, [..., 1, T] by name.
     """
     attention = attention if held is None else attention.to(type_in_numpy(held))
-    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"), known)
-    return laplacian, fiedler
-
-
-def _statistics(
-    attention: Tensor, thresholds: Any, variants: Sequence[Variant], known: Any = None
-) -> list[GraphStatistics]:
-    name = "graph_statistics"
-    maps, checked = head_mean(name, attention)
-    levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
+    name = "ruscio2025.graph_statistics"
+    maps, bad, checked = head_mean(name, attention)
+    levels = _checks.thresholds_argument(name, thresholds, checked).flatten()
     levels = levels.to(type_in_numpy(checked.tensor.dtype)).double()
-    n, bad = checked.n, non_finite(maps)
-    maps = zeroed(maps, bad).reshape(-1, n, n)
+    n = checked.n
+    maps = maps.reshape(-1, n, n)
     counted = []
     for level in levels.tolist():
         edges = maps > level
@@ -153,7 +140,7 @@ def _statistics(
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
     whole = ~bad.reshape(-1, 1)
-    result = []
+    result = {}
     for variant in variants:
         numbers = spectra | _degrees(incoming, outgoing, variant)
         fields = {name: torch.where(degenerate, 0.0, values) for name, values in numbers.items()}
@@ -161,9 +148,8 @@ def _statistics(
         fields = {name: torch.where(whole, values, math.nan) for name, values in fields.items()}
         fields |= {name: values & whole for name, values in flags.items()}
         shape = (*checked.leading, len(levels))
-        result.append(GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()}))
-    _checks.finished(PROTOCOL + name, checked, result[0], int(bad.sum()))
-    return result
+        result[variant] = GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()})
+    return _checks.finished(name, checked, result, int(bad.sum()))
 
 
 def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:
@@ -253,14 +239,12 @@ def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(links.any(-1).any(-1), path, math.nan), clustering
 
 
-def _variant_of(
-    both: tuple[GraphStatistics, GraphStatistics], variant: Variant = "laplacian"
-) -> GraphStatistics:
-    return both[("laplacian", "fiedler").index(variant)]
+def _variant_of(both: dict[str, GraphStatistics], variant: Variant = "laplacian") -> GraphStatistics:
+    return both[variant]
 
 
-SOURCES = (both_variants,)
-DERIVED = {"graph_statistics": ("both_variants", _variant_of)}
+SOURCES = (_by_variant,)
+DERIVED = {"graph_statistics": ("_by_variant", _variant_of)}
 
 
 def _of_graph(

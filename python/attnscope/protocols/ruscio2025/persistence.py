@@ -12,7 +12,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.metrics.quantity import identity, ring
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, non_finite
+from attnscope.protocols.ruscio2025._maps import non_finite
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,12 +55,12 @@ def persistence(attention: torch.Tensor) -> Barcodes:
     References:
         Tralie, Saul, Bar-On, Ripser.py, 2018.
     """
-    return bars_of("persistence", attention)
+    return bars_of("ruscio2025.persistence", attention)
 
 
 def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     """`persistence` for another function of the protocol, which errors and warnings name."""
-    checked = _checks.attention_argument(PROTOCOL + function, attention)
+    checked = _checks.attention_argument(function, attention)
     # all up to 30, else int(linspace(0, n − 1, 30))
     kept = torch.from_numpy(np.linspace(0, checked.n - 1, min(checked.n, TOKENS)).astype(np.int64))
     distance = (1.0 - checked.tensor.to(torch.float32))[..., kept[:, None], kept].double()
@@ -92,7 +92,7 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
         edge[known] = kept[edge[known].long()].to(torch.int32)
     sizes = torch.tensor([0, *(len(part[0]) for part in parts)])
     bars = Barcodes(birth, death, dimension, opens, closes, sizes.cumsum(0), checked.leading)
-    return _checks.finished(PROTOCOL + function, checked, bars, count)
+    return _checks.finished(function, checked, bars, count)
 
 
 def _with_vertices(

@@ -14,17 +14,9 @@ import torch
 from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, causal, field_of, identity, star
+from attnscope.metrics.spectra import participation_ratio as ranks
 from attnscope.metrics.spectra import singular_values as exact
-from attnscope.protocols.ruscio2025._maps import (
-    PROTOCOL,
-    as_exact,
-    declared,
-    head_mean,
-    named,
-    non_finite,
-    percentile_of,
-    zeroed,
-)
+from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean, named, percentile_of
 
 # The notebook's Marchenko–Pastur density: aspect, bounds, eigenvalues kept, bins.
 ASPECT = 0.99
@@ -66,7 +58,7 @@ def spectral_ratio(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _of_eigenvalues("spectral_ratio", attention, _ratio_of)
+    return _of_eigenvalues("ruscio2025.spectral_ratio", attention, _ratio_of)
 
 
 def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
@@ -88,8 +80,9 @@ def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    _, checked = head_mean("participation_ratio", attention)
-    return _checks.computed(_core.participation_ratio, PROTOCOL + "participation_ratio", checked, "eigen")
+    name = "ruscio2025.participation_ratio"
+    checked = _checks.attention_argument(name, attention)
+    return _checks.computed(_core.participation_ratio, name, checked, "eigen")
 
 
 def stable_rank(attention: torch.Tensor) -> torch.Tensor:
@@ -110,7 +103,7 @@ def stable_rank(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return exact.stable_rank_of(_singular_values("stable_rank", attention))
+    return exact.stable_rank_of(_singular_values("ruscio2025.stable_rank", attention))
 
 
 def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
@@ -134,7 +127,7 @@ def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _singular_values("spectral_norm", attention)[..., 0]
+    return _singular_values("ruscio2025.spectral_norm", attention)[..., 0]
 
 
 def bulk(attention: torch.Tensor) -> Bulk:
@@ -161,7 +154,7 @@ def bulk(attention: torch.Tensor) -> Bulk:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _of_eigenvalues("bulk", attention, _bulk_of)
+    return _of_eigenvalues("ruscio2025.bulk", attention, _bulk_of)
 
 
 def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
@@ -186,11 +179,11 @@ def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    maps, checked = head_mean("sink_concentration", attention)
-    bad = non_finite(maps)
-    incoming = zeroed(maps, bad).sum(-2)
+    name = "ruscio2025.sink_concentration"
+    maps, bad, checked = head_mean(name, attention)
+    incoming = maps.sum(-2)
     share = torch.where(incoming >= percentile_of(incoming, 90), incoming, 0.0).sum(-1) / incoming.sum(-1)
-    return _checks.finished(f"{PROTOCOL}sink_concentration", checked, share, int(bad.sum()))
+    return _checks.finished(name, checked, share, int(bad.sum()))
 
 
 def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
@@ -220,12 +213,12 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _of_eigenvalues("marchenko_pastur_deviation", attention, _deviation_of)
+    return _of_eigenvalues("ruscio2025.marchenko_pastur_deviation", attention, _deviation_of)
 
 
 def spectral_numbers(attention: torch.Tensor, *, known: Any = None) -> dict[str, Any]:
     """Every number of the notebook made of spectra, perhaps of `known["singular_values"]` [..., n, 1]."""
-    name = "spectral_numbers"
+    name = "ruscio2025.spectral_numbers"
     sizes, _, _ = _eigenvalue_sizes(name, attention)
     singular = (known or {}).get("singular_values")
     singular = _singular_values(name, attention) if singular is None else singular.squeeze(-1)
@@ -242,14 +235,12 @@ def spectral_numbers(attention: torch.Tensor, *, known: Any = None) -> dict[str,
 def _of_eigenvalues(function: str, attention: torch.Tensor, number: Callable[[torch.Tensor], Any]) -> Any:
     """A number of the eigenvalue sizes, after one warning where some are not finite."""
     sizes, checked, bad = _eigenvalue_sizes(function, attention)
-    return _checks.finished(PROTOCOL + function, checked, number(sizes), bad)
+    return _checks.finished(function, checked, number(sizes), bad)
 
 
 def _eigenvalue_sizes(function: str, attention: torch.Tensor) -> tuple[torch.Tensor, _checks.Attention, int]:
     """|λ| descending [..., n], NaN for maps that are not finite; the argument, and how many those are."""
-    maps, checked = head_mean(function, attention)
-    bad = non_finite(maps)
-    maps = zeroed(maps, bad)
+    maps, bad, checked = head_mean(function, attention)
     sizes = maps.diagonal(dim1=-2, dim2=-1).abs().clone()
     general = maps.triu(1).any(-1).any(-1)
     if general.any():
@@ -261,8 +252,7 @@ def _eigenvalue_sizes(function: str, attention: torch.Tensor) -> tuple[torch.Ten
 
 
 def _singular_values(function: str, attention: torch.Tensor) -> torch.Tensor:
-    _, checked = head_mean(function, attention)
-    return _checks.computed(_core.singular_values, PROTOCOL + function, checked)
+    return _checks.computed(_core.singular_values, function, _checks.attention_argument(function, attention))
 
 
 def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:
@@ -292,6 +282,8 @@ def _deviation_of(sizes: torch.Tensor) -> torch.Tensor:
 
 
 def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
+    from scipy.special import rel_entr
+
     mean = sizes.mean()
     if not mean > 0:
         return math.nan
@@ -302,11 +294,7 @@ def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
     density = np.where(inside, np.sqrt((HIGH - x) * (x - LOW)) / (2 * math.pi * ASPECT * x), 0.0)
     if not density.sum() > 0:
         return math.nan
-    p, q = counts / counts.sum(), density / density.sum()
-    filled = p > 0
-    if np.any(q[filled] == 0):
-        return math.inf
-    return float(np.sum(p[filled] * np.log(p[filled] / q[filled])))
+    return float(rel_entr(counts / counts.sum(), density / density.sum()).sum())
 
 
 # Eigenvalues of uniform causal attention are 1, 1/2, 1/3, …; of four tokens the last three are below 3/4.
@@ -317,14 +305,11 @@ _CENTRES = [0.525 + 0.05 * k for k in range(BINS)]
 _LAW = [math.sqrt((HIGH - x) * (x - LOW)) / x for x in _CENTRES]
 
 QUANTITIES = (
-    named(
+    as_exact(
+        ranks,
         "participation_ratio",
-        "participation ratio",
-        "(Σ|λ|)²/Σ|λ|² over the eigenvalues of the map: of a causal one, its diagonal.",
-        Known(sum(_TEN) ** 2 / sum(value**2 for value in _TEN), causal(10)),
-        symbol="PR",
-        low=1,
-        high=float,
+        meaning="(Σ|λ|)²/Σ|λ|² over the eigenvalues of the map: of a causal one, its diagonal.",
+        known=Known(sum(_TEN) ** 2 / sum(value**2 for value in _TEN), causal(10)),
     ),
     as_exact(exact, "stable_rank"),
     named(

@@ -4,21 +4,17 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Site, field_of, full, how_many
-from attnscope.protocols.ruscio2025._maps import (
-    PROTOCOL,
-    declared,
-    head_mean,
-    hidden_states,
-    non_finite,
-    zeroed,
-)
+from attnscope.metrics.information import sink_sets
+from attnscope.metrics.quantity import Known, Quantity, Site, full, how_many
+from attnscope.metrics.states import reference_influence as exact
+from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, hidden_states
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 LARGEST_STATE = 1e5
@@ -70,12 +66,10 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, reference notebook.
     """
-    name = "reference_influence"
-    maps, checked = head_mean(name, attention)
-    states = hidden_states(name, hidden, checked)
-    bad = non_finite(maps, states).expand(checked.leading)
-    maps = zeroed(maps, bad)
-    states = zeroed(states, bad)
+    name = "ruscio2025.reference_influence"
+    maps, bad, checked = head_mean(name, attention)
+    states, lost = hidden_states(name, hidden, checked)
+    bad = bad | lost
     size = states.abs().amax((-2, -1), keepdim=True)
     states = torch.where(size > LARGEST_STATE, states * (LARGEST_STATE / size), states)
     reference = sink_tokens(maps, rule="reference") & ~bad.unsqueeze(-1)
@@ -98,7 +92,7 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     result = ReferenceInfluence(
         outside(magnitude, 0.5), outside(directional, 0.5), outside(change, 0.0), reference
     )
-    return _checks.finished(PROTOCOL + name, checked, result, int(bad.sum()), "matrices or their states")
+    return _checks.finished(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 # Of two tokens with equal states the first is the reference. The first query is in it; the second takes half
@@ -106,62 +100,36 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
 _STATES = {"hidden": torch.ones(2, 3, dtype=torch.float64)}
 
 
-_OF_STATES: dict[str, Any] = {
-    "options": {"hidden": Site("hidden")},
-    "needs": ("attention", "hidden"),
-    "low": 0,
-}
+def _as_exact(name: str, module: ModuleType = exact, **changed: Any) -> Quantity:
+    """A quantity of the exact influence, of the influence that is computed here of the hidden states."""
+    changed |= {"options": {"hidden": Site("hidden")}, "needs": ("attention", "hidden"), "low": 0}
+    return as_exact(module, name, metric="reference_influence", **changed)
+
+
+def _of_second(name: str, meaning: str, expected: float, **changed: Any) -> Quantity:
+    known = Known(expected, full(2), _STATES, entry=(1,))
+    return _as_exact(name, meaning=meaning, known=known, **{"high": 1, **changed})
+
 
 QUANTITIES = (
-    *(
-        declared(
-            name,
-            "reference_influence",
-            label,
-            meaning,
-            Known(expected, full(2), _STATES, entry=(1,)),
-            high=high,
-            read=field_of(field),
-            axes=("query",),
-            **_OF_STATES,
-        )
-        for name, field, label, meaning, expected, high in (
-            (
-                "reference_magnitude",
-                "relative_magnitude",
-                "reference, magnitude",
-                "Norm of what the reference contributes to a query's output over the norm of the output, "
-                "at most 1.",
-                0.5,
-                1,
-            ),
-            (
-                "reference_directional",
-                "directional",
-                "reference, direction",
-                "(cos + 1)/2 between that contribution and the whole output.",
-                1.0,
-                1,
-            ),
-            (
-                "reference_information",
-                "information_change",
-                "reference, size",
-                "Norm of the output minus what is left without the reference: of the contribution once more.",
-                0.5 * math.sqrt(3),
-                None,
-            ),
-        )
+    _of_second(
+        "reference_magnitude",
+        "Norm of what the reference contributes to a query's output over the norm of the output, at most 1.",
+        0.5,
     ),
-    declared(
+    _of_second("reference_directional", "(cos + 1)/2 between that contribution and the whole output.", 1.0),
+    _of_second(
+        "reference_information",
+        "Norm of the output minus what is left without the reference: of the contribution once more.",
+        0.5 * math.sqrt(3),
+        label="reference, size",
+        high=None,
+    ),
+    _as_exact(
         "reference_count",
-        "reference_influence",
-        "reference tokens per map",
-        "Number of keys that the notebook's rule takes for the reference.",
-        Known(1, full(2), _STATES),
-        kind="count",
-        high=float,
+        sink_sets,
+        meaning="Number of keys that the notebook's rule takes for the reference.",
+        known=Known(1, full(2), _STATES),
         read=lambda found: how_many(found.reference),
-        **_OF_STATES,
     ),
 )

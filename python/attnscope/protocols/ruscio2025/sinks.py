@@ -11,7 +11,7 @@ import torch
 
 from attnscope import _checks
 from attnscope.metrics.information import sink_sets as exact
-from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, non_finite, percentile_of
+from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, percentile_of
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
 
@@ -54,12 +54,9 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
     """
     name = "ruscio2025.sink_tokens"
     _checks.choice_argument(name, "rule", rule, ("kl", "rmt", "reference", "topology"))
-    percentile = _checks.real(name, "percentile", percentile)
-    if not 0 <= percentile <= 100:
-        raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
-    maps, checked = head_mean("sink_tokens", attention)
-    bad = non_finite(maps)
-    incoming = torch.where(bad.unsqueeze(-1), 0.0, maps.sum(-2))
+    percentile = _checks.between(name, "percentile", percentile, 0, 100)
+    maps, bad, checked = head_mean(name, attention)
+    incoming = maps.sum(-2)
     n = checked.n
     if rule in ("kl", "rmt"):
         found = incoming >= percentile_of(incoming, percentile if rule == "kl" else 90)

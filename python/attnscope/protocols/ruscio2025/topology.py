@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.homology.barcodes import Barcodes
+from attnscope.metrics.homology.barcodes import Barcodes, max_persistence, mean_persistence
 from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, non_finite, zeroed
+from attnscope.protocols.ruscio2025._maps import declared, head_mean
 from attnscope.protocols.ruscio2025.entropy import bits
 from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
@@ -81,46 +79,37 @@ def topology(
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
-    name = f"{PROTOCOL}topology"
-    maps, checked = head_mean("topology", attention)
-    bad = non_finite(maps)
-    bars = bars_of("topology", attention) if barcodes is None else barcodes
+    name = "ruscio2025.topology"
+    maps, bad, checked = head_mean(name, attention)
+    bars = bars_of(name, attention) if barcodes is None else barcodes
     if not isinstance(bars, Barcodes):
         raise TypeError(f"{name}: barcodes must be what persistence returns, got {type(bars).__name__}")
     if bars.shape != checked.leading:
         raise ValueError(
             f"{name}: barcodes must be of maps of leading shape {checked.leading}, got {bars.shape}"
         )
-    length, dimension = (bars.death - bars.birth).numpy(), bars.dimension.numpy()
-    mean_length, max_length = np.full((2, len(bars.offsets) - 1, 2), np.nan)
-    for index, (begin, end) in enumerate(pairwise(bars.offsets.tolist())):
-        for k in (0, 1):
-            own = length[begin:end][dimension[begin:end] == k]
-            finite = own[np.isfinite(own)]
-            if len(finite):
-                mean_length[index, k], max_length[index, k] = finite.mean(), finite.max()
-    clean = zeroed(maps, bad)
-    flat = clean.flatten(-2)
+    mean_length = mean_persistence(bars)
+    flat = maps.flatten(-2)
     # in float32, where an entry of 1/5 does not exceed 0.2
     single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32)
     # counts below 2**24 are exact in float32, and quick
     density = torch.stack([(single > level).float().sum(-1).double() / checked.n**2 for level in levels], -1)
     if row_entropy is None:
-        rows = bits(clean)
+        rows = bits(maps)
     else:
         rows = _checks.float_tensor(name, "row_entropy", row_entropy)
         rows = _checks.expanded(f"{name}: row_entropy", rows, maps.shape[:-1])
     strongest = flat.argmax(-1)
     edge = torch.stack([strongest // checked.n, strongest % checked.n], -1)
     return Topology(
-        torch.from_numpy(mean_length).reshape(*checked.leading, 2),
-        torch.from_numpy(max_length).reshape(*checked.leading, 2),
+        mean_length,
+        torch.where(mean_length.isnan(), torch.nan, max_persistence(bars)),
         torch.where(bad[..., None], torch.nan, density),
         torch.where(bad, torch.nan, flat.mean(-1)),
         torch.where(bad, torch.nan, flat.amax(-1)),
         torch.where(bad, torch.nan, (flat - flat.mean(-1, keepdim=True)).square().mean(-1).sqrt()),
         torch.where(bad, torch.nan, rows.sum(-1)),
-        torch.where(bad, -1, clean.mean(-2).argmax(-1)),
+        torch.where(bad, -1, maps.mean(-2).argmax(-1)),
         torch.where(bad[..., None], -1, edge),
     )
 
