@@ -263,7 +263,7 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     edges = torch.empty(0, 2)
     whole = Barcodes(birth, death, kind.to(torch.int8), edges, edges, torch.tensor([0, len(birth)]), ())
     thresholds = np.geomspace(1.0, smallest, 400)
-    counts = barcodes.betti_curve(whole, 1.0 - thresholds).clip(min=0).numpy()
+    counts = barcodes.betti_curve(whole, torch.from_numpy(1.0 - thresholds)).clip(min=0).numpy()
     for dimension, dash in enumerate(("-", (0, (4, 1)))):
         ax.step(
             thresholds, counts[:, dimension], where="post", color=PALETTE[dimension],
