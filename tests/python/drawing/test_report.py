@@ -30,7 +30,6 @@ from attnscope.studies.attention_sinks.small_tables import emergence, fisher, fr
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
 #: Averages of controls of a run without any.
-NONE = pd.DataFrame()
 EVIL = "<script>alert(1)</script>"
 
 
@@ -214,46 +213,42 @@ def test_the_published_alignment_of_a_causal_map_is_the_exact_one_made_smaller()
 def test_tests_are_those_of_the_statistics_module() -> None:
     results = tables.make_study()
     asked = {
-        question.title: question
-        for question in questions({"ablation": results.table("ablation")}, None, NONE)
+        question.title: question for question in questions({"ablation": results.table("ablation")}, None)
     }
     need = asked["Does the model need its sinks?"]
     place = need.frame["compared"].tolist().index("tiny: sinks − other keys")
     sinks = need.frame.loc[place, ["quantity", "difference", "n"]].tolist()
     assert sinks == ["KL of the output (nats)", "0.350", 6]
     assert place in need.certain
-    layers = questions({"layer_tests": results.table("layer_tests")}, None, NONE)[0].frame
+    layers = questions({"layer_tests": results.table("layer_tests")}, None)[0].frame
     assert layers.iloc[0, 2] == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
     heads = measured_heads(tables.make_study(("a", "b")))
-    found = questions({}, heads, NONE)[0].frame.loc[0]
+    found = questions({}, heads)[0].frame.loc[0]
     # six equal differences of one family: Holm multiplies the smallest p by its size
     assert found[["compared", "difference", "p"]].tolist() == ["a − b", "−0.020", "< 0.001"]
 
 
-def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> None:
-    heads = measured_heads(tables.make_study())
-    own = heads.groupby(["model", "revision", "step", "sample"])
-    rows = []
-    for kind in ("random_weights", "row_permutation"):
-        for metric, shift in (("sink_share", 0.05), ("entropy_normalized", 0.0)):
-            mean = own[metric].mean().reset_index(name="value")
-            shake = 0.002 * (mean["sample"] % 2) if shift else 0.0
-            rows.append(mean.assign(value=mean["value"] - shift + shake, variant=kind, metric=metric))
-    nulls = pd.concat(rows, ignore_index=True)
-    nulls = nulls.assign(protocol="exact", scope="heads", threshold=np.nan, seed=0)
-    few = questions({}, heads, nulls)[0].frame.set_index("compared")["p"]
-    assert few["tiny − random weights"] == "–"
-    assert few["tiny − rows shuffled"] != "–"
-    random = (nulls["variant"] == "random_weights") & (nulls["metric"] == "sink_share")
-    shifted = [
-        nulls[random].assign(seed=seed, value=nulls["value"] + 0.001 * (seed - 3.5)) for seed in range(8)
+def test_tests_against_nulls_are_the_stored_ones() -> None:
+    row = {
+        "model": "tiny", "revision": "", "step": -1, "kind": "row_permutation", "metric": "sink_share",
+        "scope": "heads", "protocol": "exact", "difference": 0.049, "low": 0.04, "high": 0.06,
+        "p_value": 2e-4, "p_holm": 0.011, "p_bh": 0.004, "samples": 6, "controls": 1, "unit": "text",
+    }  # fmt: skip
+    few = {"low": np.nan, "high": np.nan, "p_value": np.nan, "p_holm": np.nan, "p_bh": np.nan, "controls": 2}
+    others = [
+        {"kind": "random_weights", "unit": "initialisation", **few},
+        {"metric": "entropy_normalized", "difference": 0.0},  # which shuffled rows leave as it is
+        {"scope": "head_mean"},
+        {"protocol": "ruscio2025"},
     ]
-    answers = questions({}, heads, pd.concat([*shifted, nulls[~random]]))[0].frame
-    assert answers["compared"].tolist() == ["tiny − random weights", "tiny − rows shuffled"]
-    assert answers["n"][0] == 8
-    assert answers["p"][0] != "–"
-    assert set(answers["quantity"]) == {"attention to first key"}
-    assert set(answers["difference"]) == {"0.049"}
+    (asked,) = questions({"null_tests": pd.DataFrame([row, *({**row, **one} for one in others)])}, None)
+    assert asked.frame["compared"].tolist() == ["tiny − random weights", "tiny − rows shuffled"]
+    assert set(asked.frame["quantity"]) == {"attention to first key"}
+    assert asked.frame[["p", "Holm", "B-H", "n"]].to_numpy().tolist() == [
+        ["–", "–", "–", 2],
+        ["< 0.001", "0.011", "0.004", 6],
+    ]
+    assert asked.certain == (1,)
 
 
 def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:

@@ -89,11 +89,11 @@ def test_a_text_in_which_nothing_is_masked_is_in_no_test():
             rows.append({"model": "m", "revision": "", "step": -1, "sample": sample, "keys": kind,
                          "key_count": count, "output_kl": value, "loss_change": value})  # fmt: skip
     table = pd.DataFrame(rows)
-    (asked,) = [one for one in questions({"ablation": table}, None, pd.DataFrame()) if "sinks" in one.title]
+    (asked,) = [one for one in questions({"ablation": table}, None) if "sinks" in one.title]
     sentences = asked.frame.set_index("compared")["n"]
     assert sentences.to_dict() == {"m: sinks − other keys": 3, "m: first key − other keys": 6}
     without = table.assign(key_count=table["key_count"].where(~table["keys"].str.contains("sinks"), 0))
-    (asked,) = [one for one in questions({"ablation": without}, None, pd.DataFrame()) if "sinks" in one.title]
+    (asked,) = [one for one in questions({"ablation": without}, None) if "sinks" in one.title]
     none = asked.frame["compared"] == "m: sinks − other keys"
     assert set(asked.frame[none][["n", "p", "Holm"]].itertuples(index=False, name=None)) == {(0, "–", "–")}
     assert not none[list(asked.certain)].any()

@@ -101,11 +101,10 @@ def _tests(page: Page) -> None:
     """Every question that the stored tables answer, a family of tests each."""
     page.words(
         "Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided; Holm and "
-        "Benjamini-Hochberg are over the tests of the same question. Bold: p &lt; 0.05 after Holm."
+        "Benjamini-Hochberg are over the tests of the same question, unless it says otherwise. Bold: "
+        "p &lt; 0.05 after Holm."
     )
-    for place, (title, words, frame, certain) in enumerate(
-        questions(page.tables, page.heads(), page.results.variants())
-    ):
+    for place, (title, words, frame, certain) in enumerate(questions(page.tables, page.heads())):
         page.heading(title)
         page.definition(words)
         page.table(Table(f"tests-{place}", title, frame, 2, certain))

@@ -18,7 +18,7 @@ from attnscope.metrics.quantity import quantity
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import NULLS, last_step
 from attnscope.report.numbers import interval_text, mean_text, number
-from attnscope.studies.attention_sinks.comparisons import against_control, difference_of
+from attnscope.studies.attention_sinks.comparisons import difference_of
 from attnscope.studies.attention_sinks.figures.runs import ABLATED, CHANGES
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
@@ -174,6 +174,7 @@ METRICS = (
     "sink_share", "entropy_normalized", "fiedler_value", "participation_ratio", "mp_ks", "alignment_value",
     "alignment_hidden",
 )  # fmt: skip
+_P_VALUES = {"p": "p_value", "Holm": "p_holm", "B-H": "p_bh"}
 LABELS = {"kl_reduction": "KL reduction (nats)"} | {name: label for name, (label, _) in CHANGES.items()}
 
 
@@ -186,47 +187,34 @@ class Question(NamedTuple):
     certain: tuple[int, ...] = ()
 
 
-def questions(
-    tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None, controls: pd.DataFrame
-) -> list[Question]:
-    """Every question that the stored tables answer: of single exact heads, controls as `Results.variants`."""
-    found: list[Question] = []
-    if heads is not None and not heads.empty:
-        heads = last_step(heads)
-        found += [_against_nulls(heads, controls)] if len(controls) else []
-        found.append(_between_series(heads))
-    of_tables = {"ablation": _ablation, "removal_tests": _removal, "layer_tests": _layers}
-    found += [ask(last_step(tables[name])) for name, ask in of_tables.items() if name in tables]
+def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[Question]:
+    """Every question that the stored tables answer, `heads` those of the exact protocol."""
+    asks = {
+        "null_tests": _against_nulls, "heads": _between_series, "ablation": _ablation,
+        "removal_tests": _removal, "layer_tests": _layers,
+    }  # fmt: skip
+    given = {**tables, "heads": heads}
+    there = {name: frame for name in asks if (frame := given.get(name)) is not None and len(frame)}
+    found = [asks[name](last_step(frame)) for name, frame in there.items()]
     return [one for one in found if len(one.frame)]
 
 
-def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
+def _against_nulls(table: pd.DataFrame) -> Question:
     """The model against random initialisations of itself, and paired over sentences with shuffled rows."""
-    nulls = nulls[(nulls["protocol"] == "exact") & (nulls["scope"] == "heads") & nulls["threshold"].isna()]
+    exact = table[(table["protocol"] == "exact") & (table["scope"] == "heads")]
     tests = []
-    for (series, own), (kind, name), metric in product(
-        heads.groupby("series", sort=False), NULLS.items(), METRICS
-    ):
-        if metric not in own or own[metric].isna().all():
-            continue
-        # random weights belong to a whole series, shuffled rows to their own checkpoint
-        mine = own.groupby("sample")[metric].mean()
-        whose = nulls["model"].isin(own["model"]) & (nulls["variant"] == kind)
-        if kind != "random_weights":
-            whose &= nulls["revision"].isin(own["revision"])
-        theirs = nulls[whose & (nulls["metric"] == metric) & nulls["sample"].isin(mine.index)]
-        here = theirs["sample"].map(mine).to_numpy(float)
-        there = theirs["value"].to_numpy(float)
+    for kind, metric in product(NULLS, METRICS):
         # what a null leaves as it is (shuffling a row, its entropy) is no test of anything
-        if len(theirs) > 1 and not np.allclose(here, there, rtol=1e-9, atol=1e-12, equal_nan=True):
-            found = against_control(kind, mine, theirs)
-            count = found["controls"] if kind == "random_weights" else found["samples"]
-            tests.append({**found, "compared": f"{series} − {name}", "metric": metric, "n": count})
+        asked = (exact["kind"] == kind) & (exact["metric"] == metric) & (exact["difference"].abs() > 1e-12)
+        for row in exact[asked].to_dict("records"):
+            count = row["controls" if row["unit"] == "initialisation" else "samples"]
+            tests.append({**row, "compared": f"{row['model']} − {NULLS[kind]}", "n": count})
     return _answered(
         "Does the model differ from its nulls?",
         "Mean over heads of each text. Shuffled rows are paired with the same text, and <i>n</i> is "
         "of texts. Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than "
-        "eight there is no interval and no <i>p</i>.",
+        "eight there is no interval and no <i>p</i>. Corrected over the table "
+        "<code>null_tests</code>, which holds other quantities too.",
         tests,
     )
 
@@ -288,7 +276,8 @@ def _removal(table: pd.DataFrame) -> Question:
         "How much the heads' divergence falls without the keys above the 90th percentile of incoming "
         "attention, less how much it falls without as many random visible keys near them, mean of five "
         "draws. <i>n</i> is of texts that have such keys. The keys are chosen by the attention that they "
-        "receive, in an untrained model too.",
+        "receive, in an untrained model too. Corrected over the table <code>removal_tests</code>, which "
+        "holds other percentiles too.",
         tests,
     )
 
@@ -319,20 +308,19 @@ def _layers(table: pd.DataFrame) -> Question:
 
 
 def _answered(title: str, words: str, tests: list[dict[Any, Any]]) -> Question:
-    """A question with the results of its tests and their corrected p-values; the family is all of them."""
+    """A question with the results of its tests and its corrected p-values: stored ones, else those of all tests."""
     if not tests:
         return Question(title, words, pd.DataFrame())
     rows = pd.DataFrame(tests)
-    p = rows["p_value"].to_numpy(float)
-    strict = holm(p)
+    if "p_holm" not in rows:
+        rows = rows.assign(p_holm=holm(rows["p_value"]), p_bh=benjamini_hochberg(rows["p_value"]))
+    strict = rows["p_holm"].to_numpy(float)
     columns = {
         "compared": rows["compared"],
         "quantity": [LABELS.get(metric) or quantity(metric).label for metric in rows["metric"]],
         "difference": rows["difference"].map(number),
         "95 % interval": [interval_text(*ends) for ends in zip(rows["low"], rows["high"], strict=True)],
-        "p": rows["p_value"].map(p_text),
-        "Holm": [p_text(one) for one in strict],
-        "B-H": [p_text(one) for one in benjamini_hochberg(p)],
+        **{name: rows[column].map(p_text) for name, column in _P_VALUES.items()},
         "n": rows["n"],
     }
     return Question(title, words, pd.DataFrame(columns), tuple(np.flatnonzero(strict < 0.05).tolist()))
