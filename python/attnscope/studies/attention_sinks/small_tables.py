@@ -308,7 +308,7 @@ def _layers(table: pd.DataFrame) -> Question:
 
 
 def _answered(title: str, words: str, tests: list[dict[Any, Any]]) -> Question:
-    """A question with the results of its tests and its corrected p-values: stored ones, else those of all tests."""
+    """A question with the results of its tests and corrected p-values: stored ones, else of all tests."""
     if not tests:
         return Question(title, words, pd.DataFrame())
     rows = pd.DataFrame(tests)
