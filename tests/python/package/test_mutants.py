@@ -18,8 +18,9 @@ def scripts():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(MUTANTS)
         import argued
-        import kernels
         import metrics
+
+        import kernels
 
         yield SimpleNamespace(argued=argued, kernels=kernels, metrics=metrics)
     for name in ("argued", "kernels", "metrics"):
@@ -39,7 +40,7 @@ def test_every_module_has_a_source_and_every_argument_a_module(scripts):
 
 
 def test_every_argument_about_a_metric_is_of_a_line_that_stands_but_for_one_expression(scripts):
-    """What mutmut makes without it: one or two lines of the source, with one word in an expression's place."""
+    """As mutmut makes them: one or two lines of the source, with one word in an expression's place."""
     for stem, arguments in scripts.argued.ARGUED.items():
         lines = [line.strip() for line in scripts.metrics.sources(stem)[0].read_text().splitlines()]
         lines += [" ".join(two) for two in pairwise(lines)]
