@@ -2,9 +2,10 @@
 // The lanes of cpp/simd beside Google Highway's, on the two loops that most kernels come down to: the sum of
 // p·log p over a row, and Sturm bisection of a pack of tridiagonal matrices. Answers are compared before times.
 //
-//   apt-get install libhwy-dev
+//   apt-get install libhwy-dev && rm -f benchmarks/results/highway.txt
 //   for isa in v2 "v3 -maes -mpclmul" "v4 -maes -mpclmul"; do
-//     g++ -O3 -std=c++20 -DATTNSCOPE_LANES -march=x86-64-$isa -Icpp benchmarks/highway.cpp -o /tmp/highway && /tmp/highway
+//     g++ -O3 -std=c++20 -DATTNSCOPE_LANES -march=x86-64-$isa -Icpp benchmarks/highway.cpp -o /tmp/highway &&
+//       /tmp/highway >> benchmarks/results/highway.txt
 //   done
 //
 // Highway's AVX2 and AVX-512 need AES and PCLMUL beside the instruction set.

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
-"""The table of the README, made from stored results alone: python benchmarks/tables.py [--collect]
+"""The tables of the README, made from stored results alone: python benchmarks/tables.py [--collect]
 
 --collect takes what the benchmarks have written to results/ into measured.json first, which is committed.
+What highway.cpp has printed, `results/highway.txt`, is measured apart, and stays where there is none.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,30 @@ def collect(results: Path) -> dict[str, Any]:
     machine = {key: reports[0]["machine"][key] for key in FACTS}
     machine["load"] = max(report["machine"]["load"][0] for report in reports)
     rows = {one["concept"]: [{key: row[key] for key in ROW} for row in one["rows"]] for one in reports}
-    return {"machine": machine, "quick": any(report["quick"] for report in reports), "rows": rows}
+    return {
+        "machine": machine,
+        "quick": any(report["quick"] for report in reports),
+        "rows": rows,
+        "highway": highway(results) or json.loads(MEASURED.read_text("utf-8"))["highway"],
+    }
+
+
+def highway(results: Path) -> dict[str, Any]:
+    """Times of our lanes and of Google Highway's, in microseconds, from the lines of highway.cpp."""
+    file = results / "highway.txt"
+    if not file.is_file():
+        return {}
+    pattern = r"(\d+) lanes, (.*?) +([\d.]+) us, Highway +([\d.]+) us"
+    rows = re.findall(pattern, file.read_text("utf-8"))
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text("utf-8"))
+    return {
+        "cpu": cpu[1] if cpu else "",
+        "load": round(os.getloadavg()[0], 2),
+        "rows": [
+            {"lanes": int(lanes), "loop": loop, "ours_us": float(ours), "highway_us": float(theirs)}
+            for lanes, loop, ours, theirs in rows
+        ],
+    }
 
 
 def table(measured: dict[str, Any]) -> str:
@@ -49,6 +75,17 @@ def table(measured: dict[str, Any]) -> str:
             target += f" ({row['against']})" if target and row["against"] else ""
             ours = f"{row['best_ms']['attnscope']:.3g}"
             lines.append(f"| {concept} | {row['name']} | {ours} | {ratios} | {target} |")
+    beside = measured["highway"]
+    lines += [
+        "",
+        f"The lanes of `cpp/simd` beside Google Highway's: {beside['cpu']}, load {beside['load']:g}.",
+        "",
+        "| loop | lanes | µs a call | times faster than Highway |",
+        "|---|---|---|---|",
+    ]
+    for row in beside["rows"]:
+        ratio = row["highway_us"] / row["ours_us"]
+        lines.append(f"| {row['loop']} | {row['lanes']} | {row['ours_us']:.2f} | {ratio:.2f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -216,7 +216,20 @@ QUICK = ("llama", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "bert", "t5", "bloom"
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 INTERFACE = (*CAUSAL, *ENCODERS, *SEQ2SEQ)
 FAMILIES = (*INTERFACE, *LEGACY)
-ROTARY = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gpt_neox", "phi", "olmo2", "gpt_oss")
+#: Every family that capture is tested with, those with layers of several kinds too.
+EVERY = (*FAMILIES, "gemma3", "modernbert", "jamba")
+DECODERS = (*CAUSAL, "falcon", "falcon_alibi", "bloom", "gptj", "gemma3", "jamba")
+#: Those whose attention goes through transformers' interface, GPT-J's in later ones.
+SOFTMAX = (*INTERFACE, "gptj", "gemma3", "modernbert", "jamba")
+#: By how their attention learns of positions: rotation at fixed frequencies, a slope for each head, not at
+#: all, a table of learned positions. The others take no position ids.
+ROTARY = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox", "phi", "olmo2"),
+    *("gpt_oss", "modernbert", "falcon", "gptj"),
+)
+SLOPES = ("falcon_alibi",)
+WITHOUT_POSITIONS = ("jamba",)
+LEARNED_POSITIONS = ("gpt2", "gpt2_scaled", "opt", *ENCODERS, "deberta_v2")
 
 
 def few(names, quick=QUICK):

@@ -17,16 +17,13 @@ INTERFACE, HOOKS = 1, 2
 # Bitwise where the architecture's own eager code works in float32 in the same order; rounding elsewhere
 # (learned sinks: one more logit; T5: unscaled logits in the hundreds).
 TOLERANCE = {"gpt_oss": 5e-6, "t5": 2e-4, "bart": 2e-6}
-EXPECTED_TIER = dict.fromkeys((*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ), INTERFACE) | dict.fromkeys(
-    models.LEGACY, HOOKS
-)
 PADDINGS = (pytest.param("none", marks=pytest.mark.slow), "left", "right")
 
 # That Falcon's eager attention is not its sdpa attention is a warning, which has a test of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:capture. FalconForCausalLM under its own attention")
 
 
-@pytest.fixture(scope="module", params=EXPECTED_TIER, ids=str)
+@pytest.fixture(scope="module", params=models.FAMILIES, ids=str)
 def pair(request):
     """The same weights twice: as a user loads the model, and with eager attention."""
     torch.set_num_threads(1)
@@ -61,7 +58,7 @@ def test_maps_and_output_equal_eager_attention(pair, padding):
     expected = reference(eager, inputs)
     with capture(model) as recording:
         layers = list(recording.run(**inputs))
-        assert recording.tier == (EXPECTED_TIER[name] if models.has_attention_interface(name) else HOOKS)
+        assert recording.tier == (INTERFACE if models.has_attention_interface(name) else HOOKS)
     tolerance = TOLERANCE.get(name, 0.0)
     wanted = {(kind, i): m for kind, maps in stacks(expected).items() for i, m in enumerate(maps)}
     got = {(stack_of(layer, expected), layer.index): layer for layer in layers}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Runs that are killed, interrupted, starved of disk or damaged end like one that was left in peace."""
+"""Runs that are killed, interrupted, starved of disk or damaged end like one that nothing interrupted."""
 
 import contextlib
 import json
@@ -53,9 +53,9 @@ def size(unit):
 
 
 @pytest.fixture(scope="module")
-def peaceful(launcher, inputs, tmp_path_factory):
+def uninterrupted(launcher, inputs, tmp_path_factory):
     """An uninterrupted run: its tables and the seconds it took."""
-    output = tmp_path_factory.mktemp("peaceful")
+    output = tmp_path_factory.mktemp("uninterrupted")
     began = time.monotonic()
     process = launcher.run(*command(inputs, output))
     assert process.code == 0, process.output
@@ -72,13 +72,13 @@ def peaceful(launcher, inputs, tmp_path_factory):
     return folder, time.monotonic() - began
 
 
-def finished_like(peaceful, folder):
-    assert content(folder) == content(peaceful[0])
+def finished_like(uninterrupted, folder):
+    assert content(folder) == content(uninterrupted[0])
     assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "finished"
     assert not list(folder.rglob("*.tmp"))
     assert not (folder / ".owner").exists()
     # what the metrics are made of is the same too, not only their sum
-    assert stored(folder) == stored(peaceful[0])
+    assert stored(folder) == stored(uninterrupted[0])
 
 
 def until_units(process, folder, count):
@@ -124,24 +124,24 @@ def killed_at_random(launcher, inputs, seconds, output, draw):
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments(launcher, inputs, peaceful, tmp_path):
+def test_killed_at_random_moments(launcher, inputs, uninterrupted, tmp_path):
     draw = random.Random(20251)
-    kills, seconds = 0, [peaceful[1]]
+    kills, seconds = 0, [uninterrupted[1]]
     for trial in range(3):
         kills += killed_at_random(launcher, inputs, seconds, tmp_path / str(trial), draw)
-        finished_like(peaceful, tmp_path / str(trial) / "a")
+        finished_like(uninterrupted, tmp_path / str(trial) / "a")
     assert kills > 0
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_over_twenty_runs(launcher, inputs, peaceful, tmp_path):
+def test_killed_at_random_moments_over_twenty_runs(launcher, inputs, uninterrupted, tmp_path):
     draw = random.Random()
     print(seed := random.randrange(10**9))
     draw.seed(seed)
-    kills, seconds = 0, [peaceful[1]]
+    kills, seconds = 0, [uninterrupted[1]]
     for trial in range(20):
         kills += killed_at_random(launcher, inputs, seconds, tmp_path / str(trial), draw)
-        finished_like(peaceful, tmp_path / str(trial) / "a")
+        finished_like(uninterrupted, tmp_path / str(trial) / "a")
         shutil.rmtree(tmp_path / str(trial))
     print(f"{kills} kills")
     assert kills >= 20
@@ -149,7 +149,7 @@ def test_killed_at_random_moments_over_twenty_runs(launcher, inputs, peaceful, t
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_stores_the_unit_at_work_and_exits_with_its_number(
-    launcher, inputs, peaceful, tmp_path, number
+    launcher, inputs, uninterrupted, tmp_path, number
 ):
     folder = tmp_path / "a"
     process = launcher.start(*command(inputs, tmp_path))
@@ -163,10 +163,10 @@ def test_a_signal_stores_the_unit_at_work_and_exits_with_its_number(
     assert not (folder / "tables").exists()
     assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "interrupted"
     assert resumed(launcher, folder) == UNITS - count
-    finished_like(peaceful, folder)
+    finished_like(uninterrupted, folder)
 
 
-def test_two_signals_stop_at_once(launcher, inputs, peaceful, tmp_path):
+def test_two_signals_stop_at_once(launcher, inputs, uninterrupted, tmp_path):
     folder = tmp_path / "a"
     process = launcher.start(*command(inputs, tmp_path))
     until_units(process, folder, 1)
@@ -175,10 +175,10 @@ def test_two_signals_stop_at_once(launcher, inputs, peaceful, tmp_path):
     process.send(signal.SIGINT)
     assert process.wait() == 130, process.output
     resumed(launcher, folder)
-    finished_like(peaceful, folder)
+    finished_like(uninterrupted, folder)
 
 
-def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, peaceful, tmp_path):
+def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, uninterrupted, tmp_path):
     folder = tmp_path / "a"
     first = launcher.start(*command(inputs, tmp_path))
     until_units(first, folder, 1)
@@ -191,11 +191,11 @@ def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, peaceful, tmp_
     assert "holds this very study: attnscope resume" in third.output
     first.send(signal.SIGCONT)
     assert first.wait() == 0, first.output
-    finished_like(peaceful, folder)
+    finished_like(uninterrupted, folder)
 
 
 @pytest.mark.slow
-def test_many_processes_race_for_one_folder(launcher, inputs, peaceful, tmp_path):
+def test_many_processes_race_for_one_folder(launcher, inputs, uninterrupted, tmp_path):
     folder = tmp_path / "a"
     process = launcher.start(*command(inputs, tmp_path))
     until_units(process, folder, 1)
@@ -206,12 +206,12 @@ def test_many_processes_race_for_one_folder(launcher, inputs, peaceful, tmp_path
     assert set(codes) <= {0, 1}
     assert 0 in codes
     assert all("in use by" in racer.output for racer in racers if racer.code == 1)
-    finished_like(peaceful, folder)
+    finished_like(uninterrupted, folder)
 
 
-def test_no_room_for_a_unit_stops_with_everything_before_intact(launcher, inputs, peaceful, tmp_path):
+def test_no_room_for_a_unit_stops_with_everything_before_intact(launcher, inputs, uninterrupted, tmp_path):
     folder = tmp_path / "a"
-    sizes = [size(unit) for unit in units(peaceful[0])]
+    sizes = [size(unit) for unit in units(uninterrupted[0])]
     # the name of step 10 is longer, so the units of step 0 fit under the limit and a later one does not
     limit = sorted(sizes)[len(sizes) // 2]
     process = launcher.run(*command(inputs, tmp_path), file_size=limit)
@@ -220,14 +220,14 @@ def test_no_room_for_a_unit_stops_with_everything_before_intact(launcher, inputs
     assert f"what is done is intact: attnscope resume {folder}" in process.output
     there = units(folder)
     assert 0 < len(there) < UNITS
-    assert stored(folder).items() <= stored(peaceful[0]).items()
+    assert stored(folder).items() <= stored(uninterrupted[0]).items()
     assert not list(folder.rglob("*.tmp"))
     assert resumed(launcher, folder) == UNITS - len(there)
-    finished_like(peaceful, folder)
+    finished_like(uninterrupted, folder)
 
 
 @pytest.mark.slow
-def test_a_full_file_system(launcher, inputs, peaceful, tmp_path):
+def test_a_full_file_system(launcher, inputs, uninterrupted, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
     mounted = subprocess.run(
@@ -243,7 +243,7 @@ def test_a_full_file_system(launcher, inputs, peaceful, tmp_path):
         assert 0 < len(there) < UNITS
         subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
         assert resumed(launcher, small / "a") == UNITS - len(there)
-        finished_like(peaceful, small / "a")
+        finished_like(uninterrupted, small / "a")
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
@@ -253,9 +253,9 @@ def test_a_full_file_system(launcher, inputs, peaceful, tmp_path):
     [*(pytest.param(one, marks=pytest.mark.slow) for one in ("truncated", "one bit", "foreign")),
      "unlisted", "all at once"],
 )  # fmt: skip
-def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, peaceful, tmp_path, damage):
+def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, uninterrupted, tmp_path, damage):
     folder = tmp_path / "a"
-    shutil.copytree(peaceful[0], folder)
+    shutil.copytree(uninterrupted[0], folder)
     there = units(folder)
     files = [unit / "heads.parquet" for unit in there]
     # the summaries are the same, and so are the ids of the units that they are made of
@@ -276,18 +276,18 @@ def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, peacef
     shutil.rmtree(folder / "tables")
     assert resumed(launcher, folder) == expected
     assert len(list((folder / "units" / "set-aside").iterdir())) == expected
-    finished_like(peaceful, folder)
+    finished_like(uninterrupted, folder)
 
 
-def test_tables_that_were_lost_are_written_again(launcher, peaceful, tmp_path):
+def test_tables_that_were_lost_are_written_again(launcher, uninterrupted, tmp_path):
     folder = tmp_path / "a"
-    shutil.copytree(peaceful[0], folder)
+    shutil.copytree(uninterrupted[0], folder)
     (folder / "tables" / "heads.parquet").write_bytes(b"PAR1")
     assert resumed(launcher, folder) == 0
-    finished_like(peaceful, folder)
+    finished_like(uninterrupted, folder)
 
 
-def test_a_moved_run_can_be_resumed(launcher, inputs, peaceful, tmp_path):
+def test_a_moved_run_can_be_resumed(launcher, inputs, uninterrupted, tmp_path):
     process = launcher.start(*command(inputs, tmp_path / "before"))
     until_units(process, tmp_path / "before" / "a", 1)
     process.send(signal.SIGKILL)
@@ -298,12 +298,12 @@ def test_a_moved_run_can_be_resumed(launcher, inputs, peaceful, tmp_path):
     with contextlib.suppress(FileNotFoundError):
         (moved / ".lock").unlink()
     assert resumed(launcher, moved) > 0
-    finished_like(peaceful, moved)
+    finished_like(uninterrupted, moved)
 
 
-def test_what_a_killed_writer_left_behind_is_cleared_away(launcher, peaceful, tmp_path):
+def test_what_a_killed_writer_left_behind_is_cleared_away(launcher, uninterrupted, tmp_path):
     folder = tmp_path / "a"
-    shutil.copytree(peaceful[0], folder)
+    shutil.copytree(uninterrupted[0], folder)
     before = content(folder)
     for name in ("tables/.heads.parquet.1.tmp", ".study.yaml.1.tmp", "units/.x.tmp/heads.parquet"):
         (folder / name).parent.mkdir(exist_ok=True)

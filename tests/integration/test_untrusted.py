@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Files from strangers: nothing in them runs, and what cannot be read is refused in words."""
+"""Files of unknown origin: nothing in them runs, and what cannot be read is refused in words."""
 
 import contextlib
 import json

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The weight study killed or without room for its files ends like one that was left in peace."""
+"""The weight study killed or without room for its files ends like one that nothing interrupted."""
 
 import json
 import random
@@ -48,8 +48,8 @@ def units(folder):
 
 
 @pytest.fixture(scope="module")
-def peaceful(launcher, inputs, tmp_path_factory):
-    output = tmp_path_factory.mktemp("peaceful")
+def uninterrupted(launcher, inputs, tmp_path_factory):
+    output = tmp_path_factory.mktemp("uninterrupted")
     process = launcher.run(*command(inputs, output))
     assert process.code == 0, process.output
     assert {"deltas.parquet", "fractions.parquet", "claims.parquet", "rank_one.parquet"} <= set(
@@ -59,10 +59,10 @@ def peaceful(launcher, inputs, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_killed_in_every_stage(launcher, inputs, peaceful, tmp_path):
+def test_killed_in_every_stage(launcher, inputs, uninterrupted, tmp_path):
     folder, kills = tmp_path / "a", 0
     process = launcher.start(*command(inputs, tmp_path))
-    for wanted in range(1, len(units(peaceful)), 2):
+    for wanted in range(1, len(units(uninterrupted)), 2):
         until(lambda wanted=wanted, own=process: len(units(folder)) >= wanted or own.poll() is not None)
         process.send(signal.SIGKILL)
         if process.wait() == 0:
@@ -72,13 +72,13 @@ def test_killed_in_every_stage(launcher, inputs, peaceful, tmp_path):
         process = launcher.start("resume", "--no-draw", folder)
     assert process.wait() == 0, process.output
     assert kills >= 3
-    assert tables(folder) == tables(peaceful)
+    assert tables(folder) == tables(uninterrupted)
     assert not list(folder.rglob("*.tmp"))
 
 
 @pytest.mark.slow
-def test_without_room_for_a_file_everything_before_it_is_intact(launcher, inputs, peaceful, tmp_path):
-    sizes = sorted(max(file.stat().st_size for file in unit.iterdir()) for unit in units(peaceful))
+def test_without_room_for_a_file_everything_before_it_is_intact(launcher, inputs, uninterrupted, tmp_path):
+    sizes = sorted(max(file.stat().st_size for file in unit.iterdir()) for unit in units(uninterrupted))
     process = launcher.run(*command(inputs, tmp_path), file_size=sizes[-1] - 1)
     assert process.code == 1, process.output
     assert "no room for" in process.output
@@ -87,4 +87,4 @@ def test_without_room_for_a_file_everything_before_it_is_intact(launcher, inputs
     again = launcher.run("resume", "--no-draw", tmp_path / "a")
     assert again.code == 0, again.output
     assert there <= {unit.name for unit in units(tmp_path / "a")}
-    assert tables(tmp_path / "a") == tables(peaceful)
+    assert tables(tmp_path / "a") == tables(uninterrupted)

@@ -5,9 +5,9 @@
     python tests/mutants/metrics.py [--jobs N] [MODULE ...]
 
 MODULE is a stem such as intervals or frames; all of MODULES without one. N mutants are tried at a time, as
-many as there are processors without it. Works on a copy in build/mutmut. What lives is listed with its
-change, unless argued.py says why no test can see it. Exit status 1 when more lives, or when an argument is
-of no living mutant. Needs `pip install mutmut`.
+many as there are processors without it. Works on a copy in build/mutmut. What survives is listed with
+its change, unless argued.py says why no test can see it. Exit status 1 when more survives, or when an
+argument is of no surviving mutant. Needs `pip install mutmut`.
 """
 
 import argparse
@@ -139,8 +139,8 @@ def settings(stems: list[str]) -> str:
 
 def sources(stem: str) -> list[Path]:
     """The file of a module, in whichever folder its concept has put it."""
-    rooms = ("metrics", "inference", "models")
-    return [path for room in rooms for path in (PACKAGE / room).rglob(f"{stem}.py")]
+    folders = ("metrics", "inference", "models")
+    return [path for folder in folders for path in (PACKAGE / folder).rglob(f"{stem}.py")]
 
 
 def literal(text: str) -> str:
@@ -206,7 +206,7 @@ def main() -> int:
             print(f"{verdict} {name}", *changed, sep="\n    ")
     counts["survived"] -= counts["argued"]
     for stem, line in sorted(unseen):
-        print(f"argued, but of no mutant of {stem} that lives: {line}")
+        print(f"argued, but of no mutant of {stem} that survives: {line}")
     print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()) if count))
     return 1 if unseen or set(+counts) - {"killed", "timeout", "argued"} else 0
 

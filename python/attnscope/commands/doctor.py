@@ -182,7 +182,8 @@ def describe(name: str) -> str:
     signature = inspect.signature(metric)
     bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
     call = signature.replace(parameters=bare, return_annotation=signature.empty)
-    about = f"attnscope.{called}{call}\n\n{inspect.getdoc(metric) or ''}"
+    home = "attnscope" if metric.__module__.startswith("attnscope.") else metric.__module__
+    about = f"{home}.{called}{call}\n\n{inspect.getdoc(metric) or ''}"
     lines = [_line(one) for one in columns_of(called)]
     return "\n".join([about, "", "Columns:", *lines] if lines else [about])
 
@@ -192,7 +193,10 @@ def _line(one: Quantity) -> str:
 
 
 def _public() -> dict[str, Callable[..., Any]]:
+    """The public metrics: those of attnscope under its names, what others declare."""
     import attnscope
 
-    names = [name for name in found().names() if not name.startswith("_") and hasattr(attnscope, name)]
-    return {name: getattr(attnscope, name) for name in names}
+    here = found()
+    declared = {**{identity: made for identity, (_, made) in here.derived.items()}, **here.functions}
+    names = [name for name in here.names() if not name.startswith("_")]
+    return {name: getattr(attnscope, name, None) or declared["exact", name] for name in names}

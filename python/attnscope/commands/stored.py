@@ -133,7 +133,7 @@ def compare(
     second: Annotated[Path | None, Argument(metavar="B", help="Another run folder.")] = None,
     table: Annotated[str, Option(help="Which table.")] = "heads",
     published: Annotated[
-        str, Option(metavar="PAPER", help="Beside the numbers of ruscio2025 or ruscio2024 instead of B.")
+        str, Option(metavar="PAPER", help="Beside the numbers that this paper printed, instead of B.")
     ] = "",
     against: Annotated[str, Option(metavar="MODEL", help="Only this published model.")] = "",
     csv: Annotated[Path | None, Option(help="Write the comparison to this CSV file.")] = None,

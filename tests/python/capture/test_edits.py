@@ -23,7 +23,7 @@ from attnscope.capture.edits import (
     SubtractRead,
 )
 from attnscope.capture.implementation import configs
-from models import DATA, FAMILIES, changed, layers_of, made, out
+from models import DATA, EVERY, changed, layers_of, made, out
 
 
 def own_embedding(model, inputs):
@@ -36,19 +36,20 @@ def own_embedding(model, inputs):
 def nothing(model, inputs):
     """Edits that change nothing, by name."""
     width = model.get_input_embeddings()(inputs["input_ids"][:1, :1]).shape[-1]
-    zero = torch.zeros(96)
+    hidden = model.config.hidden_size
+    with_heads = [1, 3] if model.config.model_type == "jamba" else None
     return {
         "set_embedding": SetEmbedding(2, own_embedding(model, inputs).detach()),
-        "no_direction": AddDirection(-1, zero, "all"),
-        "no_subspace": Project(0, torch.zeros(0, 96), "all"),
+        "no_direction": AddDirection(-1, torch.zeros(hidden), "all"),
+        "no_subspace": Project(0, torch.zeros(0, hidden), "all"),
         "factor_1": Scale("block_output", 1.0),
-        "heads_by_1": Scale("head_output", torch.ones(4, 1)),
-        "mlp_by_1": Scale("mlp_output", 1.0, [0]),
+        "heads_by_1": Scale("head_output", torch.ones(4, 1), with_heads),
+        "mlp_by_1": Scale("mlp_output", 1.0, [1]),
         "width": SetEmbedding(-1, torch.zeros(width)),
     }
 
 
-@pytest.mark.parametrize("name", models.few(FAMILIES))
+@pytest.mark.parametrize("name", models.few(EVERY))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_changes_nothing_changes_no_bit(name):
     model, inputs = made(name)

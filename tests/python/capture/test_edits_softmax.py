@@ -7,15 +7,16 @@ import torch
 import models
 from attnscope.capture import capture, edit
 from attnscope.capture.edits import HideKeys, LimitWindow, SubtractRead
-from models import INTERFACE, changed, layers_of, out
+from models import SOFTMAX, changed, layers_of, out
 from models import kept_with_inputs as kept
 
 
 @pytest.mark.parametrize(
     "padding", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "right")), "left"]
 )
-@pytest.mark.parametrize("name", models.few(INTERFACE))
+@pytest.mark.parametrize("name", models.few(SOFTMAX))
 def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
+    models.needs_attention_interface(name)
     model, inputs = kept(name, padding)
     base = out(model, inputs)
     for one in (HideKeys([]), HideKeys([0], heads=()), LimitWindow(64), LimitWindow(37, keep_first=3)):
@@ -40,8 +41,9 @@ def test_a_boolean_mask_hides_under_an_edit_that_hides_nothing():
 
 
 @pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
-@pytest.mark.parametrize("name", INTERFACE)
+@pytest.mark.parametrize("name", SOFTMAX)
 def test_a_hidden_key_is_seen_by_no_query_that_sees_another(name, padding):
+    models.needs_attention_interface(name)
     model, inputs = kept(name, padding)
     sites = ("attention", "scores")
     base = layers_of(model, inputs, sites, HideKeys([]))

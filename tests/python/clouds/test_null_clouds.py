@@ -127,9 +127,9 @@ def test_haar_bases_are_orthonormal_and_uniform():
 def test_bad_input():
     points = torch.eye(4)
     with pytest.raises(
-        ValueError, match="kind must be one of 'gaussian', 'covariance', 'template', got 'twin'"
+        ValueError, match="kind must be one of 'gaussian', 'covariance', 'template', got 'uniform'"
     ):
-        asc.null_clouds(points, "twin")
+        asc.null_clouds(points, "uniform")
     with pytest.raises(ValueError, match="kind 'template' needs groups"):
         asc.null_clouds(points, "template")
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):

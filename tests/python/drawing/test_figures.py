@@ -270,7 +270,7 @@ def test_a_single_checkpoint_has_no_emergence_but_everything_else() -> None:
 
 
 @pytest.mark.usefixtures("unarranged")
-def test_missing_tables_and_wrong_names_are_told() -> None:
+def test_missing_tables_and_wrong_names_are_errors() -> None:
     only = Results({"heads": RESULTS.table("heads").drop(columns=["sink_share", "mp_ks", "alignment_value"])})
     assert set(draw(only)) == {"metric_maps", "emergence", "depth"}
     with pytest.raises(NotDrawable, match="thresholds: the run has no table 'graphs'"):

@@ -137,7 +137,7 @@ def test_counts_of_heads_tokens_and_tests(tiny):
     assert (found["measured"], found["exact"]) == (10.0, 3.0)
 
 
-def test_another_model_is_told_to_be_one(tiny):
+def test_another_model_is_said_to_be_one(tiny):
     assert set(tiny.table["published_model"]) == {"LLaMA-3.2-3B", "Qwen-2.5-7B"}
     assert not tiny.table["same_model"].any()
     assert "tiny is not LLaMA-3.2-3B or Qwen-2.5-7B: the differences below are between models" in str(tiny)

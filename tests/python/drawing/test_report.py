@@ -184,7 +184,7 @@ def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -
         assert sentence in text, sentence
 
 
-def test_an_encoder_is_not_told_what_holds_for_causal_models(tmp_path: Path, monkeypatch) -> None:
+def test_a_report_of_an_encoder_says_nothing_of_causal_models(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
     results = tables.make_study(causal=False)
     kept = {name: results.table(name) for name in ("samples", "heads", "layers", "frames")}
@@ -335,7 +335,7 @@ def test_what_tells_series_apart_is_named(models, groups, words):
     assert series_are(pd.DataFrame({"model": list(models), "group": list(groups)})) == words
 
 
-def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
+def test_two_models_on_the_same_sentences_are_reported_as_that(monkeypatch):
     # what takes long and is not looked at
     monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
     last = made.make_results().table("heads").query("step == 64")
@@ -350,7 +350,7 @@ def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
     assert re.search(r">mean over heads</th>\s*<th [^>]*>model</th>", page)
 
 
-def test_models_of_different_sizes_are_told_one_by_one():
+def test_models_of_different_sizes_are_reported_one_by_one():
     heads = made.make_results().table("heads")
     other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
     facts = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]

@@ -298,7 +298,7 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
     assert began < born[0] < ended
 
 
-def test_fewer_texts_than_were_asked_for_are_told(tmp_path, llama, texts):
+def test_fewer_texts_than_were_asked_for_are_reported(tmp_path, llama, texts):
     own = [{"path": str(texts), "samples": count, "group": str(count)} for count in (5, 500)]
     notes = make_plan(study(tmp_path, str(llama), own)).notes
     assert notes == [f"{texts}: 500 texts were asked for, and it holds 7"]

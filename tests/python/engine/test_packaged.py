@@ -116,7 +116,7 @@ def test_planning_without_the_model_says_so(name, sentences, offline):
     assert f"hf download {HUB[name]}" in message
 
 
-def test_a_missing_data_set_is_told_with_the_way_out(tmp_path, monkeypatch):
+def test_a_missing_data_set_is_named_with_what_to_do(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = r"no file wiki_dataset_sink.csv, the paper's 811 sentences .*texts.path=FILE .*texts sample"
     with pytest.raises(ConfigError, match=words):

@@ -82,7 +82,7 @@ def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, 
         run(study(tmp_path, str(llama), str(texts)), name="b")
 
 
-def test_another_study_in_the_folder_is_told_key_by_key(tmp_path, llama, texts):
+def test_another_study_in_the_folder_is_refused_key_by_key(tmp_path, llama, texts):
     source = {"path": str(texts), "samples": 2}
     run(study(tmp_path, str(llama), source))
     words = r"\(texts\[0\]\.samples: 2 there, 3 here; seed: 0 there, 8 here\)"

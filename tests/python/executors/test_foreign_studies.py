@@ -25,7 +25,7 @@ from folders import Launcher, table_bytes
 
 @pytest.fixture(scope="module")
 def finished(whole):
-    """Runs that were left in peace, one of each study, when asked for."""
+    """Uninterrupted runs, one of each study, when asked for."""
     return lambda name: load(whole(name))
 
 

@@ -176,7 +176,7 @@ def test_fast_is_within_a_millionth(n):
 
 @pytest.mark.parametrize(("n", "seed"), [(100, 0), (130, 1)])
 @pytest.mark.parametrize("split", [1e-2, 1e-3, 1e-4, 1e-5, 1e-7])
-def test_two_close_eigenvalues_are_told_apart(split, n, seed):
+def test_two_close_eigenvalues_are_distinguished(split, n, seed):
     """A ring has λ2 = λ3; noise in its weights moves them apart by less than a first look can tell."""
     rng = np.random.default_rng(seed)
     steps = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))

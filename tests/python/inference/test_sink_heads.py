@@ -66,7 +66,7 @@ def test_first_and_last_are_bidirectional():
     assert judged(maps, causal=False).frame == "bidirectional"
 
 
-def test_few_heads_make_no_frame_and_their_share_is_told():
+def test_few_heads_make_no_frame_and_their_share_is_reported():
     answer = judged(attention(64, lambda layer, head: 0 if (layer, head) == (1, 2) else None))
     assert answer.frame == "none"
     assert answer.share == pytest.approx(1 / 12)

@@ -2,6 +2,7 @@
 """Quantities: found without a list, each with a closed form that holds; measured together as one by one."""
 
 import functools
+import json
 import math
 import sys
 from collections import Counter
@@ -270,6 +271,11 @@ def self_attention(attention, *, power=1.0, lengths=None):
     """Mean attention of a query to itself."""
     return attention.double().diagonal(dim1=-2, dim2=-1).pow(power).mean(-1)
 
+def attention_trace(mean, options):
+    """Sum of the diagonal."""
+    return mean
+
+DERIVED = {"attention_trace": ("self_attention", attention_trace)}
 QUANTITIES = (
     Quantity("self_attention", "self_attention", "attention to itself", "Mean of the diagonal.",
              Known(1.0, torch.eye(3)), low=0, high=1),
@@ -308,6 +314,30 @@ def test_a_metric_of_another_package_is_found_everywhere(toy):
     )
     assert quantity("self_attention").label == "attention to itself"
     assert [check.ok for check in examine() if check.name == "self_attention"] == [True]
+
+
+def test_a_metric_of_another_package_is_described_and_listed(toy, call):
+    lines = json.loads(call("metrics", "--json")[1])
+    assert lines["self_attention"] == "Mean attention of a query to itself."
+    assert lines["attention_trace"] == "Sum of the diagonal."
+    code, out, _ = call("metrics", "self_attention")
+    assert code == 0
+    first, _, sentence, *_ = out.splitlines()
+    assert first == "toy_metrics.diagonal.self_attention(attention, *, power=1.0, lengths=None)"
+    assert sentence == lines["self_attention"]
+    assert "self_attention: attention to itself. Mean of the diagonal." in out
+
+
+def test_a_metric_of_another_package_is_viewed(toy):
+    attention = maps(2, 3, 5, 5)
+    contents = asc.view(attention).contents
+    at, shown = next(
+        (at, one) for at, one in enumerate(contents["metrics"]) if one["name"] == "self_attention"
+    )
+    assert (shown["label"], shown["meaning"]) == ("attention to itself", "Mean of the diagonal.")
+    means = attention.double().diagonal(dim1=-2, dim2=-1).mean(-1)
+    np.testing.assert_allclose(contents["values"][0][0][at], means, 1e-5)
+    assert contents["uniform"][0][at] == pytest.approx(sum(1 / k for k in range(1, 6)) / 5, rel=1e-5)
 
 
 def test_a_metric_of_another_package_is_a_column_of_analyze(toy):

@@ -92,9 +92,9 @@ def nodes(path):
     return list(ast.walk(ast.parse(path.read_text())))
 
 
-def imports(path):
-    """Modules of attnscope that a file imports anywhere in it, as their parts behind the package."""
-    for node in nodes(path):
+def imports(path, within=None):
+    """Modules of attnscope that a file, or a node of it, imports, as their parts behind the package."""
+    for node in nodes(path) if within is None else ast.walk(within):
         if isinstance(node, ast.ImportFrom) and node.module == "attnscope":
             yield from ([name.name] for name in node.names)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnscope."):
@@ -114,6 +114,39 @@ def test_imports_of_the_package_go_downward():
                 assert LEVEL[first] <= LEVEL[own], where
             elif not inner and own.startswith("_") and not own.startswith("__"):
                 assert first not in LEVEL, where
+
+
+# The folders that every study shares, and which of them each may import.
+SHARED = {
+    "engine": (),
+    "plots": ("engine",),
+    "published": ("engine",),
+    "report": ("engine", "plots"),
+    "view": ("engine",),
+}
+#: Functions that import against the arrows when they are called: the first two only pass on, view's two take
+#: from plots how rows are chosen.
+UPWARD = {
+    ("engine/results.py", "figures", "plots"),
+    ("engine/results.py", "report", "report"),
+    ("view/stored.py", "contents_of_results", "plots"),
+    ("view/stored.py", "_columns", "plots"),
+}
+
+
+def test_arrows_among_the_folders_that_studies_share():
+    found = set()
+    for path in python_files():
+        own, *inner = path.relative_to(PACKAGE).parts
+        if own in SHARED and inner:
+            functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
+            lazy = [(node.name, first) for node in functions for first, *_ in imports(path, node)]
+            firsts = [first for first, *_ in imports(path)]
+            eager = [("", one) for one in firsts if firsts.count(one) > [of for _, of in lazy].count(one)]
+            against = {one for one in SHARED if one != own} - set(SHARED[own])
+            file = path.relative_to(PACKAGE).as_posix()
+            found |= {(file, name, first) for name, first in [*lazy, *eager] if first in against}
+    assert found == UPWARD
 
 
 def test_no_header_of_torch_is_included():
@@ -184,6 +217,16 @@ def test_files_stay_small():
 def test_folders_stay_small():
     count = Counter(path.parent for path in sources())
     assert not {str(folder): number for folder, number in count.items() if number > MOST_FILES}
+
+
+def test_what_studies_share_names_none_of_them():
+    words = re.compile(r"ruscio|wavelet|sink_study|attention_sinks", re.IGNORECASE)
+    for folder in ("engine", "report", "plots", "inference"):
+        files = [path for path in (PACKAGE / folder).rglob("*.*") if "__pycache__" not in path.parts]
+        assert files
+        for path in files:
+            found = words.search(path.read_text())
+            assert not found, f"{path}: {found and found[0]}"
 
 
 @pytest.mark.parametrize("folder", ["plots", "report", "view", "published"])

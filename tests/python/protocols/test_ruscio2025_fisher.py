@@ -199,7 +199,7 @@ def test_fifteen_in_a_hundred_tokens_are_masked(bert):
 
 
 @pytest.mark.parametrize("which", ["llama", "bert", "gpt2"])
-def test_groups_are_told_by_the_first_part_that_occurs(request, which):
+def test_groups_are_found_by_the_first_part_that_occurs(request, which):
     model = request.getfixturevalue(which)
     expected = {name: place(name) for name, _ in model.named_parameters() if place(name) is not None}
     assert group_parameters(model) == expected

@@ -118,7 +118,7 @@ def test_sentences_longer_than_the_context_are_cut_counted_and_said(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_fails_in_mid_sweep_is_skipped_named_and_told_by_the_exit_code(tmp_path):
+def test_a_checkpoint_that_fails_in_mid_sweep_is_skipped_named_and_in_the_exit_code(tmp_path):
     growing = series(tmp_path / "growing", steps=(0, 4, 16))
     weights = growing / "step4" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:3000])

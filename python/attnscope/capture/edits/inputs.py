@@ -98,6 +98,10 @@ class SetPositionIds(Change):
         taking = [m for m in model.modules() if isinstance(m, PreTrainedModel) and takes(m, "position_ids")]
         if not taking:
             raise NotImplementedError(f"SetPositionIds: {type(model).__name__} takes no position ids")
+        if self.ids is not None and _has_slopes(model):
+            raise NotImplementedError(
+                f"SetPositionIds: {type(model).__name__} makes its slopes from the mask and reads no ids"
+            )
         for name, module in _rotary(model):
             if (kind := _kind(module, model)) in MOVING:
                 raise NotImplementedError(
@@ -260,12 +264,17 @@ class SetRotary(Change):
 
 
 def _rotary(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules that hold rotary frequencies."""
+    """The modules that hold rotary frequencies which the attention reads."""
     return [
         (name, module)
-        for name, module in model.named_modules()
+        for name, module in ([] if _has_slopes(model) else model.named_modules())
         if any(own.endswith("inv_freq") for own, _ in module.named_buffers(recurse=False))
     ]
+
+
+def _has_slopes(model: nn.Module) -> bool:
+    """Whether the attention adds ALiBi's slopes; what Falcon computes for a rotation is not read then."""
+    return bool(getattr(getattr(model, "config", None), "alibi", False))
 
 
 def _kind(module: nn.Module, model: nn.Module) -> str:
