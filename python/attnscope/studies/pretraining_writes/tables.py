@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from attnscope.engine.claims import CLAIM_COLUMNS
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column, Table
 
-CHECKPOINT = ("model", "revision", "step")
-PAIR = (*CHECKPOINT, "reference")
+PAIR = (*CHECKPOINT_KEYS, "reference")
 MATRIX = ("layer", "role", "expert")
 
 
@@ -85,7 +85,7 @@ GAINS = Table(
 )
 MOMENTS = Table(
     "moments",
-    (*CHECKPOINT, "layer", "role", "side"),
+    (*CHECKPOINT_KEYS, "layer", "role", "side"),
     (
         Column("tokens", kind="count"),
         Column("trace", label="mean squared norm", low=0.0),
@@ -113,7 +113,7 @@ LEFT_OUT = Table(
 )
 RANK_ONE = Table(
     "rank_one",
-    (*CHECKPOINT, "sample", "layer", "role", "direction"),
+    (*CHECKPOINT_KEYS, "sample", "layer", "role", "direction"),
     (
         Column("kl", label="KL of the predictions (nats)", low=0.0),
         Column("predicted_kl", label="KL, second order (nats)", low=0.0),
@@ -124,7 +124,7 @@ RANK_ONE = Table(
 )
 TOKENS = Table(
     "token_energies",
-    (*CHECKPOINT, "sample", "layer", "role", "side"),
+    (*CHECKPOINT_KEYS, "sample", "layer", "role", "side"),
     (
         Column("tokens", kind="count"),
         Column("largest_token_share", low=0.0, high=1.0),
@@ -134,7 +134,7 @@ TOKENS = Table(
 CLAIMS = Table("claims", (*PAIR, "protocol", "claim"), CLAIM_COLUMNS)
 CHECKS = Table(
     "checks",
-    (*CHECKPOINT, "sample", "check"),
+    (*CHECKPOINT_KEYS, "sample", "check"),
     (Column("value"), Column("tolerance"), Column("holds", kind="flag"), _text("reason", "In words.")),
 )
 TABLES = (
