@@ -79,14 +79,14 @@ def frames(
         place, place_share = _modal([one for one, _ in flat])
         token, token_share = _modal([one for _, one in flat])
         row = {
-            **{"frame": "none", "token_frame": "", "margin": math.nan, "probability": math.nan},
+            **{"frame": "none", "token_frame": None, "margin": math.nan, "probability": math.nan},
             **{"samples": len(texts), "causal": bool(texts["causal"].all())},
             **{"modal_position": place, "modal_position_share": place_share},
             **{"modal_token": token, "modal_token_share": token_share},
             **{"heads_with_sink": None, "heads_tested": None, "share_with_sink": math.nan},
         }
         if found:
-            row |= {"frame": found.frame, "token_frame": found.token_frame or ""}
+            row |= {"frame": found.frame, "token_frame": found.token_frame}
             row |= {"margin": found.margin, "probability": found.probability}
             records = found.evidence.to_dict("records")
             evidence.extend(keys | {str(name): value for name, value in one.items()} for one in records)

@@ -170,7 +170,7 @@ def _geometry(page: Page) -> None:
                                zip(best["null_low"], best["null_high"], strict=True)],
                 "p": best["p_value"].map(number),
                 "adjusted p": best["p_adjusted"].map(number),
-                "by": best["correction"].str.replace("_", " "),
+                "by": best["correction"].fillna("").str.replace("_", " "),
                 "pairs": best["n_pairs"].astype(str),
             }
         )  # fmt: skip

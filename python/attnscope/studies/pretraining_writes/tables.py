@@ -9,6 +9,10 @@ from attnscope.engine.tables import Column, Table
 
 PAIR = (*CHECKPOINT_KEYS, "reference")
 MATRIX = ("layer", "role", "expert")
+_ABOUT = {
+    "layer": "−1: the embedding or the unembedding, which are in no layer.",
+    "expert": "−1: a matrix that every token passes.",
+}
 
 
 def _text(name: str, meaning: str) -> Column:
@@ -37,6 +41,7 @@ DELTAS = Table(
         Column("below_floor", kind="flag", meaning="Half of the change or more may be rounding."),
         _text("note", "What is unlike other matrices: untied, added rows, entries that are not finite."),
     ),
+    about=_ABOUT,
 )
 FRACTIONS = Table(
     "fractions",
@@ -62,6 +67,7 @@ FRACTIONS = Table(
         Column("tested", kind="flag", meaning="The k that claims are about."),
     ),
     variants="full",
+    about=_ABOUT,
 )
 EXPERT_MEANS = Table(
     "expert_means",
@@ -82,6 +88,7 @@ GAINS = Table(
         Column("concentration", label="concentration", low=-1.0, high=1.0),
         Column("mean_share", label="change of the mean output", low=0.0, high=1.0),
     ),
+    about=_ABOUT,
 )
 MOMENTS = Table(
     "moments",
@@ -105,11 +112,13 @@ MECHANISM = Table(
         Column("observed", kind="ratio", label="observed / isotropic", low=0.0),
         Column("coherence", label="observed − predicted (octaves)"),
     ),
+    about=_ABOUT,
 )
 LEFT_OUT = Table(
     "left_out",
     (*PAIR, *MATRIX, "side", "subspace", "group"),
     (Column("relative", kind="ratio", label="relative fraction without one group of texts", low=0.0),),
+    about=_ABOUT,
 )
 RANK_ONE = Table(
     "rank_one",
