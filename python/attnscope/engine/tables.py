@@ -29,21 +29,16 @@ Example:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from attnscope._nearest import nearest
-from attnscope.engine.schema import (
-    SCHEMA_VERSION,
-    VARIANT_KEYS,
-    head_means_of,
-    variants_of,
-    without_empty,
-)
+from attnscope.engine.schema import SCHEMA_VERSION, VARIANT_KEYS, head_means_of, variants_of, without_empty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +104,7 @@ class Table:
     version: int = 1
     variants: Literal["reduced", "full"] = "reduced"
     heads: str = ""
-    about: Mapping[str, str] = field(default_factory=dict, compare=False)
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def head_means(self) -> Table:
         """The table of the same numbers of each layer's mean over its heads."""
@@ -241,15 +236,15 @@ def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
     columns = {key: Column(key, kind="", meaning=text) for key, text in {**_ABOUT, **declared.about}.items()}
     columns |= {column.name: column for column in declared.columns or ()}
     fields = []
-    for one in table.schema:
+    for field in table.schema:
         about = {
             name: value if isinstance(value, str) else json.dumps(value)
             for name in ("kind", "label", "symbol", "meaning", "low", "high", "empty")
-            if (value := getattr(columns.get(one.name), name, None)) not in (None, "")
+            if (value := getattr(columns.get(field.name), name, None)) not in (None, "")
             and value is not False
             and not callable(value)
         }
-        fields.append(pa.field(one.name, one.type, metadata=about or None))
+        fields.append(pa.field(field.name, field.type, metadata=about or None))
     return table.cast(pa.schema(fields)).replace_schema_metadata(declared.metadata(study))
 
 

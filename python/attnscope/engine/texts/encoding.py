@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.engine.config import ConfigError, ModelSource, Settings
-from attnscope.engine.schema import CHECKPOINT_KEYS, without_empty
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Table, described
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.texts.windows import windows
@@ -150,14 +150,11 @@ def samples_table(
                 "n_tokens": one.n_tokens,
                 "truncated": one.encoded.truncated or text.cut,
                 "bos": one.encoded.starts_with_bos,
-                "source": text.source,
+                "source": text.source or None,
                 "source_row": text.source_row,
             }
         )
     table = pa.Table.from_pylist(rows)
-    # texts that a call gave itself come from no source
-    at = table.column_names.index("source")
-    table = table.set_column(at, "source", without_empty(table["source"]))
     if causal:
         flags = pa.array([causal.get(row["sample"]) for row in rows], pa.bool_())
         table = table.append_column("causal", flags)
