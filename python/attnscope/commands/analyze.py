@@ -25,7 +25,7 @@ from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.homology.barcodes import bar_columns
-from attnscope.metrics.measure import Measured, measure_quantities, metric_names, requests_of
+from attnscope.metrics.measure import Measured, Metrics, measure_quantities, metric_names, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS, levels
 from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
@@ -35,7 +35,6 @@ from attnscope.models.loading import context_length
 if TYPE_CHECKING:
     from attnscope.capture import Layer
 
-Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 _KEYS = {
     "heads": HEAD_KEYS,

@@ -257,7 +257,7 @@ def _claim_lines(claims: pd.DataFrame) -> Iterator[str]:
         for _, row in rows.iterrows():
             yield (
                 f"  {row['claim']:4} {row['verdict']:18} {row['value']:.2f} [{row['low']:.2f}, "
-                f"{row['high']:.2f}]  {row['statistic']}: {row['reason']}"
+                f"{row['high']:.2f}]  {': '.join(row[['statistic', 'reason']].dropna())}"
             )
             if row["claim"] in STAND_IN:
                 yield f"       a smaller stand-in: {STAND_IN[row['claim']]}"

@@ -4,8 +4,8 @@
 Schema 1 kept head means as rows of head −1, controls as rows of a table `nulls`, and said "no value" by −1,
 "" and False. In schema 2 head means are tables of their own, controls stand in `NAME_variants`, and what has
 no value is null. A stored table can so become several: `names_in` says which without reading their rows.
-The first tables `baselines` of either schema say what uniform attention is among in the name of its kind, and
-a few columns of schema 2 had the name of another quantity.
+The first tables `baselines` of either schema say what uniform attention is among in the name of its kind; of
+schema 2 a few columns had the name of another quantity, and some said "no value" by "" or −1.
 
 Example:
     >>> import pyarrow as pa
@@ -30,8 +30,10 @@ from attnscope.engine.schema import (
     VARIANT_KEYS,
     ResultsError,
     head_means_of,
+    keys_in,
     stamped,
     variants_of,
+    without_empty,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +73,12 @@ _NULL_KEYS_1 = ("sample", "kind", "protocol", "scope", "metric", "threshold", "v
 _OF_GRAPHS = {"fiedler_value": "graph_fiedler_value", "laplacian_gap": "graph_laplacian_gap"}
 #: Columns that had the name of another quantity, by table, and their names.
 _RENAMED = {table: {"entropy": "prediction_entropy"} for table in ("words", "versions", "lens")}
+#: Columns of schema 2 that said "none" by "", where they are no keys, and positions that said it by −1.
+_ONCE_EMPTY = (
+    *("answer", "correction", "fold", "held_out_mode", "mode", "note", "pair", "reason", "statistic"),
+    *("token_frame", "word"),
+)
+_ONCE_NEGATIVE = ("partner", "start", "stop")
 #: Tables of schema 1 in which −1, "" and False were never written for want of a value.
 _WHOLE_1 = ("samples", "baselines")
 
@@ -131,6 +139,32 @@ def is_present(name: str, schema: pa.Schema) -> bool:
     """Whether a stored table is as one that is written today."""
     current = version_of(schema) == SCHEMA_VERSION
     return current and not _lacks_supports(name, schema) and not _has_renamed(name, schema)
+
+
+def without_placeholders(table: pa.Table) -> pa.Table:
+    """Rows of the present schema with null where the first files of it have "" or −1 for want of a value.
+
+    What was of all layers from 1 on had layer −1, and has the first of them.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    keys = keys_in(table.schema)
+    for place, field in enumerate(table.schema):
+        column, kind = table.column(place), (field.metadata or {}).get(b"kind", b"")
+        if field.name in keys:
+            continue
+        if kind == b"text" and field.name in _ONCE_EMPTY:
+            table = table.set_column(place, field, without_empty(column))
+        elif kind == b"position" and field.name in _ONCE_NEGATIVE:
+            none = pc.less(column, 0)
+            table = table.set_column(place, field, pc.if_else(none, pa.scalar(None, field.type), column))
+    if {"scope", "layer"} <= set(keys):
+        layer = pc.if_else(
+            pc.equal(table["scope"], "from_1"), pc.max_element_wise(table["layer"], 1), table["layer"]
+        )
+        table = table.set_column(table.column_names.index("layer"), table.schema.field("layer"), layer)
+    return table
 
 
 def version_of(schema: pa.Schema) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
-from attnscope.engine.migration import is_present, migrated, names_in, version_of
+from attnscope.engine.migration import is_present, migrated, names_in, version_of, without_placeholders
 from attnscope.engine.schema import (
     AXES,
     SCHEMA_VERSION,
@@ -258,11 +258,12 @@ class Results:
         try:
             whole = dataset(files)
             if not is_present(name, whole.schema):
-                return migrated(files[0].stem, whole.to_table(), version_of(whole.schema))[name]
+                tables = migrated(files[0].stem, whole.to_table(), version_of(whole.schema))
+                return without_placeholders(tables[name])
             if columns == ():
                 return whole.schema.empty_table()
             check_columns(name, columns or (), whole.schema.names)
-            return whole.to_table(columns=None if columns is None else list(columns))
+            return without_placeholders(whole.to_table(columns=None if columns is None else list(columns)))
         except (pa.ArrowInvalid, OSError) as error:
             raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
 

@@ -24,6 +24,8 @@ CHECKPOINT_KEYS = ("model", "revision", "step")
 HEAD_KEYS = (*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol")
 #: Keys of a table of controls, behind those of its own.
 VARIANT_KEYS = ("variant", "seed", "scope")
+#: What `layer` counts in tables of hidden states.
+STATES = {"layer": "Behind which the states stand; −1: those that enter layer 0."}
 #: Columns that are keys wherever a table does not say which of its columns are.
 AXES = (
     *CHECKPOINT_KEYS,
@@ -86,6 +88,16 @@ def keys_in(schema: pa.Schema) -> list[str]:
     """The key columns that a table's metadata name; the `AXES` among its columns where they name none."""
     about = json.loads((schema.metadata or {}).get(b"attnscope_table", b"{}"))
     return [key for key in about.get("keys", AXES) if key in schema.names]
+
+
+def without_empty(column: Any) -> Any:
+    """An Arrow column of texts with null where a text is "", any other as it is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        return column
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
 
 
 def stamped(table: pa.Table, name: str = "", keys: Sequence[str] = ()) -> pa.Table:

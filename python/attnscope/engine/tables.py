@@ -3,8 +3,9 @@
 
 A stored table explains itself: its file holds the engine's schema, the study, the table's version and keys,
 and of each column what it is, so that a table can be read where the package of its study is gone. What has no
-value is null: NaN and the masked entries of a `numpy.ma` array are stored as null, a column that a call does
-not give is null in its rows, infinity stays. Keys are never null.
+value is null: NaN, the masked entries of a `numpy.ma` array, and "" in a column of kind text are stored as
+null, a column that a call does not give is null in its rows, infinity stays. Keys are never null; where one
+is −1, `about` says what that means.
 
 A table of single heads has two companions, declared from it:
 
@@ -28,6 +29,7 @@ Example:
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,13 +38,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from attnscope._nearest import nearest
-from attnscope.engine.schema import SCHEMA_VERSION, VARIANT_KEYS, head_means_of, variants_of
+from attnscope.engine.schema import SCHEMA_VERSION, VARIANT_KEYS, head_means_of, variants_of, without_empty
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Types of a column that says none, by its kind; the others are numbers.
 _KINDS = {"count": "int64", "position": "int64", "flag": "bool"}
+#: What keys of every study count.
+_ABOUT = dict.fromkeys(("step", "base_step"), "Of training; −1: not known.")
 #: Kinds of which a mean over heads says something.
 _AVERAGED = ("value", "ratio", "count", "flag", "constant")
 
@@ -59,6 +63,7 @@ class Column:
         meaning: one sentence.
         symbol: as in formulas.
         low, high: bounds.
+        empty: whether "" is a text like others; elsewhere it says that there is none, and is stored as null.
     """
 
     name: str
@@ -69,6 +74,7 @@ class Column:
     symbol: str = ""
     low: float | None = None
     high: float | None = None
+    empty: bool = False
 
 
 def columns(kind: str, *names: str, **bounds: float) -> tuple[Column, ...]:
@@ -88,6 +94,7 @@ class Table:
         variants: how rows of a control are kept in the table `NAME_variants`: "reduced" to their means over
             layers and heads, or "full".
         heads: the table of single heads that this one holds the head means of, "" where it holds none.
+        about: what a key counts, by its name, where that is more than its name says, such as a layer −1.
     """
 
     name: str
@@ -96,6 +103,7 @@ class Table:
     version: int = 1
     variants: Literal["reduced", "full"] = "reduced"
     heads: str = ""
+    about: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def head_means(self) -> Table:
         """The table of the same numbers of each layer's mean over its heads."""
@@ -106,7 +114,8 @@ class Table:
         """The table that holds this one's rows of controls."""
         if self.variants == "full":
             more = VARIANT_KEYS[:2]
-            return Table(variants_of(self.name), (*self.keys, *more), self.columns, self.version)
+            name, keys = variants_of(self.name), (*self.keys, *more)
+            return Table(name, keys, self.columns, self.version, about=self.about)
         keys = tuple(key for key in self.keys if key not in ("layer", "head"))
         numbers = ("", "bool", "float64", "int64")
         columns = tuple(
@@ -133,7 +142,9 @@ class Rows:
         self.table = table
         self.study = study
         self.constants = dict(constants or {})
-        self._types = {one.name: arrow_type(one) for one in table.columns or () if one.name not in table.keys}
+        own = [one for one in table.columns or () if one.name not in table.keys]
+        self._types = {one.name: arrow_type(one) for one in own}
+        self._texts = {one.name for one in own if one.kind == "text" and not one.empty}
         self._parts: list[pa.Table] = []
 
     def add(self, **columns: Any) -> None:
@@ -156,6 +167,7 @@ class Rows:
         part = {}
         for name, values in arrays.items():
             column = arrow_of(np.atleast_1d(values), self._types.get(name), key=name in self.table.keys)
+            column = without_empty(column) if name in self._texts else column
             part[name] = column if values.ndim or not lengths else pa.repeat(column[0], *lengths)
         self._parts.append(pa.table(part))
 
@@ -211,13 +223,15 @@ def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
     """The table with the metadata that explain it."""
     import pyarrow as pa
 
-    columns = {column.name: column for column in declared.columns or ()}
+    columns = {key: Column(key, kind="", meaning=text) for key, text in {**_ABOUT, **declared.about}.items()}
+    columns |= {column.name: column for column in declared.columns or ()}
     fields = []
     for field in table.schema:
         about = {
             name: value if isinstance(value, str) else json.dumps(value)
-            for name in ("kind", "label", "symbol", "low", "high")
+            for name in ("kind", "label", "symbol", "meaning", "low", "high", "empty")
             if (value := getattr(columns.get(field.name), name, None)) not in (None, "")
+            and value is not False
             and not callable(value)
         }
         fields.append(pa.field(field.name, field.type, metadata=about or None))

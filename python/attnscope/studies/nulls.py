@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.plan import levels
 from attnscope.metrics.quantity import Quantity
@@ -90,7 +91,6 @@ def by_length(controls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
     frame = controls.rename(columns={"variant": "kind"}).assign(support="")
     frame = frame.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
-    keys = ["n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope"]
-    keys += ["model", "revision", "step"]
+    keys = ["n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS]
     found = frame.groupby(keys, sort=True, dropna=False)["value"].agg(["mean", "std", "count"]).reset_index()
     return found.rename(columns={"mean": "value"})

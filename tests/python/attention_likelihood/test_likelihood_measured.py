@@ -68,7 +68,7 @@ def test_numbers_of_two_trained_models(name, tmp_path):
     results = run(settings(name, tmp_path), progress=False)
     wanted = MEASURED[name]
     targets = results.table("targets")
-    assert (targets["reason"] == "").sum() == 100
+    assert targets["reason"].isna().sum() == 100
     assert (targets["partner"] >= 0).sum() == 2 * 46
     assert (targets["stop"] - targets["start"] == 1).sum() == 21
     table = results.table("head_mean_associations")

@@ -9,6 +9,7 @@ import attnscope as asc
 from attnscope.engine.run import resume, run
 from folders import killed, model_folder, series, table_bytes
 from likelihood_study import encoder_folder, loops, settings, texts_of, trained_series
+from placeholders import placeholders
 
 CK = ["model", "revision", "step"]
 
@@ -46,6 +47,10 @@ def by_hand(folder, texts):
 def exact(results, name):
     table = results.table(name)
     return table[table["protocol"] == "exact"]
+
+
+def test_what_has_no_value_is_null(whole):
+    assert placeholders(whole) == []
 
 
 def test_words_and_attention_are_those_of_slow_loops(whole, by_hand):

@@ -11,6 +11,7 @@ from attnscope.engine.run import run
 from folders import model_folder, sentences
 from likelihood_study import encoder_folder, settings, texts_of
 from models import tiny
+from placeholders import placeholders
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +83,9 @@ def test_left_out_texts_are_counted_by_reason(folder, texts, tmp_path):
     results = run(settings(folder, file, tmp_path), progress=False)
     assert "2 of 14 texts are left out" in " ".join(results.provenance["notes"])
     targets = results.table("targets").set_index("sample")
-    assert (targets.loc[[12, 13], "reason"] != "").all()
+    assert targets["reason"].notna().to_numpy().nonzero()[0].tolist() == [12, 13]
+    assert targets.loc[[12, 13], ["word", "start", "stop", "partner"]].isna().all(axis=None)
+    assert placeholders(results) == []
     assert set(results.table("words")["sample"]) == set(range(12))
 
 

@@ -184,3 +184,24 @@ def test_a_column_under_the_name_of_another_quantity_is_read_under_its_own():
     assert found.to_pydict() == {"sample": [0], "prediction_entropy": [1.5]}
     assert migration.is_present("words", found.schema)
     assert migration.is_present("heads", old.schema)
+
+
+def test_what_runs_of_this_schema_wrote_for_none_is_null_too(tmp_path):
+    """And what belongs to all layers from 1 on stands at the first of them; texts of a source stay."""
+    fields = [
+        *(("scope", "", pa.string()), ("layer", "", pa.int64()), ("mode", "text", pa.string())),
+        *(("reason", "text", pa.string()), ("partner", "position", pa.int64()), ("answer", "", pa.string())),
+    ]
+    schema = pa.schema([pa.field(name, kind, metadata={"kind": k}) for name, k, kind in fields])
+    about = {"name": "removed", "version": 1, "keys": ["scope", "layer", "mode"]}
+    schema = schema.with_metadata({"attnscope_schema": "2", "attnscope_table": json.dumps(about)})
+    columns = [["from_1", "layer"], [-1, 0], ["", "mid"], ["", "short"], [-1, 4], ["", "yes"]]
+    (tmp_path / "tables").mkdir()
+    table = pa.Table.from_arrays([pa.array(one) for one in columns], schema=schema)
+    pq.write_table(table, tmp_path / "tables" / "removed.parquet")
+    found = attnscope.load(tmp_path)
+    assert found.arrow("removed").to_pydict() == {
+        "scope": ["from_1", "layer"], "layer": [1, 0], "mode": ["", "mid"], "reason": [None, "short"],
+        "partner": [None, 4], "answer": ["", "yes"],
+    }  # fmt: skip
+    assert found.table("removed", ["reason"])["reason"].isna().tolist() == [True, False]

@@ -2,6 +2,7 @@
 """What stages write: declared tables with their companions, sums over units, p-values of claims together."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -48,6 +49,30 @@ def test_what_has_no_value_is_null_and_types_stay():
     assert [table.schema.field(name).type for name in ("bars", "place", "sharp", "token")] == [
         pa.int64(), pa.int64(), pa.bool_(), pa.string(),
     ]  # fmt: skip
+
+
+def test_an_empty_text_is_null_where_it_is_not_declared_as_a_text():
+    table = Table(
+        "answers",
+        ("name",),
+        (Column("reason", "string", "text"), Column("answer", "string", "text", empty=True)),
+    )
+    made = rows(table, name=["", "a"], reason=["", "short"], answer=["", "yes"])
+    made.add(name="b", reason="", answer="")
+    assert made.arrow().to_pydict() == {
+        "name": ["", "a", "b"], "reason": [None, "short", None], "answer": ["", "yes", ""],
+    }  # fmt: skip
+    assert made.arrow().schema.field("answer").metadata[b"empty"] == b"true"
+
+
+def test_a_file_says_what_a_key_counts():
+    table = Table(
+        "states", ("step", "layer"), (Column("norm", meaning="Euclidean."),), about={"layer": "−1: in"}
+    )
+    schema = rows(table, step=-1, layer=-1, norm=1.0).arrow().schema
+    meanings = [schema.field(name).metadata[b"meaning"].decode() for name in ("step", "layer", "norm")]
+    assert meanings == ["Of training; −1: not known.", "−1: in", "Euclidean."]
+    assert table.head_means().about == replace(table, variants="full").controls().about == table.about
 
 
 def test_rows_of_tables_without_declared_columns_lack_values_too():

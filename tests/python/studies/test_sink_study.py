@@ -11,6 +11,7 @@ from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
 from folders import THRESHOLDS, model_folder, sink_study, tokenizer, with_means
+from placeholders import placeholders
 
 #: What needs a head that predicts tokens, beside one metric.
 QUICK = {"extra": ["fisher", "ablation"]}
@@ -51,6 +52,10 @@ def rows(table, protocol, layer, **keys):
     for key, value in keys.items():
         chosen = chosen[chosen[key] == value]
     return chosen
+
+
+def test_what_has_no_value_is_null(results):
+    assert placeholders(results) == []
 
 
 def test_every_table_is_there_with_its_keys(results):

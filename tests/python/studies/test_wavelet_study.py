@@ -21,6 +21,7 @@ from attnscope.studies.wavelet_heads.summaries import correlated, published
 from attnscope.studies.wavelet_heads.tables import WaveletOptions
 from folders import model_folder, sentences, series, tokenizer
 from models import MapCount
+from placeholders import placeholders
 
 KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
 
@@ -51,6 +52,10 @@ def maps_of(folder, results, sample, tokens=None):
         return torch.stack([
             layer.attention[0].clone() for layer in recording.run(input_ids=torch.tensor(ids[:tokens])[None])
         ])  # fmt: skip
+
+
+def test_what_has_no_value_is_null(made):
+    assert placeholders(made[0]) == []
 
 
 def test_the_tables_hold_what_direct_calls_give(made):

@@ -15,6 +15,7 @@ from attnscope.engine.config import ConfigError, Study
 from attnscope.engine.run import run
 from attnscope.models import LoadError
 from attnscope.studies.pretraining_writes.figures import FIGURES
+from placeholders import placeholders
 from weight_models import tiny
 
 Q = "model.layers.1.self_attn.q_proj"
@@ -99,6 +100,10 @@ def of_q(table, subspace, **keys):
         rows = rows[rows[name] == value]
     (row,) = rows.to_dict("records")
     return row["relative"]
+
+
+def test_what_has_no_value_is_null(made):
+    assert placeholders(made) == []
 
 
 def test_every_reference_and_control_is_the_arithmetic_that_it_names(made, home):
@@ -189,6 +194,7 @@ def pair(home, tmp_path, family, **more):
 
 def test_experts_have_a_mean_weighted_by_their_energy(home, tmp_path):
     made = run(pair(home, tmp_path, "mixtral"), say=lambda text: None)
+    assert placeholders(made) == []
     keys = {"layer": 1, "role": "up", "side": "in", "subspace": "inputs"}
     fractions, deltas = made.table("fractions"), made.table("deltas")
     means = made.table("expert_means")

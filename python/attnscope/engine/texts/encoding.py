@@ -147,7 +147,7 @@ def samples_table(
                 "n_tokens": one.n_tokens,
                 "truncated": one.encoded.truncated or text.cut,
                 "bos": one.encoded.starts_with_bos,
-                "source": text.source,
+                "source": text.source or None,
                 "source_row": text.source_row,
             }
         )

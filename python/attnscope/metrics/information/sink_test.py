@@ -39,6 +39,7 @@ TIMES_UNIFORM = 2.0
 FEWEST_QUERIES, SHARE_OF_QUERIES = 3, 0.4
 #: A label is tested where it has a tested key in so many texts (or in all), and in half of them.
 FEWEST_TEXTS = 3
+#: What keys of several texts may have in common: their place from the start or from the end, or their token.
 LABELS = ("start", "end", "token")
 
 

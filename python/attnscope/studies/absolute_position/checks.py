@@ -248,9 +248,8 @@ def check_shuffled(run: StageRun, p_values: np.ndarray[Any, Any]) -> None:
 
 def learned_positions(run: StageRun) -> str:
     """Why shifts and layer 0 say nothing of this model; "" where they do."""
-    checks = run.read("checks").set_index("check")
+    reasons = run.read("checks").set_index("check")["reason"].dropna()
     for name in ("shift", "repeated_token"):
-        reason = str(checks["reason"].get(name) or "")
-        if reason.startswith("positions are"):
-            return reason
+        if reasons.get(name, "").startswith("positions are"):
+            return str(reasons[name])
     return ""

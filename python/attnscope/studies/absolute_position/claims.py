@@ -55,7 +55,7 @@ def _c1(checks: pd.DataFrame, learned: str) -> Claim:
     statistic = "largest change of a score when all positions move"
     row = checks[checks["check"] == "shift"]
     if learned or row.empty or row["value"].isna().all():
-        reason = learned or (str(row["reason"].iloc[0]) if len(row) else "scores are out of reach")
+        reason = learned or next(iter(row["reason"].dropna()), "scores are out of reach")
         return Claim("C1", statistic, NOT_TESTABLE, reason)
     value, tolerance = float(row["value"].iloc[0]), float(row["tolerance"].iloc[0])
     verdict = SUPPORTED if value <= tolerance else CONTRADICTED

@@ -36,7 +36,7 @@ def write(run: StageRun) -> None:
             grid = own.pivot_table(index="step", columns="layer", values=metric, dropna=False).sort_index()
             parts = {("layer", int(layer)): grid[layer] for layer in grid}
             if len(later := grid[[layer for layer in grid if layer >= 1]].columns):
-                parts["from_1", -1] = grid[later].mean(axis=1, skipna=False)
+                parts["from_1", 1] = grid[later].mean(axis=1, skipna=False)
             for (scope, layer), values in parts.items():
                 keys.append({"model": model, "metric": metric, "scope": scope, "layer": layer})
                 curves.append((grid.index.to_numpy(np.int64), values.to_numpy(np.float64)[:, None]))

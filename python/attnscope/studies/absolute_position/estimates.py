@@ -254,7 +254,7 @@ def removals(run: StageRun, options: Any) -> None:
                     run.write("removed", scope="layer", layer=layer, **keys, **_spread(own))
                 if any(layer >= 1 for layer in base.layers):
                     own = {f"{name}_removed": part.whole for name, part in found._asdict().items()}
-                    run.write("removed", scope="from_1", layer=-1, **keys, **_spread(own))
+                    run.write("removed", scope="from_1", layer=1, **keys, **_spread(own))
 
 
 def _spread(intervals: dict[str, Any]) -> dict[str, Any]:

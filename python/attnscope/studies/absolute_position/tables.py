@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from attnscope.engine.claims import CLAIM_COLUMNS
-from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.schema import CHECKPOINT_KEYS, STATES
 from attnscope.engine.tables import Column, Table, columns
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.studies.checks import CHECKS
@@ -14,6 +14,7 @@ SUMS = ("states", "directions", "first_key", "first_key_centre", "uniform_cut")
 
 _RESIDUAL = "Unbiased variance over the body keys of what mean scores owe to neither offset nor row, nats²."
 _OF_MAPS = "null of a model that hands out its maps alone."
+_FROM_1 = "Of the scope from_1, which is all layers from 1 on together, the first of them."
 _MOVED = "Unbiased squared distance of body attention to the mask's, summed over keys."
 
 
@@ -92,6 +93,11 @@ TABLES = (
         "removed",
         (*CHECKPOINT_KEYS, "arm", "draw", "scope", "layer", "queries", "measure"),
         (Column("kind", "string", "text"), *_REMOVED),
+        about={
+            "layer": _FROM_1,
+            "draw": "Of vectors or sets of heads; of unread and hidden, 0: the readers, −1: all heads.",
+        },
+        version=2,
     ),
     Table(
         "trajectories",
@@ -100,6 +106,7 @@ TABLES = (
             Column(one)
             for one in ("norm", "cosine", "gap", "across", "largest", "other_05", "other_50", "other_95")
         ),
+        about=STATES,
     ),
     Table(
         "trajectory",
@@ -113,6 +120,7 @@ TABLES = (
             Column("tolerance", low=0),
             Column("across", label="distance between texts", low=0),
         ),
+        about=STATES,
     ),
     Table(
         "reads",
@@ -253,6 +261,8 @@ TABLES = (
             Column("end", meaning="At the last."),
             Column("half_way", kind="count", meaning="First checkpoint past half of the way between them."),
         ),
+        about={"layer": _FROM_1},
+        version=2,
     ),
     Table(
         "sums",

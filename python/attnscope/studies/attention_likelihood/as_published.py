@@ -95,7 +95,6 @@ def measure(run: StageRun, versions: pd.DataFrame) -> None:
                 sample=list(part.samples),
                 mode=mode,
                 protocol=PROTOCOL,
-                partner=-1,
                 same=np.array(
                     [one == two for one, two in zip(lists["replacement_ids"], real_ids, strict=True)]
                 ),

@@ -26,6 +26,7 @@ from attnscope.studies.attention_likelihood import (
     targets,
     versions,
 )
+from attnscope.studies.attention_likelihood.estimates import EXACT
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.attention_likelihood.tables import TABLES
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
 
 HERE: Literal["checkpoint"] = "checkpoint"
-EXACT = "exact"
 
 
 class AttentionLikelihood(Study):

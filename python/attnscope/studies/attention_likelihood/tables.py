@@ -14,7 +14,7 @@ from attnscope.studies.checks import CHECKS
 
 WORD = (
     Column("word", "string", "text", meaning="The real word."),
-    Column("replacement", "string", "text", meaning="What stands in its place."),
+    Column("replacement", "string", "text", meaning="What stands in its place.", empty=True),
     Column("replacement_ids", "list<int64>", "text", meaning="Its token ids."),
     Column("start", kind="position", label="first token of the word"),
     Column("stop", kind="position", label="behind its last token"),
@@ -54,7 +54,7 @@ VERSIONS = (
 WORDS = (
     *_SCORED,
     Column("same", kind="flag", meaning="The replacement is the real word."),
-    Column("partner", kind="position", meaning="The text that it exchanges words with; −1: none."),
+    Column("partner", kind="position", meaning="The text that it exchanges words with."),
 )
 
 
@@ -169,8 +169,8 @@ TABLES = (
             Column("word", "string", "text"),
             *columns("position", "start", "stop"),
             Column("n_tokens", kind="count"),
-            Column("reason", "string", "text", meaning="Why the text has no word; empty where it has."),
-            Column("partner", kind="position"),
+            Column("reason", "string", "text", meaning="Why the text has no word."),
+            Column("partner", kind="position", meaning="The text that it exchanges words with."),
             Column("swap_ids", "list<int64>", "text", meaning="Pieces of the partner's word."),
             Column("text_unit", kind="position", meaning="The first text with the same words."),
         ),

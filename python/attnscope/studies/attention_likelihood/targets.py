@@ -76,17 +76,17 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
         rows.append(
             {
                 "sample": samples[at],
-                "word": found.words[at] if start >= 0 else "",
-                "start": start,
-                "stop": stop,
+                "word": found.words[at] if start >= 0 else None,
+                "start": None if start < 0 else start,
+                "stop": None if start < 0 else stop,
                 "n_tokens": len(ids[at]),
-                "reason": reasons[at],
-                "partner": -1 if other < 0 else samples[other],
+                "reason": reasons[at] or None,
+                "partner": None if other < 0 else samples[other],
                 "swap_ids": [] if other < 0 else ids[other][slice(*spans[other])],
                 "text_unit": first.setdefault(given.sentence.text or str(ids[at]), samples[at]),
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype(dict.fromkeys(("start", "stop", "partner"), "Int64"))
 
 
 def candidates(ids: Sequence[int], span: Sequence[int], form: Any, which: str, tokenizer: Any) -> int:
@@ -105,7 +105,7 @@ def candidates(ids: Sequence[int], span: Sequence[int], form: Any, which: str, t
 
 def store(run: StageRun, found: pd.DataFrame) -> None:
     """Writes the table `targets`."""
-    run.write("targets", **{str(name): list(found[name]) for name in found})
+    run.write("targets", **{str(name): found[name] for name in found})
 
 
 def with_word(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
@@ -115,7 +115,7 @@ def with_word(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataF
     """
     stored = "targets" in run.stored.tables()
     table = run.read("targets") if stored else find(unit, run, options)
-    return table[table["start"] >= 0].set_index("sample")
+    return table[table["reason"].isna()].set_index("sample")
 
 
 def wanted(inputs: Sequence[Input], word: str) -> str | list[str | None]:

@@ -117,7 +117,7 @@ def make(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> No
         if not there:
             continue
         batch, spans, own = chosen_rows(batch, there), spans[there], own.iloc[there]
-        away = [at for at, partner in enumerate(own["partner"]) if partner >= 0]
+        away = own["partner"].notna().to_numpy().nonzero()[0].tolist()
         exchanged = [list(one) for one in own["swap_ids"].iloc[away]]
         both = joined([batch, replaced(chosen_rows(batch, away), spans[away], exchanged)])
         found, uncertain = likelihood(run, loaded, both, torch.cat([spans, spans[away]]), kind, mask_id)

@@ -19,14 +19,12 @@ from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
 from attnscope.inference.sink_heads import heads_with_sinks
-from attnscope.metrics.information.sink_test import TIMES_UNIFORM, pooled_sinks, sink_test
+from attnscope.metrics.information.sink_test import LABELS, TIMES_UNIFORM, pooled_sinks, sink_test
 from attnscope.studies.attention_sinks.columns import States
 from attnscope.studies.attention_sinks.comparisons import checkpoints
 
 #: Longer texts are judged by themselves alone: their sums would outgrow the other tables.
 POOLED_BELOW = 256
-#: What keys of several texts have in common, the first one of which is named of a head with a sink.
-LABELS = ("start", "end", "token")
 _SUMS = ("mass", "expected", "variance", "uniform", "queries")
 
 
@@ -92,7 +90,7 @@ def _added(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class Judged:
+class HeadSinks:
     """What the test says of the heads of a checkpoint in the texts of a group.
 
     Attributes:
@@ -140,7 +138,7 @@ def by_group(
             yield keys, group, texts.loc[wide.index], wide
 
 
-def judged(results: Results) -> Iterator[Judged]:
+def judged(results: Results) -> Iterator[HeadSinks]:
     """The heads of every checkpoint, in all texts and in each group where there are several."""
     there = "sink_sums" in results.tables()
     sums = results.table("sink_sums") if there else pd.DataFrame(columns=[*CHECKPOINT_KEYS, "group"])
@@ -152,7 +150,7 @@ def judged(results: Results) -> Iterator[Judged]:
         layers, heads = (sorted(places.columns.unique(level=name)) for name in ("layer", "head"))
         shape = (len(wide), len(layers), len(heads))
         short = int((texts["n_tokens"] < POOLED_BELOW).sum())
-        yield Judged(
+        yield HeadSinks(
             keys,
             group,
             layers,
@@ -181,7 +179,7 @@ def _strongest(
     return found
 
 
-def sink_heads(judged: Sequence[Judged]) -> list[dict[str, Any]]:
+def sink_heads(judged: Sequence[HeadSinks]) -> list[dict[str, Any]]:
     """Rows of `sink_heads`: whether each head has a sink, and the one that texts have in common."""
     made: list[dict[str, Any]] = []
     for one in judged:

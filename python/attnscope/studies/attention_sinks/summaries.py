@@ -18,7 +18,7 @@ from attnscope.engine.stage_run import StageRun
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.studies.attention_sinks import comparisons
-from attnscope.studies.attention_sinks.sink_heads import Judged, by_group, judged, sink_heads
+from attnscope.studies.attention_sinks.sink_heads import HeadSinks, by_group, judged, sink_heads
 
 #: Place and number of a head's sinks by the test.
 _BY_TEST = ("sink_position_test", "sink_count_test")
@@ -55,7 +55,7 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
 
 
 def frames(
-    results: Results, judged: Sequence[Judged], seed: int, evidence: list[dict[str, Any]]
+    results: Results, judged: Sequence[HeadSinks], seed: int, evidence: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Rows of `frames`, of heads that have a sink and as published; `evidence` gets those of its table."""
     verdicts: list[dict[str, Any]] = []
@@ -79,14 +79,14 @@ def frames(
         place, place_share = _modal([one for one, _ in flat])
         token, token_share = _modal([one for _, one in flat])
         row = {
-            **{"frame": "none", "token_frame": "", "margin": math.nan, "probability": math.nan},
+            **{"frame": "none", "token_frame": None, "margin": math.nan, "probability": math.nan},
             **{"samples": len(texts), "causal": bool(texts["causal"].all())},
             **{"modal_position": place, "modal_position_share": place_share},
             **{"modal_token": token, "modal_token_share": token_share},
             **{"heads_with_sink": None, "heads_tested": None, "share_with_sink": math.nan},
         }
         if found:
-            row |= {"frame": found.frame, "token_frame": found.token_frame or ""}
+            row |= {"frame": found.frame, "token_frame": found.token_frame}
             row |= {"margin": found.margin, "probability": found.probability}
             records = found.evidence.to_dict("records")
             evidence.extend(keys | {str(name): value for name, value in one.items()} for one in records)

@@ -19,6 +19,10 @@ _KNOWN = {
         Column("samples", kind="count", label="texts"),
         Column("n_tokens", kind="count", label="tokens"),
         Column("p_value", label="p", meaning="Two-sided p-value."),
+        *(
+            Column(one, "string", "text", empty=True)
+            for one in ("modal", "modal_token", "pooled_label", "sink_token", "top")
+        ),
         Column(
             "p_holm",
             label="p (Holm)",
@@ -40,9 +44,9 @@ def _columns(*kinds: str) -> tuple[Column, ...]:
     return tuple(_KNOWN.get(one.name, one) for one in every)
 
 
-def _table(name: str, keys: str, *kinds: str) -> Table:
+def _table(name: str, keys: str, *kinds: str, **about: str) -> Table:
     """A table whose keys are those of a checkpoint and some more."""
-    return Table(name, (*CHECKPOINT_KEYS, *keys.split()), _columns(*kinds))
+    return Table(name, (*CHECKPOINT_KEYS, *keys.split()), _columns(*kinds), about=about)
 
 
 def _quantities(table: str) -> tuple[Quantity, ...]:
@@ -85,6 +89,7 @@ TABLES = (
     _table(
         *("fisher", "sample layer group protocol", "count parameters"),
         "value trace trace_per_parameter trace_sampled",
+        layer="−1: parameters that are in no layer.",
     ),
     _table(
         *("ablation", "sample keys", "count n_tokens key_count"),

@@ -19,6 +19,7 @@ from attnscope.engine.claims import (
     adjusted,
     write_claims,
 )
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import bootstrap
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.bypass import bypass
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 CONFOUNDED = 0.6
 #: Claims with a p that are not of the primary list.
 SECONDARY = ("C7",)
-_KEYS = ["model", "revision", "step"]
 
 
 def write(run: StageRun, options: HallucinationOptions) -> None:
@@ -45,8 +45,8 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
         return
     training.write(run, tables)
     reference, others = buckets(options)
-    for key, prompts in tables["prompts"].groupby(_KEYS, sort=False, dropna=False):
-        keys = dict(zip(_KEYS, key, strict=True))
+    for key, prompts in tables["prompts"].groupby([*CHECKPOINT_KEYS], sort=False, dropna=False):
+        keys = dict(zip(CHECKPOINT_KEYS, key, strict=True))
         own = {name: only(table, keys) for name, table in tables.items() if not name.endswith("_variants")}
         own["prompts"] = _with_outcomes(prompts, own) if options.bucket_by == "outcome" else prompts
         controls = {

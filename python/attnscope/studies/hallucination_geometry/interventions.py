@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions, InterventionOptions
 
 Array = np.ndarray[Any, Any]
-DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 #: Gains in units of the median gap between the likeliest token and the refusal's.
 GAP_GAINS = (0.5, 1.0, 2.0)
 

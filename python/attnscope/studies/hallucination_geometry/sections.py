@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.claims import NOT_TESTABLE, SUPPORTED
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.report.numbers import claims_frame, number
 from attnscope.report.section import Page, Section
 
@@ -169,7 +170,7 @@ def _geometry(page: Page) -> None:
                                zip(best["null_low"], best["null_high"], strict=True)],
                 "p": best["p_value"].map(number),
                 "adjusted p": best["p_adjusted"].map(number),
-                "by": best["correction"].str.replace("_", " "),
+                "by": best["correction"].fillna("").str.replace("_", " "),
                 "pairs": best["n_pairs"].astype(str),
             }
         )  # fmt: skip
@@ -207,8 +208,8 @@ def findings(results: Any) -> list[str]:
     if "claims" not in results.tables():
         return []
     table, found = results.table("claims"), []
-    several = table.groupby(["model", "revision", "step"], dropna=False).ngroups > 1
-    for key, own in table.groupby(["model", "revision", "step"], sort=False, dropna=False):
+    several = table.groupby([*CHECKPOINT_KEYS], dropna=False).ngroups > 1
+    for key, own in table.groupby([*CHECKPOINT_KEYS], sort=False, dropna=False):
         for contrast in contrasts_of(own):
             said = verdict(own, contrast, _reference(results))
             name = " ".join(str(one) for one in key[:2] if one)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from attnscope.engine.claims import CLAIM_COLUMNS
-from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.schema import CHECKPOINT_KEYS, STATES
 from attnscope.engine.tables import Column, Table, columns
 from attnscope.studies.checks import CHECKS
 
 C = CHECKPOINT_KEYS
+_DRAWN = {"draw": "Which of several random ones; −1: nothing is drawn."}
 _RATES = tuple(Column(one, kind="ratio", low=0.0, high=1.0) for one in ("p_value", "p_adjusted"))
 
 TABLES = (
@@ -22,7 +23,7 @@ TABLES = (
             Column("surprisal", label="surprisal (nats per token)", low=0.0),
         ),
     ),
-    Table("states", (*C, "sample", "layer"), (Column("state", "list<float>"),)),
+    Table("states", (*C, "sample", "layer"), (Column("state", "list<float>"),), about=STATES),
     Table(
         "clouds",
         (*C, "layer", "bucket", "null", "quantity", "k", "protocol"),
@@ -33,6 +34,7 @@ TABLES = (
             *columns("count", "n", "duplicates", "tied"),
         ),
         variants="full",
+        about=STATES,
     ),
     Table(
         "contrasts",
@@ -45,6 +47,7 @@ TABLES = (
             Column("labellings", meaning="How many there are of the same kind."),
         ),
         variants="full",
+        about=STATES,
     ),
     Table(
         "detection",
@@ -55,6 +58,7 @@ TABLES = (
             Column("n", kind="count"),
         ),
         variants="full",
+        about=STATES,
     ),
     Table(
         "betti",
@@ -66,6 +70,7 @@ TABLES = (
             Column("n", kind="count"),
         ),
         variants="full",
+        about={**STATES, **_DRAWN},
     ),
     Table(
         "boundaries",
@@ -80,6 +85,7 @@ TABLES = (
             Column("reliability_null"),
         ),
         variants="full",
+        about=STATES,
     ),
     Table(
         "sensitivity",
@@ -97,6 +103,7 @@ TABLES = (
             Column("amplification", label="‖J b‖ of the next block", low=0.0),
             Column("compute_dtype", "string", "text", meaning="In which derivatives were taken."),
         ),
+        about=_DRAWN,
     ),
     Table(
         "readout",
@@ -118,12 +125,13 @@ TABLES = (
             Column("log_p_answer"),
             Column("rank_answer", kind="count"),
         ),
+        about=STATES,
     ),
     Table(
         "answers",
         (*C, "sample"),
         (
-            Column("text", "string", "text"),
+            Column("text", "string", "text", empty=True),
             *columns("flag", "correct", "refused"),
         ),
     ),
@@ -134,8 +142,9 @@ TABLES = (
             Column("forced", kind="flag", meaning="The first token is the refusal's, by force."),
             *columns("flag", "refused", "correct", "changed", "loop"),
             Column("kl", label="KL of the next token (nats)"),
-            Column("text", "string", "text"),
+            Column("text", "string", "text", empty=True),
         ),
+        about=_DRAWN,
     ),
     Table(
         "emergence",

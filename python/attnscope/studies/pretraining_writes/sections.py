@@ -161,7 +161,7 @@ def findings(results: Any) -> list[str]:
         if name in shown:
             interval = "" if pd.isna(row["low"]) else f" {_interval(row)}"
             value = "" if pd.isna(row["value"]) else f" {_number(row['value'])}{interval}"
-            reason = f" ({row['reason']})" if row["reason"] else ""
+            reason = "" if pd.isna(row["reason"]) else f" ({row['reason']})"
             found.append(f"{name}, {row['claim']}: {WORDS[row['claim']]}:{value} — {row['verdict']}{reason}.")
     if more := names.nunique() - len(shown):
         found.append(f"{more} more pairs are in the table of claims.")

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 from attnscope.engine.claims import CLAIM_COLUMNS
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column, Table
 
-CHECKPOINT = ("model", "revision", "step")
-PAIR = (*CHECKPOINT, "reference")
+PAIR = (*CHECKPOINT_KEYS, "reference")
 MATRIX = ("layer", "role", "expert")
+_ABOUT = {
+    "layer": "−1: the embedding or the unembedding, which are in no layer.",
+    "expert": "−1: a matrix that every token passes.",
+}
 
 
 def _text(name: str, meaning: str) -> Column:
@@ -37,6 +41,7 @@ DELTAS = Table(
         Column("below_floor", kind="flag", meaning="Half of the change or more may be rounding."),
         _text("note", "What is unlike other matrices: untied, added rows, entries that are not finite."),
     ),
+    about=_ABOUT,
 )
 FRACTIONS = Table(
     "fractions",
@@ -62,6 +67,7 @@ FRACTIONS = Table(
         Column("tested", kind="flag", meaning="The k that claims are about."),
     ),
     variants="full",
+    about=_ABOUT,
 )
 EXPERT_MEANS = Table(
     "expert_means",
@@ -82,10 +88,11 @@ GAINS = Table(
         Column("concentration", label="concentration", low=-1.0, high=1.0),
         Column("mean_share", label="change of the mean output", low=0.0, high=1.0),
     ),
+    about=_ABOUT,
 )
 MOMENTS = Table(
     "moments",
-    (*CHECKPOINT, "layer", "role", "side"),
+    (*CHECKPOINT_KEYS, "layer", "role", "side"),
     (
         Column("tokens", kind="count"),
         Column("trace", label="mean squared norm", low=0.0),
@@ -105,15 +112,17 @@ MECHANISM = Table(
         Column("observed", kind="ratio", label="observed / isotropic", low=0.0),
         Column("coherence", label="observed − predicted (octaves)"),
     ),
+    about=_ABOUT,
 )
 LEFT_OUT = Table(
     "left_out",
     (*PAIR, *MATRIX, "side", "subspace", "group"),
     (Column("relative", kind="ratio", label="relative fraction without one group of texts", low=0.0),),
+    about=_ABOUT,
 )
 RANK_ONE = Table(
     "rank_one",
-    (*CHECKPOINT, "sample", "layer", "role", "direction"),
+    (*CHECKPOINT_KEYS, "sample", "layer", "role", "direction"),
     (
         Column("kl", label="KL of the predictions (nats)", low=0.0),
         Column("predicted_kl", label="KL, second order (nats)", low=0.0),
@@ -124,7 +133,7 @@ RANK_ONE = Table(
 )
 TOKENS = Table(
     "token_energies",
-    (*CHECKPOINT, "sample", "layer", "role", "side"),
+    (*CHECKPOINT_KEYS, "sample", "layer", "role", "side"),
     (
         Column("tokens", kind="count"),
         Column("largest_token_share", low=0.0, high=1.0),
@@ -134,7 +143,7 @@ TOKENS = Table(
 CLAIMS = Table("claims", (*PAIR, "protocol", "claim"), CLAIM_COLUMNS)
 CHECKS = Table(
     "checks",
-    (*CHECKPOINT, "sample", "check"),
+    (*CHECKPOINT_KEYS, "sample", "check"),
     (Column("value"), Column("tolerance"), Column("holds", kind="flag"), _text("reason", "In words.")),
 )
 TABLES = (

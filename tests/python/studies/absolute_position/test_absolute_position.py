@@ -8,12 +8,17 @@ import torch
 import attnscope as asc
 from attnscope.engine.run import resume, run
 from folders import killed, model_folder, table_bytes
+from placeholders import placeholders
 from position_study import GROUPS, TEXTS, WHOLE, N, settings
 
 
 def early(results, arm="base", kind="windows"):
     table = results.table("position")
     return table[(table["queries"] == "early") & (table["arm"] == arm) & (table["input"] == kind)]
+
+
+def test_what_has_no_value_is_null(whole):
+    assert placeholders(whole) == []
 
 
 def test_every_arm_and_input_has_rows(whole):
@@ -218,7 +223,7 @@ def test_claims_have_verdicts(whole):
         == "supported"
     )
     assert claims.loc["C7", "verdict"] == "not testable here"
-    assert (claims[claims["verdict"] == "not testable here"]["reason"] != "").all()
+    assert claims[claims["verdict"] == "not testable here"]["reason"].notna().all()
     checks = whole.table("checks")
     assert checks["holds"].all()
     assert {"scores", "shift", "own_embedding", "repeated_token", "first_token", "head_writes"} <= set(

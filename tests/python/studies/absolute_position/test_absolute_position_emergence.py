@@ -47,8 +47,8 @@ def test_each_quantity_has_its_own_step():
     emergence.write(run)
     found = pd.DataFrame(run.rows).set_index(["metric", "scope", "layer"])
     assert len(found) == 6
-    assert found.loc[("residual", "from_1", -1), "verdict"] == "step"
-    assert found.loc[("residual", "from_1", -1), "step"] == 64
+    assert found.loc[("residual", "from_1", 1), "verdict"] == "step"
+    assert found.loc[("residual", "from_1", 1), "step"] == 64
     assert found.loc[("residual", "layer", 0), "verdict"] == "no change"
     assert (found.loc["sink_advantage"]["step"] == 16).all()
     assert found.loc[("residual", "layer", 1), "end"] > 0.9

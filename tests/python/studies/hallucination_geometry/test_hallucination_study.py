@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 import attnscope as asc
 from attnscope.engine.run import run
 from knowing_study import FAST, settings
+from placeholders import placeholders
 
 L = 2
 
@@ -31,6 +32,10 @@ def clouds(whole, layer, contrast="unknown"):
         samples = prompts[prompts["bucket"] == bucket].sort_values("pair").index
         found.append(np.stack([own[sample] for sample in samples]).astype(float))
     return found
+
+
+def test_what_has_no_value_is_null(whole):
+    assert placeholders(whole) == []
 
 
 def test_every_table_has_rows(whole):
@@ -223,7 +228,7 @@ def test_nothing_is_found_in_a_model_that_knows_nothing(whole):
         assert claims.loc[f"C1 {contrast}", "verdict"] != "supported"
         assert claims.loc[f"C8 {contrast}", "verdict"] == "not testable here"
     assert claims["p_adjusted"].min() > 0.05
-    assert (claims.loc[claims["verdict"] == "not testable here", "reason"] != "").all()
+    assert claims.loc[claims["verdict"] == "not testable here", "reason"].notna().all()
 
 
 def test_the_report_says_so_first(whole):

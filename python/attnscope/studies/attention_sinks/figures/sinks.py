@@ -225,9 +225,8 @@ def frames(results: Tables, options: Options) -> Drawn:
         named += [PROTOCOL_NAMES[protocol]] if both else []
         probability = row.get("probability", np.nan)
         certain = f" ({probability:.0%})" if pd.notna(probability) else ""
-        frame, of_tokens = (
-            row[name] if isinstance(row[name], str) else "unknown" for name in ("frame", "token_frame")
-        )
+        frame = row["frame"] if isinstance(row["frame"], str) else "unknown"
+        of_tokens = row["token_frame"] if isinstance(row["token_frame"], str) else "–"
         ax.set_title(f"{', '.join(named)}: {frame}{certain}\nby token: {of_tokens}")
         ax.set_xlabel("third of the layers" if len(ax.get_xticks()) > 1 else "")
     for ax in axes[1::2]:
