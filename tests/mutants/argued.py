@@ -46,7 +46,6 @@ ARGUED: dict[str, dict[str, str]] = {
         '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=True': NOT_READ,
     },
     "fisher": {
-        "return {name: value[:, :max_tokens].to(None) for name, value in dict(text).items()}": ONE_DEVICE,
         "chance = torch.rand(ids.shape, generator=generator).to(None)": ONE_DEVICE,
         "scored = (real[:, 1:] & real[:, :-1]).to(None)": ONE_DEVICE,
         "wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(None)": ONE_DEVICE,
