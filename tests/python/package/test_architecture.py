@@ -124,13 +124,12 @@ SHARED = {
     "report": ("engine", "plots"),
     "view": ("engine",),
 }
-#: Functions that import against the arrows when they are called: the first two only pass on, view's two take
-#: from plots how rows are chosen.
+#: Imports against the arrows, with the function in which they stand: methods that only pass on, and pages of
+#: stored results, which are loaded for one and take from plots how rows are chosen.
 UPWARD = {
     ("engine/results.py", "figures", "plots"),
     ("engine/results.py", "report", "report"),
-    ("view/stored.py", "contents_of_results", "plots"),
-    ("view/stored.py", "_columns", "plots"),
+    ("view/stored.py", "", "plots"),
 }
 
 
