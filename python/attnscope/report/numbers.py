@@ -75,10 +75,9 @@ def number_rows(
 
 
 def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The frame with infinite values and undefined counts (−1) of a column left out of means."""
-    values = frame[column]
-    good = values >= 0 if values.dtype.kind == "i" else np.isfinite(values.astype(float))
-    return frame.assign(**{column: values.astype(float).where(good)})
+    """The frame with infinite values of a column left out of means."""
+    values = frame[column].astype(float)
+    return frame.assign(**{column: values.where(np.isfinite(values))})
 
 
 def pair_rows(
@@ -91,8 +90,6 @@ def pair_rows(
         if "protocol" not in tables.get(name, ()):
             continue
         own = last_step(tables[name])
-        if "head" in own:
-            own = own[own["head"] == -1]
         if threshold is not None:
             own = own[np.isclose(own["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
         for series in dict.fromkeys(own["series"]):
@@ -126,8 +123,6 @@ def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFram
         if "protocol" not in table or "sample" not in table:
             continue
         own = last_step(table[table["protocol"] == protocol])
-        # what the authors compute, they compute on the head mean
-        own = own[own["head"] == -1] if "head" in own and (own["head"] == -1).any() else own
         keys = {"sample", "step", "layer", "head", "threshold", "n_tokens", "dimension"}
         for column in own.select_dtypes("number"):
             if column not in keys and (mean := mean_text(own, column))[0] != "–":

@@ -43,7 +43,7 @@ _FIRST = 14  # letters that the first column has room for at least
 _ROOM, _SMALL_ROOM = 103, 116  # letters that the page has room for, and small ones
 #: Tables that are shown in another form than as they are.
 _OWN_TABLES = frozenset(
-    {"samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls"}
+    {"samples", "heads", "graphs", "layers", "bars", "baselines", "examples"}
     | {"head_means", "head_mean_graphs", "head_mean_bars"}
     | {"heads_variants", "graphs_variants", "layers_variants"}
 )

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Sentences of a study: read from files or data sets, chosen by a seeded rule, with their place of origin."""
+"""Sentences of a study: read from files or data sets, chosen by a seeded rule, with their place of origin.
+
+CSV and JSONL are read by the standard library, row by row: pandas fills up a row that is too short, rounds
+integers beyond 2^53 beside a missing one, and names no line.
+"""
 
 from __future__ import annotations
 
