@@ -117,8 +117,6 @@ class Call(NamedTuple):
         active = softmax.active(self.module)
         mask, unread = softmax.attended(active, self.module, self.query, self.key, self.mask)
         draft.layer.mask = mask  # windows and hidden keys of edits are part of what queries see
-        if mask is not None and mask.dtype == torch.bool:
-            mask = float_mask(mask, self.dtype)
         return draft, [bias for bias in (self.position_bias, mask) if bias is not None], unread
 
 
@@ -175,7 +173,11 @@ def _captured(recorder: Recorder | None, call: Call) -> Tensor:
         if call.softcap is not None:
             p.div_(call.softcap).tanh_().mul_(call.softcap)
         for bias in biases:
-            p.add_(_tile(bias, samples, span, keys))
+            tile = _tile(bias, samples, span, keys)
+            if tile.dtype == torch.bool:  # as numbers it would take four times the memory
+                p.masked_fill_(~tile, torch.finfo(dtype).min)
+            else:
+                p.add_(tile)
         sink = None if sinks is None else sinks[:, span]
         if draft.wants_scores:
             draft.keep_scores(samples, span, _visible(p, biases, samples, span), sink)
@@ -211,7 +213,10 @@ def _out_of_place(recorder: Recorder | None, call: Call) -> Tensor:
     if call.softcap is not None:
         scores = (scores / call.softcap).tanh() * call.softcap
     for bias in biases:
-        scores = scores + bias[..., :keys]
+        if bias.dtype == torch.bool:
+            scores = scores.masked_fill(~bias[..., :keys], torch.finfo(dtype).min)
+        else:
+            scores = scores + bias[..., :keys]
     scores = in_graph("scores", scores)
     if draft.wants_scores:
         plain = _visible(scores.detach(), biases, everything, every)
@@ -257,7 +262,8 @@ def _tile(bias: Tensor, samples: slice, span: slice, keys: int) -> Tensor:
 def _visible(scores: Tensor, biases: Sequence[Tensor], samples: slice, span: slice) -> Tensor:
     """The scores of a tile, -inf where any of the biases hides an entry."""
     for bias in biases:
-        hidden = _tile(bias, samples, span, scores.shape[-1]) <= MASKED_BELOW
+        tile = _tile(bias, samples, span, scores.shape[-1])
+        hidden = ~tile if tile.dtype == torch.bool else tile <= MASKED_BELOW
         scores = scores.masked_fill(hidden, -torch.inf)
     return scores
 

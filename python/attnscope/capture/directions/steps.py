@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.edits.edit import Edit
+from attnscope.capture.edits.edit import Edit, cache_name
 from attnscope.capture.forward import Forward, forward
 from attnscope.capture.gradient import Gradient
 from attnscope.capture.layer import Layer
@@ -74,7 +74,12 @@ class PromptSteps:
         before = [vars(layer).copy() for layer in cache.layers]
         try:
             last = self.ids[:, -1:].expand(size, -1)
-            yield {"input_ids": last, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+            yield {
+                "input_ids": last,
+                "attention_mask": mask,
+                cache_name(self.model): cache,
+                "use_cache": True,
+            }
         finally:
             for layer, kept in zip(cache.layers, before, strict=True):
                 vars(layer).clear()
@@ -85,7 +90,7 @@ class PromptSteps:
             ids = self.ids[:, :-1]
             with torch.no_grad():
                 made = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)
-            cache = getattr(made, "past_key_values", None)
+            cache = getattr(made, cache_name(self.model), None)
             if cache is None or not hasattr(cache, "layers"):
                 raise NotImplementedError(
                     f"sensitivity: {type(self.model).__name__} keeps no cache of layers"

@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from attnscope.capture.anatomy import takes
+
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
 
 #: What versions of transformers call the argument that holds the keys and values of earlier passes.
 CACHE = ("cache", "past_key_values")
+
+
+def cache_name(model: nn.Module) -> str:
+    """What this model calls the keys and values of earlier passes, as an argument and in its output."""
+    return next((name for name in CACHE if takes(model, name)), CACHE[-1])
 
 
 class Where:

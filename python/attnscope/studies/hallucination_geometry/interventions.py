@@ -20,6 +20,7 @@ from torch import Tensor
 import attnscope as asc
 from attnscope.capture import Forward
 from attnscope.capture.edits import AddDirection
+from attnscope.capture.edits.edit import cache_name
 from attnscope.inference.detection import narrowed, probe_scores
 from attnscope.studies.hallucination_geometry.along import KINDS, refusal_ids
 from attnscope.studies.hallucination_geometry.answers import Choice, correct, decoded, loops, refused
@@ -327,13 +328,13 @@ def steered(
         return asc.edit(model, AddDirection(layer, some[:, None].to(ids.device), "last", steps="all"))
 
     with torch.no_grad():
-        cache = None
+        cache, kept = None, cache_name(model)
         if len(ids) > 1:
-            cache = model(input_ids=ids[None, :-1], use_cache=True).past_key_values
+            cache = getattr(model(input_ids=ids[None, :-1], use_cache=True), kept)
             cache.batch_repeat_interleave(size)
             many = many[:, -1:]
         with moved(moves):
-            found = model(input_ids=many, attention_mask=mask, past_key_values=cache, use_cache=True)
+            found = model(input_ids=many, attention_mask=mask, use_cache=True, **{kept: cache})
         logits = found.logits[:, -1].double().cpu()
         new = []
         for at in range(tokens):
@@ -345,7 +346,7 @@ def steered(
                 with moved(torch.where(later[:, None], moves, 0.0) if moves.ndim > 1 else moves):
                     found = model(
                         input_ids=new[-1][:, None], attention_mask=mask,
-                        past_key_values=found.past_key_values, use_cache=True,
+                        use_cache=True, **{kept: getattr(found, kept)},
                     )  # fmt: skip
     return logits, _ended(torch.stack(new, 1), model)
 
