@@ -1,129 +1,69 @@
 // SPDX-License-Identifier: MIT
+// Kernels have no threads and no global state: no pool of threads, no cache of plans.
+#define POCKETFFT_NO_MULTITHREADING
+#define POCKETFFT_NO_VECTORS
+#define POCKETFFT_CACHE_SIZE 0
 #include "signals/fourier.h"
 
+#include <pocketfft_hdronly.h>
+
 #include <algorithm>
-#include <complex>
 #include <map>
-#include <numbers>
-#include <unsupported/Eigen/FFT>
 #include <vector>
 
 namespace attnscope {
-namespace {
 
-using Complex = std::complex<double>;
-
-// A transform costs about the sum of its prime factors times its length, a chirp three transforms
-// of more than twice the length.
-constexpr Index kLargestDirectPrime = 13;
-
-Index largest_prime_factor(Index n) {
-  Index largest = 1;
-  for (Index p = 2; p * p <= n; ++p) {
-    while (n % p == 0) {
-      largest = p;
-      n /= p;
-    }
-  }
-  return std::max(largest, n);
-}
-
-// exp(−iπt²/count) and the transform of its conjugate, wrapped round.
-struct Chirp {
-  Index size = 0;
-  std::vector<Complex> factor;
-  std::vector<Complex> response;
-};
-
-}  // namespace
+using Plan = pocketfft::detail::pocketfft_r<double>;
 
 struct Fourier::Plans {
-  Eigen::FFT<double> transform{Eigen::default_fft_impl<double>(), Eigen::FFT<double>::HalfSpectrum};
-  std::map<Index, Chirp> chirps;
-  std::vector<double> padded;
-  std::vector<Complex> spectrum;
-  std::vector<Complex> product;
+  std::map<Index, Plan> of_length;
+  // A transform: Re 0, Re 1, Im 1, Re 2, Im 2, ...
+  std::vector<double> values;
 
-  // The first half of the transform of x [count] and zeros up to `size`, to `spectrum`.
-  void forward(const double* x, Index count, Index size) {
-    padded.assign(size, 0.0);
-    std::copy(x, x + count, padded.begin());
-    spectrum.resize(size / 2 + 1);
-    transform.fwd(spectrum.data(), padded.data(), size);
+  // To the transform, or back without dividing by the size, in place.
+  void transform(bool forward) {
+    const std::size_t size = values.size();
+    const Plan& plan = of_length.try_emplace(static_cast<Index>(size), size).first->second;
+    plan.exec(values.data(), 1.0, forward);
   }
 
-  const Chirp& chirp(Index count) {
-    Chirp& chirp = chirps[count];
-    if (chirp.size != 0) return chirp;
-    chirp.size = fast_length(2 * count - 1);
-    const auto size = static_cast<std::size_t>(chirp.size);
-    std::vector<Complex> wrapped(size);
-    for (Index t = 0; t < count; ++t) {
-      // t² modulo 2·count keeps the angle small, and with it its error.
-      const double angle = std::numbers::pi * static_cast<double>((t * t) % (2 * count)) /
-                           static_cast<double>(count);
-      chirp.factor.push_back(std::polar(1.0, -angle));
-      wrapped[t] = std::polar(1.0, angle);
-      if (t > 0) wrapped[size - t] = std::polar(1.0, angle);
+  // The squared magnitudes of the transform of x [count] and zeros up to `size`, as real parts.
+  void square(const double* x, Index count, Index size) {
+    values.assign(x, x + count);
+    values.resize(size, 0.0);
+    transform(true);
+    values[0] *= values[0];
+    for (Index re = 1; re < size; re += 2) {
+      values[re] *= values[re];
+      if (re + 1 == size) break;  // the Nyquist frequency of an even size is real
+      values[re] += values[re + 1] * values[re + 1];
+      values[re + 1] = 0.0;
     }
-    chirp.response.resize(size);
-    transform.fwd(chirp.response.data(), wrapped.data(), chirp.size);
-    return chirp;
   }
 };
 
 Fourier::Fourier() : plans_(new Plans, [](Plans* plans) { delete plans; }) {}
 
 void Fourier::power(const double* x, Index count, Index size, double* power) {
-  plans_->forward(x, count, size);
-  for (Index k = 0; k <= size / 2; ++k) power[k] = std::norm(plans_->spectrum[k]);
-}
-
-void Fourier::exact_power(const double* x, Index count, double* power) {
-  Plans& plans = *plans_;
-  const auto length = static_cast<std::size_t>(count);
-  if (count == 1) {  // which kissfft does not know
-    power[0] = x[0] * x[0];
-    return;
-  }
-  if (largest_prime_factor(count) <= kLargestDirectPrime) {
-    plans.forward(x, count, count);
-    for (std::size_t k = 0; k < length; ++k) {
-      power[k] = std::norm(plans.spectrum[std::min(k, length - k)]);
-    }
-    return;
-  }
-  const Chirp& chirp = plans.chirp(count);
-  const auto size = static_cast<std::size_t>(chirp.size);
-  plans.product.assign(size, Complex(0.0));
-  for (std::size_t t = 0; t < length; ++t) plans.product[t] = x[t] * chirp.factor[t];
-  plans.spectrum.resize(size);
-  plans.transform.fwd(plans.spectrum.data(), plans.product.data(), chirp.size);
-  for (std::size_t k = 0; k < size; ++k) plans.spectrum[k] *= chirp.response[k];
-  plans.transform.inv(plans.product.data(), plans.spectrum.data(), chirp.size);
-  for (std::size_t k = 0; k < length; ++k) power[k] = std::norm(plans.product[k]);
+  plans_->square(x, count, size);
+  power[0] = plans_->values[0];
+  for (Index k = 1; k <= size / 2; ++k) power[k] = plans_->values[2 * k - 1];
 }
 
 void Fourier::autocorrelation(const double* x, Index count, double* out) {
-  Plans& plans = *plans_;
   const Index size = fast_length(2 * count - 1);
-  const auto half = static_cast<std::size_t>(size) / 2;
-  std::vector<double>& values = plans.padded;
-  plans.forward(x, count, size);
-  for (std::size_t k = 0; k <= half; ++k) {
-    values[k] = std::norm(plans.spectrum[k]);
-    if (k > 0) values[static_cast<std::size_t>(size) - k] = values[k];
-  }
-  // The power is real and even, so its inverse transform is the forward one over the size.
-  plans.transform.fwd(plans.spectrum.data(), values.data(), size);
-  for (Index k = 0; k < count; ++k) {
-    out[k] = plans.spectrum[k].real() / static_cast<double>(size);
-  }
+  plans_->square(x, count, size);
+  plans_->transform(false);
+  for (Index k = 0; k < count; ++k) out[k] = plans_->values[k] / static_cast<double>(size);
 }
 
 Index fast_length(Index count) {
   for (Index quarters = std::max<Index>(1, (count + 3) / 4);; ++quarters) {
-    if (largest_prime_factor(quarters) <= 5) return 4 * quarters;
+    Index rest = quarters;
+    for (const Index prime : {2, 3, 5}) {
+      while (rest % prime == 0) rest /= prime;
+    }
+    if (rest == 1) return 4 * quarters;
   }
 }
 

@@ -13,13 +13,9 @@ class Fourier {
  public:
   Fourier();
 
-  // |Σ_t x_t exp(−2πikt/size)|² for k = 0 .. size/2 to `power` [size/2 + 1]: x [count] is followed
-  // by zeros up to `size` >= count, a multiple of 4. Fastest where fast_length(size) == size.
+  // |Σ_t x_t exp(−2πikt/size)|² for k = 0 .. size/2 to `power` [size/2 + 1]: x [count >= 1] is
+  // followed by zeros up to `size` >= count. Fastest where fast_length(size) == size.
   void power(const double* x, Index count, Index size, double* power);
-
-  // |Σ_t x_t exp(−2πikt/count)|² for k = 0 .. count − 1 to `power` [count], any count >= 1: without
-  // padding, through Bluestein's chirp where the count has a large prime factor.
-  void exact_power(const double* x, Index count, double* power);
 
   // Σ_t x_t x_{t+k} for k = 0 .. count − 1 to `out` [count].
   void autocorrelation(const double* x, Index count, double* out);

@@ -44,7 +44,8 @@ void describe(const double* p, Index count, bool root, double* out, UncertaintyS
   }
   std::vector<double>& work = scratch.work;
   work.resize(count);
-  scratch.fourier.exact_power(psi.data(), count, work.data());
+  scratch.fourier.power(psi.data(), count, count, work.data());
+  for (Index k = count / 2 + 1; k < count; ++k) work[k] = work[count - k];
   const double spectral = entropy(work.data(), count, sum_of(work.data(), count));
   // ∫ω²|Ψ|²/2π = Σ_k r_k c_k, where c_k are the Fourier coefficients of ω² on (−π, π].
   scratch.fourier.autocorrelation(psi.data(), count, work.data());
