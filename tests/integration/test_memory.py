@@ -14,11 +14,11 @@ from models import tiny
 pytestmark = pytest.mark.slow
 
 HEADS, TOKENS = 12, 1023
-#: Masks, the threads' buffers and the tables: what a study holds besides attention.
-WORKING = 32 * 1024**2
+#: The model and its file, masks, the threads' buffers and the tables: what a study holds besides attention.
+WORKING = 72 * 1024**2
 
 SCRIPT = """
-import gc, json, sys
+import ctypes, gc, json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(2)
@@ -33,8 +33,10 @@ def status(key):
             return int(line.split()[1]) * 1024
 
 def above(work):
-    # the peak of this very piece of work, above what the process held before it
+    # the peak of this very piece of work, above what the process held before it; what the allocator kept free
+    # goes back first, because work that finds room there shows none
     gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = status("VmRSS")
     work()
@@ -123,7 +125,8 @@ def test_two_layers_are_alive_and_output_attentions_keeps_all(tmp_path, long):
     assert found["output_attentions"] > 11 * one
     assert found["study"] - found["forward"] < (2 + 2 / HEADS) * one + WORKING
     # Whether the next layer is there before the last one goes is a matter of time, nine more layers are not.
-    assert found["study"] < shallow["study"] + one
+    # Of those, the weights and the cache are some megabytes.
+    assert found["study"] < shallow["study"] + 1.5 * one
 
 
 @pytest.mark.parametrize(
