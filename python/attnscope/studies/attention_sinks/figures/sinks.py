@@ -189,10 +189,8 @@ def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
                 )  # fmt: skip
     ax.axhline(0.8, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1, gid="centralized")
     ax.set_xticks(range(len(thirds)), thirds)
-    ax.set_xlim(-0.35, len(thirds) - 0.65)
     # room for the names of low and of high shares
-    ax.set_ylim(-0.09, 1.16)
-    ax.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    ax.set(xlim=(-0.35, len(thirds) - 0.65), ylim=(-0.09, 1.16), yticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
     ax.set_ylabel("share of the most frequent sink")
 
 
