@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import median_interval, per_sample
 from attnscope.inference.intervals import FEWEST, SMALL
 from attnscope.metrics.quantity import quantity
@@ -167,7 +168,7 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
 
     Words stand in the leading columns, which wrap, so that the table fits a narrow page.
     """
-    several = table.groupby(["model", "revision", "step"], dropna=False).ngroups > 1
+    several = table.groupby([*CHECKPOINT_KEYS], dropna=False).ngroups > 1
     columns: dict[str, Any] = {"model": _models(table)} if several else {}
     words = zip(table["statistic"].fillna(""), table["reason"].fillna(""), strict=True)
     columns |= {

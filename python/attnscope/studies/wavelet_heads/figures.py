@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.signals.wavelet import morlet_scalogram
 from attnscope.plots.axes import layer_colors, layers_below, series_colors
 from attnscope.plots.figure import (
@@ -30,7 +31,6 @@ from attnscope.plots.figure import (
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
 from attnscope.plots.selection import (
-    CHECKPOINT,
     estimate,
     first_model,
     first_step,
@@ -267,7 +267,7 @@ def phases(results: Tables, options: Options) -> Drawn:
     there = with_values(heads, "heads", DEPTH)
     rho = optional(results, "uncertainty")
     if rho is not None and "rho" in rho:
-        keys = [*CHECKPOINT, "sample", "protocol"]
+        keys = [*CHECKPOINT_KEYS, "sample", "protocol"]
         heads = heads.merge(rho[[*keys, "rho"]], on=keys, how="left")
         there = [*there[:7], "rho"] if heads["rho"].notna().any() else there
     figure_ = metric_grid(

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.plots.axes import axis_label
 from attnscope.plots.figure import (
     Drawn,
@@ -30,7 +31,6 @@ from attnscope.plots.maps import (
     printable,
 )
 from attnscope.plots.selection import (
-    CHECKPOINT,
     NULLS,
     estimate,
     last_step,
@@ -138,7 +138,7 @@ def persistence(results: Tables, options: Options) -> Drawn:
     there = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
     if there.empty:
         raise NotDrawable("no bars of single heads at the last checkpoint were stored")
-    one = [*CHECKPOINT, "sample"]
+    one = [*CHECKPOINT_KEYS, "sample"]
     there = there[there.groupby(one)["sink_share"].transform("size") > 1]
     if there.empty:
         raise NotDrawable("no sample has the bars of two heads to hold against each other")
