@@ -81,7 +81,7 @@ def paragraphs(text: str) -> list[str]:
     ...     What follows.''')
     ['What stands in the code.', 'What follows.']
     """
-    return [" ".join(one.split()) for one in text.split("\n\n") if one]
+    return [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
 
 
 class Page:

@@ -117,15 +117,12 @@ def scalograms(results: Tables, options: Options) -> Drawn:
             above.fill_between(range(len(signal)), signal, color=INK, alpha=0.75, linewidth=0.4, step="mid")
             top = float(signal.max())
             digit = 10.0 ** np.floor(np.log10(max(top, 1e-6)))
-            above.set_yticks([0, float(np.floor(top / digit) * digit)])
-            above.set_ylim(0, max(1.05 * top, 1e-6))
-            above.set_title(f"L{layer}H{int(row['head'])}")
+            above.set(yticks=[0, float(np.floor(top / digit) * digit)], ylim=(0, max(1.05 * top, 1e-6)))
+            above.set(title=f"L{layer}H{int(row['head'])}", ylabel="" if column else "attention")
             scalogram(signal.tolist(), ax=below)
             below.set_xlim(-0.5, len(signal) - 0.5)
             if column:
                 below.set_ylabel("")
-            else:
-                above.set_ylabel("attention")
             if place == 0:
                 below.set_xlabel("")
     bar = figure_.colorbar(axes[1][0].collections[0], ax=figure_.axes, pad=0.012, aspect=30, fraction=0.03)
