@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.plots.figure import Tables, optional, stored
 
-CHECKPOINT = ["model", "revision", "step"]
 #: Samples below which no intervals are given that hold for many means at once.
 FEWEST_TOGETHER = 10
 #: Columns, each with the threshold of the graph that it is taken at, or None.
@@ -24,7 +24,7 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
 
     A series is an input set of a model; the part that all rows share is left out of its name.
     """
-    keys = [*CHECKPOINT, "sample"]
+    keys = [*CHECKPOINT_KEYS, "sample"]
     if samples is not None:
         wanted = [name for name in ("group", "n_tokens", "causal") if name not in frame and name in samples]
         of_samples = samples[[*keys, *wanted]].drop_duplicates(keys)
@@ -85,7 +85,7 @@ def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
 
 def measured_columns(frame: pd.DataFrame) -> list[str]:
     """Columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
-    keys = {*CHECKPOINT, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
+    keys = {*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
     names = map(str, frame.select_dtypes(["number", "bool"]))
     return [name for name in names if name not in keys and not name.endswith("_uniform")]
 
@@ -96,7 +96,7 @@ def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame
     graphs = optional(results, "graphs")
     if graphs is None:
         return heads
-    keys = [*CHECKPOINT, "sample", "layer", "head", "protocol"]
+    keys = [*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol"]
     for threshold in sorted({at for _, at in quantities if at is not None}):
         columns = [name for name, at in quantities if at == threshold and name in graphs]
         rows = graphs[np.isclose(graphs["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
@@ -107,7 +107,7 @@ def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame
 
 def defined(table: pd.DataFrame) -> pd.DataFrame:
     """A table whose counts of −1, which stand for "undefined", enter no mean."""
-    counts = [name for name in table.select_dtypes("integer") if name not in (*CHECKPOINT, "layer", "head")]
+    counts = table.select_dtypes("integer").columns.difference([*CHECKPOINT_KEYS, "layer", "head"])
     return table.assign(**{name: table[name].where(table[name] >= 0) for name in counts})
 
 
@@ -210,7 +210,7 @@ def null_value(
     if table is None or "scope" not in table:
         return float("nan")
     # the model with random weights belongs to a whole series, shuffled rows to their own checkpoint
-    wanted = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT, "n_tokens")
+    wanted = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT_KEYS, "n_tokens")
     keys = [key for key in wanted if key in frame and key in table]
     return _mean_at(frame, table[table["scope"] == "heads"], keys)
 

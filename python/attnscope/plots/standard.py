@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
 from attnscope.plots.figure import (
@@ -48,7 +49,6 @@ from attnscope.plots.maps import (
     spectrum_against_null,
 )
 from attnscope.plots.selection import (
-    CHECKPOINT,
     Quantities,
     defined,
     heads_only,
@@ -224,7 +224,7 @@ def thresholds(
 
 
 #: What says whose map it is, and what a bar is.
-MAP_KEYS = [*CHECKPOINT, "sample", "layer", "head"]
+MAP_KEYS = [*CHECKPOINT_KEYS, "sample", "layer", "head"]
 BARS = ("dimension", "birth", "death")
 
 
@@ -246,7 +246,7 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
         for axes_row, (_, row) in zip(axes, table.iterrows(), strict=True):
             matrix = matrix_of(row)
             attention_map(matrix, ax=axes_row[0], colorbar=False)
-            text = _looked_up(samples, row, [*CHECKPOINT, "sample"], "group", f"sample {row['sample']}")
+            text = _looked_up(samples, row, [*CHECKPOINT_KEYS, "sample"], "group", f"sample {row['sample']}")
             axes_row[0].set_ylabel(f"L{row['layer']}H{row['head']}, {text}\nquery", linespacing=1.5)
             seen = _looked_up(heads, row, MAP_KEYS, "support", "causal")
             if seen in ("causal", "full"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import median_interval, per_sample
 from attnscope.inference.intervals import FEWEST, SMALL
 from attnscope.metrics.quantity import quantity
@@ -93,24 +94,18 @@ def pair_rows(
         if threshold is not None:
             own = own[np.isclose(own["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
         for series in dict.fromkeys(own["series"]):
-            exact = _mean_of(own, series, "exact", column)
-            published = _mean_of(own, series, protocol, other or column)
+            here = own[own["series"] == series]
+            exact = mean_text(here[here["protocol"] == "exact"], column)
+            published = mean_text(here[here["protocol"] == protocol], other or column)
             if {exact[0], published[0]} != {"–"}:
                 cells = (label, quantity(column).meaning, str(series), *exact, *published)
                 rows.append(dict(zip(names, cells, strict=True)))
     return rows
 
 
-def _mean_of(own: pd.DataFrame, series: str, protocol: str, column: str) -> tuple[str, str]:
-    """Mean and interval of a column under one protocol; a dash where there is none."""
-    part = own[(own["series"] == series) & (own["protocol"] == protocol)]
-    return mean_text(part, column) if column in part else ("–", "")
-
-
 def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
     """Mean over samples and interval, infinite and undefined values left out; a dash for none."""
-    part = finite(part, column).assign(all="all")
-    if part[column].isna().all():
+    if column not in part or (part := finite(part, column).assign(all="all"))[column].isna().all():
         return "–", ""
     at = estimate(part, column, ["all"]).iloc[0]
     return number(at["mean"]), interval_text(at["low"], at["high"])
@@ -173,7 +168,7 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
 
     Words stand in the leading columns, which wrap, so that the table fits a narrow page.
     """
-    several = table.groupby(["model", "revision", "step"], dropna=False).ngroups > 1
+    several = table.groupby([*CHECKPOINT_KEYS], dropna=False).ngroups > 1
     columns: dict[str, Any] = {"model": _models(table)} if several else {}
     words = zip(table["statistic"].fillna(""), table["reason"].fillna(""), strict=True)
     columns |= {

@@ -9,7 +9,8 @@
     SECTIONS = (Section("range", "How far heads look", ("heads",), write),)
 
 `analysis` makes the usual section from its parts. Words are a study's own HTML; nothing that comes from a run
-is put into them. Numbers are tables, which the page sets as HTML and `latex_tables` as LaTeX.
+is put into them. They may break and be indented as the code around them is: a paragraph is set as one line.
+Numbers are tables, which the page sets as HTML and `latex_tables` as LaTeX.
 """
 
 from __future__ import annotations
@@ -69,6 +70,18 @@ class Section:
     title: str  # its heading
     tables: tuple[str, ...]  # what it shows; a table of no written section is listed at the end of the page
     write: Callable[[Page], None]
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a text, each as one line.
+
+    >>> paragraphs('''What stands
+    ...     in the code.
+    ...
+    ...     What follows.''')
+    ['What stands in the code.', 'What follows.']
+    """
+    return [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
 
 
 class Page:
@@ -138,12 +151,12 @@ class Page:
         return self._heads[asked]
 
     def words(self, html: str) -> None:
-        """A paragraph."""
-        self.blocks.append(Block("words", html))
+        """Paragraphs, an empty line between them."""
+        self.blocks += [Block("words", one) for one in paragraphs(html)]
 
     def definition(self, html: str) -> None:
-        """A paragraph with formulas."""
-        self.blocks.append(Block("definition", html))
+        """Paragraphs with formulas."""
+        self.blocks += [Block("definition", one) for one in paragraphs(html)]
 
     def heading(self, text: str) -> None:
         """A heading inside the section."""
@@ -230,13 +243,14 @@ def analysis(
     metrics: Sequence[Metric] = (),
     pairs: Sequence[Wanted] = (),
     table: Callable[[Page], None] | None = None,
-    published: Sequence[str] = (),
-    published_causal: Sequence[str] = (),
-    caveats: Sequence[str] = (),
+    published: str = "",
+    published_causal: str = "",
+    caveats: str = "",
 ) -> Section:
     """The usual section: words, definition, figures, numbers, both protocols, what to keep in mind.
 
-    `published` says what the other protocol computes here, and is shown when the run followed it.
+    `published` says what the other protocol computes here, and is shown when the run followed it; of it and
+    of `caveats` each paragraph is a point of a list.
     """
 
     def write(page: Page) -> None:
@@ -249,7 +263,8 @@ def analysis(
         if table is not None:
             table(page)
         if page.protocol:
-            page.notes([*(published_causal if page.causal else ()), *published], published=True)
-        page.notes(caveats)
+            causal = paragraphs(published_causal) if page.causal else []
+            page.notes(causal + paragraphs(published), published=True)
+        page.notes(paragraphs(caveats))
 
     return Section(id, title, tables, write)

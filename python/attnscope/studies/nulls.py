@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.tables import Column, Table
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.plan import levels
 from attnscope.metrics.quantity import Quantity
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from attnscope.engine.stage_run import StageRun
+
+#: Values of uniform attention, and means of controls, by length of text.
+BASELINES = Table(
+    "baselines",
+    ("n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
+    (Column("value"), Column("std", label="standard deviation"), Column("count", kind="count")),
+    version=2,
+)
 
 
 def shuffled_rows(
@@ -91,6 +100,5 @@ def by_length(controls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
     frame = controls.rename(columns={"variant": "kind"}).assign(support="")
     frame = frame.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
-    keys = ["n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS]
-    found = frame.groupby(keys, sort=True, dropna=False)["value"].agg(["mean", "std", "count"]).reset_index()
-    return found.rename(columns={"mean": "value"})
+    found = frame.groupby([*BASELINES.keys], sort=True, dropna=False)["value"]
+    return found.agg(["mean", "std", "count"]).reset_index().rename(columns={"mean": "value"})

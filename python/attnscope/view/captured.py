@@ -10,7 +10,7 @@ import torch
 from attnscope.capture import capture
 from attnscope.capture.anatomy import text_argument
 from attnscope.engine.results import Results
-from attnscope.engine.schema import ResultsError
+from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
 from attnscope.view.measured import Stack
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
             "view: these results name no study and their model is gone: view(results, sample=0, model=model)"
         )
     row = rows.sort_values(["model", "step", "revision"], kind="stable").iloc[-1]
-    wanted = (row["model"], row["revision"], row["step"])
+    wanted = tuple(row[[*CHECKPOINT_KEYS]])
     layers = None
     if model is None:
         study = Study(**results.study)
@@ -95,7 +95,7 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
         for number, layer in self_attention(model, {"input_ids": ids}, layers=layers)
         for head, matrix in zip(layer.heads, layer.attention[0].float().cpu(), strict=True)
     ]
-    return pd.DataFrame(found).assign(**row[["model", "revision", "step", "sample"]], n_tokens=ids.shape[1])
+    return pd.DataFrame(found).assign(**row[[*CHECKPOINT_KEYS, "sample"]], n_tokens=ids.shape[1])
 
 
 def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:

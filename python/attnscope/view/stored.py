@@ -10,17 +10,10 @@ import pandas as pd
 import torch
 
 from attnscope.engine.results import Results
-from attnscope.engine.schema import ResultsError
+from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.figure import optional
-from attnscope.plots.selection import (
-    CHECKPOINT,
-    defined,
-    heads_only,
-    in_series,
-    measured_columns,
-    uniform_value,
-)
+from attnscope.plots.selection import defined, heads_only, in_series, measured_columns, uniform_value
 from attnscope.view.captured import captured_sentence
 from attnscope.view.measured import Maps, number, plain
 
@@ -57,7 +50,7 @@ def contents_of_results(
     if heads.empty:
         raise ResultsError("view: the table 'heads' has no row of a single head")
 
-    every = heads[CHECKPOINT].drop_duplicates().sort_values(["model", "step", "revision"])
+    every = heads[[*CHECKPOINT_KEYS]].drop_duplicates().sort_values(["model", "step", "revision"])
     inputs = list(dict.fromkeys(heads["group"].astype(str)))
     layers, numbers = (sorted(int(at) for at in heads[name].unique()) for name in ("layer", "head"))
     metrics = [entry for part in parts for entry in _metrics(results, part)]
@@ -131,8 +124,9 @@ def _means(
 ) -> np.ndarray[Any, Any]:
     """Means over samples, [checkpoint, input, column, layer, head], NaN where there is no row."""
     axes = {"checkpoint": range(len(checkpoints)), "group": inputs, "layer": layers, "head": heads}
-    places = pd.MultiIndex.from_tuples(checkpoints, names=CHECKPOINT)
-    rows = part.rows.assign(checkpoint=places.get_indexer(pd.MultiIndex.from_frame(part.rows[CHECKPOINT])))
+    places = pd.MultiIndex.from_tuples(checkpoints, names=CHECKPOINT_KEYS)
+    own = pd.MultiIndex.from_frame(part.rows[[*CHECKPOINT_KEYS]])
+    rows = part.rows.assign(checkpoint=places.get_indexer(own))
     rows = rows.astype(dict.fromkeys(part.columns, float))
     means = rows.groupby(list(axes))[part.columns].mean()
     cells = means.reindex(pd.MultiIndex.from_product(list(axes.values()))).to_numpy()
@@ -157,12 +151,12 @@ def _add_examples(
     inputs: list[str],
 ) -> None:
     """Adds the matrices that the run kept."""
-    keys = [*CHECKPOINT, "sample"]
+    keys = [*CHECKPOINT_KEYS, "sample"]
     if samples is not None:
         known = [name for name in (*keys, "group", "tokens") if name in samples]
         examples = examples.merge(samples[known].drop_duplicates(keys), on=keys, how="left")
     for _, row in examples.iterrows():
-        checkpoint = (row["model"], row["revision"], row["step"])
+        checkpoint = tuple(row[[*CHECKPOINT_KEYS]])
         if checkpoint not in checkpoints:
             continue
         n, group = int(row["n_tokens"]), row.get("group")

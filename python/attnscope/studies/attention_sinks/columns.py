@@ -245,13 +245,8 @@ def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, 
         return
     first = maps[..., 0].mean(-1)
     chosen = sorted({int(first.argmax()), int(first.argmin())})
-    keys: dict[str, Any] = {
-        "sample": [SAMPLE] * len(chosen),
-        "layer": number,
-        "head": [states.names[head] for head in chosen],
-        "protocol": "exact",
-    }
-    kept = [maps[head].flatten().tolist() for head in chosen]
-    run.write("examples", **keys, n_tokens=[n] * len(chosen), attention=kept)
+    heads = [states.names[head] for head in chosen]
+    keys: dict[str, Any] = {"sample": SAMPLE, "layer": number, "head": heads, "protocol": "exact"}
+    run.write("examples", **keys, n_tokens=n, attention=[maps[head].flatten().tolist() for head in chosen])
     if bars:
         run.write("bars", **bar_columns(persistence(maps[torch.tensor(chosen)]), keys))

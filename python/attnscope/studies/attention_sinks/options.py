@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import numpy as np
@@ -105,10 +106,6 @@ def by_focus_word(rows: Sequence[Row], source: TextSource, draw: np.random.Gener
 def _thirds(pool: list[int], lengths: list[int], count: int, draw: np.random.Generator) -> list[int]:
     """Draws `count` of the pool, evenly from its short, middle and long third."""
     order = sorted(pool, key=lambda index: (lengths[index], index))
-    thirds = [draw.permutation(part).tolist() for part in np.array_split(np.asarray(order, dtype=int), 3)]
-    taken: list[int] = []
-    while len(taken) < count:
-        for third in thirds:
-            if third and len(taken) < count:
-                taken.append(third.pop())
-    return taken
+    parts = np.array_split(np.asarray(order, dtype=int), 3)
+    in_turn = zip_longest(*(draw.permutation(part)[::-1].tolist() for part in parts))
+    return [one for three in in_turn for one in three if one is not None][:count]

@@ -11,27 +11,27 @@ from attnscope.inference.sink_heads import LEAST_SHARE
 from attnscope.plots.figure import NotDrawable, Tables, optional
 from attnscope.plots.selection import estimate, last_step
 from attnscope.report.numbers import every_mean, interval_text, number
-from attnscope.report.section import Page, Section, Table
+from attnscope.report.section import Page, Section, Table, paragraphs
 from attnscope.studies.attention_sinks.analyses import ANALYSES
 from attnscope.studies.attention_sinks.figures.sinks import sinks
 from attnscope.studies.attention_sinks.small_tables import questions
 
 PROTOCOL = "ruscio2025"
 
-_PUBLISHED = (
-    "What the authors' published notebooks compute, quirks included, on the head mean, beside the exact "
-    "quantity on the same maps. Where the two disagree, the sections above say what the published "
-    "one measures.",
-    "Nothing of the exact protocol goes into the published numbers, and the other way round.",
-)
+_PUBLISHED = """What the authors' published notebooks compute, quirks included, on the head mean, beside the
+    exact quantity on the same maps. Where the two disagree, the sections above say what the published one
+    measures.
 
-_CAUSAL = (
-    "β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whose kept tokens give themselves some "
-    "attention, whatever else it attends to.",
-    "The eigenvalues of a causal map are its diagonal: their gap says nothing about sinks.",
-    "The alignment of a causal map is the exact one made smaller by the zeros above the diagonal.",
-    "Frames by token string and by position disagree where a tokenizer prepends no BOS.",
-)
+    Nothing of the exact protocol goes into the published numbers, and the other way round."""
+
+_CAUSAL = """β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whose kept tokens give themselves some
+    attention, whatever else it attends to.
+
+    The eigenvalues of a causal map are its diagonal: their gap says nothing about sinks.
+
+    The alignment of a causal map is the exact one made smaller by the zeros above the diagonal.
+
+    Frames by token string and by position disagree where a tokenizer prepends no BOS."""
 
 
 def findings(results: Tables) -> list[str]:
@@ -99,11 +99,9 @@ def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
 
 def _tests(page: Page) -> None:
     """Every question that the stored tables answer, a family of tests each."""
-    page.words(
-        "Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided; Holm and "
-        "Benjamini-Hochberg are over the tests of the same question, unless it says otherwise. Bold: "
-        "p &lt; 0.05 after Holm."
-    )
+    page.words("""Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided;
+        Holm and Benjamini-Hochberg are over the tests of the same question, unless it says otherwise. Bold:
+        p &lt; 0.05 after Holm.""")
     for place, (title, words, frame, certain) in enumerate(questions(page.tables, page.heads())):
         page.heading(title)
         page.definition(words)
@@ -114,9 +112,8 @@ def _published(page: Page) -> None:
     """What the published protocol gives, beside the exact quantities and beside the paper's own numbers."""
     if page.protocol != PROTOCOL:
         return
-    for line in _PUBLISHED:
-        page.words(line)
-    page.notes(_CAUSAL if page.causal else ())
+    page.words(_PUBLISHED)
+    page.notes(paragraphs(_CAUSAL) if page.causal else ())
     page.figure("protocols")
     _comparison(page)
     # what the authors compute, they compute on the head mean

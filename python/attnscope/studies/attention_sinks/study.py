@@ -8,6 +8,7 @@ sensitivity of its loss; frames, specialisation and emergence.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -58,7 +59,7 @@ class SinkStudy(Study):
         both = len(self._taken) > 1 and any(one.name == "stable_rank" for one in self._taken["exact"])
         self._whole = SHARED[:1] if both else ()
         # one list for each kind of layer: plans are kept by the quantities that they are of
-        self._known: dict[tuple[object, ...], list[Quantity]] = {}
+        self._chosen = functools.cache(self._under)
         needed = {site for some in self._taken.values() for one in some for site in one.needs}
         self._sites = tuple(site for site in columns.SITES if site in needed)
 
@@ -78,7 +79,7 @@ class SinkStudy(Study):
         ]
 
     def _texts(self, unit: Unit, run: StageRun) -> None:
-        loaded, extra = run.model(), self.options.extra
+        loaded, extra = run.model(), () if unit.variant else self.options.extra
         last, sums = depth(loaded.model) - 1, SinkSums(run)
         tested = not self.options.metrics or {"sink_test", "classify_frames"} & set(self.options.metrics)
         pooled = "exact" in self._taken and tested and not unit.variant
@@ -96,11 +97,11 @@ class SinkStudy(Study):
                     held = states.copy()
                 elif "ruscio2025" in self._taken:
                     self._measure_whole(states, number, batch, run)
-                if "examples" in extra and not unit.variant:
+                if "examples" in extra:
                     columns.write_examples(states, number, batch, run, bars=not self.options.bars)
-                if "row_permutation" in extra and not unit.variant:
+                if "row_permutation" in extra:
                     self._permuted(states, number, batch, run)
-                if "ablation" in extra and not unit.variant:
+                if "ablation" in extra:
                     mean, layers = mean + states.mean[:, 0], layers + 1
                 # while the next layer is computed, this one must be free
                 del states, layer
@@ -110,29 +111,34 @@ class SinkStudy(Study):
                 if final is not None and "block_output" in held.sites:
                     held = replace(held, sites={**held.sites, "block_output": final.cpu()})
                 self._measure_whole(held, last, batch, run)
-            if "ablation" in extra and not unit.variant:
+            if "ablation" in extra:
                 run.note(ablation(loaded, mean / layers, batch, run))
-            if "fisher" in extra and not unit.variant:
+            if "fisher" in extra:
                 run.note(fisher_rows(loaded, batch, run))
         sums.write()
 
     def _measure(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """Everything exact of the heads of a layer and of their mean; what is `SHARED` joins the sites."""
         bars = ("persistence",) if self.options.bars and not run.unit.variant else ()
+        removed = not self.options.metrics or "sink_removal" in self.options.metrics
         known: list[dict[str, torch.Tensor]] = []
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
         for heads, what, sites in (
             (None, "means", {"attention": states.mean, **shared}),
             (states.names, "all", {"attention": states.heads, "head_mean": states.mean, **states.sites}),
         ):
-            quantities = self._chosen("exact", states, what)
+            quantities = self._chosen("exact", what, states.kind, states.learned is not None)
             if not quantities and not bars:
                 continue
             sites |= states.rows(mean=heads is None)
             whole = (*bars, *self._whole)
             measured = measure_quantities(sites, quantities, lengths=states.lengths, heads=heads, whole=whole)
             known.append(measured.known(*SHARED))
-            more = {} if heads is None else self._random_removals(states, number, batch, run)
+            more: dict[str, Any] = {}
+            if heads is not None and removed and not run.unit.variant:
+                seeds = [[self.settings.seed, sample, number, 0x4B3D] for sample in batch.samples]
+                layer = (states.heads, states.mean, states.lengths)
+                more = random_reductions(*layer, seeds, states.support, states.learned)
             place = Place("exact", number, heads, supports=states.supports, of_layer=more)
             write_rows(run, measured, batch, place)
             if bars:
@@ -160,26 +166,12 @@ class SinkStudy(Study):
         for heads, found in ((None, each.part(slice(1))), (states.names, of_heads)):
             write_rows(run, found, batch, Place("ruscio2025", number, heads, supports=states.supports))
 
-    def _random_removals(self, states: States, number: int, batch: Batch, run: StageRun) -> dict[str, Any]:
-        """What taking random keys out of a layer does, beside what the strongest ones do."""
-        asked = not self.options.metrics or "sink_removal" in self.options.metrics
-        if run.unit.variant or not asked:
-            return {}
-        seeds = [[self.settings.seed, sample, number, 0x4B3D] for sample in batch.samples]
-        return random_reductions(
-            states.heads, states.mean, states.lengths, seeds, states.support, states.learned
-        )
-
-    def _chosen(self, protocol: str, states: States, what: str = "all") -> list[Quantity]:
+    def _under(self, protocol: str, what: str, kind: str, learned: bool) -> list[Quantity]:
         """The quantities of a protocol under the visibility of a layer."""
-        learned = states.learned is not None
-        key = (protocol, what, states.kind, learned)
-        if key not in self._known:
-            some = list(self._taken[protocol])
-            some = columns.of_means(some) if what == "means" else some
-            some = columns.of_attention_alone(some) if what == "alone" else some
-            self._known[key] = under(some, states.kind, learned=learned) if protocol == "exact" else some
-        return self._known[key]
+        some = self._taken[protocol]
+        some = columns.of_means(some) if what == "means" else some
+        some = columns.of_attention_alone(some) if what == "alone" else some
+        return under(some, kind, learned=learned) if protocol == "exact" else some
 
     def _permuted(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """The same numbers of maps with shuffled rows, as a control."""
@@ -188,7 +180,7 @@ class SinkStudy(Study):
         maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed, support)
         known: dict[str, torch.Tensor] = {}
         for protocol in self._taken:
-            quantities = self._chosen(protocol, states, "alone")
+            quantities = self._chosen(protocol, "alone", states.kind, states.learned is not None)
             if not quantities:
                 continue
             sites, whole = {"attention": maps, **known}, self._whole if protocol == "exact" else ()

@@ -20,6 +20,8 @@ from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.studies.attention_sinks import comparisons
 from attnscope.studies.attention_sinks.sink_heads import HeadSinks, by_group, judged, sink_heads
 
+#: What is said where no head has a sink.
+_NO_FRAME = Frames("none", None, math.nan, math.nan, pd.DataFrame())
 #: Place and number of a head's sinks by the test.
 _BY_TEST = ("sink_position_test", "sink_count_test")
 
@@ -70,7 +72,7 @@ def frames(
         keys: dict[str, Any],
         texts: pd.DataFrame,
         positions: np.ndarray[Any, Any],
-        found: Frames | None,
+        found: Frames,
         **own: Any,
     ) -> None:
         """One verdict over texts, with the most frequent of the positions [texts, ...] that it rests on."""
@@ -79,25 +81,23 @@ def frames(
         place, place_share = _modal([one for one, _ in flat])
         token, token_share = _modal([one for _, one in flat])
         row = {
-            **{"frame": "none", "token_frame": None, "margin": math.nan, "probability": math.nan},
+            **{name: getattr(found, name) for name in ("frame", "token_frame", "margin", "probability")},
             **{"samples": len(texts), "causal": bool(texts["causal"].all())},
             **{"modal_position": place, "modal_position_share": place_share},
             **{"modal_token": token, "modal_token_share": token_share},
             **{"heads_with_sink": None, "heads_tested": None, "share_with_sink": math.nan},
         }
-        if found:
-            row |= {"frame": found.frame, "token_frame": found.token_frame}
-            row |= {"margin": found.margin, "probability": found.probability}
-            records = found.evidence.to_dict("records")
-            evidence.extend(keys | {str(name): value for name, value in one.items()} for one in records)
+        records = found.evidence.to_dict("records")
+        evidence.extend(keys | {str(name): value for name, value in one.items()} for one in records)
         verdicts.append({**keys, **row, **own})
 
     for one in judged:
         sinks = frames_of_sinks(one.positions, one.untested, pooled=one.labels, **about(one.texts))
         keys = {**one.keys, "group": one.group, "protocol": "exact"}
-        own = {} if sinks.tested.any() else {"frame": "untested"}
-        counts = {"heads_with_sink": int(sinks.heads.sum()), "heads_tested": int(sinks.tested.sum())}
-        add(keys, one.texts, sinks.positions, sinks.frames, **counts, share_with_sink=sinks.share, **own)
+        own: dict[str, Any] = {} if sinks.tested.any() else {"frame": "untested"}
+        own |= {"heads_with_sink": int(sinks.heads.sum()), "heads_tested": int(sinks.tested.sum())}
+        own |= {"share_with_sink": sinks.share}
+        add(keys, one.texts, sinks.positions, sinks.frames or _NO_FRAME, **own)
     for keys, group, texts, wide in by_group(results, "ruscio2025", ["sink_position"]):
         layers = wide.columns.get_level_values("layer").nunique()
         positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)

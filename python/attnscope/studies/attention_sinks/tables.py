@@ -10,6 +10,7 @@ from attnscope.engine.tables import Column, Table, columns
 from attnscope.metrics.quantity import Quantity
 from attnscope.studies.attention_sinks.columns import METRICS, table_of, taken
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
+from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
 
 #: Columns that say more than their names.
@@ -95,12 +96,7 @@ TABLES = (
         *("ablation", "sample keys", "count n_tokens key_count"),
         "value output_kl loss_before loss_after loss_change",
     ),
-    Table(
-        "baselines",
-        ("n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
-        _columns("value value std", "count count"),
-        version=2,
-    ),
+    BASELINES,
     _table(
         *("sink_sums", "group layer head label_kind label first_sample", "count texts above"),
         *("value mass expected variance largest uniform", "count queries"),

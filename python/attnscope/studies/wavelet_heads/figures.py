@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.signals.wavelet import morlet_scalogram
 from attnscope.plots.axes import layer_colors, layers_below, series_colors
 from attnscope.plots.figure import (
@@ -30,7 +31,6 @@ from attnscope.plots.figure import (
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
 from attnscope.plots.selection import (
-    CHECKPOINT,
     estimate,
     first_model,
     first_step,
@@ -91,10 +91,7 @@ def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
     ticks = [period for period in (2, 4, 8, 16, 32, 64, 128) if periods[0] <= period <= periods[-1]]
     ax.set_yticks(ticks, [str(period) for period in ticks])
     ax.minorticks_off()
-    ax.set_ylim(periods[0], periods[-1])
-    ax.set_xlim(0, len(x) - 1)
-    ax.set_xlabel("key")
-    ax.set_ylabel("period (tokens)")
+    ax.set(xlim=(0, len(x) - 1), ylim=(periods[0], periods[-1]), xlabel="key", ylabel="period (tokens)")
     return ax
 
 
@@ -120,15 +117,12 @@ def scalograms(results: Tables, options: Options) -> Drawn:
             above.fill_between(range(len(signal)), signal, color=INK, alpha=0.75, linewidth=0.4, step="mid")
             top = float(signal.max())
             digit = 10.0 ** np.floor(np.log10(max(top, 1e-6)))
-            above.set_yticks([0, float(np.floor(top / digit) * digit)])
-            above.set_ylim(0, max(1.05 * top, 1e-6))
-            above.set_title(f"L{layer}H{int(row['head'])}")
+            above.set(yticks=[0, float(np.floor(top / digit) * digit)], ylim=(0, max(1.05 * top, 1e-6)))
+            above.set(title=f"L{layer}H{int(row['head'])}", ylabel="" if column else "attention")
             scalogram(signal.tolist(), ax=below)
             below.set_xlim(-0.5, len(signal) - 0.5)
             if column:
                 below.set_ylabel("")
-            else:
-                above.set_ylabel("attention")
             if place == 0:
                 below.set_xlabel("")
     bar = figure_.colorbar(axes[1][0].collections[0], ax=figure_.axes, pad=0.012, aspect=30, fraction=0.03)
@@ -192,10 +186,8 @@ def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:
         ax.plot(means.index, means[order], marker="o", markersize=3, color=color, label=f"{str(order)[-1]}θ")
     if "distortion_before" in means:
         ax.plot(means.index, means["distortion_before"], label="before", **UNTRAINED)
-    ax.set_yscale("log")
     layers_below(ax)
-    ax.set_ylabel("power / power at θ")
-    ax.set_title(f"behind {activation}")
+    ax.set(yscale="log", ylabel="power / power at θ", title=f"behind {activation}")
     ax.legend(ncols=2, fontsize=6.5, handlelength=1.4, columnspacing=0.8)
 
 
@@ -228,11 +220,8 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, dash="-")
     for edge in (0.25, 0.75):  # bounds of the bands
         ax.axvline(edge, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0.5)
-    ax.set_yscale("log")
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "0.25", "0.5", "0.75", "1"])
-    ax.set_xlim(0, 1)
-    ax.set_xlabel("frequency / Nyquist")
-    ax.set_ylabel("share of power per 1/32")
+    ax.set(yscale="log", xlim=(0, 1), xlabel="frequency / Nyquist", ylabel="share of power per 1/32")
     return ax
 
 
@@ -275,7 +264,7 @@ def phases(results: Tables, options: Options) -> Drawn:
     there = with_values(heads, "heads", DEPTH)
     rho = optional(results, "uncertainty")
     if rho is not None and "rho" in rho:
-        keys = [*CHECKPOINT, "sample", "protocol"]
+        keys = [*CHECKPOINT_KEYS, "sample", "protocol"]
         heads = heads.merge(rho[[*keys, "rho"]], on=keys, how="left")
         there = [*there[:7], "rho"] if heads["rho"].notna().any() else there
     figure_ = metric_grid(
@@ -334,10 +323,8 @@ def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
     ax.fill_between([0, bound], [bound, 0], color=MUTED, alpha=0.14, linewidth=0)
     ax.plot([0, bound], [bound, 0], color=INK, linewidth=1.0, label="$H_p + H_f$ = log m")
     ax.annotate("impossible", (0.06 * bound, 0.2 * bound), color=MUTED, fontsize=7, va="center")
-    ax.set_xlim(-0.02 * corner, corner)
-    ax.set_ylim(-0.02 * corner, corner)
-    ax.set_xlabel("position entropy $H_p$ (nats)")
-    ax.set_ylabel("Fourier entropy $H_f$ (nats)")
+    ax.set(xlim=(-0.02 * corner, corner), ylim=(-0.02 * corner, corner))
+    ax.set(xlabel="position entropy $H_p$ (nats)", ylabel="Fourier entropy $H_f$ (nats)")
 
 
 def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
@@ -351,11 +338,8 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
         "1/4", (1, 0.25), xycoords=ax.get_yaxis_transform(), xytext=(3, 0), textcoords="offset points",
         color=MUTED, fontsize=7, va="center", annotation_clip=False,
     )  # fmt: skip
-    ax.set_yscale("log")
-    ax.set_xlim(low, 0.3)
-    ax.set_ylim(bottom=low * 0.3)
-    ax.set_xlabel(r"its bound $(1 - |\hat\psi(\pi)|^2)^2/4$")
-    ax.set_ylabel(r"$\sigma_t^2\,\sigma_\omega^2$")
+    ax.set(yscale="log", xlim=(low, 0.3), ylim=(low * 0.3, None))
+    ax.set(xlabel=r"its bound $(1 - |\hat\psi(\pi)|^2)^2/4$", ylabel=r"$\sigma_t^2\,\sigma_\omega^2$")
 
 
 @figure("scale_sensitivity")
@@ -383,8 +367,7 @@ def scale_sensitivity(results: Tables, options: Options) -> Drawn:
                     dash=("-", "--", ":", "-.")[place % 4], width=1.2,
                 )  # fmt: skip
         layers_below(ax)
-        ax.set_title(words[column][0])
-        ax.set_ylim(bottom=0)
+        ax.set(title=words[column][0], ylim=(0, None))
     axes[0][0].set_ylabel("1 − cosine")
     legend_over(figure_, named_artists(axes[0][:1]))
     said = ", and ".join(words[name][1] for name in there)

@@ -30,21 +30,16 @@ _ACTIVATIONS = ("act_fn", "act", "activation_fn", "intermediate_act_fn", "activa
 
 def rotary_frequencies(model: Any) -> Tensor | None:
     """θ_k of the model's RoPE in radians per position, None where it has none."""
-    for module in model.modules():
-        found = getattr(module, "inv_freq", None)
-        if isinstance(found, Tensor) and found.ndim == 1 and len(found):
-            return found.detach().double().cpu()
-    return None
+    every = (getattr(module, "inv_freq", None) for module in model.modules())
+    found = (one for one in every if isinstance(one, Tensor) and one.ndim == 1 and len(one))
+    return next((one.detach().double().cpu() for one in found), None)
 
 
 def own_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
     """Name and function of the activation in the model's feed-forward layers, None where none is found."""
-    for module in model.modules():
-        for name in _ACTIVATIONS:
-            found = getattr(module, name, None)
-            if callable(found) and not isinstance(found, (str, torch.nn.ModuleList)):
-                return str(getattr(found, "__name__", type(found).__name__)), found
-    return None
+    every = (getattr(module, name, None) for module in model.modules() for name in _ACTIVATIONS)
+    found = (one for one in every if callable(one) and not isinstance(one, torch.nn.ModuleList))
+    return next(((str(getattr(one, "__name__", type(one).__name__)), one) for one in found), None)
 
 
 def inputs_of(model: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:

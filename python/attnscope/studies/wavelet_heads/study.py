@@ -7,8 +7,8 @@ text changes them; and what RoPE's frequencies become behind the model's own non
 
 from __future__ import annotations
 
+import functools
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from attnscope.engine.config import Settings
     from attnscope.engine.stage_run import StageRun
 
-#: What a text's beginning is compared with, by layer and table: energies of the scales, their coefficients.
-Descriptions = dict[tuple[int, str], list[Tensor]]
+#: What a text's beginning is compared with, of the heads of a layer or of their mean: energies of the scales,
+#: their coefficients.
+Descriptions = dict[tuple[int, bool], list[Tensor]]
 
 
 class Chosen(NamedTuple):
@@ -53,10 +54,6 @@ class Chosen(NamedTuple):
     heads: list[Quantity]
     power: list[Quantity]
     scales: list[Quantity]
-
-
-#: Entropies of each text's heads, layer by layer: those of position, of the spectrum, of Fourier.
-Entropies = defaultdict[int, list[dict[str, Any]]]
 
 
 class WaveletStudy(Study):
@@ -76,7 +73,7 @@ class WaveletStudy(Study):
             scales if options.takes("scale_sensitivity") else [],
         )
         # one choice for each kind of layer: plans are kept by the quantities that they are of
-        self._known: dict[tuple[str, bool], Chosen] = {}
+        self._chosen = functools.cache(self._under)
 
     def stages(self, units: Units) -> list[Stage]:
         """RoPE's harmonics of every checkpoint, the texts, and what is made of them."""
@@ -100,15 +97,14 @@ class WaveletStudy(Study):
             run.note(f"{type(model).__name__}: no RoPE with an activation behind it, so no harmonics")
 
     def _texts(self, unit: Unit, run: StageRun) -> None:
-        gathered: dict[str, Entropies] = {"": defaultdict(list), "row_permutation": defaultdict(list)}
         for batch in run.batches():
             whole: Descriptions = {}
+            measured: dict[str, list[dict[str, Tensor]]] = {"": [], "row_permutation": []}  # layer by layer
             for number, layer in run.layers(batch):
                 heads, names = layer.matrices(), list(layer.heads)
                 seen = Seen.by(layer, heads)
                 self._write(run, head_mean(heads), seen, None, number, batch, whole)
-                found = self._write(run, heads, seen, names, number, batch, whole)
-                _gather(gathered[""], found, batch)
+                measured[""].append(self._write(run, heads, seen, names, number, batch, whole))
                 if not unit.variant:
                     self._write_signals(run, heads, seen, names, number, batch)
                     if "row_permutation" in self.options.nulls:
@@ -116,17 +112,13 @@ class WaveletStudy(Study):
                         given = (batch.lengths, batch.samples, number, self.settings.seed, support)
                         maps = shuffled_rows(heads, *given)
                         found = self._write(run, maps, seen, names, number, batch, {}, "row_permutation")
-                        _gather(gathered["row_permutation"], found, batch)
+                        measured["row_permutation"].append(found)
                 # while the next layer is computed, this one must be free
                 del heads, layer
             if not unit.variant and self.options.takes("scale_sensitivity"):
                 self._beginnings(run, batch, whole)
-        for variant, entropies in gathered.items():
-            for sample, layers in entropies.items():
-                own = {name: np.concatenate([one[name] for one in layers]) for name in layers[0]}
-                count = {} if variant or unit.variant else {"heads": len(next(iter(own.values())))}
-                keys = {"sample": sample, "protocol": "exact"}
-                run.write("uncertainty", variant=variant, **keys, **count, **summaries.correlated(own))
+            for variant, layers in measured.items():
+                self._write_uncertainty(run, layers, batch, variant)
 
     def _write(
         self,
@@ -141,7 +133,7 @@ class WaveletStudy(Study):
     ) -> dict[str, Tensor]:
         """Rows of `heads`, or of `head_means` where no head has a name; its numbers [batch, maps]."""
         control = variant or run.unit.variant
-        chosen = self._chosen(seen)
+        chosen = self._chosen(seen.kind, seen.learned is not None)
         quantities = chosen.heads if control else [*chosen.heads, *chosen.power, *chosen.scales]
         if not quantities:
             return {}
@@ -162,18 +154,27 @@ class WaveletStudy(Study):
             keys = {"sample": np.repeat(batch.samples, BANDS), "layer": number, "protocol": "exact"}
             centers = np.tile((np.arange(BANDS) + 0.5) / BANDS, len(batch.samples))
             run.write("spectra", **keys, frequency=centers, power_share=shares.flatten().numpy())
-        whole[number, _sensitivity(names)] = [found.values[one].flatten(2) for one in chosen.scales]
+        whole[number, names is None] = [found.values[one].flatten(2) for one in chosen.scales]
         return values
 
-    def _chosen(self, seen: Seen) -> Chosen:
+    def _under(self, kind: str, learned: bool) -> Chosen:
         """The quantities under the visibility of a layer."""
-        key = (seen.kind, seen.learned is not None)
-        if key not in self._known:
-            heads, power, scales = (under(some, seen.kind) for some in self._taken)
-            if heads and seen.learned is not None:
-                heads += under([LEARNED], seen.kind, learned=True)
-            self._known[key] = Chosen(heads, power, scales)
-        return self._known[key]
+        heads, power, scales = (under(some, kind) for some in self._taken)
+        return Chosen(heads + under([LEARNED], kind, learned=learned and bool(heads)), power, scales)
+
+    def _write_uncertainty(
+        self, run: StageRun, layers: Sequence[dict[str, Tensor]], batch: Batch, variant: str
+    ) -> None:
+        """How the entropies of each text's heads go together, those of all layers."""
+        names = [name for name in summaries.ENTROPIES if layers and name in layers[0]]
+        if not {"position_entropy", "spectral_entropy"} <= set(names):
+            return
+        heads = {name: torch.cat([one[name] for one in layers], 1).numpy() for name in names}
+        for place, sample in enumerate(batch.samples):
+            own = {name: values[place] for name, values in heads.items()}
+            count = {} if variant or run.unit.variant else {"heads": len(own["position_entropy"])}
+            keys = {"sample": sample, "protocol": "exact"}
+            run.write("uncertainty", variant=variant, **keys, **count, **summaries.correlated(own))
 
     def _write_signals(
         self, run: StageRun, maps: Tensor, seen: Seen, names: Sequence[int], number: int, batch: Batch
@@ -202,18 +203,18 @@ class WaveletStudy(Study):
             for number, layer in run.layers(part):
                 heads = layer.matrices()
                 seen = Seen.by(layer, heads)
-                chosen = self._chosen(seen).scales
+                chosen = self._chosen(seen.kind, seen.learned is not None).scales
                 for maps, names in ((head_mean(heads), None), (heads, list(layer.heads))):
-                    table = _sensitivity(names)
                     sites = {"attention": maps, **seen.rows(mean=names is None)}
                     found = measure_quantities(sites, chosen, lengths=lengths)
                     parts = [found.values[one].flatten(2) for one in chosen]
                     energy, coefficients = (
                         (1.0 - torch.nn.functional.cosine_similarity(*pair, dim=-1)).flatten().numpy()
-                        for pair in zip(whole[number, table], parts, strict=True)
+                        for pair in zip(whole[number, names is None], parts, strict=True)
                     )
                     keys = {**keys_of(part, number, names), "fraction": fraction}
                     tokens = np.repeat(lengths, maps.shape[1])
+                    table = "head_mean_scale_sensitivity" if names is None else "scale_sensitivity"
                     run.write(table, **keys, n_tokens=tokens, energy=energy, coefficients=coefficients)
                 del heads, layer, maps, sites
 
@@ -221,18 +222,6 @@ class WaveletStudy(Study):
         masked = {"exact": under(self._taken.heads, "mask")} if self._taken.heads else {}
         write_baselines(run, ("heads", "head_means"), lambda _: masked)
         summaries.write_phases(run)
-
-
-def _gather(entropies: Entropies, values: dict[str, Tensor], batch: Batch) -> None:
-    """Keeps what the uncertainty of each text is made of."""
-    own = {name: values[name].numpy() for name in summaries.ENTROPIES if name in values}
-    if {"position_entropy", "spectral_entropy"} <= set(own):
-        for place, sample in enumerate(batch.samples):
-            entropies[sample].append({name: numbers[place] for name, numbers in own.items()})
-
-
-def _sensitivity(names: Sequence[int] | None) -> str:
-    return "head_mean_scale_sensitivity" if names is None else "scale_sensitivity"
 
 
 STUDY = WaveletStudy

@@ -19,6 +19,7 @@ from attnscope.engine.tables import Column, Table
 from attnscope.metrics.information import sink_sets
 from attnscope.metrics.quantity import Quantity, field_of
 from attnscope.metrics.signals import locality, power_spectrum, uncertainty, wavelet
+from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
 from attnscope.studies.wavelet_heads.harmonics import ORDERS
 
@@ -187,12 +188,7 @@ TABLES = (
     ),
     Table("harmonics", (*CHECKPOINT_KEYS, "layer", "input", "pair", "protocol"), _HARMONICS),
     Table("uncertainty", (*_SAMPLE, "protocol"), (Column("heads", kind="count", label="heads"), *_RHO)),
-    Table(
-        "baselines",
-        ("n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
-        (Column("value"), Column("std", label="standard deviation"), Column("count", kind="count")),
-        version=2,
-    ),
+    BASELINES,
     Table("phases", (*CHECKPOINT_KEYS, "metric"), (Column("mean"), *_INTERVAL, _SAMPLES)),
     Table(
         "published",

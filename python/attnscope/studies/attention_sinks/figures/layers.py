@@ -54,8 +54,7 @@ def _profiles(
     colors = series_colors(list(heads["series"]))
     for ax, (column, title, rows) in zip(figure.axes, drawn, strict=True):
         depth_profile(rows, column, ax=ax, colors=colors, baselines=baselines if rows is heads else None)
-        ax.set_title(title)
-        ax.set_ylabel("")
+        ax.set(title=title, ylabel="")
     legend_row(figure, colors)
 
 

@@ -45,10 +45,8 @@ def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> N
             level = [rows[one].mean() for one in random]
             ax.plot(there, level, color=colors[name], linestyle=":", gid="random")
     ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-    ax.set_xticks(there)
-    ax.set_xlim(min(there) - 2, max(there) + 2)
-    ax.set_xlabel("percentile of a sink")
-    ax.set_ylabel("reduction of KL (nats)")
+    ax.set(xticks=there, xlim=(min(there) - 2, max(there) + 2))
+    ax.set(xlabel="percentile of a sink", ylabel="reduction of KL (nats)")
 
 
 def sink_removal(results: Tables, options: Options) -> Drawn:
@@ -134,9 +132,7 @@ def ablation(results: Tables, options: Options) -> Drawn:
         if figure.get_figwidth() / len(shown) / len(kinds) < NAMED:
             for name in ax.get_xticklabels():
                 name.set(rotation=30, ha="right", rotation_mode="anchor")
-        ax.set_xlim(-0.5, len(kinds) - 0.5)
-        ax.set_xlabel("keys masked")
-        ax.set_title(CHANGES[column][0])
+        ax.set(xlim=(-0.5, len(kinds) - 0.5), xlabel="keys masked", title=CHANGES[column][0])
     legend_row(figure, colors)
     return captioned(
         figure,

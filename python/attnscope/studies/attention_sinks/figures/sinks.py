@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.plots.axes import axis_label
 from attnscope.plots.figure import (
     Drawn,
@@ -30,7 +31,6 @@ from attnscope.plots.maps import (
     printable,
 )
 from attnscope.plots.selection import (
-    CHECKPOINT,
     NULLS,
     estimate,
     last_step,
@@ -138,7 +138,7 @@ def persistence(results: Tables, options: Options) -> Drawn:
     there = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
     if there.empty:
         raise NotDrawable("no bars of single heads at the last checkpoint were stored")
-    one = [*CHECKPOINT, "sample"]
+    one = [*CHECKPOINT_KEYS, "sample"]
     there = there[there.groupby(one)["sink_share"].transform("size") > 1]
     if there.empty:
         raise NotDrawable("no sample has the bars of two heads to hold against each other")
@@ -189,10 +189,8 @@ def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
                 )  # fmt: skip
     ax.axhline(0.8, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1, gid="centralized")
     ax.set_xticks(range(len(thirds)), thirds)
-    ax.set_xlim(-0.35, len(thirds) - 0.65)
     # room for the names of low and of high shares
-    ax.set_ylim(-0.09, 1.16)
-    ax.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    ax.set(xlim=(-0.35, len(thirds) - 0.65), ylim=(-0.09, 1.16), yticks=[0, 0.2, 0.4, 0.6, 0.8, 1])
     ax.set_ylabel("share of the most frequent sink")
 
 

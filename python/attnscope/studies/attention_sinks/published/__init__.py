@@ -188,19 +188,13 @@ class _Run:
     def _by_text_and_layer(self, protocol: str, model: str, quantity: str, token: str) -> pd.DataFrame:
         """A quantity as sentences by layers, NaN where it has no value."""
         table, column = SOURCES[quantity]
-        rows = self._rows(table, model, protocol)
-        rows = rows[["sample", "layer", column]]
+        rows = self._rows(table, model, protocol)[["sample", "layer", column]].dropna()
+        values = rows[column]
         if quantity == "top_token":
-            rows = rows[rows[column].notna()]
-            there = {found: float(_is_token(found, token)) for found in rows[column].unique()}
-            rows = rows.assign(value=rows[column].map(there).astype(float))
+            values = values.map({found: _is_token(found, token) for found in values.unique()})
         elif quantity == "same_key_in_all_heads":
-            rows = rows[rows[column].notna()]
-            kinds = rows.groupby(["sample", "layer"])[column].nunique()
-            rows = (kinds == 1).astype(float).rename("value").reset_index()
-        else:
-            rows = rows.assign(value=rows[column].to_numpy(float, na_value=np.nan))
-        return rows.groupby(["sample", "layer"])["value"].mean().unstack("layer")
+            values = rows.groupby(["sample", "layer"])[column].transform("nunique") == 1
+        return values.astype(float).groupby([rows["sample"], rows["layer"]]).mean().unstack("layer")
 
 
 def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[Measured, int]:
