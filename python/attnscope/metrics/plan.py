@@ -228,17 +228,14 @@ class Execution:
         return own | {name: about[name] for name in about if name in parameters_of(function)}
 
     def _lengths_of(self, call: Call) -> Tensor | None:
-        """One length per layer, out of lengths that broadcast against its heads."""
+        """One length per head of a layer, out of lengths that broadcast against them, or per text."""
         if self.lengths is None:
             return None
         each = _checks.as_tensor(self.function, "lengths", self.lengths)
         if call.of not in MAPS:
             return each.flatten()
         shape, words = self.sites[call.of].shape[:-2], "do not broadcast to the leading shape"
-        each = _checks.expanded(f"{self.function}: lengths", each, shape, words)
-        if each.ndim == 0 or not bool((each == each[..., :1]).all()):
-            raise ValueError(f"{self.function}: metrics of a whole layer need one length for all its heads")
-        return each[..., 0].contiguous()
+        return _checks.expanded(f"{self.function}: lengths", each, shape, words)
 
     def _read_once(self, group: Mapping[str, Call]) -> None:
         first = next(iter(group.values()))

@@ -149,7 +149,8 @@ def test_bad_attention_is_refused_before_any_work():
 
 
 def test_layer_metrics_want_one_length_for_all_heads():
-    with pytest.raises(ValueError, match="one length for all its heads"):
+    message = "lengths of the heads of one layer must be equal, got [[3, 4, 5], [3, 3, 3]]"
+    with pytest.raises(ValueError, match=re.escape(message)):
         asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=[[3, 4, 5], [3, 3, 3]])
 
 
@@ -365,7 +366,7 @@ def test_lengths_that_do_not_fit_are_named():
     message = "measure: lengths of shape (4,) do not broadcast to the leading shape (2, 3)"
     with pytest.raises(ValueError, match=re.escape(message)):
         asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=[3, 4, 5, 6])
-    with pytest.raises(ValueError, match="one length for all its heads"):
+    with pytest.raises(ValueError, match="heads must have at least three dimensions"):
         asc.measure(maps(8, 8), ["head_divergence"], lengths=4)
     alone = asc.measure(maps(2, 1, 8, 8), ["head_divergence"], lengths=[[5], [7]])["head_divergence"]
     assert same(alone, asc.head_divergence(maps(2, 1, 8, 8), lengths=[5, 7]))

@@ -214,34 +214,17 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     falls = f"How much the heads' mean divergence falls without {said}, nats."
     share = f"Share of the head mean's mass on {said}."
     emptied = f"Rows of all heads with nothing left without {said}."
+    number = f"Number of {said}."
     removal = {"options": {"keys": keys, "keep_attention": False}, "needs": ("attention", "head_mean")}
-    of_mean = {"needs": ("head_mean",), "low": 0}
+    of_mean: dict[str, Any] = {"needs": ("head_mean",), "low": 0}
+    mass = {**of_mean, "high": 1, "options": {"keys": keys}}
+    count = {**of_mean, "kind": "count", "high": float, "options": dict(keys.options), "read": how_many}
     excluded = {"kind": "count", "low": 0, "read": lambda found: how_many(found.excluded)}
-    on_keys, reduction, all_of_it = {"keys": keys}, field_of("kl_reduction"), sum(GONE) / 2
+    reduction, all_of_it = field_of("kl_reduction"), sum(GONE) / 2
     return (
         one("kl_reduction", "sink_removal", "KL without sinks", falls, all_of_it, read=reduction, **removal),
-        one(
-            "sink_concentration",
-            "_mass_on",
-            "mass on sinks",
-            share,
-            0.375,
-            high=1,
-            options=on_keys,
-            **of_mean,
-        ),
-        one(
-            "sink_count",
-            keys.metric,
-            "sink tokens per layer",
-            f"Number of {said}.",
-            1,
-            kind="count",
-            high=float,
-            options=dict(keys.options),
-            read=how_many,
-            **of_mean,
-        ),
+        one("sink_concentration", "_mass_on", "mass on sinks", share, 0.375, **mass),
+        one("sink_count", keys.metric, "sink tokens per layer", number, 1, **count),
         one("excluded_rows", "sink_removal", "emptied rows", emptied, 0, **excluded, **removal),
     )
 

@@ -233,9 +233,7 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     training = {module: module.training for module in model.modules()}
     flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:
-        model.eval()
-        for parameter in flags:
-            parameter.requires_grad_(True)
+        model.eval().requires_grad_(True)
         with torch.enable_grad():
             yield
     finally:

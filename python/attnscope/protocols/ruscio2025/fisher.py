@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +129,8 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
 
 def _layer(name: str) -> int:
     """The number that follows the first `layers.`, or where there is none `layer.`; −1 for another name."""
-    for word in ("layers.", "layer."):
-        if word in name:
-            number = name.split(word)[1].split(".")[0]
-            return int(number) if number.isdigit() else -1
-    return -1
+    found = re.search(r"layers\.([^.]*)", name) or re.search(r"layer\.([^.]*)", name)
+    return int(found[1]) if found and found[1].isdigit() else -1
 
 
 def _padded(
