@@ -92,14 +92,10 @@ class Barcodes:
         if dimension not in range(DIMENSIONS):
             raise ValueError(f"Barcodes.padded: dimension must be 0 or 1, got {dimension!r}")
         own = self.dimension == dimension
-        owner = self._owner()[own]
-        counts = torch.bincount(owner, minlength=self._count())
-        largest = int(counts.max()) if counts.numel() else 0
+        counts = torch.bincount(self._owner()[own], minlength=self._count())
+        largest = max(counts.tolist(), default=0)
         result = torch.full((self._count(), largest, 2), fill, dtype=torch.float64)
-        first = torch.cumsum(counts, 0) - counts
-        place = torch.arange(owner.numel()) - first[owner]
-        result[owner, place, 0] = self.birth[own]
-        result[owner, place, 1] = self.death[own]
+        result[torch.arange(largest) < counts[:, None]] = torch.stack([self.birth[own], self.death[own]], -1)
         return result.reshape(*self.shape, largest, 2)
 
     def __repr__(self) -> str:

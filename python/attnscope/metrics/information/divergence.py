@@ -198,11 +198,6 @@ GONE = [
 ]
 
 
-def _mean_over_heads(divergence: torch.Tensor) -> torch.Tensor:
-    # NumPy's pairwise sum, whatever the number of threads
-    return torch.from_numpy(np.asarray(divergence.numpy().mean(-1)))
-
-
 def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     """What removing a set of sink keys from a layer does; the keys are found on the head mean."""
     chosen = suffix.replace("_", ", ") + "th percentile" if suffix else ""
@@ -241,7 +236,8 @@ QUANTITIES = (
     replace(
         _DIVERGENCE,
         meaning="Mean over heads and queries of KL(head ‖ mean of the heads).",
-        read=_mean_over_heads,
+        # NumPy's pairwise sum, whatever the number of threads
+        read=lambda divergence: torch.from_numpy(np.asarray(divergence.numpy().mean(-1))),
         scope="layer",
     ),
     *_without("", "the sink tokens of the head mean", Shared("sink_tokens", of="head_mean")),

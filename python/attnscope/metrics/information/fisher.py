@@ -161,9 +161,8 @@ def trace_table(
         table["trace"] /= table["weight"]
     table["parameters"] = [sizes[key] for key in zip(table["layer"], table["group"], strict=True)]
     table["trace_per_parameter"] = table["trace"] / table["parameters"]
-    columns = [key for key in ("sample", "tokens") if per_sentence and key in table]
-    columns += ["layer", "group", "parameters", "trace", "trace_per_parameter"]
-    return table[columns if per_sentence else [*columns, "n"]]
+    columns = ("sample", "tokens", "layer", "group", "parameters", "trace", "trace_per_parameter", "n")
+    return table[[column for column in columns if column in table]]
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:

@@ -58,15 +58,6 @@ def local_global_ratio(
     return _checks.computed(_core.local_global_ratio, name, checked, *given, dropped)
 
 
-def _finite_ratio(ratio: torch.Tensor) -> torch.Tensor:
-    # a map that holds nothing beyond the window has no ratio that could enter a mean
-    return ratio.masked_fill(ratio.isinf(), math.nan)
-
-
-def _share(ratio: torch.Tensor) -> torch.Tensor:
-    return torch.where(ratio.isinf(), 1.0, ratio / (1.0 + ratio))
-
-
 QUANTITIES = (
     # of four keys the last query gives 2/4 to those two or more away, the one before it 1/3
     Quantity.of(
@@ -76,7 +67,8 @@ QUANTITIES = (
         Known(3.8, causal(4), options={"window": 1}),
         kind="ratio",
         low=0,
-        read=_finite_ratio,
+        # a map that holds nothing beyond the window has no ratio that could enter a mean
+        read=lambda ratio: ratio.masked_fill(ratio.isinf(), math.nan),
     ),
     Quantity(
         "local_share",
@@ -86,6 +78,6 @@ QUANTITIES = (
         Known(3.8 / 4.8, causal(4), options={"window": 1}),
         low=0,
         high=1,
-        read=_share,
+        read=lambda ratio: torch.where(ratio.isinf(), 1.0, ratio / (1.0 + ratio)),
     ),
 )

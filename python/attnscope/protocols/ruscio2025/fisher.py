@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -135,7 +135,7 @@ def _layer(name: str) -> int:
 
 def _padded(
     function: str, model: nn.Module, texts: Texts, tokenizer: Any, padded_to: int | None
-) -> list[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Token ids and attention mask [1, n] of every text, all of the longest one's length."""
     encoded = []
     for text in texts:
@@ -150,12 +150,10 @@ def _padded(
     longest = max((ids.shape[-1] for ids, _ in encoded), default=0)
     longest = max(longest, min(padded_to or 0, LONGEST_INPUT))
     pad, left = _pad_id(model, tokenizer), getattr(tokenizer, "padding_side", "right") == "left"
-    result = []
     for ids, real in encoded:
         missing = longest - ids.shape[-1]
         sides = (missing, 0) if left else (0, missing)
-        result.append((nn.functional.pad(ids, sides, value=pad), nn.functional.pad(real, sides, value=0)))
-    return result
+        yield nn.functional.pad(ids, sides, value=pad), nn.functional.pad(real, sides, value=0)
 
 
 def _pad_id(model: nn.Module, tokenizer: Any) -> int:

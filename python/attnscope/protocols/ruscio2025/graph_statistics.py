@@ -234,12 +234,8 @@ def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(links.any(-1).any(-1), path, math.nan), clustering
 
 
-def _variant_of(both: dict[str, GraphStatistics], variant: Variant = "laplacian") -> GraphStatistics:
-    return both[variant]
-
-
 SOURCES = (_by_variant,)
-DERIVED = {"graph_statistics": ("_by_variant", _variant_of)}
+DERIVED = {"graph_statistics": ("_by_variant", lambda both, variant="laplacian": both[variant])}
 
 
 def _of_graph(

@@ -87,24 +87,23 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
 
 
 def _with_vertices(births: Array, bars: Array) -> Array:
-    """One map's bars with its vertices born at `births` instead of before all edges."""
+    """One map's bars with its vertices born at `births` instead of before all edges.
+
+    Those of H0 are found anew, by the elder rule over the tree of the edges that end them.
+    """
     joins = bars[(bars[:, 2] == 0) & np.isfinite(bars[:, 1])]
     loops = bars[bars[:, 2] == 1]
     loops[np.isinf(loops[:, 1]), 5:] = -1
-    return np.concatenate([_components(births.tolist(), joins), loops])
-
-
-def _components(births: list[float], joins: Array) -> Array:
-    """H0 bars of vertices that are born late, by the elder rule over the tree whose edges end `joins`."""
-    oldest = list(range(len(births)))  # the first-born vertex of each one's component
+    born = births.tolist()
+    oldest = list(range(len(born)))  # the first-born vertex of each one's component
     found = []
     for death, (a, b) in zip(joins[:, 1].tolist(), joins[:, 5:].astype(int).tolist(), strict=True):
-        elder, younger = sorted((oldest[a], oldest[b]), key=births.__getitem__)
-        if death > births[younger]:
-            found.append((births[younger], death, 0, -1, -1, a, b))
+        elder, younger = sorted((oldest[a], oldest[b]), key=born.__getitem__)
+        if death > born[younger]:
+            found.append((born[younger], death, 0, -1, -1, a, b))
         oldest = [elder if one == younger else one for one in oldest]
-    found += [(births[vertex], np.inf, 0, -1, -1, -1, -1) for vertex in sorted(set(oldest))]
-    return np.array(sorted(found, key=lambda bar: bar[:2]))
+    found += [(born[vertex], np.inf, 0, -1, -1, -1, -1) for vertex in sorted(set(oldest))]
+    return np.concatenate([sorted(found, key=lambda bar: bar[:2]), loops])
 
 
 # Its bars are read by `betti` and `topology`.
