@@ -197,9 +197,8 @@ class Execution:
                 return betti_numbers_of(held, call.given["thresholds"])
         function = found().functions[call.protocol, call.source]
         given = self._arguments(function, call.given, call)
-        if call.is_exact("head_divergence"):
-            entropy = self.plan.entropies.get(call)
-            return divergence_of(maps, None if entropy is None else self._result(entropy), **given)
+        if entropy := self.plan.entropies.get(call):
+            return divergence_of(maps, self._result(entropy), **given)
         return function(maps, **given) if reads_maps(function) else function(**given)
 
     def _arguments(

@@ -198,9 +198,14 @@ GONE = [
 ]
 
 
-def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
-    """What removing a set of sink keys from a layer does; the keys are found on the head mean."""
-    chosen = suffix.replace("_", ", ") + "th percentile" if suffix else ""
+def _without(percentile: int | None) -> tuple[Quantity, ...]:
+    """What removing the sink tokens, or the keys above a percentile, of the head mean from a layer does."""
+    suffix, chosen = "", ""
+    said, keys = "the sink tokens of the head mean", Shared("sink_tokens", of="head_mean")
+    if percentile is not None:
+        suffix, chosen = f"_{percentile}", f", {percentile}th percentile"
+        said = f"the keys above the {percentile}th percentile of incoming attention"
+        keys = Shared("_keys_above", (("percentile", percentile),), of="head_mean")
 
     def one(name: str, metric: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
         known = Known(expected, uneven_heads())
@@ -240,14 +245,5 @@ QUANTITIES = (
         read=lambda divergence: torch.from_numpy(np.asarray(divergence.numpy().mean(-1))),
         scope="layer",
     ),
-    *_without("", "the sink tokens of the head mean", Shared("sink_tokens", of="head_mean")),
-    *(
-        quantity
-        for percentile in PERCENTILES
-        for quantity in _without(
-            f"_{percentile}",
-            f"the keys above the {percentile}th percentile of incoming attention",
-            Shared("_keys_above", (("percentile", percentile),), of="head_mean"),
-        )
-    ),
+    *(quantity for percentile in (None, *PERCENTILES) for quantity in _without(percentile)),
 )

@@ -123,14 +123,10 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
         low = name.lower()
         group = next((group for group, parts in SUBSTRINGS if any(part in low for part in parts)), None)
         if group is not None:
-            places[name] = (_layer(name), group)
+            # behind the first `layers.`, or where there is none `layer.`
+            found = re.search(r"layers\.([^.]*)", name) or re.search(r"layer\.([^.]*)", name)
+            places[name] = (int(found[1]) if found and found[1].isdigit() else -1, group)
     return places
-
-
-def _layer(name: str) -> int:
-    """The number that follows the first `layers.`, or where there is none `layer.`; −1 for another name."""
-    found = re.search(r"layers\.([^.]*)", name) or re.search(r"layer\.([^.]*)", name)
-    return int(found[1]) if found and found[1].isdigit() else -1
 
 
 def _padded(
