@@ -157,8 +157,8 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
         Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
     """
     _check("betti_curve", barcodes)
-    values = _checks.as_tensor("betti_curve", "scales", scales, torch.float64).detach().cpu().numpy()
-    values = np.atleast_1d(values)
+    given = _checks.as_tensor("betti_curve", "scales", scales, torch.float64).detach().cpu()
+    values = np.atleast_1d(given.numpy())
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
     curve = alive(barcodes, barcodes.birth, barcodes.death, values)

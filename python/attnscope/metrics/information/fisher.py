@@ -177,19 +177,16 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     modules = dict(model.named_modules())
     places: dict[str, tuple[int, str]] = {}
     for name, _ in model.named_parameters():
-        owner = name.rpartition(".")[0]
-        found = _LAYER.search(name)
-        layer = int(found.group(1)) if found else -1
-        kind = type(modules[owner]).__name__
-        if "norm" in kind.lower():
+        owner, found = modules[name.rpartition(".")[0]], _LAYER.search(name)
+        if "norm" in type(owner).__name__.lower():
             group = "norm"
-        elif isinstance(modules[owner], nn.Embedding):
+        elif isinstance(owner, nn.Embedding):
             group = "embedding"
         elif found and _ATTENTION.search(name[found.end() :]):
             group = "attention"
         else:
             group = "mlp" if found else "embedding"
-        places[name] = (layer, group)
+        places[name] = (int(found[1]) if found else -1, group)
     return places
 
 
