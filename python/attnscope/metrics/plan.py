@@ -264,6 +264,13 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     }
 
 
+def accepted(metric: str) -> dict[str, Any]:
+    """The options that a metric of the exact protocol takes, with their defaults."""
+    derived = found().derived.get(("exact", metric))
+    own = options_of(found().function("exact", metric))
+    return {**own, **(options_of(derived[1]) if derived else {})}
+
+
 @functools.cache
 def first_of(function: Callable[..., Any]) -> str:
     """The name of a function's first argument."""
