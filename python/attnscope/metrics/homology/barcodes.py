@@ -93,7 +93,7 @@ class Barcodes:
             raise ValueError(f"Barcodes.padded: dimension must be 0 or 1, got {dimension!r}")
         own = self.dimension == dimension
         counts = torch.bincount(self._owner()[own], minlength=self._count())
-        largest = max(counts.tolist(), default=0)
+        largest = int(counts.max()) if counts.numel() else 0
         result = torch.full((self._count(), largest, 2), fill, dtype=torch.float64)
         result[torch.arange(largest) < counts[:, None]] = torch.stack([self.birth[own], self.death[own]], -1)
         return result.reshape(*self.shape, largest, 2)
