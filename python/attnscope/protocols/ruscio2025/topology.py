@@ -100,13 +100,14 @@ def topology(
         rows = _checks.float_tensor(name, "row_entropy", row_entropy)
         rows = _checks.expanded(f"{name}: row_entropy", rows, maps.shape[:-1])
     edge = torch.stack(torch.unravel_index(flat.argmax(-1), maps.shape[-2:]), -1)
-    std = (flat - flat.mean(-1, keepdim=True)).square().mean(-1).sqrt()
-    numbers = (flat.mean(-1), flat.amax(-1), std, rows.sum(-1))
     return Topology(
         mean_length,
         torch.where(mean_length.isnan(), torch.nan, max_persistence(bars)),
         torch.where(bad[..., None], torch.nan, density),
-        *(torch.where(bad, torch.nan, one) for one in numbers),
+        torch.where(bad, torch.nan, flat.mean(-1)),
+        torch.where(bad, torch.nan, flat.amax(-1)),
+        torch.where(bad, torch.nan, (flat - flat.mean(-1, keepdim=True)).square().mean(-1).sqrt()),
+        torch.where(bad, torch.nan, rows.sum(-1)),
         torch.where(bad, -1, maps.mean(-2).argmax(-1)),
         torch.where(bad[..., None], -1, edge),
     )
