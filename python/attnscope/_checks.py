@@ -225,13 +225,7 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
     entries = list(thresholds)
     if not entries:
         raise ValueError(f"{function}: thresholds must hold at least one value, got none")
-    values = [
-        _fraction_of_n(function, one)
-        if isinstance(one, str)
-        else fraction_argument(function, "thresholds", one)
-        for one in entries
-    ]
-    given = torch.tensor(values, dtype=torch.float64)
+    given = torch.tensor([_threshold(function, one) for one in entries], dtype=torch.float64)
     over_n = [isinstance(one, str) for one in entries]
     if not any(over_n):
         return given
@@ -351,14 +345,16 @@ def finished(
     return result
 
 
-def _fraction_of_n(function: str, text: str) -> float:
-    numerator, _, denominator = text.partition("/")
+def _threshold(function: str, given: Any) -> float:
+    if not isinstance(given, str):
+        return fraction_argument(function, "thresholds", given)
+    numerator, _, denominator = given.partition("/")
     try:
         value = float(numerator)
     except ValueError:
         value = math.nan
     if denominator.strip() != "n" or not 0.0 < value < math.inf:
-        raise ValueError(f'{function}: a threshold in words must read "k/n" with k > 0, got {text!r}')
+        raise ValueError(f'{function}: a threshold in words must read "k/n" with k > 0, got {given!r}')
     return value
 
 
@@ -372,10 +368,8 @@ def lengths_argument(
         raise ValueError(f"{function}: lengths must be integers, got {values.dtype}")
     values = values.to(device="cpu", dtype=torch.int64)
     each = expanded(f"{function}: lengths", values, leading, "do not broadcast to the leading shape")
-    outside = (values < 1) | (values > n)
-    if bool(outside.any()):
-        first = int(values[outside].flatten()[0])
-        raise ValueError(f"{function}: lengths must lie between 1 and n = {n}, got {first}")
+    if len(outside := values[(values < 1) | (values > n)]):
+        raise ValueError(f"{function}: lengths must lie between 1 and n = {n}, got {outside[0]}")
     return each.contiguous()
 
 

@@ -70,7 +70,6 @@ ARGUED: dict[str, dict[str, str]] = {
     },
     "barcodes": {
         "return torch.repeat_interleave(self.offsets.diff())": "without values it repeats their numbers",
-        "counts = torch.bincount(owner, )": "maps behind the last bar are not looked up, and none at all is provided for",
         "for entry, size in zip(entries, self.shape, strict=None):": SAME_LENGTH,
         "for entry, size in zip(entries, self.shape, ):": SAME_LENGTH,
         "for entry, size in zip(entries, self.shape, strict=False):": SAME_LENGTH,

@@ -16,16 +16,7 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope._nearest import nearest
 from attnscope.metrics.discovery import found
-from attnscope.metrics.plan import (
-    MAPS,
-    Execution,
-    Plan,
-    Request,
-    options_of,
-    plan_of,
-    reads_layers,
-    reads_maps,
-)
+from attnscope.metrics.plan import MAPS, Execution, Plan, Request, accepted, plan_of, reads_layers, reads_maps
 from attnscope.metrics.quantity import Quantity
 
 #: A name, names, or a mapping from the key wanted in the result to the options of its metric.
@@ -319,23 +310,23 @@ def requests_of(metrics: Metrics, options: Mapping[str, Any], *, partial: bool =
             columns = [one.metric for one in found().quantities if one.name == metric and one.metric in names]
             words = f"; {metric} is a column of {columns[0]}" if columns else nearest(metric, names)
             raise ValueError(f"measure: unknown metric {metric!r}{words}")
-        accepted = _accepted(metric)
-        if unknown := [name for name in own if name not in accepted]:
+        possible = accepted(metric)
+        if unknown := [name for name in own if name not in possible]:
             raise TypeError(
-                f"measure: {metric} takes no option {unknown[0]!r}{nearest(unknown[0], sorted(accepted))}"
+                f"measure: {metric} takes no option {unknown[0]!r}{nearest(unknown[0], sorted(possible))}"
             )
-        common = {name: value for name, value in options.items() if name in accepted}
+        common = {name: value for name, value in options.items() if name in possible}
         missing = [
             name
-            for name in sorted(accepted.keys() - {"thresholds", *own, *common})
-            if accepted[name] is inspect.Parameter.empty
+            for name in sorted(possible.keys() - {"thresholds", *own, *common})
+            if possible[name] is inspect.Parameter.empty
         ]
         if missing and not partial:
             raise TypeError(f"measure: {metric} needs the option {missing[0]!r}")
         taken |= set(common)
         requests.append(Request(key, metric, {**common, **own}))
     if unused := sorted(set(options) - taken):
-        known = sorted({name for request in requests for name in _accepted(request.metric)})
+        known = sorted({name for request in requests for name in accepted(request.metric)})
         raise TypeError(
             f"measure: none of the metrics {', '.join(asked)} takes the option {unused[0]!r}"
             f"{nearest(unused[0], known)}"
@@ -350,7 +341,7 @@ def options_taken(metrics: Metrics) -> set[str]:
         option
         for key, given in _asked(metrics).items()
         if (metric := str(given.get("metric", key))) in names
-        for option in _accepted(metric).keys() - given.keys()
+        for option in accepted(metric).keys() - given.keys()
     }
 
 
@@ -371,10 +362,3 @@ def _asked(metrics: Metrics) -> Mapping[str, Mapping[str, Any]]:
         if not isinstance(own, Mapping):
             raise TypeError(f"measure: the options of {key!r} must be a mapping, got {type(own).__name__}")
     return asked
-
-
-def _accepted(metric: str) -> dict[str, Any]:
-    """A metric's options with their defaults."""
-    derived = found().derived.get(("exact", metric))
-    own = options_of(found().function("exact", metric))
-    return {**own, **(options_of(derived[1]) if derived else {})}

@@ -197,9 +197,8 @@ class Execution:
                 return betti_numbers_of(held, call.given["thresholds"])
         function = found().functions[call.protocol, call.source]
         given = self._arguments(function, call.given, call)
-        if call.is_exact("head_divergence"):
-            entropy = self.plan.entropies.get(call)
-            return divergence_of(maps, None if entropy is None else self._result(entropy), **given)
+        if entropy := self.plan.entropies.get(call):
+            return divergence_of(maps, self._result(entropy), **given)
         return function(maps, **given) if reads_maps(function) else function(**given)
 
     def _arguments(
@@ -228,17 +227,14 @@ class Execution:
         return own | {name: about[name] for name in about if name in parameters_of(function)}
 
     def _lengths_of(self, call: Call) -> Tensor | None:
-        """One length per layer, out of lengths that broadcast against its heads."""
+        """One length per head of a layer, out of lengths that broadcast against them, or per text."""
         if self.lengths is None:
             return None
         each = _checks.as_tensor(self.function, "lengths", self.lengths)
         if call.of not in MAPS:
             return each.flatten()
         shape, words = self.sites[call.of].shape[:-2], "do not broadcast to the leading shape"
-        each = _checks.expanded(f"{self.function}: lengths", each, shape, words)
-        if each.ndim == 0 or not bool((each == each[..., :1]).all()):
-            raise ValueError(f"{self.function}: metrics of a whole layer need one length for all its heads")
-        return each[..., 0].contiguous()
+        return _checks.expanded(f"{self.function}: lengths", each, shape, words)
 
     def _read_once(self, group: Mapping[str, Call]) -> None:
         first = next(iter(group.values()))
@@ -266,6 +262,13 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
         for name, parameter in parameters[first:]
         if name not in ("lengths", "held", "known") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
+
+
+def accepted(metric: str) -> dict[str, Any]:
+    """The options that a metric of the exact protocol takes, with their defaults."""
+    derived = found().derived.get(("exact", metric))
+    own = options_of(found().function("exact", metric))
+    return {**own, **(options_of(derived[1]) if derived else {})}
 
 
 @functools.cache

@@ -205,20 +205,15 @@ def how_many(flags: Tensor) -> Tensor:
     return flags.sum(-1)
 
 
-def quantity(name: str, protocol: str = "exact", scope: str | None = None) -> Quantity:
+def quantity(name: str, protocol: str = "exact", scope: str = "map") -> Quantity:
     """What is declared under a column's name; an unknown one is known by its name alone.
 
-    Another protocol's is better than none; where no scope is said, one of a map comes before any other.
+    Another scope's is better than none, and so is another protocol's.
     """
     from attnscope.metrics.discovery import found
 
-    declared = [one for one in found().quantities if one.name == name]
-    for wanted in (scope,) if scope else ("map", None):
-        for one in declared:
-            if one.protocol == protocol and wanted in (None, one.scope):
-                return one
-    if declared:
-        return declared[0]
+    if declared := [one for one in found().quantities if one.name == name]:
+        return min(declared, key=lambda one: (one.protocol != protocol, one.scope != scope))
     # a number that tables hold and no metric gives
     nothing = Known(torch.nan, torch.full((1, 1), torch.nan))
     return Quantity(name, "", name.replace("_", " "), "", nothing)
@@ -285,13 +280,9 @@ def detail(n: int, scale: int) -> Tensor:
     root = 3**0.5
     low = torch.tensor([1 + root, 3 + root, 3 - root, 1 - root], dtype=torch.float64) / (4 * 2**0.5)
     high = torch.stack([low[3], -low[2], low[1], -low[0]])
-    signal = torch.ones(1, dtype=torch.float64)
-    for level in range(4 - scale):
-        taps = low if level else high
-        refined = torch.zeros(2 * len(signal) + 2, dtype=torch.float64)
-        for place, coefficient in enumerate(signal):
-            refined[2 * place : 2 * place + 4] += coefficient * taps
-        signal = refined
+    signal = high
+    for _ in range(3 - scale):
+        signal = torch.nn.functional.conv_transpose1d(signal[None], low[None, None], stride=2)[0]
     row = torch.full((n,), 1 / n, dtype=torch.float64)
     row[1 : 1 + len(signal)] += signal / (4 * n)
     return row.expand(n, n).contiguous()

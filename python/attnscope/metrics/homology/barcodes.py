@@ -92,14 +92,10 @@ class Barcodes:
         if dimension not in range(DIMENSIONS):
             raise ValueError(f"Barcodes.padded: dimension must be 0 or 1, got {dimension!r}")
         own = self.dimension == dimension
-        owner = self._owner()[own]
-        counts = torch.bincount(owner, minlength=self._count())
+        counts = torch.bincount(self._owner()[own], minlength=self._count())
         largest = int(counts.max()) if counts.numel() else 0
         result = torch.full((self._count(), largest, 2), fill, dtype=torch.float64)
-        first = torch.cumsum(counts, 0) - counts
-        place = torch.arange(owner.numel()) - first[owner]
-        result[owner, place, 0] = self.birth[own]
-        result[owner, place, 1] = self.death[own]
+        result[torch.arange(largest) < counts[:, None]] = torch.stack([self.birth[own], self.death[own]], -1)
         return result.reshape(*self.shape, largest, 2)
 
     def __repr__(self) -> str:
@@ -161,8 +157,8 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
         Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
     """
     _check("betti_curve", barcodes)
-    values = _checks.as_tensor("betti_curve", "scales", scales, torch.float64).detach().cpu().numpy()
-    values = np.atleast_1d(values)
+    given = _checks.as_tensor("betti_curve", "scales", scales, torch.float64).detach().cpu()
+    values = np.atleast_1d(given.numpy())
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
     curve = alive(barcodes, barcodes.birth, barcodes.death, values)

@@ -10,16 +10,8 @@ from typing import Any, Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.homology.barcodes import (
-    DIMENSIONS,
-    Barcodes,
-    bar_count,
-    betti_curve,
-    max_persistence,
-    mean_persistence,
-    persistent_entropy,
-    total_persistence,
-)
+from attnscope.metrics.homology import barcodes
+from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
 from attnscope.metrics.quantity import Known, Quantity, ring
 
 Symmetrize = Literal["max", "mean", "min"]
@@ -102,10 +94,13 @@ def attention_of_topology(
     return checked
 
 
-OF_BARS = (betti_curve, bar_count, total_persistence, max_persistence, persistent_entropy)
+OF_BARS = (
+    *(barcodes.betti_curve, barcodes.bar_count, barcodes.total_persistence),
+    *(barcodes.max_persistence, barcodes.persistent_entropy),
+)
 SOURCES = (persistence,)
 DERIVED = {function.__name__: ("persistence", function) for function in OF_BARS}
-DERIVED["_mean_persistence"] = ("persistence", mean_persistence)
+DERIVED["_mean_persistence"] = ("persistence", barcodes.mean_persistence)
 
 
 def _of_bars(metric: str, label: str, meaning: str, expected: tuple[float, float], **more: Any) -> Quantity:

@@ -198,14 +198,14 @@ GONE = [
 ]
 
 
-def _mean_over_heads(divergence: torch.Tensor) -> torch.Tensor:
-    # NumPy's pairwise sum, whatever the number of threads
-    return torch.from_numpy(np.asarray(divergence.numpy().mean(-1)))
-
-
-def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
-    """What removing a set of sink keys from a layer does; the keys are found on the head mean."""
-    chosen = suffix.replace("_", ", ") + "th percentile" if suffix else ""
+def _without(percentile: int | None) -> tuple[Quantity, ...]:
+    """What removing the sink tokens, or the keys above a percentile, of the head mean from a layer does."""
+    suffix, chosen = "", ""
+    said, keys = "the sink tokens of the head mean", Shared("sink_tokens", of="head_mean")
+    if percentile is not None:
+        suffix, chosen = f"_{percentile}", f", {percentile}th percentile"
+        said = f"the keys above the {percentile}th percentile of incoming attention"
+        keys = Shared("_keys_above", (("percentile", percentile),), of="head_mean")
 
     def one(name: str, metric: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
         known = Known(expected, uneven_heads())
@@ -214,34 +214,17 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     falls = f"How much the heads' mean divergence falls without {said}, nats."
     share = f"Share of the head mean's mass on {said}."
     emptied = f"Rows of all heads with nothing left without {said}."
+    number = f"Number of {said}."
     removal = {"options": {"keys": keys, "keep_attention": False}, "needs": ("attention", "head_mean")}
-    of_mean = {"needs": ("head_mean",), "low": 0}
+    of_mean: dict[str, Any] = {"needs": ("head_mean",), "low": 0}
+    mass = {**of_mean, "high": 1, "options": {"keys": keys}}
+    count = {**of_mean, "kind": "count", "high": float, "options": dict(keys.options), "read": how_many}
     excluded = {"kind": "count", "low": 0, "read": lambda found: how_many(found.excluded)}
-    on_keys, reduction, all_of_it = {"keys": keys}, field_of("kl_reduction"), sum(GONE) / 2
+    reduction, all_of_it = field_of("kl_reduction"), sum(GONE) / 2
     return (
         one("kl_reduction", "sink_removal", "KL without sinks", falls, all_of_it, read=reduction, **removal),
-        one(
-            "sink_concentration",
-            "_mass_on",
-            "mass on sinks",
-            share,
-            0.375,
-            high=1,
-            options=on_keys,
-            **of_mean,
-        ),
-        one(
-            "sink_count",
-            keys.metric,
-            "sink tokens per layer",
-            f"Number of {said}.",
-            1,
-            kind="count",
-            high=float,
-            options=dict(keys.options),
-            read=how_many,
-            **of_mean,
-        ),
+        one("sink_concentration", "_mass_on", "mass on sinks", share, 0.375, **mass),
+        one("sink_count", keys.metric, "sink tokens per layer", number, 1, **count),
         one("excluded_rows", "sink_removal", "emptied rows", emptied, 0, **excluded, **removal),
     )
 
@@ -258,17 +241,9 @@ QUANTITIES = (
     replace(
         _DIVERGENCE,
         meaning="Mean over heads and queries of KL(head ‖ mean of the heads).",
-        read=_mean_over_heads,
+        # NumPy's pairwise sum, whatever the number of threads
+        read=lambda divergence: torch.from_numpy(np.asarray(divergence.numpy().mean(-1))),
         scope="layer",
     ),
-    *_without("", "the sink tokens of the head mean", Shared("sink_tokens", of="head_mean")),
-    *(
-        quantity
-        for percentile in PERCENTILES
-        for quantity in _without(
-            f"_{percentile}",
-            f"the keys above the {percentile}th percentile of incoming attention",
-            Shared("_keys_above", (("percentile", percentile),), of="head_mean"),
-        )
-    ),
+    *(quantity for percentile in (None, *PERCENTILES) for quantity in _without(percentile)),
 )

@@ -161,9 +161,8 @@ def trace_table(
         table["trace"] /= table["weight"]
     table["parameters"] = [sizes[key] for key in zip(table["layer"], table["group"], strict=True)]
     table["trace_per_parameter"] = table["trace"] / table["parameters"]
-    columns = [key for key in ("sample", "tokens") if per_sentence and key in table]
-    columns += ["layer", "group", "parameters", "trace", "trace_per_parameter"]
-    return table[columns if per_sentence else [*columns, "n"]]
+    columns = ("sample", "tokens", "layer", "group", "parameters", "trace", "trace_per_parameter", "n")
+    return table[[column for column in columns if column in table]]
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
@@ -178,19 +177,16 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     modules = dict(model.named_modules())
     places: dict[str, tuple[int, str]] = {}
     for name, _ in model.named_parameters():
-        owner = name.rpartition(".")[0]
-        found = _LAYER.search(name)
-        layer = int(found.group(1)) if found else -1
-        kind = type(modules[owner]).__name__
-        if "norm" in kind.lower():
+        owner, found = modules[name.rpartition(".")[0]], _LAYER.search(name)
+        if "norm" in type(owner).__name__.lower():
             group = "norm"
-        elif isinstance(modules[owner], nn.Embedding):
+        elif isinstance(owner, nn.Embedding):
             group = "embedding"
         elif found and _ATTENTION.search(name[found.end() :]):
             group = "attention"
         else:
             group = "mlp" if found else "embedding"
-        places[name] = (layer, group)
+        places[name] = (int(found[1]) if found else -1, group)
     return places
 
 
@@ -233,9 +229,7 @@ def differentiable(model: nn.Module) -> Iterator[None]:
     training = {module: module.training for module in model.modules()}
     flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:
-        model.eval()
-        for parameter in flags:
-            parameter.requires_grad_(True)
+        model.eval().requires_grad_(True)
         with torch.enable_grad():
             yield
     finally:

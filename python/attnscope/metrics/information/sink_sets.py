@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,25 +39,20 @@ def _keys_by_percentile(
     return {one: torch.from_numpy(own).reshape(incoming.shape) for one, own in flags.items()}
 
 
-def _keys_above(keys: Mapping[int, torch.Tensor], percentile: int) -> torch.Tensor:
-    return keys[percentile]
-
-
 def _incoming_mass(attention: torch.Tensor, *, lengths: _checks.Lengths = None) -> torch.Tensor:
     """What all queries inside the lengths give each key, [..., n]."""
     inside = _checks.attention_argument("_incoming_mass", attention, lengths, rows=False).inside()
     return torch.where(inside[..., None] & inside[..., None, :], attention, 0.0).sum(-2)
 
 
-def _mass_on(mass: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    return torch.where(keys, mass, 0.0).sum(-1) / mass.sum(-1)
-
-
 SOURCES = (
     *(sinks.incoming_attention, sinks.sink_position, sinks.sink_rate, sinks.sink_share, sinks.sink_tokens),
     *(sinks.top_mass, _keys_by_percentile, _incoming_mass),
 )
-DERIVED = {"_keys_above": ("_keys_by_percentile", _keys_above), "_mass_on": ("_incoming_mass", _mass_on)}
+DERIVED = {
+    "_keys_above": ("_keys_by_percentile", lambda keys, percentile: keys[percentile]),
+    "_mass_on": ("_incoming_mass", lambda mass, keys: torch.where(keys, mass, 0.0).sum(-1) / mass.sum(-1)),
+}
 
 
 def _of_star(metric: str, label: str, meaning: str, expected: float = 1, **more: Any) -> Quantity:

@@ -26,12 +26,9 @@ def local_global_ratio(
     Σ_{|i−j| <= w} A_ij / Σ_{|i−j| > w} A_ij over visible pairs.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         window: w in tokens, or below 1 a fraction of each map's own length, rounded down (0.1: a tenth).
         drop_first: leave out key 0, whose attention is far for most queries.
-        support: which keys a query sees, as in `incoming_attention`.
-        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
-        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64, in [0, ∞]: infinity where no attention goes farther, NaN where there is none at all.
@@ -61,15 +58,6 @@ def local_global_ratio(
     return _checks.computed(_core.local_global_ratio, name, checked, *given, dropped)
 
 
-def _finite_ratio(ratio: torch.Tensor) -> torch.Tensor:
-    # a map that holds nothing beyond the window has no ratio that could enter a mean
-    return ratio.masked_fill(ratio.isinf(), math.nan)
-
-
-def _share(ratio: torch.Tensor) -> torch.Tensor:
-    return torch.where(ratio.isinf(), 1.0, ratio / (1.0 + ratio))
-
-
 QUANTITIES = (
     # of four keys the last query gives 2/4 to those two or more away, the one before it 1/3
     Quantity.of(
@@ -79,7 +67,8 @@ QUANTITIES = (
         Known(3.8, causal(4), options={"window": 1}),
         kind="ratio",
         low=0,
-        read=_finite_ratio,
+        # a map that holds nothing beyond the window has no ratio that could enter a mean
+        read=lambda ratio: ratio.masked_fill(ratio.isinf(), math.nan),
     ),
     Quantity(
         "local_share",
@@ -89,6 +78,6 @@ QUANTITIES = (
         Known(3.8 / 4.8, causal(4), options={"window": 1}),
         low=0,
         high=1,
-        read=_share,
+        read=lambda ratio: torch.where(ratio.isinf(), 1.0, ratio / (1.0 + ratio)),
     ),
 )

@@ -103,14 +103,8 @@ def wavelet_transform(
         )
     resample = _checks.at_least(name, "resample", resample, 0, "a whole number of at least")
     result, profile = _checks.computed(_core.wavelet_transform, name, checked, *given, depth, resample)
-    scales = depth + 1
-    return WaveletTransform(
-        energy=result[..., :scales],
-        scale_entropy=result[..., scales],
-        position_entropy=result[..., scales + 1 : -1],
-        reconstruction_error=result[..., -1],
-        profile=profile,
-    )
+    energy, entropy, within, error = result.split([depth + 1, 1, depth + 1, 1], -1)
+    return WaveletTransform(energy, entropy.squeeze(-1), within, error.squeeze(-1), profile)
 
 
 def scale_sensitivity(

@@ -58,13 +58,9 @@ def undefined_because(attention: torch.Tensor) -> str:
 def null_spectrum(attention: torch.Tensor) -> NullSpectrum:
     """The squared singular values of the row-standardised map over n, and the law of their null.
 
-    Each row is standardised over its visible keys; rows whose visible entries are all equal are dropped.
-
-    Args:
-        attention: `[n, n]`, causal (zero above the diagonal) or full.
-
-    Raises:
-        ValueError: when the map is not square, or has no spectrum, as `undefined_because` says.
+    Each row of a map [n, n], causal (zero above the diagonal) or full, is standardised over its visible keys;
+    rows whose visible entries are all equal are dropped. A map that is not square, or has no spectrum as
+    `undefined_because` says, is a ValueError.
 
     Example:
         All seven eigenvalues of a Hadamard matrix but for its constant row are 1.
@@ -104,10 +100,7 @@ def null_law(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The law of random rows as a curve: rising x > 0 up to its edge, denser near 0, and the CDF there.
 
-    Args:
-        edge: where the law ends.
-        aspect: rows over columns, in (0, 1], of the Marchenko–Pastur law; None for the triangular law.
-        points: on the curve.
+    `aspect` is rows over columns, in (0, 1], of the Marchenko–Pastur law; None is the triangular law.
 
     >>> x, cdf = null_law(4.0, 1.0)
     >>> bool(abs(np.trapezoid(1 - cdf, x) - 1) < 1e-3), float(cdf[-1])   # the mean is 1

@@ -39,12 +39,9 @@ def reference_influence(
     taken away.
 
     Args:
-        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
         states: [..., n, d], as in `geometric_semantic_alignment`.
         reference: boolean [..., n], for example `sink_tokens`; broadcasts against the leading axes.
-        support: which keys a query sees, as in `incoming_attention`.
-        lengths: tokens per map, broadcast against the leading axes.
-        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         ReferenceInfluence, each [..., n] float64: relative_magnitude >= 0, directional in [−1, 1],
@@ -88,9 +85,7 @@ SOURCES = (reference_influence,)
 DERIVED = {"_influence_of_sinks": ("reference_influence", _of_some_reference)}
 
 
-def _of_sinks(
-    name: str, field: str, label: str, meaning: str, expected: float, low: float, high: float | None
-) -> Quantity:
+def _of_sinks(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
     """A field, on the head's own value vectors, with its sink tokens as the reference."""
     return Quantity(
         name,
@@ -98,12 +93,11 @@ def _of_sinks(
         label,
         meaning,
         Known(expected, _HALF, _SIDES, (-1,)),
-        low=low,
-        high=high,
         options={"states": Site("value"), "reference": Shared("sink_tokens")},
         read=field_of(field),
         needs=("attention", "value"),
         axes=("query",),
+        **{"low": 0, **more},
     )
 
 
@@ -118,8 +112,6 @@ QUANTITIES = (
         "reference, magnitude",
         "Norm of what the sink tokens contribute to a query's output, over the norm of the output.",
         0.6,
-        0,
-        None,
     ),
     _of_sinks(
         "reference_directional",
@@ -127,8 +119,8 @@ QUANTITIES = (
         "reference, direction",
         "Cosine between that contribution and the whole output.",
         0.6,
-        -1,
-        1,
+        low=-1,
+        high=1,
     ),
     _of_sinks(
         "reference_information",
@@ -136,7 +128,6 @@ QUANTITIES = (
         "reference, turn",
         "How far the output turns without it: 1 − cosine.",
         0.2,
-        0,
-        2,
+        high=2,
     ),
 )

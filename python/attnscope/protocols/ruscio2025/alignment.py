@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Site, causal, field_of
 from attnscope.metrics.states import alignment as exact
-from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean, hidden_states
+from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, hidden_states, named
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -232,6 +233,19 @@ def _state_norm(before: torch.Tensor) -> torch.Tensor:
     return before.double().norm(dim=-1)
 
 
+_PCA = named(
+    "pca_correlation",
+    "PCA correlation",
+    "Mean correlation of matching principal component scores of the rows and the hidden states.",
+    Known(1.0, causal(5), {"hidden": causal(5)}),
+    symbol="r",
+    low=-1,
+    high=1,
+    options={"hidden": Site("hidden")},
+    read=field_of("signed"),
+    needs=("attention", "hidden"),
+)
+
 DERIVED = {"entropy_magnitude_correlation": ("attention_entropy", _correlation_of)}
 
 QUANTITIES = (
@@ -241,24 +255,9 @@ QUANTITIES = (
         meaning="Correlation of attention with the cosine of hidden states, over all ordered pairs.",
         options={"hidden": Site("hidden")},
     ),
-    *(
-        declared(
-            name,
-            "pca_correlation",
-            label,
-            "Mean correlation of matching principal component scores of the rows and the hidden states.",
-            Known(1.0, causal(5), {"hidden": causal(5)}),
-            symbol="r",
-            low=low,
-            high=1,
-            options={"hidden": Site("hidden")},
-            read=field_of(field),
-            needs=("attention", "hidden"),
-        )
-        for name, label, field, low in (
-            ("pca_correlation", "PCA correlation", "signed", -1),
-            ("pca_correlation_absolute", "PCA correlation, size", "absolute", 0),
-        )
+    _PCA,
+    replace(
+        _PCA, name=f"{_PCA.name}_absolute", label=f"{_PCA.label}, size", low=0, read=field_of("absolute")
     ),
     as_exact(exact, "entropy_magnitude_correlation"),
     as_exact(exact, "state_norm", "layer", metric="_state_norm", options={"before": Site("hidden")}),

@@ -91,15 +91,15 @@ def fiedler_correlations(columns: Mapping[str, Sequence[float]]) -> dict[str, fl
         raise ValueError(
             f"ruscio2025.fiedler_correlations: columns must hold 'fiedler_value', got {', '.join(columns)}"
         )
-    fiedler = np.asarray(columns["fiedler_value"], dtype=np.float64)
-    found = {}
-    for name, values in columns.items():
-        if name == "fiedler_value":
-            continue
-        other = np.asarray(values, dtype=np.float64)
-        defined = len(fiedler) >= 3 and np.ptp(fiedler) > 0 and np.ptp(other) > 0
-        found[name] = round(float(np.corrcoef(fiedler, other)[0, 1]), 12) if defined else math.nan
-    return found
+    given = {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
+    fiedler = given.pop("fiedler_value")
+    varies = len(fiedler) >= 3 and np.ptp(fiedler) > 0
+    return {
+        name: round(float(np.corrcoef(fiedler, other)[0, 1]), 12)
+        if varies and np.ptp(other) > 0
+        else math.nan
+        for name, other in given.items()
+    }
 
 
 class DepthTrend(NamedTuple):

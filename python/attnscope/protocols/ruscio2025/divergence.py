@@ -240,14 +240,8 @@ def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return torch.as_tensor(2 * special.stdtr(difference.shape[-1] - 1, -t.numpy()), dtype=torch.float64)
 
 
-def _one_removal(
-    removals: dict[tuple[float, bool], SinkRemoval], percentile: float, speed: bool
-) -> SinkRemoval:
-    return removals[percentile, speed]
-
-
 SOURCES = (_removals,)
-DERIVED = {"sink_removal": ("_removals", _one_removal)}
+DERIVED = {"sink_removal": ("_removals", lambda every, percentile, speed: every[percentile, speed])}
 
 # Student's t with one degree of freedom is Cauchy's distribution.
 _P_VALUE = 1 - 2 / math.pi * math.atan(sum(exact.GONE) / abs(exact.GONE[0] - exact.GONE[1]))

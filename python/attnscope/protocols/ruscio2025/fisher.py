@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -122,22 +123,15 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
         low = name.lower()
         group = next((group for group, parts in SUBSTRINGS if any(part in low for part in parts)), None)
         if group is not None:
-            places[name] = (_layer(name), group)
+            # behind the first `layers.`, or where there is none `layer.`
+            found = re.search(r"layers\.([^.]*)", name) or re.search(r"layer\.([^.]*)", name)
+            places[name] = (int(found[1]) if found and found[1].isdigit() else -1, group)
     return places
-
-
-def _layer(name: str) -> int:
-    """The number that follows the first `layers.`, or where there is none `layer.`; −1 for another name."""
-    for word in ("layers.", "layer."):
-        if word in name:
-            number = name.split(word)[1].split(".")[0]
-            return int(number) if number.isdigit() else -1
-    return -1
 
 
 def _padded(
     function: str, model: nn.Module, texts: Texts, tokenizer: Any, padded_to: int | None
-) -> list[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Token ids and attention mask [1, n] of every text, all of the longest one's length."""
     encoded = []
     for text in texts:
@@ -152,12 +146,10 @@ def _padded(
     longest = max((ids.shape[-1] for ids, _ in encoded), default=0)
     longest = max(longest, min(padded_to or 0, LONGEST_INPUT))
     pad, left = _pad_id(model, tokenizer), getattr(tokenizer, "padding_side", "right") == "left"
-    result = []
     for ids, real in encoded:
         missing = longest - ids.shape[-1]
         sides = (missing, 0) if left else (0, missing)
-        result.append((nn.functional.pad(ids, sides, value=pad), nn.functional.pad(real, sides, value=0)))
-    return result
+        yield nn.functional.pad(ids, sides, value=pad), nn.functional.pad(real, sides, value=0)
 
 
 def _pad_id(model: nn.Module, tokenizer: Any) -> int:

@@ -222,29 +222,20 @@ def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     triangles = (steps @ steps * steps).double().sum(-1)
     pairs = degree * (degree - 1)
     clustering = torch.where(pairs > 0, triangles / pairs.clamp(min=1), 0.0).double().mean(-1)
-    distance = torch.where(links, 1.0, 0.0)
-    reached = links | torch.eye(n, dtype=torch.bool)
-    for length in range(2, n):
-        further = (reached.float() @ steps > 0) & ~reached
-        if not further.any():
-            break
-        distance = torch.where(further, float(length), distance)
-        reached = reached | further
-    sizes = reached.sum(-1)
-    first = sizes.argmax(-1)
-    inside = reached[torch.arange(m), first]
+    distance = torch.where(links, 1.0, math.inf)
+    distance.diagonal(0, -2, -1).zero_()
+    for k in range(n):  # ways through the first k nodes, as Floyd and Warshall find them
+        distance = torch.minimum(distance, distance[..., k, None] + distance[..., k, None, :])
+    reached = distance.isfinite()
+    inside = reached[torch.arange(m), reached.sum(-1).argmax(-1)]
     size = inside.sum(-1).double()
     among = inside.unsqueeze(-1) & inside.unsqueeze(-2)
     path = torch.where(among, distance, 0.0).double().sum((-2, -1)) / (size * (size - 1)).clamp(min=1)
     return torch.where(links.any(-1).any(-1), path, math.nan), clustering
 
 
-def _variant_of(both: dict[str, GraphStatistics], variant: Variant = "laplacian") -> GraphStatistics:
-    return both[variant]
-
-
 SOURCES = (_by_variant,)
-DERIVED = {"graph_statistics": ("_by_variant", _variant_of)}
+DERIVED = {"graph_statistics": ("_by_variant", lambda both, variant="laplacian": both[variant])}
 
 
 def _of_graph(

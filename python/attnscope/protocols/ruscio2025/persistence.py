@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,77 +66,44 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     birth_of_vertex = distance.diagonal(dim1=-2, dim2=-1)
     # A diagonal of zeros alone is not converted, and then no entry is lost.
     converted = (birth_of_vertex != 0).any(-1)[..., None, None]
-    edges = torch.where(converted & (distance == 0), _NEVER, distance).triu(1)
-    # As similarities that the exact kernel turns back into (1 + D)/2, without rounding: D is a float32
-    # within 1e-2 of [0, 1].
-    similarity = 1.0 - (1.0 + edges + edges.transpose(-1, -2)) / 2
-    similarity[non_finite(checked.tensor)] = torch.nan
-    birth, death, dimension, opens, closes, offsets, count = _core.persistence(
-        similarity, None, 1, "max", "attention"
-    )
-    birth, death = 2 * birth - 1, 2 * death - 1
-    death[death >= _NEVER] = torch.inf
-    columns = [one.numpy() for one in (birth, death, dimension, opens, closes)]
-    each = zip(birth_of_vertex.reshape(-1, len(kept)).numpy(), pairwise(offsets.tolist()), strict=True)
-    parts = [
-        _with_vertices(vertices, *(column[begin:end] for column in columns))
-        for vertices, (begin, end) in each
-    ]
-    if parts:
-        birth, death, dimension, opens, closes = (
-            torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)
-        )
-    for edge in (opens, closes):
-        known = edge >= 0
-        edge[known] = kept[edge[known].long()].to(torch.int32)
-    sizes = torch.tensor([0, *(len(part[0]) for part in parts)])
-    bars = Barcodes(birth, death, dimension, opens, closes, sizes.cumsum(0), checked.leading)
-    return _checks.finished(function, checked, bars, count)
+    edges = torch.where(converted & (distance == 0), _NEVER, distance)
+    # D is a float32 within 1e-2 of [0, 1]: one more, which the core takes, is not below 0 and not rounded.
+    apart = (1.0 + edges).triu(1)
+    apart[non_finite(checked.tensor)] = torch.nan
+    *columns, offsets, count = _core.persistence(apart, None, 1, "max", "distance")
+    bars = torch.column_stack(columns).numpy()  # birth, death, dimension, birth edge and death edge
+    bars[:, :2] -= 1
+    bars[bars[:, 1] >= _NEVER, 1] = np.inf
+    born = birth_of_vertex.reshape(-1, len(kept)).numpy()
+    of_maps = zip(born, np.split(bars, offsets.numpy()[:-1])[1:], strict=True)
+    parts = [_with_vertices(births, own) if len(own) else own for births, own in of_maps]
+    rows = torch.from_numpy(np.concatenate([bars[:0], *parts]))
+    birth, death, dimension = rows[:, :3].mT.contiguous()
+    place = rows[:, 3:].int()
+    opens, closes = torch.where(place < 0, place, kept[place].int()).hsplit(2)
+    sizes = torch.tensor([0, *map(len, parts)])
+    result = Barcodes(birth, death, dimension.to(torch.int8), opens, closes, sizes.cumsum(0), checked.leading)
+    return _checks.finished(function, checked, result, count)
 
 
-def _with_vertices(
-    vertices: Array, birth: Array, death: Array, dimension: Array, opens: Array, closes: Array
-) -> tuple[Array, Array, Array, Array, Array]:
-    """One map's bars with its vertices born at `vertices` instead of before all edges."""
-    if len(birth) == 0:
-        return birth, death, dimension, opens, closes
-    joins = (dimension == 0) & np.isfinite(death)
-    loops = dimension == 1
-    components = _components(vertices, death[joins], closes[joins])
-    none = np.full((len(components[0]), 2), -1, np.int32)
-    endless = np.isinf(death[loops])[:, None]
-    return (
-        np.concatenate([components[0], birth[loops]]),
-        np.concatenate([components[1], death[loops]]),
-        np.concatenate([np.zeros(len(none), np.int8), dimension[loops]]),
-        np.concatenate([none, opens[loops]]),
-        np.concatenate([components[2], np.where(endless, np.int32(-1), closes[loops])]),
-    )
+def _with_vertices(births: Array, bars: Array) -> Array:
+    """One map's bars with its vertices born at `births` instead of before all edges.
 
-
-def _components(births: Array, deaths: Array, edges: Array) -> tuple[Array, Array, Array]:
-    """H0 bars (birth, death, death edge) of vertices that are born late, by the elder rule over the tree."""
-    oldest = births.tolist()
-    parent = list(range(len(oldest)))
-
-    def root(vertex: int) -> int:
-        while parent[vertex] != vertex:
-            parent[vertex] = parent[parent[vertex]]
-            vertex = parent[vertex]
-        return vertex
-
-    bars: list[tuple[float, float, int, int]] = []
-    for death, (a, b) in zip(deaths.tolist(), edges.tolist(), strict=True):
-        first, second = root(a), root(b)
-        if oldest[first] > oldest[second]:
-            first, second = second, first
-        if death > oldest[second]:
-            bars.append((oldest[second], death, a, b))
-        parent[second] = first
-    bars += [(oldest[v], np.inf, -1, -1) for v in range(len(oldest)) if parent[v] == v]
-    bars.sort(key=lambda bar: bar[:2])
-    table = np.array(bars, dtype=np.float64).reshape(-1, 4)
-    return table[:, 0], table[:, 1], table[:, 2:].astype(np.int32)
+    Those of H0 are found anew, by the elder rule over the tree of the edges that end them.
+    """
+    joins = bars[(bars[:, 2] == 0) & np.isfinite(bars[:, 1])]
+    loops = bars[bars[:, 2] == 1]
+    loops[np.isinf(loops[:, 1]), 5:] = -1
+    born = births.tolist()
+    oldest = list(range(len(born)))  # the first-born vertex of each one's component
+    found = []
+    for death, (a, b) in zip(joins[:, 1].tolist(), joins[:, 5:].astype(int).tolist(), strict=True):
+        elder, younger = sorted((oldest[a], oldest[b]), key=born.__getitem__)
+        if death > born[younger]:
+            found.append((born[younger], death, 0, -1, -1, a, b))
+        oldest = [elder if one == younger else one for one in oldest]
+    found += [(born[vertex], np.inf, 0, -1, -1, -1, -1) for vertex in sorted(set(oldest))]
+    return np.concatenate([sorted(found, key=lambda bar: bar[:2]), loops])
 
 
 # Its bars are read by `betti` and `topology`.

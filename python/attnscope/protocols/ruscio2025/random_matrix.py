@@ -300,6 +300,11 @@ def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:
 # Eigenvalues of uniform causal attention are 1, 1/2, 1/3, …; of four tokens the last three are below 3/4.
 _TEN = [1 / k for k in range(1, 11)]
 _BELOW = _TEN[1:4]
+_OF_BULK = (
+    ("edge", "bulk edge", "Middle of the largest gap between consecutive |eigenvalues|.", 0.75),
+    ("mean", "bulk mean", "Mean of the |eigenvalues| below that edge.", fmean(_BELOW)),
+    ("std", "bulk deviation", "Standard deviation of the |eigenvalues| below that edge.", pstdev(_BELOW)),
+)
 # Where all values are equal, they are in the eleventh of 20 bins over [1/2, 3/2].
 _CENTRES = [0.525 + 0.05 * k for k in range(BINS)]
 _LAW = [math.sqrt((HIGH - x) * (x - LOW)) / x for x in _CENTRES]
@@ -339,16 +344,7 @@ QUANTITIES = (
         declared(
             f"bulk_{field}", "bulk", label, meaning, Known(expected, causal(4)), low=0, read=field_of(field)
         )
-        for field, label, meaning, expected in (
-            ("edge", "bulk edge", "Middle of the largest gap between consecutive |eigenvalues|.", 0.75),
-            ("mean", "bulk mean", "Mean of the |eigenvalues| below that edge.", fmean(_BELOW)),
-            (
-                "std",
-                "bulk deviation",
-                "Standard deviation of the |eigenvalues| below that edge.",
-                pstdev(_BELOW),
-            ),
-        )
+        for field, label, meaning, expected in _OF_BULK
     ),
     named(
         "sink_concentration",

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -100,15 +99,11 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
 _STATES = {"hidden": torch.ones(2, 3, dtype=torch.float64)}
 
 
-def _as_exact(name: str, module: ModuleType = exact, **changed: Any) -> Quantity:
-    """A quantity of the exact influence, of the influence that is computed here of the hidden states."""
-    changed |= {"options": {"hidden": Site("hidden")}, "needs": ("attention", "hidden"), "low": 0}
-    return as_exact(module, name, metric="reference_influence", **changed)
-
-
 def _of_second(name: str, meaning: str, expected: float, **changed: Any) -> Quantity:
-    known = Known(expected, full(2), _STATES, entry=(1,))
-    return _as_exact(name, meaning=meaning, known=known, **{"high": 1, **changed})
+    """Like an exact quantity, of the influence that is computed here of the hidden states."""
+    changed = {"module": exact, "known": Known(expected, full(2), _STATES, entry=(1,)), "high": 1, **changed}
+    changed |= {"options": {"hidden": Site("hidden")}, "needs": ("attention", "hidden"), "low": 0}
+    return as_exact(name=name, metric="reference_influence", meaning=meaning, **changed)
 
 
 QUANTITIES = (
@@ -125,11 +120,13 @@ QUANTITIES = (
         label="reference, size",
         high=None,
     ),
-    _as_exact(
+    _of_second(
         "reference_count",
-        sink_sets,
-        meaning="Number of keys that the notebook's rule takes for the reference.",
+        "Number of keys that the notebook's rule takes for the reference.",
+        1,
+        module=sink_sets,
         known=Known(1, full(2), _STATES),
+        high=float,
         read=lambda found: how_many(found.reference),
     ),
 )

@@ -61,15 +61,13 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
     if rule in ("kl", "rmt"):
         found = incoming >= percentile_of(incoming, percentile if rule == "kl" else 90)
     elif rule == "topology":
-        found = torch.zeros_like(incoming, dtype=torch.bool)
-        found.scatter_(-1, incoming.argmax(-1, keepdim=True), True)
+        found = torch.nn.functional.one_hot(incoming.argmax(-1), n).bool()
     else:
         mean = incoming / n
         strong = mean > 0.1
         wanted = torch.where(strong.any(-1), strong.sum(-1), max(1, int(0.1 * n)))
         wanted = wanted.clamp(max=max(1, int(0.3 * n)))
-        order = mean.argsort(dim=-1, descending=True, stable=True)
-        rank = torch.empty_like(order).scatter_(-1, order, torch.arange(n).expand(order.shape))
+        rank = mean.argsort(dim=-1, descending=True, stable=True).argsort(-1)
         found = rank < wanted.unsqueeze(-1)
     found = found & ~bad.unsqueeze(-1)
     return _checks.finished(name, checked, found, int(bad.sum()))

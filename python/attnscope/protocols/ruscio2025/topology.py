@@ -99,8 +99,7 @@ def topology(
     else:
         rows = _checks.float_tensor(name, "row_entropy", row_entropy)
         rows = _checks.expanded(f"{name}: row_entropy", rows, maps.shape[:-1])
-    strongest = flat.argmax(-1)
-    edge = torch.stack([strongest // checked.n, strongest % checked.n], -1)
+    edge = torch.stack(torch.unravel_index(flat.argmax(-1), maps.shape[-2:]), -1)
     return Topology(
         mean_length,
         torch.where(mean_length.isnan(), torch.nan, max_persistence(bars)),
