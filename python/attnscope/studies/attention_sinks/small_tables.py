@@ -199,6 +199,12 @@ def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) ->
     return [one for one in found if len(one.frame)]
 
 
+_OF_INITIALISATIONS = (
+    "Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than eight there is no "
+    "interval and no <i>p</i>. "
+)
+
+
 def _against_nulls(table: pd.DataFrame) -> Question:
     """The model against random initialisations of itself, and paired over sentences with shuffled rows."""
     exact = table[(table["protocol"] == "exact") & (table["scope"] == "heads")]
@@ -207,14 +213,14 @@ def _against_nulls(table: pd.DataFrame) -> Question:
         # what a null leaves as it is (shuffling a row, its entropy) is no test of anything
         asked = (exact["kind"] == kind) & (exact["metric"] == metric) & (exact["difference"].abs() > 1e-12)
         for row in exact[asked].to_dict("records"):
-            count = row["controls" if row["unit"] == "initialisation" else "samples"]
+            # before schema 2 the text was the unit of every test
+            count = row["controls" if row.get("unit") == "initialisation" else "samples"]
             tests.append({**row, "compared": f"{row['model']} − {NULLS[kind]}", "n": count})
     return _answered(
         "Does the model differ from its nulls?",
-        "Mean over heads of each text. Shuffled rows are paired with the same text, and <i>n</i> is "
-        "of texts. Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than "
-        "eight there is no interval and no <i>p</i>. Corrected over the table "
-        "<code>null_tests</code>, which holds other quantities too.",
+        "Mean over heads of each text. Shuffled rows are paired with it, and <i>n</i> is of texts. "
+        + _OF_INITIALISATIONS * ("unit" in table)
+        + "Corrected over the table <code>null_tests</code>, which holds other quantities too.",
         tests,
     )
 
