@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle, StepPatch
 
 from attnscope.engine.discovery import study_class, study_of
+from attnscope.engine.reading import optional as optional
 from attnscope.engine.schema import Tables as Tables
 from attnscope.plots.adapted import Options as Options
 from attnscope.plots.adapted import adapt, fit_titles, wrap_titles
@@ -148,21 +149,6 @@ def stored(results: Tables, name: str, *columns: str) -> pd.DataFrame:
     if missing:
         raise NotDrawable(f"the {name} table has no {', '.join(missing)}")
     return table
-
-
-#: Columns in which infinity is a value: a bar that never ends.
-ENDLESS = ("birth", "death")
-
-
-def optional(results: Tables, name: str) -> pd.DataFrame | None:
-    """A table, infinite measurements as missing ones; None when the run has no rows of it."""
-    if name not in results.tables():
-        return None
-    table = results.table(name)
-    for column in table.columns:
-        if table[column].dtype.kind == "f" and column not in ENDLESS and np.isinf(table[column]).any():
-            table[column] = table[column].where(np.isfinite(table[column]))
-    return None if table.empty else table
 
 
 def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[str]:

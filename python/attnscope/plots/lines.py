@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from attnscope.engine.reading import NULLS, null_value, uniform_value
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import (
     axis_label,
@@ -20,15 +21,7 @@ from attnscope.plots.axes import (
     spread,
     step_axis,
 )
-from attnscope.plots.selection import (
-    NULLS,
-    estimate,
-    first_step,
-    last_step,
-    null_value,
-    rows_of,
-    uniform_value,
-)
+from attnscope.plots.selection import estimate, first_step, last_step, rows_of
 from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, style
 
 #: A baseline so many times the highest measured value asks for a logarithmic axis.

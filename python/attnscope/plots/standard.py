@@ -20,6 +20,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.engine.reading import (
+    CHECKPOINT,
+    defined,
+    heads_only,
+    in_series,
+    measured_columns,
+    uniform_value,
+)
 from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
 from attnscope.plots.figure import (
@@ -47,18 +55,7 @@ from attnscope.plots.maps import (
     persistence_diagram,
     spectrum_against_null,
 )
-from attnscope.plots.selection import (
-    CHECKPOINT,
-    Quantities,
-    defined,
-    heads_only,
-    in_series,
-    last_step,
-    measured_columns,
-    measured_heads,
-    series_are,
-    uniform_value,
-)
+from attnscope.plots.selection import Quantities, last_step, measured_heads, series_are
 from attnscope.plots.style import INK, NARROWEST, grid, legend_row, panels
 
 

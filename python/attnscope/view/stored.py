@@ -9,18 +9,18 @@ import numpy as np
 import pandas as pd
 import torch
 
-from attnscope.engine.results import Results
-from attnscope.engine.schema import ResultsError
-from attnscope.metrics.quantity import quantity
-from attnscope.plots.figure import optional
-from attnscope.plots.selection import (
+from attnscope.engine.reading import (
     CHECKPOINT,
     defined,
     heads_only,
     in_series,
     measured_columns,
+    optional,
     uniform_value,
 )
+from attnscope.engine.results import Results
+from attnscope.engine.schema import ResultsError
+from attnscope.metrics.quantity import quantity
 from attnscope.view.captured import captured_sentence
 from attnscope.view.measured import Maps, number, plain
 

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
+from attnscope.engine.reading import CHECKPOINT, heads_only, in_series
 from attnscope.metrics.signals.wavelet import morlet_scalogram
 from attnscope.plots.axes import layer_colors, layers_below, series_colors
 from attnscope.plots.figure import (
@@ -29,16 +30,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
-from attnscope.plots.selection import (
-    CHECKPOINT,
-    estimate,
-    first_model,
-    first_step,
-    heads_only,
-    in_series,
-    last_step,
-    measured_heads,
-)
+from attnscope.plots.selection import estimate, first_model, first_step, last_step, measured_heads
 from attnscope.plots.standard import depth, metric_grid
 from attnscope.plots.style import (
     BEFORE,

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
+from attnscope.engine.reading import CHECKPOINT, NULLS, uniform_value
 from attnscope.plots.axes import axis_label
 from attnscope.plots.figure import (
     Drawn,
@@ -29,15 +30,7 @@ from attnscope.plots.maps import (
     persistence_diagram,
     printable,
 )
-from attnscope.plots.selection import (
-    CHECKPOINT,
-    NULLS,
-    estimate,
-    last_step,
-    measured_heads,
-    series_are,
-    uniform_value,
-)
+from attnscope.plots.selection import estimate, last_step, measured_heads, series_are
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
 from attnscope.plots.style import DASHES, MUTED, PALETTE, grid, legend_over, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
