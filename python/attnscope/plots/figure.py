@@ -159,12 +159,16 @@ def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[s
     return found
 
 
-def over_steps(heads: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the models that were measured at more than one step; NotDrawable where there is none."""
-    rows = heads[heads.groupby("model")["step"].transform("nunique") > 1]
+def over_steps(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Rows of the models that were measured at more than one known step, and the checkpoints of none (−1)."""
+    rows = table[table["step"] >= 0]
+    rows = rows[rows.groupby("model")["step"].transform("nunique") > 1]
     if rows.empty:
-        raise NotDrawable("the run has one checkpoint; a course over training needs several")
-    return rows
+        raise NotDrawable(
+            "the run has one checkpoint of known step or none; a course over training needs several"
+        )
+    unknown = table.loc[table["step"] < 0, ["model", "revision"]].drop_duplicates()
+    return rows, [" ".join(filter(None, names)) + " (step unknown)" for names in unknown.to_numpy()]
 
 
 def over_layers(table: pd.DataFrame) -> None:

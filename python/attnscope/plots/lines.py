@@ -21,6 +21,7 @@ from attnscope.plots.axes import (
     spread,
     step_axis,
 )
+from attnscope.plots.figure import NotDrawable
 from attnscope.plots.selection import estimate, first_step, last_step, rows_of
 from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, style
 
@@ -42,9 +43,9 @@ def emergence_curve(
 ) -> Axes:
     """A metric over training, one line per series, with its 95 % interval over samples.
 
-    Steps stand on a logarithmic axis that begins with 0. The dashed line is uniform attention of the same
-    lengths, the dotted one each series' own value before training; where the run measured them, the models
-    with random weights and the maps with shuffled rows are drawn too.
+    Steps stand on a logarithmic axis that begins with 0; rows of unknown step (−1) are left out. The dashed
+    line is uniform attention of the same lengths, the dotted one each series' own value before training;
+    where the run measured them, the models with random weights and the maps with shuffled rows are drawn too.
 
     Args:
         heads: results; rows of single heads with `step`; or numbers [step, layer, sample, head].
@@ -57,9 +58,12 @@ def emergence_curve(
 
     Returns:
         The axes. Each series is a line whose label is its name and whose data are steps and means.
+
+    Raises:
+        NotDrawable: no row has a known step.
     """
+    heads = _of_known_step(rows_of(heads, metric, threshold=threshold))
     ax = axes_or_new(ax)
-    heads = rows_of(heads, metric, threshold=threshold)
     table = estimate(heads, metric, [by, "step"])
     colors = colors or series_colors(list(heads[by]))
     for name in dict.fromkeys(heads[by]):
@@ -84,7 +88,7 @@ def head_emergence(
 ) -> Axes:
     """A metric over training, one line per head: colours tell layers apart, the strongest heads are named.
 
-    Intervals hold at once for all heads and steps.
+    Intervals hold at once for all heads and steps. Rows of unknown step (−1) are left out.
 
     Args:
         heads: results or rows of single heads of one series, or numbers [step, layer, sample, head].
@@ -97,9 +101,12 @@ def head_emergence(
 
     Returns:
         The axes. Each head is a line labelled `L1H2` (layer and head, counted from 0).
+
+    Raises:
+        NotDrawable: no row has a known step.
     """
+    heads = _of_known_step(rows_of(heads, metric))
     ax = axes_or_new(ax)
-    heads = rows_of(heads, metric)
     # the highest of many heads are chosen by what is drawn, which their intervals allow for
     table = estimate(heads, metric, ["layer", "head", "step"], together=True)
     final = table[table["step"] == table["step"].max()].sort_values("mean", ascending=False)
@@ -269,6 +276,13 @@ def _beside_baselines(
     ax.set_ylabel(axis_label(metric, threshold))
     _limits(ax, metric)
     return ax
+
+
+def _of_known_step(rows: pd.DataFrame) -> pd.DataFrame:
+    known = rows[rows["step"] >= 0]
+    if known.empty:
+        raise NotDrawable(f"none of {len(rows)} rows has a known training step, all steps are -1")
+    return known
 
 
 def _limits(ax: Axes, metric: str) -> None:

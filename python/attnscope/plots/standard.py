@@ -149,13 +149,13 @@ def emergence(quantities: Quantities | None = None) -> Figure:
     """Quantities over training, mean over heads with its interval over samples, one line per input set."""
 
     def draw(results: Tables, options: Options) -> Drawn:
-        heads = over_steps(measured_heads(results, quantities or ()))
+        heads, unknown = over_steps(measured_heads(results, quantities or ()))
         figure = metric_grid(
             heads, drawable(heads, quantities), emergence_curve, optional(results, "baselines"),
             width=options.width,
         )  # fmt: skip
         words = "Each quantity over training, mean over heads, which hides single strong ones."
-        return captioned(figure, words, compared_with(figure))
+        return captioned(figure, words, compared_with(figure), left_out=unknown)
 
     return Figure(draw, ("heads",), "Every quantity over training.")
 

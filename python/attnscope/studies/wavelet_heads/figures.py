@@ -263,7 +263,7 @@ FIGURES["band_shares"] = depth(tuple((name, None) for name in DEPTH))
 @figure("heads")
 def phases(results: Tables, options: Options) -> Drawn:
     """Every number over training, mean over heads with its interval over samples: the phases."""
-    heads = over_steps(measured_heads(results))
+    heads, unknown = over_steps(measured_heads(results))
     there = with_values(heads, "heads", DEPTH)
     rho = optional(results, "uncertainty")
     if rho is not None and "rho" in rho:
@@ -276,7 +276,8 @@ def phases(results: Tables, options: Options) -> Drawn:
     )  # fmt: skip
     if "rho" in there:
         figure_.axes[there.index("rho")].set_title(r"correlation of entropies $\rho$")
-    return captioned(figure_, "Each quantity over training, mean over heads.", compared_with(figure_))
+    words = "Each quantity over training, mean over heads."
+    return captioned(figure_, words, compared_with(figure_), left_out=unknown)
 
 
 #: The panels of `uncertainty`: columns across and up, and those that they need besides.

@@ -45,7 +45,7 @@ def sinks(results: Tables) -> pd.DataFrame:
 
 def sink_emergence(results: Tables, options: Options) -> Drawn:
     """Attention to the first key over training, one line per head, one panel per input set."""
-    heads = over_steps(sinks(results))
+    heads, unknown = over_steps(sinks(results))
     with_values(heads, "heads", ["sink_share"])
     baselines = optional(results, "baselines")
     names = list(dict.fromkeys(heads["series"]))
@@ -76,6 +76,7 @@ def sink_emergence(results: Tables, options: Options) -> Drawn:
         "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
         "are bold, with intervals that hold at once for all heads and steps.",
         compared_with(figure),
+        left_out=unknown,
     )
 
 
