@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from attnscope._evaluation import evaluating
 from attnscope._progress import progress_bar
 from attnscope.demo.texts import (
     VOCABULARY_SIZE,
@@ -26,7 +27,6 @@ from attnscope.demo.texts import (
 )
 from attnscope.engine.store import atomic_file, atomic_folder, remove
 from attnscope.models.checkpoints import step_of
-from attnscope.models.head_rows import evaluating
 from attnscope.models.loading import without_progress_bars
 
 _OPTIMIZER = "optimizer.pt"

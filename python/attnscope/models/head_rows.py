@@ -9,14 +9,14 @@ and scales come along. A trial pass per model says which module's output that is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
 from attnscope._warn import warn
 from attnscope.models.architecture import text_config
 
@@ -155,20 +155,6 @@ class LastStates:
             return chosen
         with evaluating(self.model), torch.no_grad():
             return _run_head(self.model, self.plan, chosen)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; a walk through all modules costs as much as a small model's layer."""
-    training = model.training
-    if not training:
-        yield
-        return
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
 
 
 def _run_head(model: nn.Module, plan: HeadPlan, states: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
 from attnscope.models.architecture import weight_map
 from attnscope.models.weight_entries import WeightEntry, WeightMap, WeightMapError
 
@@ -104,7 +105,7 @@ class _Block:
         def see(_: nn.Module, *passing: Any) -> None:
             seen.append(_first(passing[-1]).detach().clone())
 
-        with contextlib.ExitStack() as stack, torch.no_grad(), _evaluating(self._block):
+        with contextlib.ExitStack() as stack, torch.no_grad(), evaluating(self._block):
             for module, change in changes:
                 hook = module.register_forward_hook(lambda _m, _a, output, change=change: change(output))
                 stack.callback(hook.remove)
@@ -257,7 +258,7 @@ def _inputs(model: nn.Module, found: WeightMap, block: nn.Module) -> tuple[tuple
         lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
     )
     try:
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluating(model):
             model(**inputs)
     finally:
         hook.remove()
@@ -279,14 +280,3 @@ def _fresh(value: Any, half: bool) -> Any:
 
 def _first(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope import _checks
+from attnscope._evaluation import evaluating
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -230,16 +231,12 @@ def _loss(
 @contextmanager
 def differentiable(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, every parameter differentiable; both restored."""
-    training = {module: module.training for module in model.modules()}
     flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:
-        model.eval()
         for parameter in flags:
             parameter.requires_grad_(True)
-        with torch.enable_grad():
+        with evaluating(model), torch.enable_grad():
             yield
     finally:
-        for module, mode in training.items():
-            module.training = mode
         for parameter, flag in flags.items():
             parameter.requires_grad_(flag)
