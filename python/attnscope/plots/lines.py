@@ -16,9 +16,9 @@ from attnscope.plots.axes import (
     axis_label,
     depth_axis,
     drawn_range,
+    label_some,
     layer_colors,
     series_colors,
-    spread,
     step_axis,
 )
 from attnscope.plots.figure import NotDrawable
@@ -220,9 +220,7 @@ def threshold_curve(
     if np.isfinite(uniform).any():
         ax.plot(thresholds, uniform, label="uniform attention", gid="uniform", **UNIFORM)
     ax.set(xscale="log", xlabel="threshold on attention", ylabel=quantity(metric).axis)
-    ticks = spread(thresholds, 3.9)
-    ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
-    ax.set_xticks([value for value in thresholds if value not in ticks], [], minor=True)
+    label_some(ax, thresholds, "{:g}".format)
     _limits(ax, metric)
     top = ax.get_ylim()[1]
     if logarithmic and top > 10:
