@@ -182,19 +182,21 @@ def _claim(root: Path, recipe: Recipe) -> None:
     """Writes the recipe, or checks that the one already there is the same."""
     text = "".join(documentation())
     wanted = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
-    path = root / "recipe.json"
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found != wanted:
-            different = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
-            shown = ", ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} wanted" for key in different)
-            raise ValueError(
-                f"train: {root} holds the checkpoints of another recipe ({shown}); "
-                "take another directory or delete that one"
-            )
-        return
-    root.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    if not follows(root, wanted, f"train: {root} holds the checkpoints"):
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "recipe.json").write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+
+
+def follows(folder: Path, wanted: dict[str, Any], holds: str) -> bool:
+    """Whether a folder has the recipe, False where it has none; ValueError where it `holds` another's."""
+    path = folder / "recipe.json"
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if different := sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key)):
+        shown = ", ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} wanted" for key in different)
+        raise ValueError(f"{holds} of another recipe ({shown}); take another directory or delete that one")
+    return True
 
 
 def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | None]:

@@ -111,7 +111,7 @@ class Adapter:
         if embedding:
             # of a table [tokens, width]: A is [r, tokens] and B is [width, r]
             left, right = right.T, left.T
-        matrix = LowRank(_rows(left, entry), right, self._scale(target.module, right.shape[0]))
+        matrix = LowRank(entry.rows_of(left), right, self._scale(target.module, right.shape[0]))
         if "lora_magnitude_vector" not in target.parts:
             return matrix, self._files.dtypes[b_name]
         if embedding:
@@ -120,7 +120,7 @@ class Adapter:
         before = base_matrix()
         turned = before + matrix.dense().to(before.dtype)
         norms = torch.linalg.vector_norm(turned, dim=1, keepdim=True)
-        return _rows(magnitude, entry) * turned / norms - before, self._files.dtypes[b_name]
+        return entry.rows_of(magnitude) * turned / norms - before, self._files.dtypes[b_name]
 
     def moves(self) -> bool:
         """Whether anything is changed: an adapter that was never trained has B = 0."""
@@ -193,13 +193,6 @@ class Adapter:
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def _rows(matrix: Tensor, entry: WeightEntry) -> Tensor:
-    """The rows of a fused matrix that are the entry's."""
-    if entry.rows is None:
-        return matrix
-    return torch.cat([matrix[first:end] for first, end in entry.rows.runs()])
 
 
 def _is_of(entry: WeightEntry, module: str) -> bool:

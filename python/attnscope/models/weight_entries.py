@@ -113,7 +113,10 @@ class WeightEntry:
     def of(self, tensor: Tensor) -> Tensor:
         """This matrix [out, in] of the stored tensor; a view unless its rows lie apart."""
         matrix = tensor if self.index is None else tensor[self.index]
-        matrix = matrix.T if self.transposed else matrix
+        return self.rows_of(matrix.T if self.transposed else matrix)
+
+    def rows_of(self, matrix: Tensor) -> Tensor:
+        """This entry's rows of the matrix that it is fused into; a view unless they lie apart."""
         if self.rows is None:
             return matrix
         start, size, period, repeats = self.rows
