@@ -111,7 +111,9 @@ class Adapter:
         if embedding:
             # of a table [tokens, width]: A is [r, tokens] and B is [width, r]
             left, right = right.T, left.T
-        matrix = LowRank(entry.rows_of(left), right, self._scale(target.module, right.shape[0]))
+        matrix = LowRank(
+            entry.rows_of(left).flatten(0, -2), right, self._scale(target.module, right.shape[0])
+        )
         if "lora_magnitude_vector" not in target.parts:
             return matrix, self._files.dtypes[b_name]
         if embedding:
@@ -120,7 +122,7 @@ class Adapter:
         before = base_matrix()
         turned = before + matrix.dense().to(before.dtype)
         norms = torch.linalg.vector_norm(turned, dim=1, keepdim=True)
-        return entry.rows_of(magnitude) * turned / norms - before, self._files.dtypes[b_name]
+        return entry.rows_of(magnitude).flatten(0, -2) * turned / norms - before, self._files.dtypes[b_name]
 
     def moves(self) -> bool:
         """Whether anything is changed: an adapter that was never trained has B = 0."""

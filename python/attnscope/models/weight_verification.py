@@ -223,9 +223,7 @@ def _scaled(block: _Block, entries: Sequence[WeightEntry], factor: float) -> Ite
     try:
         with torch.no_grad():
             for entry in entries:
-                stored = parameters[entry.tensor]
-                matrix = stored if entry.index is None else stored[entry.index]
-                (matrix.T if entry.transposed else matrix)[_row_numbers(entry)] *= factor
+                entry.view(parameters[entry.tensor]).mul_(factor)
         yield
     finally:
         with torch.no_grad():
