@@ -83,8 +83,7 @@ class Draft:
         for site, shape in (("attention", square), ("scores", square), ("lse", square[:3])):
             if site in sites:
                 self.layer.tensors[site] = torch.empty(shape, dtype=dtype, device=device)
-        if "attention" in sites and self.whole:
-            self.full = self.layer.tensors["attention"]
+        self.full = self.layer.tensors.get("attention") if self.whole else None
 
     def storage(self, samples: slice, span: slice, shape: tuple[int, ...]) -> Tensor:
         """Where the probabilities of one tile are computed: in the layer itself if all its heads are kept."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -102,23 +102,19 @@ class Outputs:
                 if site not in self.tensors:
                     raise RuntimeError(f"forward: site {site!r} was not seen in {type(model).__name__}")
 
-        handles: list[Any] = []
         head = _head(model)
-        token = _LIVE.set(self)
-        try:
-            inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        with ExitStack() as hooks:
+            hooks.callback(_LIVE.reset, _LIVE.set(self))
             if graph or "embeddings" in self.sites:  # the parts of a model may have embeddings of their own
-                own = {_called(module, "get_input_embeddings") for module in inside} - {None}
-                handles += [one.register_forward_hook(embedded) for one in own if one is not None]
-            if graph or "final_norm" in self.sites:
-                handles += [module.register_forward_hook(normed) for module in inside]
+                for own in {_called(module, "get_input_embeddings") for module in inside}:
+                    if own is not None:
+                        hooks.enter_context(own.register_forward_hook(embedded))
+            for module in inside if graph or "final_norm" in self.sites else ():
+                hooks.enter_context(module.register_forward_hook(normed))
             if head is not None and (rows is not None or not (graph or "logits" in self.sites)):
-                handles.append(head.register_forward_pre_hook(some))
+                hooks.enter_context(head.register_forward_pre_hook(some))
             yield finish
-        finally:
-            for handle in handles:
-                handle.remove()
-            _LIVE.reset(token)
 
 
 def _called(model: nn.Module, getter: str) -> nn.Module | None:

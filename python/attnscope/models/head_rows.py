@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,13 +228,10 @@ def _make(model: nn.Module, function: str) -> HeadPlan:
     inside = {
         one: place for place, one in model.named_modules() if isinstance(one, PreTrainedModel) and place
     }
-    handles = [one.register_forward_hook(listener(place)) for one, place in inside.items()]
-    try:
-        with evaluating(model), torch.no_grad():
-            logits = _logits(model(**inputs))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluating(model), torch.no_grad(), ExitStack() as hooks:
+        for one, place in inside.items():
+            hooks.enter_context(one.register_forward_hook(listener(place)))
+        logits = _logits(model(**inputs))
     text = model.config.get_text_config()  # type: ignore[operator, union-attr]
     if not torch.is_tensor(logits) or logits.ndim != 3 or logits.shape[-1] < text.vocab_size:
         raise NotImplementedError(

@@ -107,11 +107,11 @@ class _Block:
 
         with contextlib.ExitStack() as stack, torch.no_grad(), evaluating(self._block):
             for module, change in changes:
-                hook = module.register_forward_hook(lambda _m, _a, output, change=change: change(output))
-                stack.callback(hook.remove)
+                acting = module.register_forward_hook(lambda _m, _a, output, change=change: change(output))
+                stack.enter_context(acting)
             enters = site == "input"
             watch = watched.register_forward_pre_hook if enters else watched.register_forward_hook
-            stack.callback(watch(see).remove)
+            stack.enter_context(watch(see))
             self._block(*self._args, **self._kwargs)
         if not seen:
             raise WeightMapError(f"verify_weight_map: {type(watched).__name__} did not run in {self._name}")
@@ -252,14 +252,11 @@ def _inputs(model: nn.Module, found: WeightMap, block: nn.Module) -> tuple[tuple
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if "use_cache" in taken:
         inputs["use_cache"] = False
-    hook = block.register_forward_pre_hook(
+    keeping = block.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
     )
-    try:
-        with torch.no_grad(), evaluating(model):
-            model(**inputs)
-    finally:
-        hook.remove()
+    with keeping, torch.no_grad(), evaluating(model):
+        model(**inputs)
     if not seen:
         raise WeightMapError(f"verify_weight_map: {found.blocks} did not run in a forward pass")
     return seen[0]

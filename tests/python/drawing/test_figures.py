@@ -262,24 +262,6 @@ def test_head_mean_rows_are_never_drawn(every) -> None:
                 assert not np.any(np.asarray(one.get_ydata(), dtype=float) > 50), name
 
 
-@pytest.mark.usefixtures("unarranged")
-def test_checkpoints_of_unknown_step_are_left_out_and_named(ax) -> None:
-    tables = {name: RESULTS.table(name) for name in ("heads", "samples")}
-    for name, table in tables.items():
-        final = table[table["step"] == 64].assign(step=-1, revision="main")
-        tables[name] = pd.concat([table, final], ignore_index=True)
-    results = Results(tables)
-    for draw_one in (emergence_curve, head_emergence):
-        ax.clear()
-        draw_one(results, "sink_share", ax=ax)
-        assert {tuple(one.get_xdata()) for one in ax.get_lines() if not one.get_gid()} == {(0, 2, 64)}
-        assert ax.get_xlim()[0] <= 0 < 64 < ax.get_xlim()[1]
-    for name in ("emergence", "sink_emergence"):
-        assert FIGURES[name](results).left_out == ("tiny main (step unknown)",)
-    with pytest.raises(NotDrawable, match=r"none of 48 rows has a known training step, all steps are -1"):
-        emergence_curve(made.make_results(steps=(-1,)), "sink_share", ax=ax)
-
-
 @pytest.mark.slow
 def test_a_single_checkpoint_has_no_emergence_but_everything_else() -> None:
     results = made.make_results(steps=(-1,))

@@ -197,28 +197,6 @@ def test_counts_of_non_finite_maps_are_left_out_of_means():
     assert contents["values"][0][0][at] == [[2.0] * made.HEADS] * made.LAYERS
 
 
-def test_a_mean_with_an_infinite_sample_is_infinite():
-    whole = made.make_results()
-    heads = whole.table("heads")
-    heads.loc[(heads["sample"] == 1) & (heads["layer"] == 0) & (heads["head"] == 1), "mp_ks"] = np.inf
-    page = asc.view(Results({"heads": heads, "samples": whole.table("samples")}))
-    at = [one["name"] for one in page.contents["metrics"]].index("mp_ks")
-    assert page.contents["values"][0][0][at][0][1] == "Infinity"
-    assert "Infinity" not in page.contents["values"][0][1][at][0], "the other input set has none"
-    json.dumps(page.contents, allow_nan=False)
-
-
-@in_a_browser
-def test_infinity_is_shown_and_colours_leave_it_out(tmp_path):
-    page = asc.view(attention())
-    page.contents["values"][0][0][0][1][2] = "Infinity"
-    box = """document.querySelector('[data-layer="1"][data-head="2"]').getAttribute("aria-label")"""
-    found = looked_at(page, tmp_path, "#layer=1&head=2", probe(f"[{box}, at('scale').textContent]"))
-    assert found.probe[0] == "layer 1 head 2: ∞"
-    assert "Fiedler value∞0.51 of 12" in found.text["numbers"]
-    assert "∞" not in found.probe[1]
-
-
 def test_the_file_fetches_nothing_and_its_data_cannot_end_its_script(page, tmp_path):
     text = page.save(tmp_path / "sub" / "view.html").read_text(encoding="utf-8")
     assert set(re.findall(r"https?://[^\s\"'<>)]+", text)) <= {"http://www.w3.org/2000/svg"}
