@@ -18,16 +18,12 @@ class Scratch:
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
 
-    def of(self, dtype: torch.dtype, device: torch.device) -> Callable[[tuple[int, ...]], Tensor]:
-        """Gives tensors of any shape in this memory, which grows where it must."""
-
-        def scratch(shape: tuple[int, ...]) -> Tensor:
-            size = torch.Size(shape).numel()
-            if size > self._buffer.numel() or (self._buffer.dtype, self._buffer.device) != (dtype, device):
-                self._buffer = torch.empty(size, dtype=dtype, device=device)
-            return self._buffer[:size].view(shape)
-
-        return scratch
+    def take(self, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Tensor:
+        """A tensor in this memory, which grows where it must."""
+        size = torch.Size(shape).numel()
+        if size > self._buffer.numel() or (self._buffer.dtype, self._buffer.device) != (dtype, device):
+            self._buffer = torch.empty(size, dtype=dtype, device=device)
+        return self._buffer[:size].view(shape)
 
 
 class Draft:

@@ -83,7 +83,7 @@ def tune(
 
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"tune: arms must be among {', '.join(ARMS)}, got {unknown[0]!r}")
-    processes = _processors() if processes is None else processes
+    processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
         raise ValueError(f"tune: processes must be at least 1, got {processes}")
     root = Path(directory).resolve()
@@ -109,11 +109,6 @@ def tune(
     results.figures()
     results.report()
     return results
-
-
-def _processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
