@@ -301,11 +301,9 @@ def _read(
     model_type = str(settings.get("model_type") or "")
     family = FAMILIES.get(model_type, Family())
     heads = int(setting_of(settings, "heads") or 0)
-    kv = (
-        family.kv_heads(settings, heads)
-        if family.kv_heads
-        else int(setting_of(settings, "kv_heads") or heads)
-    )
+    kv = int(setting_of(settings, "kv_heads") or heads)
+    if family.kv_heads:
+        kv = family.kv_heads(settings, heads)
     stack = stack_of(shapes, settings)
     limit = setting_of(settings, "layers")
     entries: list[WeightEntry] = []

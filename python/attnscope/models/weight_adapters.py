@@ -171,12 +171,9 @@ class Adapter:
 
     def _misfit(self, module: str, names: dict[str, str], entries: list[WeightEntry]) -> str:
         """What of an adapted module's shapes is not the base's, "" where all fits."""
-        rows = (
-            entries[0].shape[0]
-            if entries[0].rows is None
-            else entries[0].rows.period * entries[0].rows.repeats
-        )
-        fused = (rows, entries[0].shape[1])
+        height, width = entries[0].shape
+        if (rows := entries[0].rows) is not None:
+            height = rows.period * rows.repeats
         shapes = {part: self._files.shapes[name] for part, name in names.items()}
         if "weight" in shapes:
             got = shapes["weight"][-2:][::-1] if entries[0].transposed else shapes["weight"][-2:]
@@ -186,11 +183,9 @@ class Adapter:
             got = (shapes["lora_B"][0], shapes["lora_A"][-1])
         else:
             return f"{module} has only {', '.join(sorted(shapes))}"
-        return (
-            ""
-            if tuple(got) == fused
-            else f"{module} is {list(fused)} in the base and {list(got)} in the adapter"
-        )
+        if tuple(got) == (height, width):
+            return ""
+        return f"{module} is {[height, width]} in the base and {list(got)} in the adapter"
 
 
 def _wide(tensor: Tensor) -> Tensor:
