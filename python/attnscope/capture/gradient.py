@@ -123,10 +123,7 @@ def differentiating(what: Gradient, max_memory: int | None) -> Iterator[None]:
 
 
 def backward(
-    what: Gradient,
-    outputs: Outputs,
-    recorder: Recorder,
-    parameters: dict[str, nn.Parameter],
+    what: Gradient, outputs: Outputs, recorder: Recorder, parameters: dict[str, nn.Parameter]
 ) -> None:
     """Takes the gradients and puts them where they belong: into the layers and the outputs."""
     value = what.of(outputs)

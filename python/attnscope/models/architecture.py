@@ -291,10 +291,7 @@ def weight_map(
 
 
 def _read(
-    shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    config: Any,
-    same: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], config: Any, same: Mapping[str, str]
 ) -> WeightMap:
     """The map of tensors with these shapes; `same` gives tensors that are one a common mark."""
     settings = _settings(config)

@@ -109,14 +109,7 @@ def rank_one_effect(
 
 
 def attention_change(
-    model: nn.Module,
-    ids: Tensor,
-    layer: int,
-    role: str,
-    directions: Tensor,
-    v: Tensor,
-    *,
-    size: float = 0.05,
+    model: nn.Module, ids: Tensor, layer: int, role: str, directions: Tensor, v: Tensor, *, size: float = 0.05
 ) -> Tensor:
     """Total variation ½Σ|A − A′| of the rows of a layer's attention, mean over queries and heads.
 
