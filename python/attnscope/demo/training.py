@@ -51,8 +51,8 @@ class Recipe:
         return build_model(self)
 
 
+#: The beginning of the demo's training: half a minute, up to copying and the first sinks.
 SHORT = Recipe(steps=128)
-"""The beginning of the demo's training: half a minute, up to copying and the first sinks."""
 
 
 def checkpoint_steps(last: int) -> list[int]:

@@ -141,7 +141,7 @@ def training(results: Tables, options: Options) -> Drawn:
     for name in ("readout", "sensitivity"):
         table = optional(results, name)
         if table is not None:
-            tables[name] = table
+            tables[name] = table[table["step"] >= 0]
     every = curves(tables)
     names = [name for name in COURSES if any(key[2] == name for key in every)]
     if not names:
