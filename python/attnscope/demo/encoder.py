@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from attnscope._progress import progress_bar
 from attnscope.demo.texts import documentation
-from attnscope.demo.training import descend, follows, save_model
+from attnscope.demo.training import descend, has_recipe, save_model
 
 BOS, PAD, MASK, UNKNOWN = "<s>", "[PAD]", "[MASK]", "<unk>"
 PIECES = 512
@@ -161,7 +161,7 @@ def train_encoder(
         )
     digest = hashlib.sha256(corpus.numpy().tobytes() + str(len(tokenizer)).encode()).hexdigest()[:16]
     wanted = asdict(recipe) | {"corpus": digest}
-    if follows(folder, wanted, f"train_encoder: {folder} holds an encoder"):
+    if has_recipe(folder, wanted, f"train_encoder: {folder} holds an encoder"):
         return folder
     model = _trained(build_encoder(recipe, tokenizer), corpus, recipe, tokenizer, progress)
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -182,12 +182,12 @@ def _claim(root: Path, recipe: Recipe) -> None:
     """Writes the recipe, or checks that the one already there is the same."""
     text = "".join(documentation())
     wanted = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
-    if not follows(root, wanted, f"train: {root} holds the checkpoints"):
+    if not has_recipe(root, wanted, f"train: {root} holds the checkpoints"):
         root.mkdir(parents=True, exist_ok=True)
         (root / "recipe.json").write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
 
 
-def follows(folder: Path, wanted: dict[str, Any], holds: str) -> bool:
+def has_recipe(folder: Path, wanted: dict[str, Any], holds: str) -> bool:
     """Whether a folder has the recipe, False where it has none; ValueError where it `holds` another's."""
     path = folder / "recipe.json"
     if not path.exists():
