@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A model as it is used, for the time of a block, whatever it was doing before."""
+"""A model's modes and flags for the time of a block, put back after it one by one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -20,3 +20,17 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def differentiable(model: nn.Module, wanted: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Of the model's parameters these alone take part in gradients."""
+    ids = {id(parameter) for parameter in wanted}
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(id(parameter) in ids)
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import differentiable
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
@@ -27,7 +28,6 @@ from attnscope.capture.gradient import (
     backward,
     check_precision,
     differentiating,
-    frozen,
     tangents,
 )
 from attnscope.capture.implementation import implementation
@@ -246,7 +246,7 @@ class Run:
         try:
             with (
                 implementation(model, own),
-                frozen(model, {id(one) for one in parameters.values()}),
+                differentiable(model, parameters.values()),
                 differentiating(gradient, self._max_memory),
             ):
                 with self._around(), recorder.listening():

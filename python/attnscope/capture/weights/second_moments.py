@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from attnscope import _checks
-from attnscope.capture.gradient import check_precision, frozen
+from attnscope._evaluation import differentiable
+from attnscope.capture.gradient import check_precision
 from attnscope.metrics.weights.moments import Moments, site_of
 from attnscope.models.architecture import weight_map
 from attnscope.models.weight_entries import WeightEntry, WeightMap
@@ -196,7 +197,7 @@ class Tracer:
         inputs = {"input_ids": ids[None].to(next(self.model.parameters()).device)}
         names = list(dict.fromkeys(entry.tensor for entry in self.entries)) if parameters else []
         wanted = {name: self.model.get_parameter(name) for name in names}
-        with self._hooked() as (traces, outputs), frozen(self.model, {id(one) for one in wanted.values()}):
+        with self._hooked() as (traces, outputs), differentiable(self.model, wanted.values()):
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
             if not self.gradients:
                 with torch.no_grad():  # no logits are needed
