@@ -22,14 +22,7 @@ from attnscope.capture.anatomy import choose
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
 from attnscope.capture.edits.edit import CACHE, Change, Edit
 from attnscope.capture.edits.states import AddDirection
-from attnscope.capture.gradient import (
-    FORWARD,
-    Gradient,
-    backward,
-    check_precision,
-    differentiating,
-    tangents,
-)
+from attnscope.capture.gradient import FORWARD, Gradient, backward, check_precision, differentiating, tangents
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer

@@ -23,13 +23,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import head_emergence
-from attnscope.plots.maps import (
-    betti_curve,
-    layer_head_map,
-    layer_head_table,
-    persistence_diagram,
-    printable,
-)
+from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, persistence_diagram, printable
 from attnscope.plots.selection import estimate, last_step, measured_heads, series_are
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
 from attnscope.plots.style import DASHES, MUTED, PALETTE, grid, legend_over, legend_row, panels
