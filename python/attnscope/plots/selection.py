@@ -107,9 +107,8 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     """
     if metric not in frame:
         raise KeyError(f"estimate: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
-    columns = [*by, "mean", "low", "high", "samples", "missing"]
     if frame.empty:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=[*by, "mean", "low", "high", "samples", "missing"])
     unit = [name for name in ("model", "sample") if name in frame and name not in by]
     numbers = frame.assign(**{metric: frame[metric].astype(float)})
     wide = numbers.groupby([*by, *unit], observed=True)[metric].mean().unstack(unit)
@@ -122,4 +121,4 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     if together:
         result.loc[result["samples"] < FEWEST_TOGETHER, ["low", "high"]] = np.nan
     result["missing"] = (rows.size() - rows.count()).reindex(wide.index).to_numpy()
-    return result[columns]
+    return result
