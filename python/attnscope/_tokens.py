@@ -21,7 +21,8 @@ def byte_characters() -> list[str]:
 
 
 @functools.cache
-def _byte_of() -> dict[str, int]:
+def byte_of() -> dict[str, int]:
+    """The byte that each letter of a byte-level vocabulary stands for, by the convention of GPT-2."""
     return {letter: byte for byte, letter in enumerate(byte_characters())}
 
 
@@ -34,7 +35,7 @@ def readable(token: str) -> str:
     if found := _BYTE.fullmatch(token):
         byte = int(found[1], 16)
         return chr(byte) if byte < 128 else token
-    letters = _byte_of()
+    letters = byte_of()
     if not token.isascii() and all(letter in letters for letter in token):
         try:
             return bytes(letters[letter] for letter in token).decode("utf-8")

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
 from attnscope.capture.edits import HideKeys
 from attnscope.capture.forward import Forward, forward
 from attnscope.metrics._named import shown_by_shape
-from attnscope.models.head_rows import evaluating
 
 
 @shown_by_shape

@@ -18,16 +18,12 @@ class Scratch:
     def __init__(self) -> None:
         self._buffer = torch.empty(0)
 
-    def of(self, dtype: torch.dtype, device: torch.device) -> Callable[[tuple[int, ...]], Tensor]:
-        """Gives tensors of any shape in this memory, which grows where it must."""
-
-        def scratch(shape: tuple[int, ...]) -> Tensor:
-            size = torch.Size(shape).numel()
-            if size > self._buffer.numel() or (self._buffer.dtype, self._buffer.device) != (dtype, device):
-                self._buffer = torch.empty(size, dtype=dtype, device=device)
-            return self._buffer[:size].view(shape)
-
-        return scratch
+    def take(self, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Tensor:
+        """A tensor in this memory, which grows where it must."""
+        size = torch.Size(shape).numel()
+        if size > self._buffer.numel() or (self._buffer.dtype, self._buffer.device) != (dtype, device):
+            self._buffer = torch.empty(size, dtype=dtype, device=device)
+        return self._buffer[:size].view(shape)
 
 
 class Draft:
@@ -83,8 +79,7 @@ class Draft:
         for site, shape in (("attention", square), ("scores", square), ("lse", square[:3])):
             if site in sites:
                 self.layer.tensors[site] = torch.empty(shape, dtype=dtype, device=device)
-        if "attention" in sites and self.whole:
-            self.full = self.layer.tensors["attention"]
+        self.full = self.layer.tensors.get("attention") if self.whole else None
 
     def storage(self, samples: slice, span: slice, shape: tuple[int, ...]) -> Tensor:
         """Where the probabilities of one tile are computed: in the layer itself if all its heads are kept."""

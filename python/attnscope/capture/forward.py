@@ -16,20 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import differentiable
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
 from attnscope.capture.edits.edit import CACHE, Change, Edit
 from attnscope.capture.edits.states import AddDirection
-from attnscope.capture.gradient import (
-    FORWARD,
-    Gradient,
-    backward,
-    check_precision,
-    differentiating,
-    frozen,
-    tangents,
-)
+from attnscope.capture.gradient import FORWARD, Gradient, backward, check_precision, differentiating, tangents
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
@@ -246,7 +239,7 @@ class Run:
         try:
             with (
                 implementation(model, own),
-                frozen(model, {id(one) for one in parameters.values()}),
+                differentiable(model, parameters.values()),
                 differentiating(gradient, self._max_memory),
             ):
                 with self._around(), recorder.listening():

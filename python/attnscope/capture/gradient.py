@@ -71,19 +71,6 @@ def check_precision(model: nn.Module) -> None:
 
 
 @contextmanager
-def frozen(model: nn.Module, wanted: set[int]) -> Iterator[None]:
-    """Only the parameters with these ids take part; all flags are put back."""
-    before = [(p, p.requires_grad) for p in model.parameters()]
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_(id(parameter) in wanted)
-        yield
-    finally:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)
-
-
-@contextmanager
 def within(limit: int | None) -> Iterator[None]:
     """Stops the pass before its graph holds more memory than may be had."""
     limit = free_bytes() if limit is None else min(limit, free_bytes())
@@ -123,10 +110,7 @@ def differentiating(what: Gradient, max_memory: int | None) -> Iterator[None]:
 
 
 def backward(
-    what: Gradient,
-    outputs: Outputs,
-    recorder: Recorder,
-    parameters: dict[str, nn.Parameter],
+    what: Gradient, outputs: Outputs, recorder: Recorder, parameters: dict[str, nn.Parameter]
 ) -> None:
     """Takes the gradients and puts them where they belong: into the layers and the outputs."""
     value = what.of(outputs)

@@ -25,9 +25,7 @@ from attnscope.capture.visibility import float_mask
 
 @dataclass
 class _Held:
-    config: Any
     original: str | None
-    current: str
     owner: int
     depth: int = 0
 
@@ -65,7 +63,7 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
     me = threading.get_ident()
     with _condition:
         _condition.wait_for(lambda: all(_held[id(c)].owner == me for c in mine if id(c) in _held))
-        for current in (_held[id(c)].current for c in mine if id(c) in _held):
+        for current in (c._attn_implementation_internal for c in mine if id(c) in _held):
             if current != name:
                 raise RuntimeError(
                     f"capture: {type(model).__name__} is being run with attention {current!r} further up in "
@@ -73,7 +71,7 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
                 )
         for config in mine:
             original = config._attn_implementation_internal
-            _held.setdefault(id(config), _Held(config, original, name, me)).depth += 1
+            _held.setdefault(id(config), _Held(original, me)).depth += 1
             config._attn_implementation_internal = name
     compiled = any(
         getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -77,7 +78,6 @@ class Layer:
     mask: Tensor | None = None
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
     _visibility: Visibility | None = field(default=None, init=False)
-    _spans: list[Tensor] | None = field(default=None, init=False)
     # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A weak
     # reference to the layer itself calls back before its tensors are freed.)
     end: End = field(default_factory=End, init=False)
@@ -174,7 +174,7 @@ class Layer:
         if self._visibility is None:
             queries, keys = self._size()
             square = queries == keys and not self.cross
-            self._visibility = visibility_of(self.mask, self._real()) if square else UNKNOWN
+            self._visibility = visibility_of(self.mask, self._real) if square else UNKNOWN
         return self._visibility
 
     @property
@@ -182,11 +182,10 @@ class Layer:
         """Number of real keys of each sample, int64 ``[B]``."""
         return self.valid.sum(-1, dtype=torch.int64).cpu()
 
+    @cached_property
     def _real(self) -> list[Tensor]:
         """The positions of each sample's real keys, ascending."""
-        if self._spans is None:
-            self._spans = [row.nonzero().flatten() for row in self.valid.cpu()]
-        return self._spans
+        return [row.nonzero().flatten() for row in self.valid.cpu()]
 
     def _require_square(self, what: str) -> None:
         queries, keys = self._size()
@@ -252,7 +251,7 @@ class Layer:
     def samples(self) -> list[Tensor]:
         """One view ``[h, m_b, m_b]`` per sample, padding removed (a copy where the padding has holes)."""
         self._require_square("samples")
-        return [self._select(self.attention[b], real, (-2, -1)) for b, real in enumerate(self._real())]
+        return [self._select(self.attention[b], real, (-2, -1)) for b, real in enumerate(self._real)]
 
     @staticmethod
     def _select(tensor: Tensor, real: Tensor, axes: Sequence[int]) -> Tensor:
@@ -267,7 +266,7 @@ class Layer:
         return tensor
 
     def _leading(self, tensor: Tensor, axes: Sequence[int]) -> Tensor:
-        spans = self._real()
+        spans = self._real
         longest = max((len(real) for real in spans), default=0)
         if all(len(real) == 0 or int(real[-1]) == len(real) - 1 for real in spans):
             return self._select(tensor, torch.arange(longest), axes)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture.sites import MODEL_SITES
+from attnscope.models.head_rows import gathered
 
 _LIVE: ContextVar[Outputs | None] = ContextVar("attnscope_outputs", default=None)
 
@@ -67,6 +68,9 @@ class Outputs:
         """Collects inside the block; gives what takes the model's output."""
         from transformers import PreTrainedModel
 
+        def chosen(states: Tensor) -> Tensor:
+            return states if rows is None else gathered(states, rows)
+
         def keep(site: str, tensor: Tensor) -> None:
             self.tensors[site] = tensor if graph else tensor.detach()
 
@@ -84,7 +88,7 @@ class Outputs:
                 return None
             if not graph and "logits" not in self.sites:
                 return args[0][:, :0], *args[1:]
-            return _rows(args[0], rows), *args[1:]
+            return chosen(args[0]), *args[1:]
 
         def finish(output: Any) -> None:
             logits = getattr(output, "logits", None)
@@ -93,37 +97,24 @@ class Outputs:
                     raise TypeError(
                         f"forward: {type(model).__name__} gives no logits; load it with its vocabulary head"
                     )
-                keep("logits", logits if head is not None or rows is None else _rows(logits, rows))
+                keep("logits", logits if head is not None else chosen(logits))
             for site in self.sites:
                 if site not in self.tensors:
                     raise RuntimeError(f"forward: site {site!r} was not seen in {type(model).__name__}")
 
-        handles: list[Any] = []
         head = _head(model)
-        token = _LIVE.set(self)
-        try:
-            inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+        with ExitStack() as hooks:
+            hooks.callback(_LIVE.reset, _LIVE.set(self))
             if graph or "embeddings" in self.sites:  # the parts of a model may have embeddings of their own
-                own = {_called(module, "get_input_embeddings") for module in inside} - {None}
-                handles += [one.register_forward_hook(embedded) for one in own if one is not None]
-            if graph or "final_norm" in self.sites:
-                handles += [module.register_forward_hook(normed) for module in inside]
+                for own in {_called(module, "get_input_embeddings") for module in inside}:
+                    if own is not None:
+                        hooks.enter_context(own.register_forward_hook(embedded))
+            for module in inside if graph or "final_norm" in self.sites else ():
+                hooks.enter_context(module.register_forward_hook(normed))
             if head is not None and (rows is not None or not (graph or "logits" in self.sites)):
-                handles.append(head.register_forward_pre_hook(some))
+                hooks.enter_context(head.register_forward_pre_hook(some))
             yield finish
-        finally:
-            for handle in handles:
-                handle.remove()
-            _LIVE.reset(token)
-
-
-def _rows(states: Tensor, rows: Tensor | None) -> Tensor:
-    if rows is None:
-        return states
-    if rows.ndim == 1:
-        return states[:, rows.to(states.device)]
-    place = rows.to(states.device)[..., None].expand(-1, -1, states.shape[-1])
-    return states.gather(1, place)
 
 
 def _called(model: nn.Module, getter: str) -> nn.Module | None:

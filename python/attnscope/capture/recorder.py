@@ -164,7 +164,7 @@ class Recorder:
         draft = self._draft(call.module, call.query.shape, call.key.shape[1])
         if self.trace is not None:
             self.trace.events.append(("softmax", draft.name))
-        draft.scratch = self._scratch.of(call.dtype, device)
+        draft.scratch = partial(self._scratch.take, call.dtype, device)
         if not draft.wanted:
             return draft
         draft.layer.key_offset = 0 if draft.layer.cross else self.offsets.get(keys, 0)

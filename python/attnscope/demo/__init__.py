@@ -3,23 +3,6 @@
 
 from attnscope.demo.run import run_demo
 from attnscope.demo.texts import copying_sequences, text_windows
-from attnscope.demo.training import (
-    Recipe,
-    build_model,
-    checkpoint_steps,
-    demo_arm,
-    demo_checkpoints,
-    train,
-)
+from attnscope.demo.training import Recipe, demo_arm, demo_checkpoints, train
 
-__all__ = [
-    "Recipe",
-    "build_model",
-    "checkpoint_steps",
-    "copying_sequences",
-    "demo_arm",
-    "demo_checkpoints",
-    "run_demo",
-    "text_windows",
-    "train",
-]
+__all__ = ["Recipe", "copying_sequences", "demo_arm", "demo_checkpoints", "run_demo", "text_windows", "train"]

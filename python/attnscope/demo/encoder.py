@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from torch.nn import functional
 
 from attnscope._progress import progress_bar
 from attnscope.demo.texts import documentation
-from attnscope.demo.training import descend, save_model
+from attnscope.demo.training import descend, has_recipe, save_model
 
 BOS, PAD, MASK, UNKNOWN = "<s>", "[PAD]", "[MASK]", "<unk>"
 PIECES = 512
@@ -162,15 +161,7 @@ def train_encoder(
         )
     digest = hashlib.sha256(corpus.numpy().tobytes() + str(len(tokenizer)).encode()).hexdigest()[:16]
     wanted = asdict(recipe) | {"corpus": digest}
-    found = folder / "recipe.json"
-    if found.is_file():
-        there = json.loads(found.read_text("utf-8"))
-        if there != wanted:
-            different = sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
-            raise ValueError(
-                f"train_encoder: {folder} holds an encoder of another recipe, which differs in "
-                f"{', '.join(different)}; take another directory or delete that one"
-            )
+    if has_recipe(folder, wanted, f"train_encoder: {folder} holds an encoder"):
         return folder
     model = _trained(build_encoder(recipe, tokenizer), corpus, recipe, tokenizer, progress)
     folder.parent.mkdir(parents=True, exist_ok=True)

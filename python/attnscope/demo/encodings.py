@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from attnscope.capture.visibility import float_mask
 from attnscope.demo.texts import text_windows, write_texts
 from attnscope.demo.training import Recipe, config_values, train
 
@@ -147,17 +148,14 @@ class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         else:
             slopes = alibi_slopes(self.config.num_attention_heads).to(hidden.device)
             bias = -slopes[:, None, None] * distance.clamp_min(0)
-        mask, lowest = kwargs.get("attention_mask"), torch.finfo(hidden.dtype).min
+        mask = kwargs.get("attention_mask")
         if mask is None:
-            mask = torch.zeros(n, n, dtype=hidden.dtype, device=hidden.device)
-            mask = mask.masked_fill(distance < 0, lowest)[None, None]
-        elif mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(
-                ~mask, lowest
-            )
+            mask = (distance >= 0)[None, None]
+        if mask.dtype == torch.bool:
+            mask = float_mask(mask, hidden.dtype)
         mask = mask + bias.to(hidden.dtype)
         if self.config.position_encoding == "window":
-            mask = mask.masked_fill(distance >= WINDOW_KEYS, lowest)
+            mask = mask.masked_fill(distance >= WINDOW_KEYS, torch.finfo(hidden.dtype).min)
         return args, {**kwargs, "attention_mask": mask}
 
 

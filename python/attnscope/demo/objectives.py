@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnscope._evaluation import evaluating
 from attnscope.demo.texts import VOCABULARY_SIZE, training_batch, training_bytes
 from attnscope.demo.training import descend
 from attnscope.metrics.weights.moments import Moments
@@ -170,11 +171,10 @@ def _roots(model: Any, seed: int, sides: Sequence[str]) -> dict[str, dict[str, T
     from attnscope.capture.weights.second_moments import second_moments
     from attnscope.models.architecture import weight_map
 
-    model.eval()
     found = weight_map(model)
     texts = [ids for step in range(2) for ids in training_batch(BATCH, seed + 100, step)]
-    moments = second_moments(model, texts, map=found, gradients="out" in sides, skip_first=False)
-    model.train()
+    with evaluating(model):
+        moments = second_moments(model, texts, map=found, gradients="out" in sides, skip_first=False)
     return {
         entry.tensor: {
             side: inverse_root(moments, entry.layer, entry.role, side).to(torch.float32) for side in sides

@@ -148,21 +148,18 @@ def _store_examples(results: Results) -> None:
 
     import attnscope
     from attnscope.engine.schema import CHECKPOINT_KEYS, stamped
+    from attnscope.plots.selection import last_step, measured_heads
     from attnscope.view.captured import captured_sentence
 
-    heads, samples = results.table("heads"), results.table("samples")
-    last = int(samples["step"].max())
-    heads = heads[(heads["step"] == last) & (heads["head"] >= 0) & (heads["protocol"] == "exact")]
-    samples = samples[samples["step"] == last]
-    of_copying = heads[heads["sample"].isin(samples.loc[samples["group"] == "copying", "sample"])]
-    mean = of_copying.groupby(["layer", "head"])["sink_share"].mean()
+    heads = last_step(measured_heads(results))
+    mean = heads[heads["group"] == "copying"].groupby(["layer", "head"])["sink_share"].mean()
     strongest, weakest = mean.idxmax(), mean.idxmin()
-    first = {group: samples[samples["group"] == group].iloc[0] for group in GROUPS}
+    first = heads.groupby("group")["sample"].min()
     wanted = [(first["copying"], strongest), (first["text"], strongest), (first["copying"], weakest)]
 
     rows, bars = [], []
     for sample, (layer, head) in wanted:
-        maps = captured_sentence(results, sample["sample"])
+        maps = captured_sentence(results, sample)
         row = maps[(maps["layer"] == layer) & (maps["head"] == head)].iloc[0]
         keys = {**row[[*CHECKPOINT_KEYS, "sample", "layer", "head"]], "protocol": "exact"}
         n = row["n_tokens"]

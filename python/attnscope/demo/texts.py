@@ -14,20 +14,15 @@ import torch
 
 from attnscope._tokens import byte_characters
 
+#: The beginning-of-sequence token, id 0; byte b has id b + 1.
 BOS = "<s>"
-"""The beginning-of-sequence token, id 0; byte b has id b + 1."""
-
 VOCABULARY_SIZE = 257
-
+#: The two input sets, in the order of their `group` names in the `samples` table.
 GROUPS = ("text", "copying")
-"""The two input sets, in the order of their `group` names in the `samples` table."""
-
+#: Characters in a copying sequence before it repeats: with BOS, 127 tokens in all.
 HALF = 63
-"""Characters in a copying sequence before it repeats: with BOS, 127 tokens in all."""
-
+#: Characters in a window of text: as many tokens as a copying sequence has.
 WINDOW = 2 * HALF
-"""Characters in a window of text: as many tokens as a copying sequence has."""
-
 _HELD_OUT = 0.1
 _SYMBOLS = [chr(code) for code in range(0x21, 0x7F)]
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from filelock import FileLock
 
+from attnscope._evaluation import evaluating
 from attnscope._progress import progress_bar
 from attnscope.demo.texts import (
     VOCABULARY_SIZE,
@@ -26,7 +27,6 @@ from attnscope.demo.texts import (
 )
 from attnscope.engine.store import atomic_file, atomic_folder, remove
 from attnscope.models.checkpoints import step_of
-from attnscope.models.head_rows import evaluating
 from attnscope.models.loading import without_progress_bars
 
 _OPTIMIZER = "optimizer.pt"
@@ -51,8 +51,8 @@ class Recipe:
         return build_model(self)
 
 
+#: The beginning of the demo's training: half a minute, up to copying and the first sinks.
 SHORT = Recipe(steps=128)
-"""The beginning of the demo's training: half a minute, up to copying and the first sinks."""
 
 
 def checkpoint_steps(last: int) -> list[int]:
@@ -182,19 +182,21 @@ def _claim(root: Path, recipe: Recipe) -> None:
     """Writes the recipe, or checks that the one already there is the same."""
     text = "".join(documentation())
     wanted = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
-    path = root / "recipe.json"
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found != wanted:
-            different = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
-            shown = ", ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} wanted" for key in different)
-            raise ValueError(
-                f"train: {root} holds the checkpoints of another recipe ({shown}); "
-                "take another directory or delete that one"
-            )
-        return
-    root.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    if not has_recipe(root, wanted, f"train: {root} holds the checkpoints"):
+        root.mkdir(parents=True, exist_ok=True)
+        (root / "recipe.json").write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+
+
+def has_recipe(folder: Path, wanted: dict[str, Any], holds: str) -> bool:
+    """Whether a folder has the recipe, False where it has none; ValueError where it `holds` another's."""
+    path = folder / "recipe.json"
+    if not path.exists():
+        return False
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if different := sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key)):
+        shown = ", ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} wanted" for key in different)
+        raise ValueError(f"{holds} of another recipe ({shown}); take another directory or delete that one")
+    return True
 
 
 def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | None]:

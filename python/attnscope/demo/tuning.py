@@ -28,13 +28,7 @@ import torch
 
 from attnscope.demo.objectives import ARMS, STEPS, WHITENED, Arm
 from attnscope.demo.texts import byte_tokenizer, text_windows, write_texts
-from attnscope.demo.training import (
-    demo_checkpoints,
-    evaluate_loss,
-    last_checkpoint,
-    one_thread,
-    save_model,
-)
+from attnscope.demo.training import demo_checkpoints, evaluate_loss, last_checkpoint, one_thread, save_model
 from attnscope.engine.store import remove
 
 if TYPE_CHECKING:
@@ -83,7 +77,7 @@ def tune(
 
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"tune: arms must be among {', '.join(ARMS)}, got {unknown[0]!r}")
-    processes = _processors() if processes is None else processes
+    processes = len(os.sched_getaffinity(0)) if processes is None else processes
     if processes < 1:
         raise ValueError(f"tune: processes must be at least 1, got {processes}")
     root = Path(directory).resolve()
@@ -109,11 +103,6 @@ def tune(
     results.figures()
     results.report()
     return results
-
-
-def _processors() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:

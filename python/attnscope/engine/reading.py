@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Stored tables in other shapes: arrays with named axes, averages of controls as a row for each, a statistic
-for each column, two runs held against each other.
+for each column, two runs held against each other; and which of their rows and columns pages and figures show.
 
 A value and a flag have a mean. A count and a ratio, whose denominator may come near to 0, have a median; a
 position is a place, of which the most frequent one says something and a mean nothing.
@@ -28,6 +28,7 @@ from attnscope.engine.schema import (
     SCHEMA_VERSION,
     VARIANT_KEYS,
     ResultsError,
+    Tables,
     check_columns,
     variants_of,
 )
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 KEYS = (*CHECKPOINT_KEYS, "sample", "protocol", *VARIANT_KEYS, "threshold", "table", "metric")
 #: By kind of a column; others have a mean.
 STATISTIC = {"count": "median", "ratio": "median", "position": "most frequent"}
+#: Columns in which infinity is a value: a bar that never ends.
+ENDLESS = ("birth", "death")
+#: Measured nulls and what they are called: a copy of the model with random weights, and shuffled rows.
+NULLS = {"random_weights": "random weights", "row_permutation": "rows shuffled"}
 
 
 def as_xarray(
@@ -207,3 +212,123 @@ def _other_sentences(results: Results, other: Results, numbers: set[int]) -> lis
         return []
     texts = [dict(zip(table["sample"], table["text"], strict=True)) for table in (here, there)]
     return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))
+
+
+def optional(results: Tables, name: str) -> pd.DataFrame | None:
+    """A table, infinite measurements as missing ones; None when the run has no rows of it."""
+    if name not in results.tables():
+        return None
+    table = results.table(name)
+    for column in table.columns:
+        if table[column].dtype.kind == "f" and column not in ENDLESS and np.isinf(table[column]).any():
+            table[column] = table[column].where(np.isfinite(table[column]))
+    return None if table.empty else table
+
+
+def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFrame:
+    """Adds input set (`group`), length (`n_tokens`) and kind (`causal`) of each row's sample, and a `series`.
+
+    A series is an input set of a model; the part that all rows share is left out of its name.
+    """
+    keys = [*CHECKPOINT_KEYS, "sample"]
+    if samples is not None:
+        wanted = [name for name in ("group", "n_tokens", "causal") if name not in frame and name in samples]
+        of_samples = samples[[*keys, *wanted]].drop_duplicates(keys)
+        frame = frame.merge(of_samples, on=keys, how="left", validate="many_to_one")
+    frame = frame.assign(group=frame["group"].fillna("text") if "group" in frame else "text")
+    models, groups = frame["model"].astype(str), frame["group"].astype(str)
+    if groups.nunique() <= 1 and models.ne("").all():
+        return frame.assign(series=models)
+    return frame.assign(series=groups if models.nunique() <= 1 else models + ", " + groups)
+
+
+def in_series(frame: pd.DataFrame, results: Tables) -> pd.DataFrame:
+    """`with_groups` of rows of some results."""
+    return with_groups(frame, optional(results, "samples"))
+
+
+def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
+    """Rows of single heads (not of the head mean, head −1) under one protocol."""
+    chosen = frame[frame["head"] >= 0] if "head" in frame else frame
+    return chosen[chosen["protocol"] == protocol] if "protocol" in chosen else chosen
+
+
+def measured_columns(frame: pd.DataFrame) -> list[str]:
+    """Columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
+    keys = {*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
+    names = map(str, frame.select_dtypes(["number", "bool"]))
+    return [name for name in names if name not in keys and not name.endswith("_uniform")]
+
+
+def defined(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose counts of −1, which stand for "undefined", enter no mean."""
+    counts = [
+        name for name in table.select_dtypes("integer") if name not in (*CHECKPOINT_KEYS, "layer", "head")
+    ]
+    return table.assign(**{name: table[name].where(table[name] >= 0) for name in counts})
+
+
+def uniform_value(
+    frame: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, threshold: float | None = None
+) -> float:
+    """The metric on uniform attention, averaged over the lengths of the frame's samples.
+
+    Each row is held against uniform attention among the keys that its queries see, causal samples against
+    causal and others against full attention; where the frame does not say which they are, the table must hold
+    one support only.
+    """
+    if f"{metric}_uniform" in frame:
+        return float(frame[f"{metric}_uniform"].mean())
+    table = _baseline_rows(frame, baselines, "uniform", metric, threshold)
+    if table is None:
+        return float("nan")
+    if "support" in frame and frame["support"].notna().all():
+        # layers of one model differ: a window has its own uniform attention
+        supports = frame["support"]
+    elif "causal" in frame and frame["causal"].notna().all():
+        supports = frame["causal"].astype(bool).map({True: "causal", False: "full"})
+    elif table["support"].nunique() == 1:
+        supports = table["support"].iloc[0]
+    else:
+        return float("nan")
+    frame = frame.assign(support=supports)
+    if not set(frame["support"]) <= set(table["support"]):
+        return float("nan")  # of masks nothing is stored, and a mean over the other layers is none of all
+    return _mean_at(frame, table, ["n_tokens", "support"])
+
+
+def null_value(
+    frame: pd.DataFrame,
+    baselines: pd.DataFrame | None,
+    kind: str,
+    metric: str,
+    threshold: float | None = None,
+) -> float:
+    """The metric under a measured null, averaged over the lengths of the frame's samples."""
+    table = _baseline_rows(frame, baselines, kind, metric, threshold)
+    if table is None or "scope" not in table:
+        return float("nan")
+    # the model with random weights belongs to a whole series, shuffled rows to their own checkpoint
+    wanted = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT_KEYS, "n_tokens")
+    keys = [key for key in wanted if key in frame and key in table]
+    return _mean_at(frame, table[table["scope"] == "heads"], keys)
+
+
+def _mean_at(frame: pd.DataFrame, table: pd.DataFrame, keys: list[str]) -> float:
+    """The mean of a baseline's values at the keys of a frame's rows."""
+    values = table.drop_duplicates(keys)[[*keys, "value"]]
+    return float(frame[keys].merge(values, on=keys, how="left")["value"].mean())
+
+
+def _baseline_rows(
+    frame: pd.DataFrame, baselines: pd.DataFrame | None, kind: str, metric: str, threshold: float | None
+) -> pd.DataFrame | None:
+    """Rows of a metric at a threshold under the exact protocol; None when lengths or values are missing."""
+    if baselines is None or "n_tokens" not in frame or not {"value", "kind", "support"} <= set(baselines):
+        return None
+    table = baselines[(baselines["metric"] == metric) & (baselines["kind"] == kind)]
+    if "protocol" in table:
+        table = table[table["protocol"].isin(["exact", ""])]
+    if threshold is None:
+        return table[table["threshold"].isna()]
+    return table[np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]

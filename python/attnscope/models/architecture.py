@@ -291,21 +291,16 @@ def weight_map(
 
 
 def _read(
-    shapes: Mapping[str, tuple[int, ...]],
-    dtypes: Mapping[str, str],
-    config: Any,
-    same: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], config: Any, same: Mapping[str, str]
 ) -> WeightMap:
     """The map of tensors with these shapes; `same` gives tensors that are one a common mark."""
     settings = _settings(config)
     model_type = str(settings.get("model_type") or "")
     family = FAMILIES.get(model_type, Family())
     heads = int(setting_of(settings, "heads") or 0)
-    kv = (
-        family.kv_heads(settings, heads)
-        if family.kv_heads
-        else int(setting_of(settings, "kv_heads") or heads)
-    )
+    kv = int(setting_of(settings, "kv_heads") or heads)
+    if family.kv_heads:
+        kv = family.kv_heads(settings, heads)
     stack = stack_of(shapes, settings)
     limit = setting_of(settings, "layers")
     entries: list[WeightEntry] = []

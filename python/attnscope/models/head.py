@@ -61,11 +61,7 @@ class Subspace(NamedTuple):
 
 
 def effective_unembedding(
-    source: str | Path | nn.Module,
-    *,
-    fold_norm: bool = True,
-    center: bool = True,
-    rows: int | None = None,
+    source: str | Path | nn.Module, *, fold_norm: bool = True, center: bool = True, rows: int | None = None
 ) -> EffectiveUnembedding:
     """The linear map from the final residual stream to what a model predicts, W̃ᵀW̃.
 

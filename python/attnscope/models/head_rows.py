@@ -9,14 +9,15 @@ and scales come along. A trial pass per model says which module's output that is
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
 from attnscope._warn import warn
 from attnscope.models.architecture import text_config
 
@@ -157,20 +158,6 @@ class LastStates:
             return _run_head(self.model, self.plan, chosen)
 
 
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; a walk through all modules costs as much as a small model's layer."""
-    training = model.training
-    if not training:
-        yield
-        return
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)
-
-
 def _run_head(model: nn.Module, plan: HeadPlan, states: Tensor) -> Tensor:
     assert plan.body is not None
     body = model.get_submodule(plan.body)
@@ -241,13 +228,10 @@ def _make(model: nn.Module, function: str) -> HeadPlan:
     inside = {
         one: place for place, one in model.named_modules() if isinstance(one, PreTrainedModel) and place
     }
-    handles = [one.register_forward_hook(listener(place)) for one, place in inside.items()]
-    try:
-        with evaluating(model), torch.no_grad():
-            logits = _logits(model(**inputs))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluating(model), torch.no_grad(), ExitStack() as hooks:
+        for one, place in inside.items():
+            hooks.enter_context(one.register_forward_hook(listener(place)))
+        logits = _logits(model(**inputs))
     text = model.config.get_text_config()  # type: ignore[operator, union-attr]
     if not torch.is_tensor(logits) or logits.ndim != 3 or logits.shape[-1] < text.vocab_size:
         raise NotImplementedError(

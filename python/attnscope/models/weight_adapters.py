@@ -111,7 +111,9 @@ class Adapter:
         if embedding:
             # of a table [tokens, width]: A is [r, tokens] and B is [width, r]
             left, right = right.T, left.T
-        matrix = LowRank(_rows(left, entry), right, self._scale(target.module, right.shape[0]))
+        matrix = LowRank(
+            entry.rows_of(left).flatten(0, -2), right, self._scale(target.module, right.shape[0])
+        )
         if "lora_magnitude_vector" not in target.parts:
             return matrix, self._files.dtypes[b_name]
         if embedding:
@@ -120,7 +122,7 @@ class Adapter:
         before = base_matrix()
         turned = before + matrix.dense().to(before.dtype)
         norms = torch.linalg.vector_norm(turned, dim=1, keepdim=True)
-        return _rows(magnitude, entry) * turned / norms - before, self._files.dtypes[b_name]
+        return entry.rows_of(magnitude).flatten(0, -2) * turned / norms - before, self._files.dtypes[b_name]
 
     def moves(self) -> bool:
         """Whether anything is changed: an adapter that was never trained has B = 0."""
@@ -169,12 +171,9 @@ class Adapter:
 
     def _misfit(self, module: str, names: dict[str, str], entries: list[WeightEntry]) -> str:
         """What of an adapted module's shapes is not the base's, "" where all fits."""
-        rows = (
-            entries[0].shape[0]
-            if entries[0].rows is None
-            else entries[0].rows.period * entries[0].rows.repeats
-        )
-        fused = (rows, entries[0].shape[1])
+        height, width = entries[0].shape
+        if (rows := entries[0].rows) is not None:
+            height = rows.period * rows.repeats
         shapes = {part: self._files.shapes[name] for part, name in names.items()}
         if "weight" in shapes:
             got = shapes["weight"][-2:][::-1] if entries[0].transposed else shapes["weight"][-2:]
@@ -184,22 +183,13 @@ class Adapter:
             got = (shapes["lora_B"][0], shapes["lora_A"][-1])
         else:
             return f"{module} has only {', '.join(sorted(shapes))}"
-        return (
-            ""
-            if tuple(got) == fused
-            else f"{module} is {list(fused)} in the base and {list(got)} in the adapter"
-        )
+        if tuple(got) == (height, width):
+            return ""
+        return f"{module} is {[height, width]} in the base and {list(got)} in the adapter"
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
-
-
-def _rows(matrix: Tensor, entry: WeightEntry) -> Tensor:
-    """The rows of a fused matrix that are the entry's."""
-    if entry.rows is None:
-        return matrix
-    return torch.cat([matrix[first:end] for first, end in entry.rows.runs()])
 
 
 def _is_of(entry: WeightEntry, module: str) -> bool:

@@ -311,9 +311,8 @@ def vocabulary_of(folder: Path) -> dict[int, str]:
         return {}
     stored = json.loads(file.read_text("utf-8"))
     vocabulary = stored.get("model", {}).get("vocab", {})
-    pairs = (
-        ((at, token) for token, at in vocabulary.items())
-        if isinstance(vocabulary, dict)
-        else ((at, one[0]) for at, one in enumerate(vocabulary))
-    )
-    return {**dict(pairs), **{one["id"]: one["content"] for one in stored.get("added_tokens", [])}}
+    if isinstance(vocabulary, dict):
+        tokens = {at: token for token, at in vocabulary.items()}
+    else:
+        tokens = {at: one[0] for at, one in enumerate(vocabulary)}
+    return tokens | {one["id"]: one["content"] for one in stored.get("added_tokens", [])}

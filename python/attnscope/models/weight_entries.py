@@ -112,13 +112,19 @@ class WeightEntry:
 
     def of(self, tensor: Tensor) -> Tensor:
         """This matrix [out, in] of the stored tensor; a view unless its rows lie apart."""
+        return self.view(tensor).flatten(0, -2)
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """This matrix as a view of the stored tensor, [repeats, rows, in] where its rows may lie apart."""
         matrix = tensor if self.index is None else tensor[self.index]
-        matrix = matrix.T if self.transposed else matrix
+        return self.rows_of(matrix.T if self.transposed else matrix)
+
+    def rows_of(self, matrix: Tensor) -> Tensor:
+        """Its rows of a matrix with those of all that it is fused with, as a view, likewise."""
         if self.rows is None:
             return matrix
         start, size, period, repeats = self.rows
-        taken = matrix.view(repeats, period, matrix.shape[1])[:, start : start + size]
-        return taken.reshape(repeats * size, matrix.shape[1])
+        return matrix.view(repeats, period, matrix.shape[1])[:, start : start + size]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
 from attnscope.models.architecture import weight_map
 from attnscope.models.weight_entries import WeightEntry, WeightMap, WeightMapError
 
@@ -104,13 +105,13 @@ class _Block:
         def see(_: nn.Module, *passing: Any) -> None:
             seen.append(_first(passing[-1]).detach().clone())
 
-        with contextlib.ExitStack() as stack, torch.no_grad(), _evaluating(self._block):
+        with contextlib.ExitStack() as stack, torch.no_grad(), evaluating(self._block):
             for module, change in changes:
-                hook = module.register_forward_hook(lambda _m, _a, output, change=change: change(output))
-                stack.callback(hook.remove)
+                acting = module.register_forward_hook(lambda _m, _a, output, change=change: change(output))
+                stack.enter_context(acting)
             enters = site == "input"
             watch = watched.register_forward_pre_hook if enters else watched.register_forward_hook
-            stack.callback(watch(see).remove)
+            stack.enter_context(watch(see))
             self._block(*self._args, **self._kwargs)
         if not seen:
             raise WeightMapError(f"verify_weight_map: {type(watched).__name__} did not run in {self._name}")
@@ -222,9 +223,7 @@ def _scaled(block: _Block, entries: Sequence[WeightEntry], factor: float) -> Ite
     try:
         with torch.no_grad():
             for entry in entries:
-                stored = parameters[entry.tensor]
-                matrix = stored if entry.index is None else stored[entry.index]
-                (matrix.T if entry.transposed else matrix)[_row_numbers(entry)] *= factor
+                entry.view(parameters[entry.tensor]).mul_(factor)
         yield
     finally:
         with torch.no_grad():
@@ -253,14 +252,11 @@ def _inputs(model: nn.Module, found: WeightMap, block: nn.Module) -> tuple[tuple
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     if "use_cache" in taken:
         inputs["use_cache"] = False
-    hook = block.register_forward_pre_hook(
+    keeping = block.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
     )
-    try:
-        with torch.no_grad(), _evaluating(model):
-            model(**inputs)
-    finally:
-        hook.remove()
+    with keeping, torch.no_grad(), evaluating(model):
+        model(**inputs)
     if not seen:
         raise WeightMapError(f"verify_weight_map: {found.blocks} did not run in a forward pass")
     return seen[0]
@@ -279,14 +275,3 @@ def _fresh(value: Any, half: bool) -> Any:
 
 def _first(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode

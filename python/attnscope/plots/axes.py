@@ -55,35 +55,30 @@ def axis_label(metric: str, threshold: float | None = None) -> str:
     return label if threshold is None else f"{label} at {threshold:g}".replace(" 0.", " .")
 
 
-def spread(places: Sequence[float], factor: float) -> list[float]:
-    """Those of some ascending positive places that stand a factor apart, from the last one down.
+def label_some(ax: Axes, places: Sequence[float], text: Callable[[float], str]) -> None:
+    """Labels places on a logarithmic axis as close as labels can stand, from the last one down; ticks on all.
 
-    >>> spread([0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2], 3.9)
-    [0.001, 0.01, 0.05, 0.2]
+    >>> from matplotlib.figure import Figure
+    >>> ax = Figure().subplots()
+    >>> label_some(ax, [0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2], str)
+    >>> ax.get_xticks().tolist()
+    [0.0, 0.001, 0.01, 0.05, 0.2]
     """
     kept: list[float] = []
     for place in sorted(places, reverse=True):
-        if not kept or place * factor <= kept[-1]:
+        if not kept or place * 3.9 <= kept[-1]:
             kept.append(place)
-    return kept[::-1]
+    ax.set_xticks(kept[::-1], [text(place) for place in kept[::-1]])
+    ax.set_xticks([place for place in places if place not in kept], [], minor=True)
 
 
 def step_axis(ax: Axes, steps: Any) -> None:
     """A training axis: 0 first, then logarithmic, with ticks on checkpoints that exist."""
     there = sorted({int(step) for step in steps})
-    first, last = there[0], there[-1]
     ax.set_xscale("symlog", linthresh=1, linscale=0.5)
-    ticks = [step for step in there if step == 0 or step == 1]
-    for step in there:
-        # A quarter of a decade apart is as close as labels can stand.
-        if step > 1 and (not ticks or step >= 3.9 * max(ticks[-1], 0.26)):
-            ticks.append(step)
-    if last not in ticks:
-        ticks = [step for step in ticks if step * 3.9 < last] + [last]
     # 143000 is 143k
-    ax.set_xticks(ticks, [re.sub(r"(?<=\d\d)000$", "k", str(step)) for step in ticks])
-    ax.set_xticks([step for step in there if step not in ticks], [], minor=True)
-    ax.set_xlim(first - (0.08 if first == 0 else 0.0), last * 1.08)
+    label_some(ax, there, lambda step: re.sub(r"(?<=\d\d)000$", "k", str(step)))
+    ax.set_xlim(there[0] - (0.08 if there[0] == 0 else 0.0), there[-1] * 1.08)
     ax.set_xlabel("training step")
 
 

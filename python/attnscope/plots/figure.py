@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle, StepPatch
 
 from attnscope.engine.discovery import study_class, study_of
+from attnscope.engine.reading import optional as optional
 from attnscope.engine.schema import Tables as Tables
 from attnscope.plots.adapted import Options as Options
 from attnscope.plots.adapted import adapt, fit_titles, wrap_titles
@@ -150,21 +151,6 @@ def stored(results: Tables, name: str, *columns: str) -> pd.DataFrame:
     return table
 
 
-#: Columns in which infinity is a value: a bar that never ends.
-ENDLESS = ("birth", "death")
-
-
-def optional(results: Tables, name: str) -> pd.DataFrame | None:
-    """A table, infinite measurements as missing ones; None when the run has no rows of it."""
-    if name not in results.tables():
-        return None
-    table = results.table(name)
-    for column in table.columns:
-        if table[column].dtype.kind == "f" and column not in ENDLESS and np.isinf(table[column]).any():
-            table[column] = table[column].where(np.isfinite(table[column]))
-    return None if table.empty else table
-
-
 def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[str]:
     """Those of some columns that hold at least one value; NotDrawable where there is none."""
     found = [column for column in wanted if column in table and table[column].notna().any()]
@@ -173,12 +159,16 @@ def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[s
     return found
 
 
-def over_steps(heads: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the models that were measured at more than one step; NotDrawable where there is none."""
-    rows = heads[heads.groupby("model")["step"].transform("nunique") > 1]
+def over_steps(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Rows of the models that were measured at more than one known step, and the checkpoints of none (−1)."""
+    rows = table[table["step"] >= 0]
+    rows = rows[rows.groupby("model")["step"].transform("nunique") > 1]
     if rows.empty:
-        raise NotDrawable("the run has one checkpoint; a course over training needs several")
-    return rows
+        raise NotDrawable(
+            "the run has one checkpoint of known step or none; a course over training needs several"
+        )
+    unknown = table.loc[table["step"] < 0, ["model", "revision"]].drop_duplicates()
+    return rows, [" ".join(filter(None, names)) + " (step unknown)" for names in unknown.to_numpy()]
 
 
 def over_layers(table: pd.DataFrame) -> None:

@@ -10,25 +10,19 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from attnscope.engine.reading import NULLS, null_value, uniform_value
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import (
     axis_label,
     depth_axis,
     drawn_range,
+    label_some,
     layer_colors,
     series_colors,
-    spread,
     step_axis,
 )
-from attnscope.plots.selection import (
-    NULLS,
-    estimate,
-    first_step,
-    last_step,
-    null_value,
-    rows_of,
-    uniform_value,
-)
+from attnscope.plots.figure import NotDrawable
+from attnscope.plots.selection import estimate, first_step, last_step, rows_of
 from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, style
 
 #: A baseline so many times the highest measured value asks for a logarithmic axis.
@@ -49,9 +43,9 @@ def emergence_curve(
 ) -> Axes:
     """A metric over training, one line per series, with its 95 % interval over samples.
 
-    Steps stand on a logarithmic axis that begins with 0. The dashed line is uniform attention of the same
-    lengths, the dotted one each series' own value before training; where the run measured them, the models
-    with random weights and the maps with shuffled rows are drawn too.
+    Steps stand on a logarithmic axis that begins with 0; rows of unknown step (−1) are left out. The dashed
+    line is uniform attention of the same lengths, the dotted one each series' own value before training;
+    where the run measured them, the models with random weights and the maps with shuffled rows are drawn too.
 
     Args:
         heads: results; rows of single heads with `step`; or numbers [step, layer, sample, head].
@@ -64,9 +58,12 @@ def emergence_curve(
 
     Returns:
         The axes. Each series is a line whose label is its name and whose data are steps and means.
+
+    Raises:
+        NotDrawable: no row has a known step.
     """
+    heads = _of_known_step(rows_of(heads, metric, threshold=threshold))
     ax = axes_or_new(ax)
-    heads = rows_of(heads, metric, threshold=threshold)
     table = estimate(heads, metric, [by, "step"])
     colors = colors or series_colors(list(heads[by]))
     for name in dict.fromkeys(heads[by]):
@@ -91,7 +88,7 @@ def head_emergence(
 ) -> Axes:
     """A metric over training, one line per head: colours tell layers apart, the strongest heads are named.
 
-    Intervals hold at once for all heads and steps.
+    Intervals hold at once for all heads and steps. Rows of unknown step (−1) are left out.
 
     Args:
         heads: results or rows of single heads of one series, or numbers [step, layer, sample, head].
@@ -104,9 +101,12 @@ def head_emergence(
 
     Returns:
         The axes. Each head is a line labelled `L1H2` (layer and head, counted from 0).
+
+    Raises:
+        NotDrawable: no row has a known step.
     """
+    heads = _of_known_step(rows_of(heads, metric))
     ax = axes_or_new(ax)
-    heads = rows_of(heads, metric)
     # the highest of many heads are chosen by what is drawn, which their intervals allow for
     table = estimate(heads, metric, ["layer", "head", "step"], together=True)
     final = table[table["step"] == table["step"].max()].sort_values("mean", ascending=False)
@@ -220,9 +220,7 @@ def threshold_curve(
     if np.isfinite(uniform).any():
         ax.plot(thresholds, uniform, label="uniform attention", gid="uniform", **UNIFORM)
     ax.set(xscale="log", xlabel="threshold on attention", ylabel=quantity(metric).axis)
-    ticks = spread(thresholds, 3.9)
-    ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
-    ax.set_xticks([value for value in thresholds if value not in ticks], [], minor=True)
+    label_some(ax, thresholds, "{:g}".format)
     _limits(ax, metric)
     top = ax.get_ylim()[1]
     if logarithmic and top > 10:
@@ -276,6 +274,13 @@ def _beside_baselines(
     ax.set_ylabel(axis_label(metric, threshold))
     _limits(ax, metric)
     return ax
+
+
+def _of_known_step(rows: pd.DataFrame) -> pd.DataFrame:
+    known = rows[rows["step"] >= 0]
+    if known.empty:
+        raise NotDrawable(f"none of {len(rows)} rows has a known training step, all steps are -1")
+    return known
 
 
 def _limits(ax: Axes, metric: str) -> None:

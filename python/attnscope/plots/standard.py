@@ -20,6 +20,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.engine.reading import (
+    defined,
+    heads_only,
+    in_series,
+    measured_columns,
+    uniform_value,
+)
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
@@ -48,17 +55,7 @@ from attnscope.plots.maps import (
     persistence_diagram,
     spectrum_against_null,
 )
-from attnscope.plots.selection import (
-    Quantities,
-    defined,
-    heads_only,
-    in_series,
-    last_step,
-    measured_columns,
-    measured_heads,
-    series_are,
-    uniform_value,
-)
+from attnscope.plots.selection import Quantities, last_step, measured_heads, series_are
 from attnscope.plots.style import INK, NARROWEST, grid, legend_row, panels
 
 
@@ -152,13 +149,13 @@ def emergence(quantities: Quantities | None = None) -> Figure:
     """Quantities over training, mean over heads with its interval over samples, one line per input set."""
 
     def draw(results: Tables, options: Options) -> Drawn:
-        heads = over_steps(measured_heads(results, quantities or ()))
+        heads, unknown = over_steps(measured_heads(results, quantities or ()))
         figure = metric_grid(
             heads, drawable(heads, quantities), emergence_curve, optional(results, "baselines"),
             width=options.width,
         )  # fmt: skip
         words = "Each quantity over training, mean over heads, which hides single strong ones."
-        return captioned(figure, words, compared_with(figure))
+        return captioned(figure, words, compared_with(figure), left_out=unknown)
 
     return Figure(draw, ("heads",), "Every quantity over training.")
 

@@ -42,6 +42,8 @@ NULL_LINES: dict[str, dict[str, Any]] = {
     "row_permutation": {"color": "#9a9a9a", "linestyle": (0, (2, 1)), "linewidth": 1.1, "zorder": 1.6},
 }
 
+_TICKS = {"labelsize": 7.0, "color": MUTED, "labelcolor": INK, "minor.size": 1.5}
+_TICKS |= {"major.size": 2.5, "major.width": 0.7}
 _RC: dict[str, Any] = {
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": 8.0,
@@ -57,18 +59,7 @@ _RC: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
-    "xtick.labelsize": 7.0,
-    "ytick.labelsize": 7.0,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
-    "ytick.minor.size": 1.5,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
+    **{f"{axis}tick.{part}": value for axis in "xy" for part, value in _TICKS.items()},
     "lines.linewidth": 1.4,
     "lines.solid_capstyle": "round",
     "legend.frameon": False,

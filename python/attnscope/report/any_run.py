@@ -6,9 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from attnscope.engine.reading import measured_columns, uniform_value
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.figure import optional
-from attnscope.plots.selection import FEWEST_TOGETHER, estimate, last_step, measured_columns, uniform_value
+from attnscope.plots.selection import FEWEST_TOGETHER, estimate, last_step
 from attnscope.report.numbers import interval, number
 from attnscope.report.section import Page, Section, Table, analysis
 

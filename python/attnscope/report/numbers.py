@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnscope.engine.reading import NULLS, null_value, uniform_value
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import median_interval, per_sample
 from attnscope.inference.intervals import FEWEST, SMALL
 from attnscope.metrics.quantity import quantity
-from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
+from attnscope.plots.selection import estimate, first_step, last_step
 
 if TYPE_CHECKING:
     from attnscope.report.section import Page

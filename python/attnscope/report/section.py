@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnscope.engine.reading import NULLS, with_groups
 from attnscope.plots.figure import Drawn, NotDrawable, Tables, optional
-from attnscope.plots.selection import NULLS, measured_heads, series_are, with_groups
+from attnscope.plots.selection import measured_heads, series_are
 from attnscope.report.numbers import Metric, Wanted, number_rows, pair_rows, quantities
 
 if TYPE_CHECKING:

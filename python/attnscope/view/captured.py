@@ -11,6 +11,7 @@ from attnscope.capture import capture
 from attnscope.capture.anatomy import text_argument
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
+from attnscope.models.tokens import Encoder
 from attnscope.view.measured import Stack
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
         raise ValueError("view: an encoder-decoder needs two texts: (for the encoder, for the decoder)")
     ids = [_ids(one, tokenizer).to(getattr(model, "device", None)) for one in texts]
     inputs = {"input_ids": ids[0]} | ({"decoder_input_ids": ids[1]} if both else {})
-    names = [_names(one[0].tolist(), tokenizer) for one in ids]
+    names = [Encoder(tokenizer).names(one[0].tolist()) for one in ids]
     kinds: dict[str, list[torch.Tensor]] = {}
     with capture(model) as recording, torch.no_grad():
         for layer in recording.run(**inputs):
@@ -56,12 +57,6 @@ def _ids(text: Any, tokenizer: Any) -> torch.Tensor:
     if ids.is_floating_point() or not 1 <= ids.ndim <= 2 or (ids.ndim == 2 and len(ids) != 1):
         raise ValueError(f"view: want token ids of one sentence, got shape {tuple(ids.shape)} of {ids.dtype}")
     return ids.reshape(1, -1)
-
-
-def _names(ids: list[int], tokenizer: Any) -> list[str]:
-    if tokenizer is None:
-        return [str(one) for one in ids]
-    return [str(one) for one in tokenizer.convert_ids_to_tokens(ids)]
 
 
 def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.DataFrame:

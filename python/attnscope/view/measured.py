@@ -41,8 +41,14 @@ def number(value: Any) -> float | None:
 
 
 def plain(cells: Any) -> Any:
-    """Numbers of any shape as lists for JSON."""
-    return [plain(inner) for inner in cells] if np.ndim(cells) else number(cells)
+    """Numbers of any shape as lists for JSON, which has no infinity: that is a word there.
+
+    >>> plain([0.5, -math.inf, math.nan])
+    [0.5, '-Infinity', None]
+    """
+    if np.ndim(cells):
+        return [plain(inner) for inner in cells]
+    return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(float(cells), number(cells))
 
 
 def is_causal(maps: Tensor) -> bool:
@@ -162,7 +168,7 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
             for head, matrix in enumerate(maps):
                 place = {"layer": layer, "head": head, "checkpoint": 0, "input": at}
                 collected.add(matrix, stack.keys, stack.queries, **place)
-    kept = np.isfinite(values).any((0, 2, 3))
+    kept = ~np.isnan(values).all((0, 2, 3))
     notes, without = [], "There is no such head here."
     if collected.refused:
         shown = len(collected.stored)

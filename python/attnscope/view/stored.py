@@ -9,15 +9,23 @@ import numpy as np
 import pandas as pd
 import torch
 
+from attnscope.engine.reading import (
+    defined,
+    heads_only,
+    in_series,
+    measured_columns,
+    optional,
+    uniform_value,
+)
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
 from attnscope.metrics.quantity import quantity
-from attnscope.plots.figure import optional
-from attnscope.plots.selection import defined, heads_only, in_series, measured_columns, uniform_value
 from attnscope.view.captured import captured_sentence
 from attnscope.view.measured import Maps, number, plain
 
 _LARGEST = 1_200_000
+#: Model, revision and step of each.
+_Checkpoints = list[tuple[str, str, int]]
 
 
 class _Part(NamedTuple):
@@ -69,12 +77,11 @@ def contents_of_results(
             one = rows[(rows["group"] == group) & (rows["head"] == numbers[0])]
             values += [number(uniform_value(one, baselines, column, level)) for column in columns]
 
-    samples, examples = optional(results, "samples"), optional(results, "examples")
-    if sample is not None:
-        examples = captured_sentence(results, sample, model)
     maps = Maps(max_bytes)
+    stored = optional(results, "examples")
+    examples = stored if sample is None else captured_sentence(results, sample, model)
     if examples is not None:
-        _add_examples(maps, examples, samples, checkpoints, inputs)
+        _add_examples(maps, examples, results, checkpoints, inputs)
     cubes = [_means(part, checkpoints, inputs, layers, numbers) for part in parts]
     return {
         "notes": notes,
@@ -116,11 +123,7 @@ def _metrics(results: Results, part: _Part) -> list[dict[str, str]]:
 
 
 def _means(
-    part: _Part,
-    checkpoints: list[tuple[str, str, int]],
-    inputs: list[str],
-    layers: list[int],
-    heads: list[int],
+    part: _Part, checkpoints: _Checkpoints, inputs: list[str], layers: list[int], heads: list[int]
 ) -> np.ndarray[Any, Any]:
     """Means over samples, [checkpoint, input, column, layer, head], NaN where there is no row."""
     axes = {"checkpoint": range(len(checkpoints)), "group": inputs, "layer": layers, "head": heads}
@@ -133,7 +136,7 @@ def _means(
     return np.moveaxis(cells.reshape(*map(len, axes.values()), len(part.columns)), -1, 2)
 
 
-def _labels(checkpoints: list[tuple[str, str, int]]) -> list[str]:
+def _labels(checkpoints: _Checkpoints) -> list[str]:
     """What tells the checkpoints apart."""
     several = len({model for model, _, _ in checkpoints}) > 1
     labels = []
@@ -144,15 +147,11 @@ def _labels(checkpoints: list[tuple[str, str, int]]) -> list[str]:
 
 
 def _add_examples(
-    maps: Maps,
-    examples: pd.DataFrame,
-    samples: pd.DataFrame | None,
-    checkpoints: list[tuple[str, str, int]],
-    inputs: list[str],
+    maps: Maps, examples: pd.DataFrame, results: Results, checkpoints: _Checkpoints, inputs: list[str]
 ) -> None:
-    """Adds the matrices that the run kept."""
+    """Adds the matrices that the run kept, or that were captured again."""
     keys = [*CHECKPOINT_KEYS, "sample"]
-    if samples is not None:
+    if (samples := optional(results, "samples")) is not None:
         known = [name for name in (*keys, "group", "tokens") if name in samples]
         examples = examples.merge(samples[known].drop_duplicates(keys), on=keys, how="left")
     for _, row in examples.iterrows():

@@ -14,7 +14,7 @@ function color(share) {  // cividis
 }
 function shown(value) {
   if (value === null || Number.isNaN(value)) return "none";
-  if (!Number.isFinite(value)) return "∞";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
   const size = Math.abs(value);
   return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
@@ -35,9 +35,15 @@ function element(parent, tag, text = null, className = "") {
   if (className) node.className = className;
   return parent.appendChild(node);
 }
+const emptied = (id) => {
+  at(id).replaceChildren();
+  return at(id);
+};
 const short = (text) => (text.length > 10 ? text.slice(0, 9) + "…" : text);
 const visible = (token) => (token.trim() || token.replace(/ /g, "␣") || "∅").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
-const cells = (metric) => data.values[state.checkpoint][state.input][metric];
+const numeric = (value) => (value === null ? null : Number(value));  // JSON has no infinity, which is a word there
+const cells = (metric) => data.values[state.checkpoint][state.input][metric].map((row) => row.map(numeric));
+const uniformOf = (metric) => numeric(data.uniform[state.input][metric]);
 const valueOf = (metric, layer, head) => cells(metric)[data.layers.indexOf(layer)][data.heads.indexOf(head)];
 const known = (metric) => cells(metric).flat().filter((v) => v !== null);
 const nameOf = (map) => `${map.layer} ${map.head}`;
@@ -48,14 +54,12 @@ const ink = (name) => getComputedStyle(document.body).getPropertyValue(name);
 // --- the layer × head map
 function drawHeads() {
   const grid = cells(state.metric), metric = data.metrics[state.metric];
-  const finite = known(state.metric), low = Math.min(...finite), high = Math.max(...finite);
+  const finite = known(state.metric).filter(Number.isFinite), low = Math.min(...finite), high = Math.max(...finite);
   const share = (v) => (high > low ? (v - low) / (high - low) : 0.5);
   at("meaning").textContent = metric.meaning || metric.label;
-  const room = at("heads");
-  room.replaceChildren();
   const side = Math.max(6, Math.min(40, 360 / data.heads.length)), left = 34, top = 6;
   const width = left + side * data.heads.length + 6, height = top + side * data.layers.length + 34;
-  const picture = svg(room, "svg", { viewBox: `0 0 ${width} ${height}`, style: `max-width:${Math.round(width * 1.15)}px` });
+  const picture = svg(emptied("heads"), "svg", { viewBox: `0 0 ${width} ${height}`, style: `max-width:${Math.round(width * 1.15)}px` });
   const kept = new Set(data.maps.map(nameOf)), all = kept.size === data.layers.length * data.heads.length;
   data.layers.forEach((layer, row) => data.heads.forEach((head, column) => {
     const value = grid[row][column], x = left + side * column, y = top + side * row;
@@ -80,12 +84,11 @@ function drawHeads() {
 }
 
 function drawScale(metric, low, high, count) {
-  const room = at("scale");
-  room.replaceChildren();
-  const whole = Math.max(200, Math.min(440, room.clientWidth || 440));  // letters keep their size in a narrow cell
-  const picture = svg(room, "svg", { viewBox: `0 0 ${whole} 52`, style: "max-width:440px" });
+  const holder = emptied("scale");
+  const whole = Math.max(200, Math.min(440, holder.clientWidth || 440));  // letters keep their size in a narrow cell
+  const picture = svg(holder, "svg", { viewBox: `0 0 ${whole} 52`, style: "max-width:440px" });
   if (!count) { svg(picture, "text", { x: 34, y: 20 }, "no finite value here"); return; }
-  const left = 34, width = whole - 70, uniform = data.uniform[state.input][state.metric], [a, b] = endLabels(low, high);
+  const left = 34, width = whole - 70, uniform = uniformOf(state.metric), [a, b] = endLabels(low, high);
   for (let i = 0; i < 66; i++) svg(picture, "rect", { x: left + i * width / 66, y: 6, width: width / 66 + 0.5, height: 11, "shape-rendering": "crispEdges", fill: color(high > low ? i / 65 : 0.5) });
   svg(picture, "text", { x: left, y: 30 }, a);
   svg(picture, "text", { x: left + width, y: 30, "text-anchor": "end" }, b);
@@ -97,32 +100,29 @@ function drawScale(metric, low, high, count) {
 }
 
 function drawNumbers() {
-  const room = at("numbers");
-  room.replaceChildren();
-  const table = element(room, "table"), head = element(element(table, "thead"), "tr");
+  const table = element(emptied("numbers"), "table"), head = element(element(table, "thead"), "tr");
   for (const [text, kind] of [[`L${state.layer}H${state.head}`, ""], ["value", "n"], ["uniform", "n"], ["rank", "n"]]) element(head, "th", text, kind);
   const body = element(table, "tbody");
   data.metrics.forEach((metric, index) => {
     if (metric.group !== "heads" && index !== state.metric) return;
-    const value = valueOf(index, state.layer, state.head), finite = known(index), uniform = data.uniform[state.input][index];
+    const value = valueOf(index, state.layer, state.head), all = known(index), uniform = uniformOf(index);
     const row = element(body, "tr", null, index === state.metric ? "here" : "");
     element(row, "td", metric.label).title = metric.meaning;
     element(row, "td", shown(value), "n");
     element(row, "td", uniform === null ? "" : shown(uniform), "n");
-    element(row, "td", value === null ? "" : `${1 + finite.filter((v) => v > value).length} of ${finite.length}`, "n");
+    element(row, "td", value === null ? "" : `${1 + all.filter((v) => v > value).length} of ${all.length}`, "n");
   });
 }
 
 // --- every matrix as a small picture, made when they are asked for
 const SMALL = 44;
 function drawThumbnails() {
-  const room = at("thumbnails"), first = new Map(data.maps.filter(isHere).reverse().map((map) => [nameOf(map), map]));
+  const holder = emptied("thumbnails"), first = new Map(data.maps.filter(isHere).reverse().map((map) => [nameOf(map), map]));
   at("of-thumbnails").hidden = first.size < 2;
-  room.replaceChildren();
   if (first.size < 2 || !at("of-thumbnails").open) return;
-  room.style.gridTemplateColumns = `repeat(${data.heads.length}, minmax(0, ${SMALL + 4}px))`;
+  holder.style.gridTemplateColumns = `repeat(${data.heads.length}, minmax(0, ${SMALL + 4}px))`;
   for (const layer of data.layers) for (const head of data.heads) {
-    const canvas = element(room, "canvas"), map = first.get(nameOf({ layer, head }));
+    const canvas = element(holder, "canvas"), map = first.get(nameOf({ layer, head }));
     canvas.width = canvas.height = SMALL;
     canvas.title = `L${layer}H${head}`;
     if (!map) continue;
@@ -177,7 +177,7 @@ function choose(layer, head) {
 
 function drawMap() {
   const map = state.map;
-  at("matrix-room").hidden = !map;
+  at("of-matrix").hidden = !map;
   at("why").textContent = map ? "" : data.without;
   if (!map) return;
   if (state.query === null) state.query = map.rows - 1;
@@ -241,17 +241,16 @@ function under(event) {
 }
 
 function drawTokens() {
-  const { n, matrix, tokens, queries, causal } = state.map, room = at("tokens"), row = matrix.subarray(state.query * n, state.query * n + n), top = Math.max(...row);
-  room.replaceChildren();
-  element(room, "div", `What the query ${visible((queries || tokens)[state.query])} (${state.query}) attends to. Click a token to make it the query.`, "lead");
+  const { n, matrix, tokens, queries, causal } = state.map, holder = emptied("tokens"), row = matrix.subarray(state.query * n, state.query * n + n), top = Math.max(...row);
+  element(holder, "div", `What the query ${visible((queries || tokens)[state.query])} (${state.query}) attends to. Click a token to make it the query.`, "lead");
   const asQuery = (node, place) => {
     node.classList.toggle("chosen", place === state.query);
     node.addEventListener("click", () => query(place));
   };
-  (queries || []).forEach((token, place) => asQuery(element(room, "span", visible(token), "token"), place));
-  if (queries) element(room, "div", "reads", "lead");
+  (queries || []).forEach((token, place) => asQuery(element(holder, "span", visible(token), "token"), place));
+  if (queries) element(holder, "div", "reads", "lead");
   tokens.forEach((token, key) => {
-    const node = element(room, "span", visible(token), "token");
+    const node = element(holder, "span", visible(token), "token");
     if (causal && key > state.query) node.classList.add("hidden-key");
     else if (row[key] > 0 && top > 0) node.style.background = `rgba(200, 80, 10, ${(0.75 * row[key] / top).toFixed(3)})`;
     node.title = `key ${key}: ${shown(row[key])}`;

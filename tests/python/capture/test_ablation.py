@@ -54,3 +54,14 @@ def test_two_passes_have_the_bits_of_eager_attention(name, padding, dtype, monke
     for log_p, loss in ((p, found.loss_before), (q, found.loss_after)):
         token = log_p[:, :-1].gather(-1, inputs["input_ids"][:, 1:, None]).squeeze(-1)
         assert torch.equal(loss, -torch.where(scored, token, 0.0).sum(-1) / scored.sum(-1))
+
+
+def test_every_module_keeps_the_mode_that_it_had():
+    model = models.tiny("gpt2")
+    inputs = models.text(model)
+    wanted = asc.output_kl(model, inputs, [0])
+    model.train()
+    model.get_input_embeddings().eval()
+    modes = [module.training for module in model.modules()]
+    assert torch.equal(asc.output_kl(model, inputs, [0]).kl, wanted.kl)
+    assert [module.training for module in model.modules()] == modes

@@ -13,11 +13,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from degenerate_runs import NAMES, RUNS, declared_tables, whole_run
+from matplotlib.figure import Figure
 
+import figure_tables as made
 from attnscope.engine.results import Results
-from attnscope.plots import NotDrawable, figures_of
+from attnscope.plots import NotDrawable, emergence_curve, figures_of, head_emergence
 from attnscope.plots import figure as figure_module
 from attnscope.report import report
+from attnscope.studies.attention_sinks.figures import FIGURES
 
 #: How often the columns are dealt into groups, and into how many.
 ROUNDS, GROUPS = 3, 6
@@ -286,3 +289,21 @@ def test_small_runs_end_with_a_report(tmp_path, name, options):
     outcomes(results)
     page = report(results).read_text("utf-8")
     assert "not drawn" in page
+
+
+def test_checkpoints_of_unknown_step_are_left_out_and_named() -> None:
+    run, ax = made.make_results(), Figure().subplots()
+    tables = {name: run.table(name) for name in ("heads", "samples")}
+    for name, table in tables.items():
+        final = table[table["step"] == 64].assign(step=-1, revision="main")
+        tables[name] = pd.concat([table, final], ignore_index=True)
+    results = Results(tables)
+    for draw_one in (emergence_curve, head_emergence):
+        ax.clear()
+        draw_one(results, "sink_share", ax=ax)
+        assert {tuple(one.get_xdata()) for one in ax.get_lines() if not one.get_gid()} == {(0, 2, 64)}
+        assert ax.get_xlim()[0] <= 0 < 64 < ax.get_xlim()[1]
+    for name in ("emergence", "sink_emergence"):
+        assert FIGURES[name](results).left_out == ("tiny main (step unknown)",)
+    with pytest.raises(NotDrawable, match=r"none of 48 rows has a known training step, all steps are -1"):
+        emergence_curve(made.make_results(steps=(-1,)), "sink_share", ax=ax)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 import attnscope as asc
 import figure_tables as made
+from attnscope.engine.reading import heads_only, uniform_value, with_groups
 from attnscope.engine.results import Results
 from attnscope.metrics.spectra.null_law import null_spectrum
 from attnscope.plots import (
@@ -34,7 +35,7 @@ from attnscope.plots import (
 from attnscope.plots.axes import step_axis
 from attnscope.plots.figure import _has_data
 from attnscope.plots.maps import printable
-from attnscope.plots.selection import estimate, heads_only, measured_heads, uniform_value, with_groups
+from attnscope.plots.selection import estimate, measured_heads
 from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
 
 RESULTS = made.make_results()

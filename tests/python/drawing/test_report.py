@@ -15,8 +15,9 @@ import attnscope
 import attnscope.protocols
 import figure_tables as made
 import study_tables as tables
+from attnscope.engine.reading import heads_only
 from attnscope.engine.results import Results
-from attnscope.plots.selection import heads_only, measured_heads, series_are
+from attnscope.plots.selection import measured_heads, series_are
 from attnscope.report import report
 from attnscope.report.any_run import strongest_heads
 from attnscope.report.numbers import Wanted, every_mean, number, number_rows, pair_rows

@@ -136,7 +136,7 @@ def test_stored_results_show_the_matrices_that_the_run_kept_and_say_why_others_a
     assert "why" not in kept.text
     other = looked_at(page, tmp_path, "#layer=0&head=1")
     assert "matrices of L1H0 only" in other.text["why"]
-    assert "hidden" in other.attributes["matrix-room"]
+    assert "hidden" in other.attributes["of-matrix"]
 
 
 @in_a_browser

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""The page of a model and a text, of cross attention, and what it looks like in a notebook's cell."""
+"""The page of a model and a text, of cross attention, of infinite numbers, and in a notebook's cell."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
 
 import attnscope as asc
+import figure_tables as made
+from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
-from browser import CHROMIUM, Document, dom, looked_at, probe
+from browser import CHROMIUM, Document, dom, in_a_browser, looked_at, probe
 from models import tiny_llama
 
 N, LAYERS, HEADS = 12, 3, 4
@@ -127,3 +131,25 @@ def test_raw_marks_of_vocabularies_are_text():
         attention(), tokens=["<s>", "\u0120the", "\u2581a", "\u010a", *(f"t{at}" for at in range(4, N))]
     )
     assert page.contents["maps"][0]["tokens"][:4] == ["<s>", " the", " a", "\n"]
+
+
+def test_a_mean_with_an_infinite_sample_is_infinite():
+    whole = made.make_results()
+    heads = whole.table("heads")
+    heads.loc[(heads["sample"] == 1) & (heads["layer"] == 0) & (heads["head"] == 1), "mp_ks"] = np.inf
+    page = asc.view(Results({"heads": heads, "samples": whole.table("samples")}))
+    at = [one["name"] for one in page.contents["metrics"]].index("mp_ks")
+    assert page.contents["values"][0][0][at][0][1] == "Infinity"
+    assert "Infinity" not in page.contents["values"][0][1][at][0], "the other input set has none"
+    json.dumps(page.contents, allow_nan=False)
+
+
+@in_a_browser
+def test_infinity_is_shown_and_colours_leave_it_out(tmp_path):
+    page = asc.view(attention())
+    page.contents["values"][0][0][0][1][2] = "Infinity"
+    box = """document.querySelector('[data-layer="1"][data-head="2"]').getAttribute("aria-label")"""
+    found = looked_at(page, tmp_path, "#layer=1&head=2", probe(f"[{box}, at('scale').textContent]"))
+    assert found.probe[0] == "layer 1 head 2: ∞"
+    assert "Fiedler value∞0.51 of 12" in found.text["numbers"]
+    assert "∞" not in found.probe[1]

@@ -17,8 +17,9 @@ from attnscope.engine import migration
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
 import runs
 
+from attnscope.engine.reading import uniform_value
 from attnscope.plots import draw_all
-from attnscope.plots.selection import measured_heads, uniform_value
+from attnscope.plots.selection import measured_heads
 
 #: Numbers of thresholded graphs that schema 1 called as those of the map.
 GRAPHS = {"fiedler_value": "graph_fiedler_value", "laplacian_gap": "graph_laplacian_gap"}

@@ -125,12 +125,10 @@ SHARED = {
     "report": ("engine", "plots"),
     "view": ("engine",),
 }
-#: Imports against the arrows, with the function in which they stand: methods that only pass on, and pages of
-#: stored results, which are loaded for one and take from plots how rows are chosen.
+#: Imports against the arrows, with the function in which they stand: methods that only pass on.
 UPWARD = {
     ("engine/results.py", "figures", "plots"),
     ("engine/results.py", "report", "report"),
-    ("view/stored.py", "", "plots"),
 }
 
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 import attnscope
 import study_tables as made
+from attnscope.engine.reading import null_value, uniform_value, with_groups
 from attnscope.engine.results import Results
 from attnscope.plots import (
     NotDrawable,
@@ -26,7 +27,7 @@ from attnscope.plots import (
     persistence_diagram,
 )
 from attnscope.plots.axes import depth_axis
-from attnscope.plots.selection import measured_heads, null_value, uniform_value, with_groups
+from attnscope.plots.selection import measured_heads
 from attnscope.plots.style import settled
 from attnscope.studies.attention_sinks.figures import FIGURES
 from attnscope.studies.attention_sinks.figures.layers import protocol_profile

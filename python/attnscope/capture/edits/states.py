@@ -142,12 +142,8 @@ class SetState(_AtPositions):
     def target(self) -> tuple[Any, ...]:
         """See `Change`."""
         where = self.positions
-        return (
-            "state",
-            self.layer,
-            self.site,
-            where if isinstance(where, str) else str(torch.as_tensor(where).tolist()),
-        )
+        named = where if isinstance(where, str) else str(torch.as_tensor(where).tolist())
+        return ("state", self.layer, self.site, named)
 
     def new(self, states: Tensor, value: Tensor) -> Tensor:
         """See `_AtPositions`."""

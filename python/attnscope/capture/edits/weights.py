@@ -55,7 +55,8 @@ class ReplaceWeight(Change):
         change = self._change(entry, entry.of(parameter))
         before = parameter.detach().clone()
         try:
-            _add(entry, parameter.detach(), change)
+            rows = entry.view(parameter.detach())
+            rows.copy_(rows.double() + change.reshape(rows.shape))
             with super()._installed(model, architecture) as applied:
                 yield applied
         finally:
@@ -94,15 +95,3 @@ class ReplaceWeight(Change):
         if not 0 < lengths < float("inf"):
             raise ValueError("ReplaceWeight: u and v must be finite and not 0")
         return self.size * matrix.double().norm() / lengths * torch.outer(u, v)
-
-
-def _add(entry: WeightEntry, stored: Tensor, change: Tensor) -> None:
-    """Adds [out, in] to the rows of the entry, where they lie."""
-    matrix = stored if entry.index is None else stored[entry.index]
-    matrix = matrix.T if entry.transposed else matrix
-    runs = [(0, len(matrix))] if entry.rows is None else list(entry.rows.runs())
-    done = 0
-    for begin, end in runs:
-        part = change[done : done + end - begin]
-        matrix[begin:end].copy_(matrix[begin:end].double() + part)
-        done += end - begin

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnscope._tokens import byte_of
+
 #: An entry that is no text of letters: special, unused, punctuation, digits, half a character.
 NEITHER = 0
 #: An entry that begins a word.
@@ -99,18 +101,8 @@ def _kind(tokenizer: Any, names: list[str]) -> str:
 
 def _of_bytes(name: str) -> tuple[str | None, bool]:
     try:
-        text = bytes(_BYTE_OF[letter] for letter in name).decode("utf-8")
+        text = bytes(byte_of()[letter] for letter in name).decode("utf-8")
     except (KeyError, UnicodeDecodeError):  # an added token's plain name, or a part of a character
         return None, False
     begins = text.startswith(" ")
     return text.removeprefix(" "), begins
-
-
-def _byte_of() -> dict[str, int]:
-    """The byte that each letter of a byte-level entry stands for, by the convention of GPT-2."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    moved = iter(range(0x100, 0x200))
-    return {chr(byte if byte in printable else next(moved)): byte for byte in range(256)}
-
-
-_BYTE_OF = _byte_of()

@@ -19,21 +19,6 @@ from attnscope.capture.likelihood.vocabulary import NEITHER, blank_ids, forms, s
 #: A maximal run of Unicode letters.
 _RUN = re.compile(r"[^\W\d_]+")
 
-#: Why a text has no word, or a word of it cannot be used; of several, the commonest stands for the text.
-REASONS = (
-    "token ids",
-    "ids differ",
-    "no word",
-    "not in the text",
-    "more than once",
-    "cut off",
-    "shared token",
-    "too many pieces",
-    "too early",
-    "too late",
-    "a piece is no text of letters",
-)
-
 
 class WordSpans(NamedTuple):
     """One word of each text.
@@ -41,7 +26,9 @@ class WordSpans(NamedTuple):
     Attributes:
         spans: its first token and one past its last [B, 2] int64; (−1, −1) where no word was found.
         words: the words; "" where none was found.
-        reasons: why none was found, of `REASONS`; "" where one was.
+        reasons: why none was found; "" where one was. Of several the commonest: token ids, ids differ, no
+            word, not in the text, more than once, cut off, shared token, too many pieces, too early, too
+            late, a piece is no text of letters.
     """
 
     spans: Tensor

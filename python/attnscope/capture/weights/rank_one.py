@@ -109,14 +109,7 @@ def rank_one_effect(
 
 
 def attention_change(
-    model: nn.Module,
-    ids: Tensor,
-    layer: int,
-    role: str,
-    directions: Tensor,
-    v: Tensor,
-    *,
-    size: float = 0.05,
+    model: nn.Module, ids: Tensor, layer: int, role: str, directions: Tensor, v: Tensor, *, size: float = 0.05
 ) -> Tensor:
     """Total variation ½Σ|A − A′| of the rows of a layer's attention, mean over queries and heads.
 
@@ -200,10 +193,7 @@ def final_state(model: nn.Module, tracer: Tracer, ids: Tensor) -> Tensor:
     first = [*before_unembedding(model, tracer.map)][:1]
     head = model.get_output_embeddings()  # type: ignore[operator]
     module = model.get_submodule(first[0]) if first else head
-    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    try:
-        with torch.no_grad():
-            model(input_ids=ids[None], attention_mask=torch.ones_like(ids[None]))
-    finally:
-        handle.remove()
+    keeping = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    with keeping, torch.no_grad():
+        model(input_ids=ids[None], attention_mask=torch.ones_like(ids[None]))
     return seen[0].reshape(-1, seen[0].shape[-1])

@@ -8,14 +8,15 @@ projections themselves. One matrix stands for all that read the same tensor: q f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from attnscope import _checks
-from attnscope.capture.gradient import check_precision, frozen
+from attnscope._evaluation import differentiable
+from attnscope.capture.gradient import check_precision
 from attnscope.metrics.weights.moments import Moments, site_of
 from attnscope.models.architecture import weight_map
 from attnscope.models.weight_entries import WeightEntry, WeightMap
@@ -196,7 +197,7 @@ class Tracer:
         inputs = {"input_ids": ids[None].to(next(self.model.parameters()).device)}
         names = list(dict.fromkeys(entry.tensor for entry in self.entries)) if parameters else []
         wanted = {name: self.model.get_parameter(name) for name in names}
-        with self._hooked() as (traces, outputs), frozen(self.model, {id(one) for one in wanted.values()}):
+        with self._hooked() as (traces, outputs), differentiable(self.model, wanted.values()):
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
             if not self.gradients:
                 with torch.no_grad():  # no logits are needed
@@ -225,7 +226,6 @@ class Tracer:
     def _hooked(self) -> Iterator[tuple[dict[tuple[int, str], Trace], dict[tuple[int, str], Tensor]]]:
         traces = {place: Trace(place[0], entries) for place, entries in self._sites.items()}
         outputs: dict[tuple[int, str], Tensor] = {}
-        handles = []
 
         def reading(trace: Trace) -> Any:
             def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
@@ -239,21 +239,18 @@ class Tracer:
 
             return keep
 
-        try:
+        with ExitStack() as hooks:
             for place, entries in self._sites.items():
                 owner = self._owner(entries[0])
-                handles.append(owner.register_forward_pre_hook(reading(traces[place])))
+                hooks.enter_context(owner.register_forward_pre_hook(reading(traces[place])))
             if self.gradients:
-                handles.append(self._embedding().register_forward_hook(_differentiable))
-                seen = set()
-                for entry in self.entries:
-                    if entry.expert is None and entry.tensor not in seen and self._is_linear(entry):
-                        seen.add(entry.tensor)
-                        handles.append(self._owner(entry).register_forward_hook(writing(entry)))
+                hooks.enter_context(self._embedding().register_forward_hook(_differentiable))
+                linear = {
+                    one.tensor: one for one in self.entries if one.expert is None and self._is_linear(one)
+                }
+                for entry in linear.values():
+                    hooks.enter_context(self._owner(entry).register_forward_hook(writing(entry)))
             yield traces, outputs
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _owner(self, entry: WeightEntry) -> nn.Module:
         return self.model.get_submodule(entry.tensor.rpartition(".")[0])

@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from attnscope import _checks
+from attnscope._evaluation import differentiable, evaluating
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,7 +137,7 @@ def trace_table(
             f"{function}: the model must be float32 or float64, got {half.pop()}: gradients of half "
             "precision under- and overflow; call model.float() first"
         )
-    with differentiable(model):
+    with evaluating(model), differentiable(model, model.parameters()), torch.enable_grad():
         rows = [
             {**about, "layer": layer, "group": group, "trace": square / per}
             for about, loss, per in losses
@@ -221,19 +221,3 @@ def _loss(
         wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(ids.device)
     reduction = "sum" if labels == "sampled" else "mean"
     return nn.functional.cross_entropy(chosen, wanted, reduction=reduction), len(wanted)
-
-
-@contextmanager
-def differentiable(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, every parameter differentiable; both restored."""
-    training = {module: module.training for module in model.modules()}
-    flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    try:
-        model.eval().requires_grad_(True)
-        with torch.enable_grad():
-            yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
-        for parameter, flag in flags.items():
-            parameter.requires_grad_(flag)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._evaluation import evaluating
 from attnscope._nearest import nearest
 from attnscope.metrics._named import shown_by_shape
 
@@ -67,13 +68,8 @@ def unmasked_logits(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
             f"ruscio2023.unmasked_logits: {name} is no masked-language model; what a causal model says at a "
             "position is the next token"
         )
-    training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            output = model(**inputs)
-    finally:
-        model.train(training)
+    with evaluating(model), torch.no_grad():
+        output = model(**inputs)
     return output.logits if hasattr(output, "logits") else output.prediction_logits
 
 

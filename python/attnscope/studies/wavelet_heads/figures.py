@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
+from attnscope.engine.reading import heads_only, in_series
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.signals.wavelet import morlet_scalogram
 from attnscope.plots.axes import layer_colors, layers_below, series_colors
@@ -30,15 +31,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
-from attnscope.plots.selection import (
-    estimate,
-    first_model,
-    first_step,
-    heads_only,
-    in_series,
-    last_step,
-    measured_heads,
-)
+from attnscope.plots.selection import estimate, first_model, first_step, last_step, measured_heads
 from attnscope.plots.standard import depth, metric_grid
 from attnscope.plots.style import (
     BEFORE,
@@ -260,7 +253,7 @@ FIGURES["band_shares"] = depth(tuple((name, None) for name in DEPTH))
 @figure("heads")
 def phases(results: Tables, options: Options) -> Drawn:
     """Every number over training, mean over heads with its interval over samples: the phases."""
-    heads = over_steps(measured_heads(results))
+    heads, unknown = over_steps(measured_heads(results))
     there = with_values(heads, "heads", DEPTH)
     rho = optional(results, "uncertainty")
     if rho is not None and "rho" in rho:
@@ -273,7 +266,8 @@ def phases(results: Tables, options: Options) -> Drawn:
     )  # fmt: skip
     if "rho" in there:
         figure_.axes[there.index("rho")].set_title(r"correlation of entropies $\rho$")
-    return captioned(figure_, "Each quantity over training, mean over heads.", compared_with(figure_))
+    words = "Each quantity over training, mean over heads."
+    return captioned(figure_, words, compared_with(figure_), left_out=unknown)
 
 
 #: The panels of `uncertainty`: columns across and up, and those that they need besides.

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.engine.reading import defined, in_series
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import depth_axis, drawn_range, series_colors
 from attnscope.plots.figure import (
@@ -26,7 +27,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import depth_profile, draw_curve
-from attnscope.plots.selection import defined, estimate, in_series, last_step, measured_heads
+from attnscope.plots.selection import estimate, last_step, measured_heads
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 
 #: What a protocol is called wherever the two stand side by side.

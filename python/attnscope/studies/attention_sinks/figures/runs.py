@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from attnscope.engine.reading import in_series
 from attnscope.plots.axes import depth_axis, layers_below, series_colors
 from attnscope.plots.figure import (
     Drawn,
@@ -22,7 +23,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import estimate, in_series, last_step
+from attnscope.plots.selection import estimate, last_step
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 from attnscope.studies.attention_sinks.matched_keys import RANDOM

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
+from attnscope.engine.reading import NULLS, uniform_value
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.plots.axes import axis_label
 from attnscope.plots.figure import (
@@ -23,21 +24,8 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import head_emergence
-from attnscope.plots.maps import (
-    betti_curve,
-    layer_head_map,
-    layer_head_table,
-    persistence_diagram,
-    printable,
-)
-from attnscope.plots.selection import (
-    NULLS,
-    estimate,
-    last_step,
-    measured_heads,
-    series_are,
-    uniform_value,
-)
+from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, persistence_diagram, printable
+from attnscope.plots.selection import estimate, last_step, measured_heads, series_are
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
 from attnscope.plots.style import DASHES, MUTED, PALETTE, grid, legend_over, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
@@ -52,7 +40,7 @@ def sinks(results: Tables) -> pd.DataFrame:
 
 def sink_emergence(results: Tables, options: Options) -> Drawn:
     """Attention to the first key over training, one line per head, one panel per input set."""
-    heads = over_steps(sinks(results))
+    heads, unknown = over_steps(sinks(results))
     with_values(heads, "heads", ["sink_share"])
     baselines = optional(results, "baselines")
     names = list(dict.fromkeys(heads["series"]))
@@ -83,6 +71,7 @@ def sink_emergence(results: Tables, options: Options) -> Drawn:
         "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
         "are bold, with intervals that hold at once for all heads and steps.",
         compared_with(figure),
+        left_out=unknown,
     )
 
 

@@ -136,11 +136,12 @@ COURSES = {
 @figure("detection")
 def training(results: Tables, options: Options) -> Drawn:
     """What states tell, and what the output makes of it, over the course of training."""
-    tables = {"detection": over_steps(stored(results, "detection", "score", "auc"))}
+    detection, unknown = over_steps(stored(results, "detection", "score", "auc"))
+    tables = {"detection": detection}
     for name in ("readout", "sensitivity"):
         table = optional(results, name)
         if table is not None:
-            tables[name] = table
+            tables[name] = table[table["step"] >= 0]
     every = curves(tables)
     names = [name for name in COURSES if any(key[2] == name for key in every)]
     if not names:
@@ -173,6 +174,7 @@ def training(results: Tables, options: Options) -> Drawn:
         figure_,
         "The layer of the largest excess at each step; gain and sensitivity of the last layer but one, means "
         "over prompts. Dotted: the step, where the checkpoints in random orders seldom show one as clear.",
+        left_out=unknown,
     )
 
 
