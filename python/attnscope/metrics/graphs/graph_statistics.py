@@ -62,11 +62,13 @@ def graph_statistics(
     The formulas are those of `GraphStatistics`; one pass over the map serves all thresholds.
 
     Args:
-        attention: maps [..., n, n]; lengths and validate are as in `fiedler_value`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         thresholds: numbers in (0, 1), or "k/n" for k over each map's own number of tokens, because uniform
             attention is 1/n. 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2 is the paper's list.
         symmetrize: accepted as by `fiedler_value`; a thresholded graph always takes the larger entry of the
             two, as the Betti numbers do, so that components are β0.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         GraphStatistics, [..., T] in the order of `thresholds`: float64, `components` int64, `effective` bool.

@@ -40,10 +40,13 @@ def laplacian_eigenvalues(
     exactly 0 as the graph has connected components.
 
     Args:
-        attention: maps [..., n, n]; threshold, lengths and validate are as in `fiedler_value`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         k: how many; all n when None.
         symmetrize: how a directed head becomes a graph. Under "mean" causal maps are capped near 0.5.
+        threshold: when given, the simple unweighted graph 1[max(A_ij, A_ji) >= threshold] instead.
         normalized: I − D^{-1/2} W D^{-1/2} instead of D − W; the row of an isolated node is 0.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [..., k] float64, in [0, 2·max degree] ([0, 2] when normalized); NaN past a map's own length. Error

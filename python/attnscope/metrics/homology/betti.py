@@ -30,14 +30,15 @@ def betti_numbers(
     min; these are the bars of `persistence` with birth <= 1 − t < death, at a fraction of the cost.
 
     Args:
-        attention: maps [..., n, n]; lengths and validate are as in `persistence`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         thresholds: in any order, numbers in (0, 1), or "k/n" for k over each map's own number of tokens; a
             "k/n" of 1 or more gives the empty graph.
         symmetrize: how a directed head becomes a graph.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning −1 for that map.
 
     Returns:
-        [..., T, 2] int64: β0 in 1..n, the number of connected components, and β1 >= 0; −1 for a map that is
-        not finite.
+        [..., T, 2] int64: β0 in 1..n, the number of connected components, and β1 >= 0.
 
     Raises:
         ValueError: not square, empty, wrong dtype, more than 65535 tokens, thresholds outside (0, 1).

@@ -29,11 +29,14 @@ def attention_entropy(
     ``.mean(-1)``, or ``.nanmean(-1)`` when normalized or ragged.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         base: of the logarithm: e for nats, 2 for bits. A normalized entropy does not depend on it.
         normalized: divide by the log of the number of visible keys; a query that sees one key is NaN.
         sink_mass: what a learned sink takes of each row, [..., n], `Layer.states("sink_mass")`: one more key,
             also in the number that normalises. Without it such rows are no distributions.
+        support: which keys a query sees, as in `incoming_attention`.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [..., n] float64, in [0, log n], normalized in [0, 1]; NaN past a map's length and for queries with

@@ -26,9 +26,12 @@ def local_global_ratio(
     Σ_{|i−j| <= w} A_ij / Σ_{|i−j| > w} A_ij over visible pairs.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         window: w in tokens, or below 1 a fraction of each map's own length, rounded down (0.1: a tenth).
         drop_first: leave out key 0, whose attention is far for most queries.
+        support: which keys a query sees, as in `incoming_attention`.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64, in [0, ∞]: infinity where no attention goes farther, NaN where there is none at all.

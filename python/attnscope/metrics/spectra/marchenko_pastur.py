@@ -58,11 +58,14 @@ def marchenko_pastur(
     corrected for multiplicity need draws >= 999.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         null: what to compare with; "auto" chooses by the support, as above.
+        support: which keys a query sees, as in `incoming_attention`.
         draws: shuffled copies, for a permutation null.
         seed: of the shuffles. They depend on the seed and on the map's own entries, never on its place in
             the batch or on threads.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight tokens and for maps in which

@@ -26,8 +26,10 @@ def participation_ratio(
     "laplacian": the eigenvalues of the Laplacian of (A + Aᵀ)/2 without its diagonal, as tr(L)²/‖L‖_F².
 
     Args:
-        attention: maps [..., n, n]; lengths and validate are as in `singular_values`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         spectrum: whose energies. Neither "singular" nor "laplacian" needs a decomposition.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64, in [1, n] ("laplacian": [1, n − 1]); NaN where every energy is 0. "singular"

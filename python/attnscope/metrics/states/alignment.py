@@ -33,11 +33,14 @@ def geometric_semantic_alignment(
     enters the layer what the head reads.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         states: [..., n, d], leading axes broadcast against those of attention: [B, 1, n, d] is one state
             for all heads, and [B, kv, n, d] beside [B, h, n, n] gives each of the kv value heads to its
             h/kv query heads. Shared states are read in place and their cosines computed once.
         without: boolean [..., n], keys to leave out (the sinks, which dominate r otherwise).
+        support: which keys a query sees, as in `incoming_attention`.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64 in [−1, 1]. NaN where attention or the cosines do not vary, and for fewer than two

@@ -39,9 +39,12 @@ def reference_influence(
     taken away.
 
     Args:
-        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         states: [..., n, d], as in `geometric_semantic_alignment`.
         reference: boolean [..., n], for example `sink_tokens`; broadcasts against the leading axes.
+        support: which keys a query sees, as in `incoming_attention`.
+        lengths: tokens per map, broadcast against the leading axes.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         ReferenceInfluence, each [..., n] float64: relative_magnitude >= 0, directional in [−1, 1],
