@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the machine can give, and a word before a call that needs more than that."""
+"""What the machine can give, and a word before a call that needs more than that.
+
+Bars and distances of long texts grow with the square and the cube of the tokens. What a call will need is
+estimated first, and one that cannot fit ends with both numbers instead of the process.
+"""
 
 from __future__ import annotations
 

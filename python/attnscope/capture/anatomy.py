@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What a pass shows of a model: which module ran when, what it was given and what it handed on."""
+"""What a pass shows of a model: which module ran when, what it was given and what it handed on.
+
+Families name their modules differently, so none is found by name: one short pass is watched, and the order
+of calls says which module projects the heads' output, where the block begins and what leaves it.
+"""
 
 from __future__ import annotations
 

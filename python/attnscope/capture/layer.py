@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One attention layer of one forward pass: its tensors, and the same tensors with the padding cut away."""
+"""One attention layer of one forward pass: its tensors, and the same tensors with the padding cut away.
+
+A batch holds texts of several lengths, padded on either side. `matrices`, `states` and `samples`
+give the tokens that are there, as views wherever they lie together, so that no metric has to know of padding.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The tensors of a pass that belong to the model and not to a layer."""
+"""The tensors of a pass that belong to the model and not to a layer.
+
+Embeddings, the last norm and the logits come once a pass. The vocabulary head costs more than a layer, so
+it runs only where logits or a gradient ask, and only on the rows that are wanted.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Puts the tensors of one forward pass together, layer by layer, and hands each finished layer on."""
+"""Puts the tensors of one forward pass together, layer by layer, and hands each finished layer on.
+
+The attention function of the first tier, or the hooks of the second, report a layer's start and its tensors;
+hooks on blocks add the sites that come later. A layer is handed on as soon as it is whole and then belongs to
+the receiver alone, which is why two layers are alive at most, whatever the depth.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""``capture(model)``: a context manager whose ``run`` yields one layer after the other."""
+"""``capture(model)``: a context manager whose ``run`` yields one layer after the other.
+
+The model runs in a thread of its own and waits while a layer is being looked at, so a loop over layers reads
+like a loop over a list and holds one layer at a time. Leaving the loop early ends the pass and removes every
+hook.
+"""
 
 from __future__ import annotations
 

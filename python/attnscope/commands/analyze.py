@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Capture and measure in one call, in memory: a model and some inputs in, results out."""
+"""Capture and measure in one call, in memory: a model and some inputs in, results out.
+
+No study, no files: every quantity whose sites can be captured is measured on the texts or ids given, under
+the column names that stored tables have.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What a run will take, before it starts: units, tokens, memory and time from a short calibration."""
+"""What a run will take, before it starts: units, tokens, memory and time from a short calibration.
+
+The shortest, the median and the longest text of every model are really run, and the time of the others is
+interpolated in their length, so that whoever starts a run of a day knows it before the first hour.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The engine: unit after unit of a study, stored one by one, resumable at any moment."""
+"""The engine: unit after unit of a study, stored one by one, resumable at any moment.
+
+Each unit is computed, written whole and only then renamed into its place, so a kill costs one unit at most.
+Checkpoints go one by one: load, all stages that need it, its controls, free. Tables are gathered at the end
+from the units in the order of the plan, and are the same bytes however often the run was interrupted.
+"""
 
 from __future__ import annotations
 

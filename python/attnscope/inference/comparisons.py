@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Differences of means with the sample as unit: t-tests, and what many of them at once are worth."""
+"""Differences of means with the sample as unit: t-tests, and what many of them at once are worth.
+
+Heads of one text and layers of one model are not independent; texts are. So each test has one number a text,
+and what is printed together is corrected together: Holm against any false discovery, Benjamini and Hochberg
+for their expected share.
+"""
 
 from __future__ import annotations
 

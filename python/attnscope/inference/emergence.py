@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Whether a metric changes from one level to another during training, and at which checkpoint."""
+"""Whether a metric changes from one level to another during training, and at which checkpoint.
+
+Any noisy curve has a best split. A step is named only where two levels explain more of the curve than they do
+of the same checkpoints in random orders, corrected for all curves that are judged together.
+"""
 
 from __future__ import annotations
 

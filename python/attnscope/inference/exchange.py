@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Tests that exchange the labels of items, and what the largest of many statistics is compared with."""
+"""Tests that exchange the labels of items, and what the largest of many statistics is compared with.
+
+If two labels mean nothing, they can be exchanged: the statistic of the given labels is compared with those of
+exchanged ones, within pairs or groups where only these are alike. For many statistics at once the largest is
+compared with the largest of every exchange, which needs no correction afterwards.
+"""
 
 from __future__ import annotations
 

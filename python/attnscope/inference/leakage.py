@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What share of the variance of scores texts have in common beside the offset, and whether heads have any."""
+"""What share of the variance of scores texts have in common beside the offset, and whether heads have any.
+
+Scores that depend on the offset alone still vary with position where residuals share something over texts.
+Products of residuals of different texts keep the shared part on average and lose what is each text's own.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Many metrics of the same maps at once, with the work they share done once."""
+"""Many metrics of the same maps at once, with the work they share done once.
+
+Sinks, bars, entropies and singular values each feed several metrics. A plan names the calls that all requests
+need, makes equal calls once, and reads every request's numbers from their results; which maps were finite comes
+from the core as a mask.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which checkpoints a model source names: one folder, a series of folders, or revisions on the hub."""
+"""Which checkpoints a model source names: one folder, a series of folders, or revisions on the hub.
+
+`step1000`, `checkpoint-500` and revisions on the hub are training steps; they are ordered as integers, never
+as words, and a name that holds no step has step -1.
+"""
 
 from __future__ import annotations
 

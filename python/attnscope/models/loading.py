@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One checkpoint into memory: safetensors only, no foreign code unless asked, nothing left random."""
+"""One checkpoint into memory: safetensors only, no foreign code unless asked, nothing left random.
+
+A study over fifty checkpoints must not end at the fortieth: all ways in which loading fails become one
+`LoadError` that names the checkpoint and what to do, and the run goes on with the next one.
+"""
 
 from __future__ import annotations
 

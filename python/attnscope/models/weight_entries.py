@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The matrices of a model, one by one: what each is and where it is stored."""
+"""The matrices of a model, one by one: what each is and where it is stored.
+
+Entries know name, role, layer, shape and file, and read their matrix when asked, so that a model's weights
+are compared one matrix at a time and never lie in memory whole.
+"""
 
 from __future__ import annotations
 

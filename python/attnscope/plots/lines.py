@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Curves with intervals: emergence over training, profiles over depth, dependence on a threshold."""
+"""Curves with intervals: emergence over training, profiles over depth, dependence on a threshold.
+
+A line is a mean over texts with its interval, one for each model, layer or threshold; what cannot be drawn is
+left out and named in the caption. Steps are drawn on a logarithmic axis that holds step 0.
+"""
 
 from __future__ import annotations
 

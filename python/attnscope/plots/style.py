@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""One look for every figure: sizes, colours that the colour-blind can tell apart, and PDFs with real text."""
+"""One look for every figure: sizes, colours that the colour-blind can tell apart, and PDFs with real text.
+
+Widths are those of one and two columns of a paper, letters have the size that is printed, and marks differ by
+shape as well as by colour.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What the page shows of stored results: means over samples of the measured columns, and kept matrices."""
+"""What the page shows of stored results: means over samples of the measured columns, and kept matrices.
+
+A run keeps numbers of all maps and the matrices of few. Heads are coloured by the stored means; a matrix that
+was not kept is computed again from the model, where it is given.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Texts as a model reads them, the batches of a forward pass, and the table `samples`."""
+"""Texts as a model reads them, the batches of a forward pass, and the table `samples`.
+
+Batches hold texts of similar length and shrink with the square of it, so that two layers of attention fit
+into `max_memory`. `samples` lists every text as each model reads it: tokens, ids, what was cut.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Bars of persistent homology for a whole batch of heads, and what is computed from them."""
+"""Bars of persistent homology for a whole batch of heads, and what is computed from them.
+
+The number of bars differs by map, so they lie one behind the other with an offset for each map, as ragged
+arrays do. Betti curves, total persistence and entropy are read off them without a loop over maps.
+"""
 
 from __future__ import annotations
 

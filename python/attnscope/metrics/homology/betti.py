@@ -38,7 +38,8 @@ def betti_numbers(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning −1 for that map.
 
     Returns:
-        [..., T, 2] int64: β0 in 1..n, the number of connected components, and β1 >= 0.
+        [..., T, 2] int64: β0 in 1..n, the number of connected components, and β1 >= 0; −1 for a map that is
+        not finite.
 
     Raises:
         ValueError: not square, empty, wrong dtype, more than 65535 tokens, thresholds outside (0, 1).
