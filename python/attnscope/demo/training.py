@@ -2,8 +2,8 @@
 """Trains the demo's language model and keeps Pythia-style early checkpoints; finds the one that is there.
 
 Nothing can be downloaded on many machines, so the demo makes its model: three layers suffice to see sinks
-form within minutes. Steps are dense at first, where sinks emerge, and a finished training is found again by the
-digest of its recipe and its texts.
+form within minutes. Steps are dense at first, where sinks emerge, and a finished training is found again by
+the digest of its recipe and its texts.
 """
 
 from __future__ import annotations

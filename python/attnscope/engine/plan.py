@@ -2,8 +2,8 @@
 """The plan of a run: the units of work of every stage, in their order, with stable names.
 
 A unit is named by a hash of all that decides its numbers: version, settings, weights, texts, token ids, and
-the units that it reads. A stored unit of the same name is therefore the same result, which is what makes a run
-resumable and what invalidates all that follows from a unit that was computed anew.
+the units that it reads. A stored unit of the same name is therefore the same result, which makes a run
+resumable and invalidates all that follows from a unit that was computed anew.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """Many metrics of the same maps at once, with the work they share done once.
 
 Sinks, bars, entropies and singular values each feed several metrics. A plan names the calls that all requests
-need, makes equal calls once, and reads every request's numbers from their results; which maps were finite comes
-from the core as a mask.
+need, makes equal calls once, and reads every request's numbers from their results; which maps were finite
+comes from the core as a mask.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """From stored tables to the numbers a figure draws: which rows, which series, which interval.
 
-A figure asks for a quantity and gets one model, protocol and group of rows, with the interval over texts; what
-stays ambiguous is an error that names the choices.
+A figure asks for a quantity and gets one model, protocol and group of rows, with the interval over texts;
+what stays ambiguous is an error that names the choices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Puts a run's figures, numbers and provenance into one HTML file that needs nothing else.
 
-Sections come from the study, figures are embedded, numbers are read from the stored tables alone: a report can
-be made again on another machine, from the run's folder.
+Sections come from the study, figures are embedded, numbers are read from the stored tables alone: a report
+can be made again on another machine, from the run's folder.
 """
 
 from __future__ import annotations
