@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Sinks in numbers: the columns that `sinks` gives, and the sets of keys that are taken out of a layer.
 
-A set of keys is a flag for each key of every map; when it is taken out, rows are scaled to 1. Which keys are sinks by frequency depends on how many queries see them, so keys that few see are in no set.
+A set of keys is a flag for each key of every map; when it is taken out, rows are scaled to 1. Which keys are
+sinks by frequency depends on how many queries see them, so keys that few see are in no set.
 """
 
 from __future__ import annotations
