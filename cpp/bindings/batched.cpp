@@ -4,18 +4,18 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "bindings/threads.h"
 
 namespace attnscope {
-BatchOrder::BatchOrder(const Batch& batch) {
-  if (batch.lengths == nullptr) return;
-  order_.resize(batch.count);
-  std::iota(order_.begin(), order_.end(), Index{0});
-  std::stable_sort(order_.begin(), order_.end(),
-                   [&](Index a, Index b) { return batch.lengths[a] > batch.lengths[b]; });
+std::vector<Index> batch_order(const Batch& batch) {
+  std::vector<Index> order(batch.count);
+  std::iota(order.begin(), order.end(), Index{0});
+  if (batch.lengths != nullptr) {
+    std::ranges::stable_sort(order, std::greater<>(), [&](Index index) { return batch.lengths[index]; });
+  }
+  return order;
 }
 
 Index block_size(const Batch& batch, Index width) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cassert>
 #include <functional>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -56,16 +57,7 @@ void visit_matrix(const Batch& batch, Index index, Visit&& visit) {
 
 // The order in which a batch is worked off: as it lies, or longest matrix first where lengths differ, so
 // that no worker is left with the largest piece at the end and equal lengths stand together.
-class BatchOrder {
- public:
-  explicit BatchOrder(const Batch& batch);
-  Index operator[](Index position) const {
-    return order_.empty() ? position : order_[position];
-  }
-
- private:
-  std::vector<Index> order_;
-};
+std::vector<Index> batch_order(const Batch& batch);
 
 // Matrices in a block of work, a multiple of `width`: about 64k entries, small enough to share out and to
 // answer Ctrl-C, large enough that handing it out costs nothing.
@@ -79,7 +71,7 @@ Index block_size(const Batch& batch, Index width);
 template <class Worker, class Kernel>
 Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index block, Index most,
                          Kernel&& kernel) {
-  const BatchOrder order(batch);
+  const std::vector<Index> order = batch_order(batch);
   std::atomic<Index> non_finite{0};
   const auto work = [&](Index begin, Index end, int number) {
     Worker& worker = workers[number];
@@ -95,33 +87,40 @@ Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index
   return non_finite.load();
 }
 
-// The same with a kernel(view, index, workspace), blocks of one size and a Workspace for each worker.
+// The same with a kernel(view, index, workspace), a Workspace for each worker, and blocks of one size; 0: the
+// usual one.
 template <class Workspace, class Kernel>
-Index per_matrix_checked_by_kernel(const Batch& batch, Kernel&& kernel) {
+Index per_matrix_checked_by_kernel(const Batch& batch, Kernel&& kernel, Index block = 0) {
   std::vector<Workspace> workers(worker_count(batch.count));
-  const Index block = block_size(batch, 1);
+  if (block == 0) block = block_size(batch, 1);
   return per_matrix_in_turn(
       batch, workers, block, block,
       [&](const auto& view, Index index, Index, Workspace& own) { return kernel(view, index, own); });
 }
 
-// Calls kernel(view, index, worker) for every matrix whose entries are finite; otherwise as
-// per_matrix_in_turn with blocks of one size.
-template <class Worker, class Kernel>
-Index per_matrix(const Batch& batch, std::vector<Worker>& workers, Index block, Kernel&& kernel) {
-  return per_matrix_in_turn(batch, workers, block, block,
-                            [&](const auto& view, Index index, Index, Worker& worker) {
-                              if (!all_finite(view)) return false;
-                              kernel(view, index, worker);
-                              return true;
-                            });
-}
-
-// The same with a Workspace for each worker; `block` 0: the usual size.
+// The same with a kernel that gets finite matrices only and returns nothing.
 template <class Workspace, class Kernel>
 Index per_matrix(const Batch& batch, Kernel&& kernel, Index block = 0) {
-  std::vector<Workspace> workers(worker_count(batch.count));
-  return per_matrix(batch, workers, block > 0 ? block : block_size(batch, 1), kernel);
+  const auto checked = [&](const auto& view, Index index, Workspace& own) {
+    if (!all_finite(view)) return false;
+    kernel(view, index, own);
+    return true;
+  };
+  return per_matrix_checked_by_kernel<Workspace>(batch, checked, block);
+}
+
+// A result of `trailing` entries for each matrix, `fill` where it is not finite, and how many are not:
+// kernel(view, index, out, workspace) writes the entries of one matrix to `out`; otherwise as per_matrix.
+template <class Workspace, class T, class Kernel>
+py::tuple result_per_matrix(const Batch& batch, const std::vector<Index>& trailing, T fill, Kernel&& kernel,
+                            Index block = 0) {
+  const Result<T> result = make_result(batch.sizes, trailing, fill);
+  const Index each = std::accumulate(trailing.begin(), trailing.end(), Index{1}, std::multiplies<>());
+  const auto write = [&](const auto& view, Index index, Workspace& workspace) {
+    kernel(view, index, result.data + index * each, workspace);
+  };
+  const Index non_finite = per_matrix<Workspace>(batch, write, block);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 // No instruction set interleaves more matrices than this.
@@ -133,7 +132,7 @@ inline constexpr Index kWidestPack = 16;
 template <class Workspace, class Kernel>
 Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
   assert(1 <= width && width <= kWidestPack);
-  const BatchOrder order(batch);
+  const std::vector<Index> order = batch_order(batch);
   std::vector<Workspace> workspaces(worker_count(batch.count));
   std::atomic<Index> non_finite{0};
   run_blocks(batch.count, block_size(batch, width), [&](Index begin, Index end, int worker) {

@@ -1,44 +1,36 @@
 // SPDX-License-Identifier: MIT
+#include <mutex>
+
 #include "bindings/batched.h"
 
 namespace attnscope {
 namespace {
-
-// Calls visit(i, j, entry) with the first entry of a matrix, in index order, that is not in [0, upper].
-template <class Scalar, class Visit>
-void visit_invalid(const MatrixView<Scalar>& view, double upper, Visit&& visit) {
-  for (Index i = 0; i < view.rows(); ++i) {
-    for (Index j = 0; j < view.cols(); ++j) {
-      const double entry = static_cast<double>(view(i, j));
-      if (!(entry >= 0.0 && entry <= upper)) return visit(i, j, entry);
-    }
-  }
-}
 
 // The first entry, in index order, that is not finite or lies outside [0, upper]: (matrix, row, column,
 // value), or None. Reads in place.
 py::object first_invalid(Argument attention, Argument lengths, double upper) {
   const Batch batch = make_batch(attention, lengths);
   std::atomic<Index> first{batch.count};
+  std::tuple<Index, Index, Index, double> found;
+  std::mutex lock;
   run_blocks(batch.count, 1, [&](Index begin, Index, int) {
     if (begin > first.load(std::memory_order_relaxed)) return;
     visit_matrix(batch, begin, [&](const auto& view, Index index) {
-      visit_invalid(view, upper, [&](Index, Index, double) {
-        Index seen = first.load();
-        while (index < seen && !first.compare_exchange_weak(seen, index)) {
+      for (Index i = 0; i < view.rows(); ++i) {
+        for (Index j = 0; j < view.cols(); ++j) {
+          const double entry = static_cast<double>(view(i, j));
+          if (entry >= 0.0 && entry <= upper) continue;
+          const std::lock_guard<std::mutex> guard(lock);
+          if (index > first.load()) return;
+          first.store(index);
+          found = {index, i, j, entry};
+          return;
         }
-      });
+      }
     });
   });
-  const Index matrix = first.load();
-  py::object found = py::none();
-  if (matrix == batch.count) return found;
-  visit_matrix(batch, matrix, [&](const auto& view, Index) {
-    visit_invalid(view, upper, [&](Index i, Index j, double entry) {
-      found = py::make_tuple(matrix, i, j, entry);
-    });
-  });
-  return found;
+  if (first.load() == batch.count) return py::none();
+  return py::cast(found);
 }
 
 // Which matrices hold finite entries only, bool with the leading axes of `attention`. Reads in place.

@@ -18,10 +18,11 @@ namespace attnscope {
 inline constexpr Index kColumnBlock = 16;
 
 // How many components the graph of the positive weights has, or `most` where it has as many or more; by
-// breadth-first search. weight(i, j) needs i > j.
+// breadth-first search. weight(i, j) needs i > j. Where there are several, `queue` begins with the nodes of
+// the first, which are *first many.
 template <class Weight>
 Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight,
-                             Index most = std::numeric_limits<Index>::max()) {
+                             Index most = std::numeric_limits<Index>::max(), Index* first = nullptr) {
   Index direct = 1;
   while (direct < n && weight(direct, 0) > 0.0) ++direct;
   if (direct == n) return 1;  // node 0 touches all: every map with a sink, and most others
@@ -32,6 +33,7 @@ Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight
   Index reached = 1;
   for (Index head = 0; reached < n; ++head) {
     if (head == reached) {
+      if (components == 1 && first != nullptr) *first = reached;
       if (++components == most) return most;
       ++reached;
     }
@@ -112,10 +114,7 @@ bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& optio
     degree[i] = sum;
     visit(i, forward);
   }
-  for (Index lane = 0; lane < kPackWidth; ++lane) {
-    if (!(smallest[lane] >= 0.0)) return false;
-  }
-  return true;
+  return !any(~(smallest >= 0.0));
 }
 
 }  // namespace attnscope

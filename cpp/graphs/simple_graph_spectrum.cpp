@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "graphs/graph_rows.h"
 #include "linalg/packed_tridiagonal.h"
 
 namespace attnscope {
@@ -41,11 +42,20 @@ void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::in
   } else {
     // A large graph in two pieces is solved beside the vector that tells them apart.
     const bool large = m > kLargestPacked;
-    const Index in_pieces =
-        m == n && !(large && components == 2) ? components : pieces(level, above);
+    Index in_pieces = components;
+    piece_.clear();
+    if (m < n || (large && components == 2)) {
+      // Copies, which what the search writes cannot change.
+      const auto edge = [above, rest = rest_.data(), row = level.row(0), stride = level.stride](Index i, Index j) {
+        return row[rest[i] * stride + rest[j]] > above ? 1.0 : 0.0;
+      };
+      Index first = 0;
+      in_pieces = count_graph_components(m, piece_, edge, 3, &first);
+      piece_.resize(in_pieces == 2 ? first : 0);
+    }
     *fiedler_value = base;
     if (in_pieces >= 3) return;
-    if (large && solve_alone(level, above, degree, in_pieces, fiedler_value, gap)) return;
+    if (large && solve_alone(level, above, degree, fiedler_value, gap)) return;
     const Index size = packed_size(m, n);
     if (size >= static_cast<Index>(queues_.size())) queues_.resize(size + 1);
     Queue& queue = queues_[size];
@@ -56,45 +66,16 @@ void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::in
 }
 
 bool SimpleGraphSpectra::solve_alone(const LevelTable& level, Level above, const std::int64_t* degree,
-                                     Index in_pieces, double* fiedler_value, double* gap) {
+                                     double* fiedler_value, double* gap) {
   const Index m = static_cast<Index>(rest_.size());
   const auto base = static_cast<double>(level.n - m);
   degree_.resize(rest_.size());
   for (Index i = 0; i < m; ++i) degree_[i] = static_cast<double>(degree[rest_[i]]) - base;
-  piece_.clear();
-  if (in_pieces == 2) {
-    for (Index k = 0; k < first_piece_; ++k) {
-      piece_.push_back(std::lower_bound(rest_.begin(), rest_.end(), line_[k]) - rest_.begin());
-    }
-  }
   double mu2 = 0.0, mu3 = 0.0;
   if (!block_inverse_lanczos({level, above, rest_, degree_, piece_}, pair_, &mu2, &mu3)) return false;
   *fiedler_value = base + mu2;
   *gap = std::max(0.0, mu3 - mu2);
   return true;
-}
-
-// Number of connected components of the graph on rest_, at most 3. The first first_piece_ nodes of line_
-// are one of them.
-Index SimpleGraphSpectra::pieces(const LevelTable& level, Level above) {
-  line_ = rest_;
-  const Index m = static_cast<Index>(line_.size());
-  Index found = 0;
-  Index reached = 0;  // line_[0, reached) is reached, the rest is not
-  Index head = 0;
-  while (reached < m && found < 3) {
-    ++found;
-    ++reached;
-    for (; head < reached && reached < m; ++head) {
-      const Level* row = level.row(line_[head]);
-      for (Index k = reached; k < m; ++k) {
-        if (row[line_[k]] > above) std::swap(line_[k], line_[reached++]);
-      }
-    }
-    head = reached;
-    if (found == 1) first_piece_ = reached;
-  }
-  return found;
 }
 
 // The edges and degrees of H behind the queue's last graph.

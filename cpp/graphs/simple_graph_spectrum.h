@@ -40,17 +40,14 @@ class SimpleGraphSpectra {
     std::vector<double> degree;        // [graph, size]
   };
 
-  Index pieces(const LevelTable& level, Level above);
-  bool solve_alone(const LevelTable& level, Level above, const std::int64_t* degree, Index in_pieces,
-                   double* fiedler_value, double* gap);
+  bool solve_alone(const LevelTable& level, Level above, const std::int64_t* degree, double* fiedler_value,
+                   double* gap);
   void store(const LevelTable& level, Level above, const std::int64_t* degree, Index size,
              Queue& queue);
   void solve(Index size, Queue& queue);
 
   std::vector<Index> rest_;  // nodes of H
-  std::vector<Index> line_;  // of a search
-  Index first_piece_ = 0;
-  std::vector<Index> piece_;
+  std::vector<Index> piece_;  // places in rest_ of the first of two pieces
   std::vector<double> degree_;
   BlockInverseLanczosWorkspace pair_;
   std::vector<Level> row_;

@@ -62,10 +62,7 @@ inline constexpr std::uint32_t kNone = 0xffffffffu;
 // The smallest element of a ∩ b, kNone where there is none.
 template <int kWords>
 std::uint32_t first_common(const Word* a, const Word* b, std::size_t words) {
-  if constexpr (kWords == 1) {
-    const Word both = a[0] & b[0];
-    return both != 0 ? static_cast<std::uint32_t>(std::countr_zero(both)) : kNone;
-  } else if constexpr (kWords == 2) {
+  if constexpr (kWords == 2) {
     const Word low = a[0] & b[0];
     const Word high = a[1] & b[1];
     if ((low | high) == 0) return kNone;

@@ -154,23 +154,6 @@ void EdgeOrder::prepare(Sorter<Key>& sorter) {
   std::sort(sorter.sample.begin(), sorter.sample.end());
 }
 
-// Sorts entries [before, before + count) and writes their edges. They come in (row, column) order and the
-// sort is stable, so it need not look at the edges.
-template <class Key>
-void EdgeOrder::sort_into_edges(Sorter<Key>& sorter, std::size_t before, std::size_t count) {
-  auto* const batch = sorter.sorted.data() + before;
-  Key lowest = std::numeric_limits<Key>::max();
-  Key ones = 0;
-  for (std::size_t k = 0; k < count; ++k) {
-    lowest = std::min(lowest, batch[k].key);
-    ones |= batch[k].key;
-  }
-  radix_sort(batch, sorter.scratch.data(), count, lowest, ones,
-             [](const auto& entry) { return entry.key; }, counts_);
-  edges_.resize(before + count);
-  for (std::size_t k = 0; k < count; ++k) edges_[before + k] = batch[k].edge;
-}
-
 template <class Key>
 bool EdgeOrder::append(Sorter<Key>& sorter) {
   if (batches_ > 0 && sorter.taken == sorter.radius) return false;
@@ -195,7 +178,17 @@ bool EdgeOrder::append(Sorter<Key>& sorter) {
     }
   }
   const auto count = static_cast<std::size_t>(out - batch);
-  sort_into_edges(sorter, before, count);
+  Key lowest = std::numeric_limits<Key>::max();
+  Key ones = 0;
+  for (std::size_t k = 0; k < count; ++k) {
+    lowest = std::min(lowest, batch[k].key);
+    ones |= batch[k].key;
+  }
+  // The edges come in (row, column) order and the sort is stable, so it need not look at them.
+  radix_sort(batch, sorter.scratch.data(), count, lowest, ones,
+             [](const auto& entry) { return entry.key; }, counts_);
+  edges_.resize(before + count);
+  for (std::size_t k = 0; k < count; ++k) edges_[before + k] = batch[k].edge;
   radius_begin_ = static_cast<std::uint32_t>(before + count);
   if (to == sorter.radius) {
     while (radius_begin_ > before && sorter.sorted[radius_begin_ - 1].key == to) {
@@ -251,9 +244,7 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
   wide_ ? prepare(broad_) : prepare(narrow_);
   vertices_.resize(n_);
   std::iota(vertices_.begin(), vertices_.end(), std::uint16_t{0});
-  std::sort(vertices_.begin(), vertices_.end(), [&](std::uint16_t a, std::uint16_t b) {
-    return remoteness_[a] != remoteness_[b] ? remoteness_[a] < remoteness_[b] : a < b;
-  });
+  std::ranges::stable_sort(vertices_, {}, [&](std::uint16_t k) { return remoteness_[k]; });
 }
 
 bool EdgeOrder::next() { return wide_ ? append(broad_) : append(narrow_); }

@@ -90,11 +90,9 @@ class EdgeOrder {
     Key radius = 0;
     Key taken = 0;               // edges with keys up to this one are in edges()
   };
-  using Narrow = Sorter<std::uint32_t>;
-  using Broad = Sorter<std::uint64_t>;
 
-  Narrow& sorter(float) { return narrow_; }
-  Broad& sorter(double) { return broad_; }
+  Sorter<std::uint32_t>& sorter(float) { return narrow_; }
+  Sorter<std::uint64_t>& sorter(double) { return broad_; }
   template <class Key, class Scalar, class KeyOf>
   void fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, KeyOf key_of);
   template <class Key>
@@ -103,8 +101,6 @@ class EdgeOrder {
   void prepare(Sorter<Key>& sorter);
   template <class Key>
   bool append(Sorter<Key>& sorter);
-  template <class Key>
-  void sort_into_edges(Sorter<Key>& sorter, std::size_t before, std::size_t count);
   template <class Key>
   static auto entry(const Sorter<Key>& sorter, std::size_t a, std::size_t b) {
     if (a < b) std::swap(a, b);
@@ -116,8 +112,8 @@ class EdgeOrder {
   Index n_ = 0;
   bool wide_ = false;
   Metric metric_ = Metric::attention;
-  Narrow narrow_;
-  Broad broad_;
+  Sorter<std::uint32_t> narrow_;
+  Sorter<std::uint64_t> broad_;
   std::size_t batches_ = 0;
   std::vector<std::uint32_t> counts_;
   std::vector<double> roots_;

@@ -194,10 +194,7 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
   } else {
     order_.resize(count);
     std::iota(order_.begin(), order_.end(), std::uint32_t{0});
-    std::sort(order_.begin(), order_.end(), [&](std::uint32_t a, std::uint32_t b) {
-      return growth.found[a] != growth.found[b] ? growth.found[a] > growth.found[b]
-                                                : grown_[a] < grown_[b];
-    });
+    std::ranges::sort(order_, {}, [&](std::uint32_t k) { return std::pair(-growth.found[k], grown_[k]); });
     for (std::size_t k = 0; k < count; ++k) {
       edges_[k] = grown_[order_[k]];
       lengths_[k] = growth.found[order_[k]];

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "linalg/dqds_sweeps.h"
+#include "linalg/eigenvalues.h"
 #include "simd/lanes.h"
 
 namespace attnscope {
@@ -12,6 +13,22 @@ namespace attnscope {
 using dqds::choose;
 using dqds::kWidth;
 using dqds::Sweeps;
+
+namespace {
+
+// The singular values σ of one lane's matrix: a symmetric matrix with its entries, d1, e1, d2, ..., beside a
+// diagonal of zeros has the eigenvalues ±σ (Golub and Kahan 1965).
+void solve_alone(const double* diagonal, const double* superdiagonal, Index n, double* out) {
+  Eigen::VectorXd beside(2 * n - 1);
+  for (Index i = 0; i < n; ++i) {
+    beside[2 * i] = diagonal[i * kWidth];
+    if (i + 1 < n) beside[2 * i + 1] = superdiagonal[i * kWidth];
+  }
+  const Eigen::VectorXd values = symmetric_eigenvalues(Eigen::VectorXd::Zero(2 * n), beside);
+  for (Index k = 0; k < n; ++k) out[k] = std::max(values[2 * n - 1 - k], 0.0);
+}
+
+}  // namespace
 
 Index dqds_width() { return kWidth; }
 
@@ -27,8 +44,7 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
     double* target = out[lane];
     if (target == nullptr) continue;
     if (!sweeps.done(static_cast<Index>(lane))) {
-      bidiagonal_singular_values_by_bisection(diagonal + lane, superdiagonal + lane, n, kWidth,
-                                              target);
+      solve_alone(diagonal + lane, superdiagonal + lane, n, target);
       continue;
     }
     // Values leave from the bottom of the matrix, so they are nearly sorted.
@@ -86,46 +102,6 @@ void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index
   for (Index lane = 0; lane < count; ++lane) {
     for (Index i = 0; i < n; ++i) out[lane][i] = out[lane][i] * out[lane][i] - shifts[lane];
   }
-}
-
-void bidiagonal_singular_values_by_bisection(const double* diagonal, const double* superdiagonal,
-                                             Index n, Index stride, double* out) {
-  double scale = 0.0;
-  for (Index i = 0; i < n; ++i) {
-    scale = std::max(scale, std::abs(diagonal[i * stride]) +
-                                (i + 1 < n ? std::abs(superdiagonal[i * stride]) : 0.0));
-  }
-  if (scale == 0.0) {
-    std::fill(out, out + n, 0.0);
-    return;
-  }
-  // Sturm count of BᵀB − x² from the squares of B, without forming the product.
-  const auto count_below = [&](double x) {
-    Index below = 0;
-    double s = -x * x;
-    for (Index i = 0; i < n; ++i) {
-      const double a = diagonal[i * stride] / scale;
-      double pivot = a * a + s;
-      if (std::abs(pivot) < 1e-300) pivot = -1e-300;
-      if (pivot < 0.0) ++below;
-      if (i + 1 == n) break;
-      const double b = superdiagonal[i * stride] / scale;
-      s = b * b * (s / pivot) - x * x;
-    }
-    return below;
-  };
-  for (Index k = 0; k < n; ++k) {
-    // out[k] has n − 1 − k values below it.
-    double low = 0.0;
-    double high = k > 0 ? out[k - 1] : 2.0;
-    while (high - low > 1e-16 * (1.0 + high)) {
-      const double middle = 0.5 * (low + high);
-      if (middle <= low || middle >= high) break;
-      (count_below(middle) > n - 1 - k ? high : low) = middle;
-    }
-    out[k] = high;
-  }
-  for (Index k = 0; k < n; ++k) out[k] *= scale;
 }
 
 }  // namespace attnscope

@@ -26,7 +26,7 @@ struct DqdsWorkspace {
 // Absolute error below 1e-14·σ1, and a lane's values do not depend on the others.
 //
 // Shifted differential quotient-difference sweeps (Fernando and Parlett 1994; Parlett and Marques
-// 2000). A lane that has not converged after `most_sweeps` sweeps (0: 60·n) is solved by bisection
+// 2000). A lane that has not converged after `most_sweeps` sweeps (0: 60·n) is solved by QR steps
 // instead. Cost O(n²).
 void bidiagonal_singular_values(const double* diagonal, const double* superdiagonal, Index n,
                                 std::span<double* const> out, DqdsWorkspace& workspace,
@@ -37,10 +37,5 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
 // of the largest row sum. A matrix that is positive semidefinite to rounding loses nothing to a shift.
 void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n, Index count,
                              double* values, DqdsWorkspace& workspace);
-
-// The same as bidiagonal_singular_values for one bidiagonal matrix by bisection on the number of values below a point, which
-// cannot fail. Cost about 60·n².
-void bidiagonal_singular_values_by_bisection(const double* diagonal, const double* superdiagonal,
-                                             Index n, Index stride, double* out);
 
 }  // namespace attnscope

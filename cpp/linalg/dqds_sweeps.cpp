@@ -5,7 +5,7 @@
 
 namespace attnscope::dqds {
 
-bool Sweeps::run(const double* diagonal, const double* superdiagonal, double* scale, Index most) {
+void Sweeps::run(const double* diagonal, const double* superdiagonal, double* scale, Index most) {
   for (Index chain = 0; chain < kChains; ++chain) {
     const Index o = chain * kPackWidth;
     const auto row = [&](const double* a, Index i) {
@@ -32,16 +32,9 @@ bool Sweeps::run(const double* diagonal, const double* superdiagonal, double* sc
   std::fill(next_e_ - kWidth, next_e_, 0.0);
   for (Index lane = 0; lane < kWidth; ++lane) {
     state_.bottom[lane] = static_cast<double>(n_ - 1);
-    state_.top[lane] = 0.0;
-    state_.shift[lane] = state_.tau[lane] = state_.failures[lane] = state_.sweeps[lane] = 0.0;
     state_.q0[lane] = state_.q1[lane] = state_.q2[lane] = 1.0;
-    state_.e0[lane] = state_.e1[lane] = 0.0;
     unlearn(lane);
-    for (Index i = n_ - 2; i >= 0; --i) {
-      if (e_[i * kWidth + lane] > kNegligible) continue;
-      split(lane, i);
-      break;
-    }
+    split_above(lane, n_ - 2);
     settle(lane);
   }
   for (Index sweep = 0;; ++sweep) {
@@ -58,8 +51,7 @@ bool Sweeps::run(const double* diagonal, const double* superdiagonal, double* sc
       bottoms[place] = bottom;
       ++count;
     }
-    if (count == 0) return true;
-    if (sweep == most) return false;
+    if (count == 0 || sweep == most) return;
     Chain chains[kChains];
     for (Index c = 0; c < kChains; ++c) chains[c] = begin(c);
     const Arrays arrays{q_, e_, next_q_, next_e_, broadcast(floor_)};
@@ -179,8 +171,6 @@ void Sweeps::finish(const Chain& c, Index number) {
   for (Index part = 0; part < kPackWidth; ++part) {
     const Index lane = number * kPackWidth + part;
     if (!live[part]) continue;
-    const auto top = static_cast<Index>(s.top[lane]);
-    const auto bottom = static_cast<Index>(s.bottom[lane]);
     if (!good[part]) {
       for (Index i = 0; i < n_; ++i) {
         q_[i * kWidth + lane] = next_q_[i * kWidth + lane];
@@ -188,13 +178,7 @@ void Sweeps::finish(const Chain& c, Index number) {
       }
       continue;
     }
-    if (s.sweeps[lane] >= kPatience) {
-      for (Index i = bottom - 2; i >= top; --i) {
-        if (e_[i * kWidth + lane] > kNegligible) continue;
-        split(lane, i);
-        break;
-      }
-    }
+    if (s.sweeps[lane] >= kPatience) split_above(lane, static_cast<Index>(s.bottom[lane]) - 2);
     settle(lane);
   }
 }
@@ -221,6 +205,13 @@ void Sweeps::split(Index lane, Index end) {
   unlearn(lane);
 }
 
+// Splits a lane's block at its last negligible entry up to row `from`, where there is one.
+void Sweeps::split_above(Index lane, Index from) {
+  const auto top = static_cast<Index>(state_.top[lane]);
+  while (from >= top && e_[from * kWidth + lane] > kNegligible) --from;
+  if (from >= top) split(lane, from);
+}
+
 // Takes the finished rows off the bottom of a lane, finds the next block where one is finished, and
 // loads the rows that the next shift looks at.
 void Sweeps::settle(Index lane) {
@@ -243,12 +234,8 @@ void Sweeps::settle(Index lane) {
       s.top[lane] = static_cast<double>(top);
       s.failures[lane] = s.sweeps[lane] = 0.0;
       unlearn(lane);
-      for (Index i = bottom - 1; i >= top; --i) {
-        if (e[i * kWidth] > kNegligible) continue;
-        split(lane, i);
-        top = i + 1;
-        break;
-      }
+      split_above(lane, bottom - 1);
+      top = static_cast<Index>(s.top[lane]);
     }
     const double last = q[bottom * kWidth];
     if (bottom == top || negligible(e[(bottom - 1) * kWidth], last, s.shift[lane])) {

@@ -64,8 +64,8 @@ class Sweeps {
   // bytes.
   static Index spacing(Index n) { return ((n + 2) * kWidth + 511) / 512 * 512 + 136; }
 
-  // Returns false when a lane is left over after `most` sweeps; its bottom is then >= 0.
-  bool run(const double* diagonal, const double* superdiagonal, double* scale, Index most);
+  // Sweeps until every lane is done, `most` times at most.
+  void run(const double* diagonal, const double* superdiagonal, double* scale, Index most);
 
   bool done(Index lane) const { return state_.bottom[lane] < 0.0; }
 
@@ -91,6 +91,7 @@ class Sweeps {
   void finish(const Chain& chain, Index number);
   void settle(Index lane);
   void split(Index lane, Index end);
+  void split_above(Index lane, Index from);
   void unlearn(Index lane);
   static bool negligible(double e, double q, double shift) {
     return e <= kNegligible || e * std::max(e, q) <= kNegligible * (shift + q);
@@ -102,7 +103,7 @@ class Sweeps {
   double *q_, *e_, *next_q_, *next_e_;
   double* ends_;             // >= 0 at the last row of a block that was split off: its shift
   double *kept_q_, *kept_e_;  // blocks that were split off
-  LaneState state_;
+  LaneState state_{};
 };
 
 }  // namespace attnscope::dqds

@@ -10,6 +10,12 @@ Eigen::VectorXd symmetric_eigenvalues(const Eigen::MatrixXd& matrix) {
       .eigenvalues();
 }
 
+Eigen::VectorXd symmetric_eigenvalues(const Eigen::VectorXd& diagonal, const Eigen::VectorXd& beside) {
+  Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver;
+  solver.computeFromTridiagonal(diagonal, beside, Eigen::EigenvaluesOnly);
+  return solver.eigenvalues();
+}
+
 SymmetricEigen symmetric_eigen(const Eigen::MatrixXd& matrix) {
   const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(matrix);
   return {solver.eigenvalues(), solver.eigenvectors()};

@@ -10,7 +10,10 @@ namespace attnscope {
 // The eigenvalues of a symmetric matrix, ascending; the lower triangle is read.
 Eigen::VectorXd symmetric_eigenvalues(const Eigen::MatrixXd& matrix);
 
-// The same with the unit eigenvectors, a column each.
+// The same of a tridiagonal matrix, from its diagonal and the entries beside it.
+Eigen::VectorXd symmetric_eigenvalues(const Eigen::VectorXd& diagonal, const Eigen::VectorXd& beside);
+
+// The same of a full matrix, with the unit eigenvectors, a column each.
 struct SymmetricEigen {
   Eigen::VectorXd values;
   Eigen::MatrixXd vectors;

@@ -126,7 +126,6 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, In
 struct TridiagonalProbe {
   Lanes first;   // Σ 1/(λ_i − x)
   Lanes second;  // Σ 1/(λ_i − x)²
-  Lanes last;    // 1 / (last component of the eigenvector)² where x is an eigenvalue
   LaneMask below;
 };
 
@@ -135,8 +134,7 @@ inline TridiagonalProbe probe(const Lanes* diagonal, const Lanes* squares, Index
   Lanes pivot = diagonal[0] - x;
   LaneMask below = pivot > 0.0;
   Lanes inverse = one / pivot;
-  Lanes slope = -one;         // derivative of the pivot
-  Lanes log_slope = -inverse;  // of its logarithm
+  Lanes log_slope = -inverse;  // derivative of the pivot's logarithm
   Lanes bend = -log_slope * log_slope;
   Lanes first = -log_slope;
   Lanes second = -bend;
@@ -146,13 +144,12 @@ inline TridiagonalProbe probe(const Lanes* diagonal, const Lanes* squares, Index
     below &= pivot > 0.0;
     const Lanes curve = ratio * (bend - log_slope * log_slope);
     inverse = one / pivot;
-    slope = ratio * log_slope - one;
-    log_slope = slope * inverse;
+    log_slope = (ratio * log_slope - one) * inverse;
     bend = curve * inverse - log_slope * log_slope;
     first -= log_slope;
     second -= bend;
   }
-  return {first, second, -slope, below};
+  return {first, second, below};
 }
 
 // The smallest eigenvalue of each positive definite tridiagonal matrix (`squares`: the off-diagonal

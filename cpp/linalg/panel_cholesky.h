@@ -76,6 +76,21 @@ inline bool panel_factorize(double* a, Index count, double* inverses) {
   return true;
 }
 
+// xᵀ = xᵀB with a block of kPanel rows.
+[[gnu::always_inline]] inline void multiply_block(const double* block, Lanes* x) {
+  const Lanes* rows = lanes_at(block);
+  const double* numbers = reinterpret_cast<const double*>(x);
+  Lanes even[kPanelVectors] = {}, odd[kPanelVectors] = {};
+  for (Index r = 0; r < kPanel; r += 2) {
+    const Lanes f = broadcast(numbers[r]), g = broadcast(numbers[r + 1]);
+    for (Index v = 0; v < kPanelVectors; ++v) {
+      even[v] += f * rows[r * kPanelVectors + v];
+      odd[v] += g * rows[(r + 1) * kPanelVectors + v];
+    }
+  }
+  for (Index v = 0; v < kPanelVectors; ++v) x[v] = even[v] + odd[v];
+}
+
 // Solves A x = b in place, x [kPanel · count] on a 64-byte boundary. Cost 2 n² operations.
 inline void panel_solve(const double* a, Index count, const double* inverses, double* x) {
   for (Index s = 0; s < count; ++s) {
@@ -93,29 +108,12 @@ inline void panel_solve(const double* a, Index count, const double* inverses, do
       rows += 2 * kPanelVectors;
     }
     for (Index v = 0; v < kPanelVectors; ++v) own[v] = even[v] + odd[v];
-    const Lanes* inverse = lanes_at(inverses + s * 2 * kPanel * kPanel);
-    Lanes solved[kPanelVectors] = {}, rest[kPanelVectors] = {};
-    for (Index r = 0; r < kPanel; r += 2) {
-      const Lanes f = broadcast(x[s * kPanel + r]), g = broadcast(x[s * kPanel + r + 1]);
-      for (Index v = 0; v < kPanelVectors; ++v) {
-        solved[v] += f * inverse[r * kPanelVectors + v];
-        rest[v] += g * inverse[(r + 1) * kPanelVectors + v];
-      }
-    }
-    for (Index v = 0; v < kPanelVectors; ++v) own[v] = solved[v] + rest[v];
+    multiply_block(inverses + s * 2 * kPanel * kPanel, own);
   }
   for (Index s = count - 1; s >= 0; --s) {
     Lanes* own = lanes_at(x + s * kPanel);
-    const Lanes* inverse = lanes_at(inverses + (2 * s + 1) * kPanel * kPanel);
-    Lanes solved[kPanelVectors] = {}, rest[kPanelVectors] = {};
-    for (Index r = 0; r < kPanel; r += 2) {
-      const Lanes f = broadcast(x[s * kPanel + r]), g = broadcast(x[s * kPanel + r + 1]);
-      for (Index v = 0; v < kPanelVectors; ++v) {
-        solved[v] += f * inverse[r * kPanelVectors + v];
-        rest[v] += g * inverse[(r + 1) * kPanelVectors + v];
-      }
-    }
-    for (Index v = 0; v < kPanelVectors; ++v) own[v] = solved[v] += rest[v];
+    multiply_block(inverses + (2 * s + 1) * kPanel * kPanel, own);
+    const Lanes solved[] = {own[0], own[1], own[2]};
     const Lanes* rows = lanes_at(a + panel_offset(s));
     // kPanel is a multiple of kPackWidth, so no row is left over.
     for (Index k = 0; k < s * kPanel; k += kPackWidth) {

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "matrix/row_statistics.h"
 
-#include <algorithm>
-
 #include "matrix/row_logs.h"
 
 namespace attnscope {
@@ -31,8 +29,8 @@ void add(const WideType* const* rows, const Index* ends, Index n, double* mass) 
 
 // The pass under one support; false where `find_support` and an entry behind the support is not 0.
 template <class Scalar>
-bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support& support, double* mass,
-          double* entropy, RowScratch& scratch) {
+bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support& support, double* entropy,
+          RowScratch& scratch) {
   const Index n = attention.rows();
   auto& sums = scratch.sums;
   sums.assign(n + 2 * kPackWidth, 0.0);
@@ -66,27 +64,28 @@ bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support&
       entropy[i] = row_entropy(row, end, n, sums.data());
     }
   }
-  std::copy_n(sums.data(), n, mass);
+  sums.resize(n);
   return true;
 }
 
 }  // namespace
 
 template <class Scalar>
-bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support, double* mass,
+bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                     double* entropy, RowScratch& scratch) {
   const Index n = attention.rows();
   if (!find_support) {
     if (!all_finite(attention)) return false;
-    pass(attention, false, support, mass, entropy, scratch);
+    pass(attention, false, support, entropy, scratch);
     return true;
   }
   support = {n >= 2 ? Support::Kind::causal : Support::Kind::full};
-  if (!pass(attention, true, support, mass, entropy, scratch)) {
+  if (!pass(attention, true, support, entropy, scratch)) {
     support.kind = Support::Kind::full;
-    pass(attention, true, support, mass, entropy, scratch);
+    pass(attention, true, support, entropy, scratch);
   }
   // Every entry is 0 or in a sum.
+  const double* mass = scratch.sums.data();
   Lanes non_finite{};
   Index j = 0;
   for (; j + kPackWidth <= n; j += kPackWidth) non_finite += load(mass + j) * 0.0;

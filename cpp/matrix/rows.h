@@ -182,12 +182,12 @@ inline Index visible_keys(const Support& support, Index i, Index n) {
 }
 
 // Number of queries that can see each key, to counts [n].
-inline void visible_queries(const Support& support, Index n, Index* counts) {
+inline void visible_queries(const Support& support, Index n, std::vector<Index>& counts) {
+  counts.assign(n, 0);
   if (support.kind != Support::Kind::mask) {
     for (Index j = 0; j < n; ++j) counts[j] = support.kind == Support::Kind::causal ? n - j : n;
     return;
   }
-  std::fill(counts, counts + n, Index{0});
   for (Index i = 0; i < n; ++i) {
     for (Index j = 0; j < n; ++j) counts[j] += support.visible(i, j) ? 1 : 0;
   }

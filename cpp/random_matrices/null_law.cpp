@@ -13,6 +13,14 @@ namespace {
 using std::numbers::e;
 using std::numbers::pi;
 
+// The table's steps of the angle.
+constexpr Index kSteps = 1024;
+constexpr double kStep = pi / kSteps;
+// A slot is a 64th of an octave; the first begins at 2^-44, and below it the points are few.
+constexpr int kSlotShift = 46;
+constexpr auto kFirstSlot = static_cast<Index>(std::bit_cast<std::uint64_t>(0x1p-44) >> kSlotShift);
+constexpr auto kLastSlot = static_cast<Index>(std::bit_cast<std::uint64_t>(e) >> kSlotShift);
+
 // sin t / t
 double sinc(double t) { return t < 1e-8 ? 1.0 : std::sin(t) / t; }
 
@@ -84,10 +92,6 @@ double imaginary_e1(std::complex<double> z) {
 }
 
 }  // namespace
-
-NullLaw NullLaw::marchenko_pastur(double gamma) { return {Kind::marchenko_pastur, gamma, nullptr}; }
-
-NullLaw NullLaw::triangular(const TriangularTable* table) { return {Kind::triangular, 1.0, table}; }
 
 double NullLaw::edge() const {
   if (kind_ == Kind::triangular) return e;
@@ -179,17 +183,6 @@ NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right
   const double x = std::clamp(value_at(t), left.x, right.x);
   return {x, u, integral_at(x, t)};
 }
-
-namespace {
-
-constexpr Index kSteps = 1024;
-constexpr double kStep = pi / kSteps;
-// A slot is a 64th of an octave; the first begins at 2^-44, and below it the points are few.
-constexpr int kSlotShift = 46;
-constexpr auto kFirstSlot = static_cast<Index>(std::bit_cast<std::uint64_t>(0x1p-44) >> kSlotShift);
-constexpr auto kLastSlot = static_cast<Index>(std::bit_cast<std::uint64_t>(e) >> kSlotShift);
-
-}  // namespace
 
 TriangularTable::TriangularTable() {
   // F changes by at most 0.5 a radian.

@@ -20,9 +20,11 @@ class TriangularTable;
 
 class NullLaw {
  public:
-  static NullLaw marchenko_pastur(double gamma);
+  static NullLaw marchenko_pastur(double gamma) { return {Kind::marchenko_pastur, gamma, nullptr}; }
   // With a table, which must outlive the law, values come several times sooner.
-  static NullLaw triangular(const TriangularTable* table = nullptr);
+  static NullLaw triangular(const TriangularTable* table = nullptr) {
+    return {Kind::triangular, 1.0, table};
+  }
 
   // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge, to 1e-13 (5e-12 with a table).
   struct Point {

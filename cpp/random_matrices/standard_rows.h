@@ -50,15 +50,19 @@ inline bool standardize_row(double* row, Index count) {
 // The same of the first `count` entries of a row in every lane by itself; zeros in a lane whose entries are
 // all equal. Returns the lanes that vary.
 inline LaneMask standardize_lanes(Lanes* row, Index count) {
-  LaneMask varies = {};
-  Lanes sums[4] = {};
-  const auto total = [&] { return (sums[0] + sums[1]) + (sums[2] + sums[3]); };
+  // The sum of what `term` makes of every entry, which it may change.
+  const auto sum_of = [=](auto&& term) {
+    Lanes sums[4] = {};
+    for (Index j = 0; j < count; ++j) sums[j % 4] += term(row[j]);
+    return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  };
+  LaneMask varies{};
   Lanes largest{};
-  for (Index j = 0; j < count; ++j) {
-    varies |= row[j] != row[0];
-    largest = larger(largest, magnitude(row[j]));
-    sums[j % 4] += row[j];
-  }
+  Lanes sum = sum_of([&](Lanes& x) {
+    varies |= x != row[0];
+    largest = larger(largest, magnitude(x));
+    return x;
+  });
   if (!any(varies)) {
     std::fill_n(row, count, Lanes{});
     return varies;
@@ -68,26 +72,16 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
   const LaneMask huge = largest > 0x1p400;
   if (any((tiny | huge) & varies)) {
     const Lanes unit = tiny ? broadcast(0x1p600) : (huge ? broadcast(0x1p-600) : one);
-    for (Lanes& sum : sums) sum = Lanes{};
-    for (Index j = 0; j < count; ++j) {
-      row[j] *= unit;
-      sums[j % 4] += row[j];
-    }
+    sum = sum_of([=](Lanes& x) { return x *= unit; });
   }
   const double size = static_cast<double>(count);
-  const Lanes first = total() / size;
-  for (Lanes& sum : sums) sum = Lanes{};
-  for (Index j = 0; j < count; ++j) {
-    row[j] -= first;
-    sums[j % 4] += row[j];
-  }
-  const Lanes second = total() / size;
-  for (Lanes& sum : sums) sum = Lanes{};
-  for (Index j = 0; j < count; ++j) {
-    row[j] -= second;
-    sums[j % 4] += row[j] * row[j];
-  }
-  const Lanes scale = varies ? square_root(size / (varies ? total() : one)) : Lanes{};
+  const Lanes first = sum / size;
+  const Lanes second = sum_of([=](Lanes& x) { return x -= first; }) / size;
+  const Lanes squares = sum_of([=](Lanes& x) {
+    x -= second;
+    return x * x;
+  });
+  const Lanes scale = varies ? square_root(size / (varies ? squares : one)) : Lanes{};
   for (Index j = 0; j < count; ++j) row[j] *= scale;
   return varies;
 }

@@ -65,7 +65,7 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
   const std::span<const Support> supports(&support, 1);
   std::vector<double> numbers(static_cast<std::size_t>(n));
 
-  EntropyWorkspace entropy;
+  RowScratch entropy;
   Support status;
   attention_entropy(view, true, status, true, numbers.data(), entropy);
   write(numbers);

@@ -26,12 +26,10 @@ py::tuple vector(Argument attention, Argument lengths,
                  const std::string& symmetrize, std::optional<double> threshold, bool normalized) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
-  const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
-  const Index non_finite =
-      per_matrix<FiedlerWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
-        fiedler_vector(view, options, result.data + index * batch.n, workspace);
+  return result_per_matrix<FiedlerWorkspace>(
+      batch, {batch.n}, kNaN, [&](const auto& view, Index, double* out, auto& workspace) {
+        fiedler_vector(view, options, out, workspace);
       });
-  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -15,9 +15,12 @@ py::tuple graph_statistics_of(Argument attention, Argument lengths, Argument thr
                       &G::star_likeness, &G::in_degree_gini, &G::in_degree_centralization, &G::effective);
   std::vector<G> found(batch.count * levels.size);
   std::vector<GraphStatisticsWorkspace> workers(worker_count(batch.count));
-  const Index non_finite = per_matrix(
-      batch, workers, block_size(batch, 1), [&](const auto& view, Index index, auto& workspace) {
+  const Index block = block_size(batch, 1);
+  const Index non_finite = per_matrix_in_turn(
+      batch, workers, block, block, [&](const auto& view, Index index, Index, auto& workspace) {
+        if (!all_finite(view)) return false;
         graph_statistics(view, levels.of(index), levels.size, found.data() + index * levels.size, workspace);
+        return true;
       });
   run_blocks(static_cast<Index>(workers.size()), 1,
              [&](Index at, Index, int) { finish_graph_statistics(workers[at]); });

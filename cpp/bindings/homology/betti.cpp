@@ -12,12 +12,10 @@ py::tuple numbers(Argument attention, Argument lengths,
   const Batch batch = make_batch(attention, lengths);
   const Thresholds levels = make_thresholds(batch, thresholds);
   const Symmetrize rule = symmetrize_from(symmetrize);
-  const Result<std::int64_t> result = make_result(batch.sizes, {levels.size, 2}, std::int64_t{-1});
-  const auto count = [&](const auto& view, Index index, BettiWorkspace& workspace) {
-    betti_numbers(view, rule, levels.of(index), levels.size, result.data + index * levels.size * 2, workspace);
+  const auto count = [&](const auto& view, Index index, std::int64_t* out, BettiWorkspace& workspace) {
+    betti_numbers(view, rule, levels.of(index), levels.size, out, workspace);
   };
-  const Index non_finite = per_matrix<BettiWorkspace>(batch, count, 1);
-  return py::make_tuple(result.tensor, non_finite);
+  return result_per_matrix<BettiWorkspace>(batch, {levels.size, 2}, std::int64_t{-1}, count, 1);
 }
 
 }  // namespace

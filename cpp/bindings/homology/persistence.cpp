@@ -7,18 +7,6 @@
 namespace attnscope {
 namespace {
 
-// The bars that one worker has found, and where those of each matrix lie.
-struct Found {
-  PersistenceWorkspace workspace;
-  std::vector<Bar> bars;
-};
-
-struct Slice {
-  const Found* found = nullptr;
-  std::size_t begin = 0;
-  std::size_t end = 0;
-};
-
 Metric metric_from(const std::string& name) {
   if (name == "attention") return Metric::attention;
   if (name == "hellinger") return Metric::hellinger;
@@ -30,35 +18,31 @@ py::tuple bars(Argument attention, Argument lengths, int max_dimension,
                const std::string& symmetrize, const std::string& metric) {
   const Batch batch = make_batch(attention, lengths);
   const PersistenceOptions options{max_dimension, symmetrize_from(symmetrize), metric_from(metric)};
-  std::vector<Slice> slices(batch.count);
-  std::vector<Found> workers(worker_count(batch.count));
+  std::vector<std::vector<Bar>> found(batch.count);
+  const auto find = [&](const auto& view, Index index, PersistenceWorkspace& workspace) {
+    found[index].reserve(view.rows());
+    persistence(view, options, workspace, found[index]);
+  };
   // Heads of one size differ in cost by a hundred, so they are handed out one by one.
-  const Index non_finite =
-      per_matrix(batch, workers, 1, [&](const auto& view, Index index, Found& found) {
-        const std::size_t begin = found.bars.size();
-        persistence(view, options, found.workspace, found.bars);
-        slices[index] = {&found, begin, found.bars.size()};
-      });
-
-  // Stitched in the order of the matrices, so the result does not depend on which worker had which.
+  const Index non_finite = per_matrix<PersistenceWorkspace>(batch, find, 1);
   const auto offsets = make_result({batch.count + 1}, {}, std::int64_t{0});
   Index total = 0;
   for (Index i = 0; i < batch.count; ++i) {
-    offsets.data[i + 1] = total += static_cast<Index>(slices[i].end - slices[i].begin);
+    offsets.data[i + 1] = total += static_cast<Index>(found[i].size());
   }
   const auto birth = make_empty<double>({total}, {}), death = make_empty<double>({total}, {});
   const auto dimension = make_empty<std::int8_t>({total}, {});
   const auto birth_edge = make_empty<std::int32_t>({total}, {2});
   const auto death_edge = make_empty<std::int32_t>({total}, {2});
   std::size_t at = 0;
-  for (const Slice& slice : slices) {
-    for (std::size_t k = slice.begin; k < slice.end; ++k, ++at) {
-      const Bar& bar = slice.found->bars[k];
+  for (const std::vector<Bar>& own : found) {
+    for (const Bar& bar : own) {
       birth.data[at] = bar.birth;
       death.data[at] = bar.death;
       dimension.data[at] = bar.dimension;
       std::copy(bar.birth_edge.begin(), bar.birth_edge.end(), birth_edge.data + 2 * at);
       std::copy(bar.death_edge.begin(), bar.death_edge.end(), death_edge.data + 2 * at);
+      ++at;
     }
   }
   return py::make_tuple(birth.tensor, death.tensor, dimension.tensor, birth_edge.tensor,

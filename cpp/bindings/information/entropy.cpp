@@ -10,11 +10,11 @@ py::tuple entropy(Argument attention, Argument lengths, Argument support, bool n
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
-  const Index non_finite = per_matrix_checked_by_kernel<EntropyWorkspace>(
-      batch, [&](const auto& view, Index index, auto& workspace) {
+  const Index non_finite = per_matrix_checked_by_kernel<RowScratch>(
+      batch, [&](const auto& view, Index index, auto& scratch) {
         Support own = supports.given(index);
         return attention_entropy(view, supports.automatic, own, normalized,
-                                 result.data + index * batch.n, workspace);
+                                 result.data + index * batch.n, scratch);
       });
   return py::make_tuple(result.tensor, non_finite);
 }

@@ -50,12 +50,10 @@ py::tuple tokens(Argument attention, Argument lengths, Argument support,
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SinkRule rule{tau, gamma, min_visibility};
-  const Result<bool> result = make_result(batch.sizes, {batch.n}, false);
-  const Index non_finite =
-      per_matrix<SinkWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
-        sink_tokens(view, supports.of(index, view), rule, result.data + index * batch.n, workspace);
+  return result_per_matrix<SinkWorkspace>(
+      batch, {batch.n}, false, [&](const auto& view, Index index, bool* out, auto& workspace) {
+        sink_tokens(view, supports.of(index, view), rule, out, workspace);
       });
-  return py::make_tuple(result.tensor, non_finite);
 }
 
 // (mass, expected, variance, largest, uniform, queries, non_finite), each [..., n]; past a map's own length and

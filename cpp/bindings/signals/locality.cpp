@@ -11,14 +11,12 @@ py::tuple ratio(Argument attention, Argument lengths, Argument support,
                 double window, bool drop_first) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  const Index non_finite =
-      per_matrix<RowScratch>(batch, [&](const auto& view, Index index, auto& scratch) {
+  return result_per_matrix<RowScratch>(
+      batch, {}, kNaN, [&](const auto& view, Index index, double* out, auto& scratch) {
         const double width = window < 1.0 ? window * static_cast<double>(view.rows()) : window;
-        result.data[index] = local_global_ratio(view, supports.of(index, view),
-                                                static_cast<Index>(width), drop_first, scratch);
+        *out = local_global_ratio(view, supports.of(index, view), static_cast<Index>(width), drop_first,
+                                  scratch);
       });
-  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -13,15 +13,11 @@ py::tuple spectrum(Argument attention, Argument lengths,
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SpectrumOptions options{signal_options(signal, drop_first, detrend, min_keys), hann, padding, bands};
-  const Index fields = kSpectrumFields + bands;
-  const Index each = signal_count(options.signal, batch.n) * fields;
-  const Result<double> result =
-      make_result(batch.sizes, signal_axes(options.signal, batch.n, fields), kNaN);
-  const Index non_finite = per_matrix<SpectrumScratch>(batch, [&](const auto& view, Index index,
-                                                               auto& scratch) {
-    power_spectrum(view, supports.of(index, view), options, result.data + index * each, scratch);
-  });
-  return py::make_tuple(result.tensor, non_finite);
+  return result_per_matrix<SpectrumScratch>(
+      batch, signal_axes(options.signal, batch.n, kSpectrumFields + bands), kNaN,
+      [&](const auto& view, Index index, double* out, auto& scratch) {
+        power_spectrum(view, supports.of(index, view), options, out, scratch);
+      });
 }
 
 }  // namespace

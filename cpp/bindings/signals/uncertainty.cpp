@@ -12,14 +12,11 @@ py::tuple spectral(Argument attention, Argument lengths, Argument support, const
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SignalOptions options = signal_options(signal, drop_first, false, min_keys);
-  const Index each = signal_count(options, batch.n) * kUncertaintyFields;
-  const Result<double> result =
-      make_result(batch.sizes, signal_axes(options, batch.n, kUncertaintyFields), kNaN);
-  const Index non_finite = per_matrix<UncertaintyScratch>(batch, [&](const auto& view, Index index,
-                                                                  auto& scratch) {
-    uncertainty(view, supports.of(index, view), options, root, result.data + index * each, scratch);
-  });
-  return py::make_tuple(result.tensor, non_finite);
+  return result_per_matrix<UncertaintyScratch>(
+      batch, signal_axes(options, batch.n, kUncertaintyFields), kNaN,
+      [&](const auto& view, Index index, double* out, auto& scratch) {
+        uncertainty(view, supports.of(index, view), options, root, out, scratch);
+      });
 }
 
 }  // namespace

@@ -32,18 +32,14 @@ py::tuple scalogram(Argument attention, Argument lengths, Argument support, cons
   const SupportBatch supports = make_support(batch, support);
   const SignalOptions options = signal_options(signal, drop_first, detrend, min_keys);
   const Thresholds list = make_thresholds(batch, scales);
-  const Result<double> result = make_result(batch.sizes, {list.size, batch.n}, kNaN);
-  const auto draw = [&](const auto& view, Index index, WaveletScratch& scratch) {
+  const auto draw = [&](const auto& view, Index index, double* out, WaveletScratch& scratch) {
     const Index n = view.rows();
     std::vector<double> own(list.size * n, kNaN);
     morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega, own.data(),
                      scratch);
-    for (Index s = 0; s < list.size; ++s) {
-      std::copy_n(own.begin() + s * n, n, result.data + (index * list.size + s) * batch.n);
-    }
+    for (Index s = 0; s < list.size; ++s) std::copy_n(own.begin() + s * n, n, out + s * batch.n);
   };
-  const Index non_finite = per_matrix<WaveletScratch>(batch, draw, 1);
-  return py::make_tuple(result.tensor, non_finite);
+  return result_per_matrix<WaveletScratch>(batch, {list.size, batch.n}, kNaN, draw, 1);
 }
 
 }  // namespace

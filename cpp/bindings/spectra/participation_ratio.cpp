@@ -13,14 +13,12 @@ py::tuple participation_ratio(Argument attention, Argument lengths, const std::s
   }
   const bool singular = spectrum == "singular", eigen = spectrum == "eigen";
   const Batch batch = make_batch(attention, lengths);
-  const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  const Index non_finite = per_matrix<ParticipationRatioWorkspace>(
-      batch, [&](const auto& view, Index index, auto& workspace) {
-        result.data[index] = singular ? participation_ratio_singular(view, workspace)
-                             : eigen  ? participation_ratio_eigen(view, workspace)
-                                      : participation_ratio_laplacian(view, workspace);
+  return result_per_matrix<ParticipationRatioWorkspace>(
+      batch, {}, kNaN, [&](const auto& view, Index, double* out, auto& workspace) {
+        *out = singular ? participation_ratio_singular(view, workspace)
+               : eigen  ? participation_ratio_eigen(view, workspace)
+                        : participation_ratio_laplacian(view, workspace);
       });
-  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

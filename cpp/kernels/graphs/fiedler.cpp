@@ -148,6 +148,16 @@ Kind read_panels(const MatrixView<Scalar>& attention, const GraphOptions& option
   return Kind::connected;
 }
 
+// λ2 of one matrix from all eigenvalues of a dense symmetric solver: where to turn to when in doubt.
+template <class Scalar>
+double value_direct(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                    LaplacianWorkspace& workspace) {
+  if (attention.rows() == 1) return 0.0;
+  double smallest[2];
+  laplacian_eigenvalues(attention, options, 2, smallest, workspace);
+  return smallest[1];
+}
+
 // A new factor, and the first steps with it, cost as much as so many steps.
 double steps_worth_a_shift(Index n) { return n < 192 ? 12.0 : n < 384 ? 16.0 : 24.0; }
 
@@ -191,7 +201,7 @@ double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& option
     if (found.converged) return sigma + 1.0 / found.theta;
     sigma += 1.0 / (found.theta + 1.5 * found.residual);
   }
-  return fiedler_value_direct(attention, options, workspace.laplacian);
+  return value_direct(attention, options, workspace.laplacian);
 }
 
 // The vector of an eigenvalue λ2 > 0 that is known, from solves with the factor of L − σ, σ just below λ2.
@@ -290,15 +300,6 @@ void vector_direct(const MatrixView<Scalar>& attention, const GraphOptions& opti
 Index fiedler_pack_width(Index smallest) { return smallest <= kLargestTridiagonal ? kPackWidth : 1; }
 
 template <class Scalar>
-double fiedler_value_direct(const MatrixView<Scalar>& attention, const GraphOptions& options,
-                            LaplacianWorkspace& workspace) {
-  if (attention.rows() == 1) return 0.0;
-  double smallest[2];
-  laplacian_eigenvalues(attention, options, 2, smallest, workspace);
-  return smallest[1];
-}
-
-template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
                     Precision precision, double* out, FiedlerWorkspace& workspace) {
   // A hundredth of what is promised: where λ2 and λ3 look like one eigenvalue, a Ritz value is off by
@@ -308,7 +309,7 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
   const Index count = static_cast<Index>(pack.size());
   if (n < 3 || n > kLargestTridiagonal) {
     for (Index k = 0; k < count; ++k) {
-      out[k] = n < 3 ? fiedler_value_direct(pack[k], options, workspace.laplacian)
+      out[k] = n < 3 ? value_direct(pack[k], options, workspace.laplacian)
                      : by_factor(pack[k], options, tolerance, workspace);
     }
     return;
@@ -319,7 +320,7 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
     if (kinds[k] == Kind::disconnected) {
       out[k] = 0.0;
     } else if (kinds[k] == Kind::signed_weights || !(values[k] >= 0.0)) {
-      out[k] = fiedler_value_direct(pack[k], options, workspace.laplacian);
+      out[k] = value_direct(pack[k], options, workspace.laplacian);
     } else {
       out[k] = values[k];
     }
@@ -343,7 +344,6 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
 }
 
 ATTNSCOPE_COMPILE(fiedler_values);
-ATTNSCOPE_COMPILE(fiedler_value_direct);
 ATTNSCOPE_COMPILE(fiedler_vector);
 
 }  // namespace attnscope

@@ -38,12 +38,6 @@ template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
                     Precision precision, double* out, FiedlerWorkspace& workspace);
 
-// λ2 of one matrix, from all eigenvalues of a dense symmetric solver. The reference for fiedler_values,
-// and where it turns to when in doubt.
-template <class Scalar>
-double fiedler_value_direct(const MatrixView<Scalar>& attention, const GraphOptions& options,
-                            LaplacianWorkspace& workspace);
-
 // A unit eigenvector of λ2, orthogonal to the null vector (1, or D^{1/2}·1 when normalized), its
 // component of largest magnitude positive (the first such on ties), to `out` [n]. Where λ2 is degenerate
 // it is one such vector of the eigenspace. n = 1: NaN. Its residual is below 1e-14 of the largest

@@ -109,17 +109,12 @@ bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& opti
                    LaplacianWorkspace& workspace) {
   const Index n = attention.rows();
   Eigen::MatrixXd& w = workspace.weights;
-  w.resize(n, n);
-  for (Index i = 0; i < n; ++i) {
-    w(i, i) = 0.0;
-    for (Index j = 0; j < i; ++j) {
-      const double one = static_cast<double>(attention(i, j)), other = static_cast<double>(attention(j, i));
-      w(i, j) = w(j, i) = options.threshold ? std::max(one, other) >= *options.threshold ? 1.0 : 0.0
-                                            : symmetrized(one, other, options.symmetrize);
-    }
-  }
+  w.setZero(n, n);
+  const bool graph = read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
+    for (Index j = 0; j < i; ++j) w(i, j) = w(j, i) = row[j];
+  });
   workspace.degree = w.colwise().sum().transpose();
-  return w.minCoeff() >= 0.0;
+  return graph;
 }
 
 void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace) {

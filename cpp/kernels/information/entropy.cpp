@@ -11,10 +11,9 @@ namespace attnscope {
 
 template <class Scalar>
 bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, Support& support,
-                       bool normalized, double* out, EntropyWorkspace& workspace) {
+                       bool normalized, double* out, RowScratch& scratch) {
   const Index n = attention.rows();
-  workspace.mass.resize(n);
-  if (!row_statistics(attention, find_support, support, workspace.mass.data(), out, workspace.rows)) {
+  if (!row_statistics(attention, find_support, support, out, scratch)) {
     std::fill(out, out + n, kNaN);
     return false;
   }

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <vector>
-
 #include "matrix/matrix_view.h"
 
 namespace attnscope {
-
-struct EntropyWorkspace {
-  RowScratch rows;
-  std::vector<double> mass;  // column sums, by which the one read also sees whether all is finite
-};
 
 // Shannon entropy of every query's row over its visible keys, −Σ_j A_ij log A_ij in nats, 0·log 0 =
 // 0, to `out` [n]; `normalized` divides by the log of the number of visible keys, and a query that
@@ -20,6 +13,6 @@ struct EntropyWorkspace {
 // where not, `out` is NaN. Shannon 1948.
 template <class Scalar>
 bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, Support& support,
-                       bool normalized, double* out, EntropyWorkspace& workspace);
+                       bool normalized, double* out, RowScratch& scratch);
 
 }  // namespace attnscope

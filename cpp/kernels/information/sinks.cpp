@@ -13,12 +13,6 @@
 namespace attnscope {
 namespace {
 
-// N_j to workspace.queries.
-void count_queries(const Support& support, Index n, SinkWorkspace& workspace) {
-  workspace.queries.resize(n);
-  visible_queries(support, n, workspace.queries.data());
-}
-
 // ⌈share·n⌉, where the product's own rounding does not lift it over a whole number.
 Index required_queries(double share, Index n) {
   return static_cast<Index>(std::ceil(share * static_cast<double>(n) - 1e-9));
@@ -26,14 +20,15 @@ Index required_queries(double share, Index n) {
 
 // The key of largest mass per query among those that enough queries see, the first on ties, or −1.
 Index position_of(double min_visibility, const SinkWorkspace& workspace) {
-  const auto n = static_cast<Index>(workspace.mass.size());
+  const std::vector<double>& mass = workspace.rows.sums;
+  const auto n = static_cast<Index>(mass.size());
   const Index required = std::max<Index>(1, required_queries(min_visibility, n));
   Index best = -1;
   double largest = 0.0;
   for (Index j = 0; j < n; ++j) {
     const Index queries = workspace.queries[j];
     if (queries < required) continue;
-    const double mean = workspace.mass[j] / static_cast<double>(queries);
+    const double mean = mass[j] / static_cast<double>(queries);
     if (best < 0 || mean > largest) {
       best = j;
       largest = mean;
@@ -42,7 +37,7 @@ Index position_of(double min_visibility, const SinkWorkspace& workspace) {
   return best;
 }
 
-// The share of workspace.mass that its k largest entries hold; reorders it.
+// The share of `mass` that its k largest entries hold; reorders it.
 double top_mass_of(Index k, std::vector<double>& mass) {
   const double total = std::accumulate(mass.begin(), mass.end(), 0.0);
   if (total == 0.0) return kNaN;
@@ -107,7 +102,7 @@ void far_attention(const MatrixView<Scalar>& attention, const Support& support,
   for (double* each : {out.mass, out.expected, out.variance, out.largest, out.uniform})
     std::fill(each, each + n, 0.0);
   std::fill(out.queries, out.queries + n, std::int64_t{0});
-  std::vector<double>& far = workspace.mass;  // the far visible entries of a masked row
+  std::vector<double>& far = workspace.far;  // the far visible entries of a masked row
   std::vector<Index>& keys = workspace.counts;
   for_each_row(attention, support, workspace.rows,
                [&](Index i, const Wide<Scalar>* row, Index end) {
@@ -156,22 +151,21 @@ template <class Scalar>
 bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                      const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace) {
   const Index n = attention.rows();
-  workspace.mass.resize(n);
-  if (!row_statistics(attention, find_support, support, workspace.mass.data(), answers.entropy,
-                      workspace.rows)) {
+  std::vector<double>& mass = workspace.rows.sums;
+  if (!row_statistics(attention, find_support, support, answers.entropy, workspace.rows)) {
     if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + n, kNaN);
     return false;
   }
-  if (answers.incoming != nullptr || asked.position) count_queries(support, n, workspace);
+  if (answers.incoming != nullptr || asked.position) visible_queries(support, n, workspace.queries);
   if (answers.incoming != nullptr) {
-    for (std::size_t j = 0; j < workspace.mass.size(); ++j) {
+    for (Index j = 0; j < n; ++j) {
       const Index queries = workspace.queries[j];
-      answers.incoming[j] = queries == 0 ? kNaN : workspace.mass[j] / static_cast<double>(queries);
+      answers.incoming[j] = queries == 0 ? kNaN : mass[j] / static_cast<double>(queries);
     }
   }
   if (asked.position) answers.position = position_of(asked.min_visibility, workspace);
   if (asked.first > 0) answers.share = sink_share(attention, support, asked.first, asked.queries);
-  if (asked.top > 0) answers.top_mass = top_mass_of(asked.top, workspace.mass);
+  if (asked.top > 0) answers.top_mass = top_mass_of(asked.top, mass);
   return true;
 }
 
@@ -181,7 +175,7 @@ void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, co
   const Index n = attention.rows();
   const double tau =
       rule.tau ? *rule.tau : visible_quantile(attention, support, 0.9, workspace.quantile);
-  count_queries(support, n, workspace);
+  visible_queries(support, n, workspace.queries);
   workspace.counts.assign(n, 0);
   Index* counts = workspace.counts.data();
   const auto limit = rounded_up<Wide<Scalar>>(tau);

@@ -15,7 +15,7 @@ namespace attnscope {
 struct SinkWorkspace {
   RowScratch rows;
   QuantileWorkspace quantile;
-  std::vector<double> mass;
+  std::vector<double> far;
   std::vector<Index> queries;
   std::vector<Index> counts;
 };

@@ -294,11 +294,10 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
   if (n < kFewestTokens) return;
   Support rules[kMostTogether];
   for (std::size_t at = 0; at < supports.size(); ++at) rules[at] = simplified(supports[at], n);
-  const auto by_gram = [&](const Support& support) { return has_own_law(support, options.null); };
   // Runs of maps of one kind are worked on together.
   for (std::size_t begin = 0, end = 0; begin < matrices.size(); begin = end) {
-    const bool gram = by_gram(rules[begin]);
-    while (end < matrices.size() && by_gram(rules[end]) == gram &&
+    const bool gram = has_own_law(rules[begin], options.null);
+    while (end < matrices.size() && has_own_law(rules[end], options.null) == gram &&
            (!gram || rules[end].kind == rules[begin].kind)) {
       ++end;
     }

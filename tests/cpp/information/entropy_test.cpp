@@ -18,7 +18,7 @@ using testing::view;
 
 std::vector<double> entropy(const RowMatrix<double>& a, Support support, bool normalized) {
   std::vector<double> out(static_cast<std::size_t>(a.rows()));
-  EntropyWorkspace workspace;
+  RowScratch workspace;
   EXPECT_TRUE(attention_entropy(view(a), false, support, normalized, out.data(), workspace));
   return out;
 }
@@ -103,7 +103,7 @@ TEST(Entropy, TransposedViewAndHalfTypesReadTheSameEntries) {
   const RowMatrix<double> a = testing::random_attention(37, false, 3);
   const RowMatrix<double> transposed = a.transpose();
   std::vector<double> rows(37);
-  EntropyWorkspace workspace;
+  RowScratch workspace;
   Support full;
   attention_entropy(matrix_view(transposed.data(), 37, 1, 37), false, full, false, rows.data(),
                     workspace);
@@ -148,7 +148,7 @@ TEST(Entropy, TheReadJudgesMapsThatItWidens) {
   const RowMatrix<float> single = testing::random_attention(9, false, 2).cast<float>();
   RowMatrix<float> infinite = single;
   infinite(2, 7) = std::numeric_limits<float>::infinity();
-  EntropyWorkspace workspace;
+  RowScratch workspace;
   std::vector<double> entropies(9), full(9);
   for (const auto& map : {view(single), matrix_view(single.data(), Index{9}, Index{1}, Index{9})}) {
     Support found, all;
@@ -165,7 +165,7 @@ TEST(Entropy, TheReadJudgesMapsThatItWidens) {
 }
 
 TEST(Entropy, TheReadJudgesTheSupportAndSeesWhatIsNotFinite) {
-  EntropyWorkspace workspace;
+  RowScratch workspace;
   for (Index n : {1, 2, 3, 7, 37}) {
     for (bool is_causal : {false, true}) {
       RowMatrix<double> a = testing::random_attention(n, is_causal, 5);

@@ -83,7 +83,7 @@ TEST(Dqds, EqualsJacobi) {
   }
 }
 
-TEST(Dqds, ALaneThatRunsOutOfSweepsIsBisected) {
+TEST(Dqds, ALaneThatRunsOutOfSweepsIsSolvedAlone) {
   for (const Index most : {1, 7}) {
     const Problem problem(30, 1);
     const auto values = problem.solve(most);

@@ -12,8 +12,8 @@ void entropy(Bytes& bytes) {
   const Seen seen(bytes, map);
   const bool normalized = bytes.flag();
   const bool find_support = bytes.flag();
-  static EntropyWorkspace reused;
-  EntropyWorkspace fresh;
+  static RowScratch reused;
+  RowScratch fresh;
   Output<double> out(n);
   Output<double> again(n);
   Support support = seen.support();
