@@ -21,6 +21,11 @@ import torch
 from attnscope.capture.layer import End, Layer
 from attnscope.capture.recorder import LIVE, Recorder
 
+# The layer that this thread got last, of any pass.
+_LAST: contextvars.ContextVar[weakref.ref[End] | None] = contextvars.ContextVar(
+    "attnscope_last", default=None
+)
+
 
 class Abandoned(BaseException):
     """Raised in the worker when nobody waits for its layers; no Exception, so that no model swallows it."""
@@ -32,7 +37,11 @@ class Stream:
     def __init__(self) -> None:
         self._turn = threading.Condition()
         self._slot: Layer | None = None
-        self._taken: weakref.ref[End] | None = None  # of the layer that the consumer got last
+        # Of the layer that the consumer got last; at first that of the pass before, which the variable of its
+        # loop still holds.
+        self._taken: weakref.ref[End] | None = None
+        if (last := _LAST.get()) is not None and (end := last()) is not None:
+            self._taken = weakref.ref(end, self._gone)
         self._asked = False
         self._ended = False
         self._abandoned = False
@@ -91,6 +100,7 @@ class Stream:
                 return None
             layer, self._slot = self._slot, None
             self._taken = weakref.ref(layer.end, self._gone)
+            _LAST.set(weakref.ref(layer.end))
             self._turn.notify_all()
             return layer
 

@@ -67,6 +67,24 @@ def test_the_next_layer_is_computed_while_the_last_is_in_use(model, monkeypatch)
         assert first.index == 0
 
 
+def test_the_last_layer_of_a_pass_counts_in_the_next_one(model, monkeypatch):
+    """A loop over passes holds it in its variable until the next pass gives the first layer."""
+    inputs = models.text(model)
+    with capture(model) as recording:
+        *_, last = (layer for layer in recording.run(**inputs) if layer.index == LAYERS - 1)
+        count = MapCount(monkeypatch)
+        run = recording.run(**inputs)
+        first = next(run)
+        time.sleep(0.05)
+        assert count.born == 1, "a third layer was begun while two were held"
+        assert (last.index, first.index) == (LAYERS - 1, 0)
+        del last
+        deadline = time.monotonic() + 5.0
+        while count.born < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert count.born == 2
+
+
 def test_kept_layers_stay_intact(model):
     inputs = models.text(model)
     with capture(model, sites=("attention", "query", "key", "value", "hidden")) as recording:
