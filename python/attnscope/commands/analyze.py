@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -66,7 +68,8 @@ def analyze(
         metrics: names of metrics or of columns, or a mapping from names of columns to options, as `measure`
             takes them; None takes every quantity with a number per map, or per map and threshold, that the
             model can give.
-        tokenizer: of the model, for sentences and for readable tokens; a folder or hub id brings its own.
+        tokenizer: of the model, for sentences and for readable tokens, or its folder or hub id; None: of a
+            model that is a folder or hub id, its own.
         layers: only these layers.
         name: of the model in the tables; empty takes its own.
         options: given to every metric that takes an option of that name. Metrics that compare attention with
@@ -84,7 +87,8 @@ def analyze(
 
     Raises:
         ValueError: inputs of the wrong kind, an unknown metric, a layer that is not there.
-        LoadError: the model cannot be loaded or captured.
+        TypeError: what is no tokenizer.
+        LoadError: the model or the tokenizer cannot be loaded, or the model not captured.
 
     Example:
         >>> import torch, attnscope as asc
@@ -335,6 +339,13 @@ def _named_after(key: str, names: Sequence[str]) -> list[str]:
 
 
 def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
+    if isinstance(tokenizer, (str, Path)):
+        place = os.path.expanduser(tokenizer)
+        tokenizer = load_tokenizer(Checkpoint(place, "", -1, place, os.path.isdir(place)))
+    elif tokenizer is not None and not callable(tokenizer):
+        raise TypeError(
+            f"analyze: tokenizer must be one of transformers, a folder or a hub id, got {tokenizer!r:.60}"
+        )
     if isinstance(model, torch.nn.Module):
         config = getattr(model, "config", None)
         if config is None:
