@@ -198,5 +198,4 @@ def _public() -> dict[str, Callable[..., Any]]:
 
     here = found()
     declared = {**{identity: made for identity, (_, made) in here.derived.items()}, **here.functions}
-    names = [name for name in here.names() if not name.startswith("_")]
-    return {name: getattr(attnscope, name, None) or declared["exact", name] for name in names}
+    return {name: getattr(attnscope, name, None) or declared["exact", name] for name in here.names()}

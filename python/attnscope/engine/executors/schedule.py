@@ -46,7 +46,7 @@ class Schedule:
             phase = self._phases.pop(0)
             for unit in self._engine.plan.units:
                 if self._engine.plan.phases[unit.stage] == phase and self._engine.wanted(unit):
-                    self._groups.setdefault(_model(unit), deque()).append(unit)
+                    self._groups.setdefault(unit.model, deque()).append(unit)
         return not self.at_work and not self._groups
 
     @property
@@ -128,7 +128,7 @@ class Schedule:
                 del self._groups[key]
 
     def _back(self, unit: Unit) -> None:
-        self._groups.setdefault(_model(unit), deque()).appendleft(unit)
+        self._groups.setdefault(unit.model, deque()).appendleft(unit)
 
     def _order(self, worker: Any) -> list[Any]:
         """What a worker holds, then what nobody holds, then the longest."""
@@ -137,8 +137,3 @@ class Schedule:
         free = [key for key in self._groups if key not in held]
         rest = sorted((key for key in self._groups if key in held), key=lambda key: -len(self._groups[key]))
         return [*([mine] if mine in self._groups else []), *free, *(key for key in rest if key != mine)]
-
-
-def _model(unit: Unit) -> tuple[Any, ...]:
-    """What is in memory for a unit."""
-    return unit.checkpoint, unit.variant, unit.seed, unit.stage if unit.checkpoint is None else ""

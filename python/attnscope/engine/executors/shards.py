@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,12 @@ def shares(plan: Plan, of: int) -> list[set[str]]:
     for phase in sorted(set(plan.phases.values())):
         pieces = _pieces(plan, [unit for unit in plan.units if plan.phases[unit.stage] == phase])
         costs = [sum(unit.tokens or 1 for unit in piece) for piece in pieces]
-        ends, done = [], 0.0
-        for piece, cost in zip(pieces, costs, strict=True):
-            done += cost
-            ends.append((done, _model(piece[-1])))
-        models = [model for _, model in ends]
-        closed = [
-            end for (end, model), after in zip(ends, [*models[1:], None], strict=True) if model != after
-        ]
-        borders = [_border(closed, done * number / of, _SLACK * done / of) for number in range(1, of)]
-        for piece, cost, (end, _) in zip(pieces, costs, ends, strict=True):
+        ends = list(accumulate(costs))
+        models = [*(piece[-1].model for piece in pieces), None]
+        closed = [end for end, (one, after) in zip(ends, pairwise(models), strict=True) if one != after]
+        whole = sum(costs)
+        borders = [_border(closed, whole * number / of, _SLACK * whole / of) for number in range(1, of)]
+        for piece, cost, end in zip(pieces, costs, ends, strict=True):
             number = sum(end - cost / 2 > border for border in borders)
             found[number].update(unit.id for unit in piece)
     return found
@@ -125,7 +122,7 @@ def _pieces(plan: Plan, units: Iterable[Unit]) -> list[list[Unit]]:
     """Units that one process has to do together: those of a checkpoint where one reads another."""
     groups: dict[Any, list[Unit]] = defaultdict(list)
     for unit in units:
-        groups[_model(unit) if unit.checkpoint else unit.id].append(unit)
+        groups[unit.model].append(unit)
     pieces = []
     for group in groups.values():
         stages = [plan.stages[name] for name in dict.fromkeys(unit.stage for unit in group)]
@@ -133,11 +130,6 @@ def _pieces(plan: Plan, units: Iterable[Unit]) -> list[list[Unit]]:
         chained = any(written & set(stage.reads) for stage in stages)
         pieces += [group] if chained else [[unit] for unit in group]
     return pieces
-
-
-def _model(unit: Unit) -> tuple[Any, ...]:
-    """What is in memory for a unit."""
-    return unit.checkpoint, unit.variant, unit.seed
 
 
 def _border(closed: Sequence[float], ideal: float, slack: float) -> float:
