@@ -201,7 +201,7 @@ def changes(there: Settings, here: Settings) -> str:
     return "; ".join(
         f"{key}: {old} there, {new} here"
         for key, old, new in differences(there.to_dict(), here.to_dict())
-        if key not in ("name", "output") and not key.startswith("workers")
+        if key not in ("name", "output", "max_disk") and not key.startswith("workers")
     )
 
 

@@ -84,9 +84,7 @@ class StageRun:
     @property
     def samples(self) -> int:
         """How many texts the unit's model reads in the whole run."""
-        model = self.unit.checkpoint.model if self.unit.checkpoint else ""
-        counts = self._engine.plan.counts.get(model, {"sentences": 0, "empty": 0})
-        return counts["sentences"] - counts["empty"]
+        return self._engine.plan.samples(self.unit)
 
     def batches(self) -> Iterator[Batch]:
         """The unit's texts, those of similar length together."""

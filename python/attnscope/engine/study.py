@@ -30,7 +30,7 @@ from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, Strict, as_list, explain
 from attnscope.engine.config import Names as Names
 from attnscope.engine.tables import Table
-from attnscope.engine.units import Stage, Units
+from attnscope.engine.units import Stage, Unit, Units
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
@@ -123,6 +123,10 @@ class Study:
     def expects(self, plan: Plan) -> list[str]:
         """What a dry run says of this study besides: passes, sums on disk."""
         return []
+
+    def stored_bytes(self, unit: Unit, plan: Plan) -> int:
+        """About how many bytes of sums over texts (`run.reduce`) a unit will leave on disk."""
+        return 0
 
     def stages(self, units: Units) -> list[Stage]:
         """What is done, in order, each cut by `units`; a later stage may read tables of an earlier one."""

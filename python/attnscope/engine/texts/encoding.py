@@ -65,6 +65,9 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
     }
     plan.encoders[position] = encoder
     plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
+    plan.layers[position] = len(settings.layers) or int(getattr(text, "num_hidden_layers", None) or 1)
+    width = int(getattr(text, "hidden_size", None) or 1)
+    plan.widths[position] = width, int(getattr(text, "intermediate_size", None) or 4 * width)
     plan.counts[model] = counts
     plan.notes += _notes(model, counts, settings, limit)
     return [one for one in read if one.n_tokens]
