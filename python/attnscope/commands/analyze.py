@@ -116,7 +116,7 @@ def analyze(
     needed, wished = ((), states) if metrics is None else (states, ())
     unit = Unit("", "", "analyze", Checkpoint(label, "", -1, "", False), inputs=tuple(texts))
     whose = {"model": label, "revision": "", "step": -1}
-    with warned_once("maps"):
+    with warned_once():
         for group in batches(unit, heads):
             batch = batch_of(group, encoder)
             tensors = padded(batch, encoder.pad_id, loaded.device)

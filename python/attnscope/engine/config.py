@@ -23,7 +23,7 @@ from pydantic import (
 
 from attnscope._nearest import nearest
 from attnscope.engine.discovery import default_study, find_study, study_class
-from attnscope.engine.packaged import analyses, analysis_keys, is_packaged, packaged, packaged_text
+from attnscope.engine.packaged import analyses, is_packaged, packaged, packaged_text
 
 
 class ConfigError(ValueError):
@@ -262,7 +262,7 @@ class Settings(Strict):
         """
         name, analysis = split_analysis(source)
         data = {**read_config(name), **values}
-        for key, value in (analysis_keys(analysis) if analysis else {}).items():
+        for key, value in (analyses()[analysis] if analysis else {}).items():
             assign(data, key, value)
         for override in overrides:
             set_key(data, override)

@@ -83,11 +83,6 @@ class Plan:
         return "; ".join(dict.fromkeys(f"{title}: {reason}" for title, reason in self.skipped))
 
     @property
-    def tokens(self) -> int:
-        """Number of tokens of all units."""
-        return sum(unit.tokens for unit in self.units)
-
-    @property
     def checkpoints(self) -> list[Checkpoint]:
         """Every checkpoint once, in order."""
         return list(dict.fromkeys(unit.checkpoint for unit in self.units if unit.checkpoint))

@@ -121,11 +121,7 @@ def emergence_splits(
 
     Args:
         curves: of each its steps, ascending, and values [steps, samples], NaN where a sample has none.
-        fraction: as for `emergence_step`.
-        level: likewise.
-        confidence: likewise.
-        draws: likewise.
-        seed: likewise.
+        fraction, level, confidence, draws, seed: as for `emergence_step`.
 
     Example:
         >>> import numpy as np

@@ -22,11 +22,7 @@ ATTEMPTS = 3
 
 
 class Schedule:
-    """The units of a run that are not done yet.
-
-    Args:
-        engine: with its plan and its store.
-    """
+    """The units of a run that are not done yet."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -81,11 +77,7 @@ class Schedule:
         self._holds.pop(worker, None)
 
     def again(self, unit: Unit, reason: str) -> Outcome | None:
-        """A unit that was begun and not finished.
-
-        Returns:
-            the outcome where it is given up.
-        """
+        """A unit that was begun and not finished: the outcome where it is given up."""
         self._attempts[unit.id] += 1
         if self._attempts[unit.id] < ATTEMPTS:
             self._back(unit)
@@ -94,11 +86,7 @@ class Schedule:
         return Outcome(unit, failed=f"{reason}, at attempt {ATTEMPTS} of {ATTEMPTS}")
 
     def refused(self, unit: Unit, node: str, reason: str, nodes: Collection[str]) -> Outcome | None:
-        """A unit whose checkpoint a node cannot load.
-
-        Returns:
-            the outcome where no node is left to try.
-        """
+        """A unit whose checkpoint a node cannot load: the outcome where no node is left to try."""
         refused = self._refused.setdefault(unit.checkpoint, {})
         refused[node] = reason
         if set(nodes) <= set(refused):

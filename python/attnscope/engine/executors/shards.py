@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -27,7 +26,7 @@ from typing import Any
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.executors.executor import Local
 from attnscope.engine.plan import Plan
-from attnscope.engine.results import Results, load, resume_command
+from attnscope.engine.results import Results, command, load
 from attnscope.engine.run import Engine, Say, settings_of
 from attnscope.engine.run_folder import (
     SHARDS,
@@ -213,12 +212,7 @@ def refuse_free_disk(settings: Settings) -> None:
 
 
 def parts_of(folders: Iterable[str | Path], *, begun: bool = True) -> list[Path]:
-    """The folders of shards among some folders and in their `parts/`.
-
-    Args:
-        folders: run folders, or folders of shards.
-        begun: only those that hold a study.
-    """
+    """The shards among some folders and in the `parts/` of run folders; `begun`: those that hold a study."""
     found = []
     for folder in map(Path, folders):
         inside = sorted((folder / SHARDS).glob("*-of-*"), key=lambda one: [*map(int, one.name.split("-of-"))])
@@ -290,7 +284,7 @@ def gather(
             raise ResultsError(
                 f"gather: {len(missing)} of {len(engine.plan.units)} units are in no shard: {names}"
                 f"{'; ...' if len(missing) > 5 else ''}. Start the shards again, or do the rest here: "
-                f"{resume_command(target)}"
+                f"{command('resume', target)}"
             )
         engine.finish(facts, lock)
     return load(target)
@@ -332,12 +326,3 @@ def take_in(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -> set
                 if not engine.store.adopt(unit.id, source):
                     engine.say(f"{source} is damaged: its unit counts as missing")
     return skipped
-
-
-def gather_command(folder: str | Path) -> str:
-    """What to type to gather the shards of a run.
-
-    >>> gather_command("runs/a")
-    'attnscope gather runs/a'
-    """
-    return f"attnscope gather {shlex.quote(str(folder))}"

@@ -124,11 +124,9 @@ def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list
 def samples_table(
     unit: Unit, encoder: Encoder, extras: Mapping[str, pa.Array], causal: Mapping[int, bool], study: str
 ) -> pa.Table:
-    """The table `samples` of one unit: what its model read, and where it came from.
+    """The table `samples` of one unit: what its model read, where it came from, and the sources' own columns.
 
-    Args:
-        extras: the sources' own columns, one value per sentence of the study.
-        causal: sample -> whether every map of it was causal; nothing where nobody looked.
+    Whether every map of a sample was causal stands there where anybody looked.
     """
     import pyarrow as pa
 
