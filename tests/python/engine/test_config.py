@@ -125,7 +125,7 @@ def test_a_study_answers_to_its_older_name():
 def test_an_unknown_study_or_metric_is_refused():
     with pytest.raises(ConfigError, match="there is no study 'sinks_study'; did you mean 'sink_study'"):
         make_plan(Study(study="sinks_study", models="a", texts="b"))
-    with pytest.raises(ConfigError, match="no metric 'fiedler'; did you mean 'fiedler_value'"):
+    with pytest.raises(ConfigError, match="there is no 'fiedler'; did you mean 'fiedler_value'"):
         Study(models="a", texts="b", metrics="fiedler")
 
 
