@@ -11,15 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from attnscope._nearest import nearest
 from attnscope.engine.discovery import default_study, find_study, study_class
@@ -66,7 +58,7 @@ Bytes = Annotated[int | str, BeforeValidator(parse_bytes)]
 class Strict(BaseModel):
     """Settings whose keys are all known, and which nobody changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = {"extra": "forbid", "frozen": True, "validate_default": True}
 
 
 class ModelSource(Strict):

@@ -18,7 +18,6 @@ from attnscope.models import LoadError
 from attnscope.plots.figure import NotDrawable
 from attnscope.studies.pretraining_writes.figures import FIGURES
 from attnscope.studies.pretraining_writes.sections import SECTIONS, findings
-from folders import sums_on_disk
 from weight_models import tiny
 
 pytestmark = pytest.mark.usefixtures("unarranged")
@@ -92,11 +91,6 @@ def of(results, table, model, **keys):
     for name, value in keys.items():
         rows = rows[rows[name] == value]
     return rows
-
-
-def test_the_disk_that_sums_take_is_known_beforehand(made):
-    expected, stored = sums_on_disk(made)
-    assert 0.8 * stored < expected < 1.6 * stored
 
 
 def test_fractions_are_those_of_the_captured_inputs(made, home):
