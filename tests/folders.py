@@ -122,6 +122,21 @@ def table_bytes(folder):
     return {path.name: path.read_bytes() for path in sorted((Path(folder) / "tables").iterdir())}
 
 
+def sums_on_disk(results):
+    """Bytes of sums over units that a run's study expects, and those that its units hold."""
+    import pyarrow.parquet as pq
+
+    from attnscope.engine.config import Settings
+    from attnscope.engine.discovery import study_class
+    from attnscope.engine.plan import make_plan
+
+    settings = Settings(**results.study)
+    plan, study = make_plan(settings), study_class(settings.study)(settings)
+    files = results.path.glob("units/*/reduced-*.parquet")
+    stored = sum(8 * len(pq.read_table(file)["sum"].combine_chunks().values) for file in files)
+    return sum(study.stored_bytes(unit, plan) for unit in plan.units), stored
+
+
 #: What a run of the sink study needs.
 EVERYTHING = """
 import pandas, pyarrow.parquet, transformers

@@ -149,15 +149,3 @@ def older_objects_aside() -> Iterator[None]:
     finally:
         if not before:
             gc.unfreeze()
-
-
-@contextmanager
-def memory_errors(function: str) -> Iterator[None]:
-    """Makes Python's own error of torch's where the memory of a metric in torch runs out."""
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error)
-        if "can't allocate memory" not in text and not isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise MemoryError(f"{function}: {text}") from None

@@ -53,30 +53,33 @@ def called_from_outside() -> bool:
 
 
 @contextlib.contextmanager
-def warned_once(unit: str, *, rows: bool = False) -> Iterator[None]:
-    """Gathers counted warnings and gives one for all of them; others pass as they are.
+def counted() -> Iterator[list[CountedWarning]]:
+    """Gathers the counted warnings of the block; others pass as they are."""
+    found: list[CountedWarning] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    for one in caught:
+        if isinstance(one.message, CountedWarning):
+            found.append(one.message)
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+@contextlib.contextmanager
+def warned_once(*, rows: bool = False) -> Iterator[None]:
+    """Gives one warning for all counted ones of a kind.
 
     Args:
         rows: whether rows that do not sum to 1 are worth a warning too; those of a model are a softmax.
     """
-    tallies: dict[type[CountedWarning], tuple[Counter[str], str]] = {
-        NonFiniteWarning: (Counter(), "hold NaN or infinite entries"),
-        UndefinedWarning: (Counter(), "have no value"),
-    }
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with counted() as found:
         yield
-    for one in caught:
-        message = one.message
-        if not isinstance(message, CountedWarning):
-            warnings.warn_explicit(message, one.category, one.filename, one.lineno)
-        elif isinstance(message, NotAttentionWarning):
-            if rows:
-                warn(message, NotAttentionWarning)
-                rows = False
-        else:
-            tallies[type(message)][0][message.function] += message.count
-    for category, (counts, words) in tallies.items():
-        if counts:
+    if rows and (first := next((one for one in found if isinstance(one, NotAttentionWarning)), None)):
+        warn(first)
+    kinds = {NonFiniteWarning: "hold NaN or infinite entries", UndefinedWarning: "have no value"}
+    for kind, words in kinds.items():
+        of_kind = (Counter({one.function: one.count}) for one in found if isinstance(one, kind))
+        if counts := sum(of_kind, Counter()):
             each = ", ".join(f"{function} {count}" for function, count in counts.items())
-            warn(category(f"{unit} that {words}: {each}", next(iter(counts)), counts.total()))
+            warn(kind(f"maps that {words}: {each}", next(iter(counts)), counts.total()))

@@ -78,9 +78,6 @@ ARGUED: dict[str, dict[str, str]] = {
             "what stands for a logarithm that is not taken"
         ),
     },
-    "emergence": {
-        "return np.where((way != 0) & ~np.isnan(way), first, -2)": "any negative place says that there is none",
-    },
     "alignment": {
         "name = None": NAMED,
         'name = "XXgeometric_semantic_alignmentXX"': NAMED,

@@ -150,7 +150,7 @@ class Layer:
             metrics = list(metrics)  # they are looked at twice
         taken = options_taken(metrics)
         own = {name: value for name, value in own.items() if name in taken and name not in options}
-        with warned_once("maps"):
+        with warned_once():
             return measure(maps, metrics, lengths=lengths, **own, **options)
 
     @property

@@ -7,10 +7,12 @@ the column names that stored tables have.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,7 +72,8 @@ def analyze(
         metrics: names of metrics or of columns, or a mapping from names of columns to options, as `measure`
             takes them; None takes every quantity with a number per map, or per map and threshold, that the
             model can give.
-        tokenizer: of the model, for sentences and for readable tokens; a folder or hub id brings its own.
+        tokenizer: of the model, for sentences and for readable tokens, or its folder or hub id; None: of a
+            model that is a folder or hub id, its own.
         layers: only these layers.
         name: of the model in the tables; empty takes its own.
         options: given to every metric that takes an option of that name. Metrics that compare attention with
@@ -88,7 +91,8 @@ def analyze(
 
     Raises:
         ValueError: inputs of the wrong kind, an unknown metric, a layer that is not there.
-        LoadError: the model cannot be loaded or captured.
+        TypeError: what is no tokenizer.
+        LoadError: the model or the tokenizer cannot be loaded, or the model not captured.
 
     Example:
         >>> import torch, attnscope as asc
@@ -116,7 +120,7 @@ def analyze(
     needed, wished = ((), states) if metrics is None else (states, ())
     unit = Unit("", "", "analyze", Checkpoint(label, "", -1, "", False), inputs=tuple(texts))
     whose = {"model": label, "revision": "", "step": -1}
-    with warned_once("maps"):
+    with warned_once():
         for group in batches(unit, heads):
             batch = batch_of(group, encoder)
             tensors = padded(batch, encoder.pad_id, loaded.device)
@@ -339,6 +343,13 @@ def _named_after(key: str, names: Sequence[str]) -> list[str]:
 
 
 def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
+    if isinstance(tokenizer, (str, Path)):
+        place = os.path.expanduser(tokenizer)
+        tokenizer = load_tokenizer(Checkpoint(place, "", -1, place, os.path.isdir(place)))
+    elif tokenizer is not None and not callable(tokenizer):
+        raise TypeError(
+            f"analyze: tokenizer must be one of transformers, a folder or a hub id, got {tokenizer!r:.60}"
+        )
     if isinstance(model, torch.nn.Module):
         config = getattr(model, "config", None)
         if config is None:

@@ -91,7 +91,7 @@ def configs(
         typer.echo(json.dumps({"name": name, "yaml": text}) if as_json else text)
         return
     found = packaged.catalogue()
-    parts = {name: packaged.analysis_keys(name) for name in packaged.analyses()}
+    parts = packaged.analyses()
     if as_json:
         typer.echo(json.dumps({"studies": [vars(one) for one in found], "analyses": parts}))
         return

@@ -86,7 +86,7 @@ def examine() -> list[Check]:
         Check("threads", torch.get_num_threads() > 0, f"{torch.get_num_threads()} of {os.cpu_count()}"),
     ]
     numbers = _by_metric()
-    with warned_once("maps"):
+    with warned_once():
         checks += [_holds(name, quantities) for name, quantities in numbers.items()]
         checks += [_example_holds(name) for name in first_lines() if name not in numbers]
     return checks
@@ -165,11 +165,7 @@ def first_lines() -> dict[str, str]:
 
 
 def describe(name: str) -> str:
-    """The whole definition of a metric: call, formula, arguments, range, closed-form example, columns.
-
-    Args:
-        name: of the metric, or of a column; of one that no metric gives alone, its sentence.
-    """
+    """The whole definition of a metric, or of a column's; of a column that no metric gives, its sentence."""
     public = _public()
     exact = [one for one in found().quantities if one.protocol == "exact"]
     columns = {one.name: one for one in exact}
@@ -198,5 +194,4 @@ def _public() -> dict[str, Callable[..., Any]]:
 
     here = found()
     declared = {**{identity: made for identity, (_, made) in here.derived.items()}, **here.functions}
-    names = [name for name in here.names() if not name.startswith("_")]
-    return {name: getattr(attnscope, name, None) or declared["exact", name] for name in names}
+    return {name: getattr(attnscope, name, None) or declared["exact", name] for name in here.names()}

@@ -124,7 +124,7 @@ def dry_run(
         units=sum(unit.checkpoint is not None for unit in plan.units),
         checkpoints=len(plan.checkpoints),
         sentences=len({one.sentence.sample for unit in reading for one in unit.inputs}),
-        tokens=plan.tokens,
+        tokens=sum(unit.tokens for unit in plan.units),
         longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
         seconds=seconds,
         drawing=_drawing(study, plan, measured) if draw else 0.0,

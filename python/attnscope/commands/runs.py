@@ -163,7 +163,8 @@ def _cluster(address: str) -> Executor | None:
 
 
 def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
-    from attnscope.engine.executors.shards import gather_command, run_shard
+    from attnscope.engine.executors.shards import run_shard
+    from attnscope.engine.results import command
 
     done = run_shard(study, shard, **_said(quiet))
     if as_json:
@@ -172,7 +173,7 @@ def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
         say(f"shard {shard}: {done.stored} units stored in {done.folder}")
         if done.left:
             say(f"{done.left} units wait for other shards: when all are done, start every shard once more")
-        say(f"when all shards are done: {gather_command(done.run)}")
+        say(f"when all shards are done: {command('gather', done.run)}")
     if done.skipped:
         raise typer.Exit(SKIPPED)
 

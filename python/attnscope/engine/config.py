@@ -11,19 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from attnscope._nearest import nearest
 from attnscope.engine.discovery import default_study, find_study, study_class
-from attnscope.engine.packaged import analyses, analysis_keys, is_packaged, packaged, packaged_text
+from attnscope.engine.packaged import analyses, is_packaged, packaged, packaged_text
 
 
 class ConfigError(ValueError):
@@ -55,14 +47,18 @@ def parse_bytes(value: int | str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", str(value), re.IGNORECASE)
     amount = int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ")) if match else 0
     if amount <= 0:
-        raise ValueError(f"expected an amount of memory such as 4GB, got {value!r}")
+        raise ValueError(f"expected an amount such as 4GB, got {value!r}")
     return amount
+
+
+#: A number of bytes, or a text such as 4GB.
+Bytes = Annotated[int | str, BeforeValidator(parse_bytes)]
 
 
 class Strict(BaseModel):
     """Settings whose keys are all known, and which nobody changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = {"extra": "forbid", "frozen": True, "validate_default": True}
 
 
 class ModelSource(Strict):
@@ -187,7 +183,8 @@ class Settings(Strict):
             ordinary token drawn with the seed.
         options: the study's own settings; a key beside these that only the study's options have goes there.
         block: sentences per unit of work; a killed run loses at most one unit.
-        max_memory: bound for the attention alive at a time, such as "4GB"; None: a quarter of what is free.
+        max_memory: bound for the attention alive at a time, such as "4GB"; None: batches as with "512MB".
+        max_disk: bound for the sums that the units leave on disk, such as "100GB"; None: no bound.
         seed: of every draw: sampling, nulls, replacements.
         output: the folder that run folders are made in.
         workers: of a cluster: how many at most, and the processors (threads) and GPUs of each.
@@ -211,7 +208,8 @@ class Settings(Strict):
     bos: Literal["keep", "drop", "replace"] = "keep"
     options: dict[str, Any] = {}
     block: int = Field(default=16, ge=1)
-    max_memory: Annotated[int | str, BeforeValidator(parse_bytes)] | None = None
+    max_memory: Bytes | None = None
+    max_disk: Bytes | None = None
     seed: int = Field(default=0, ge=0)
     output: Place = "runs"
     workers: Workers = Workers()
@@ -256,7 +254,7 @@ class Settings(Strict):
         """
         name, analysis = split_analysis(source)
         data = {**read_config(name), **values}
-        for key, value in (analysis_keys(analysis) if analysis else {}).items():
+        for key, value in (analyses()[analysis] if analysis else {}).items():
             assign(data, key, value)
         for override in overrides:
             set_key(data, override)

@@ -77,11 +77,6 @@ def studies() -> Mapping[str, StudyFolder]:
     return found
 
 
-def study_names() -> list[str]:
-    """Every name that a study answers to."""
-    return [name for one in studies().values() for name in (one.name, *one.aliases)]
-
-
 def find_study(name: str) -> StudyFolder | None:
     """The study of a name or an alias, None where there is none.
 
@@ -109,7 +104,8 @@ def study_class(name: str) -> type[Study]:
 
     folder = find_study(name)
     if folder is None:
-        raise ConfigError(f"study: there is no study {name!r}{nearest(name, study_names())}")
+        known = [own for one in studies().values() for own in (one.name, *one.aliases)]
+        raise ConfigError(f"study: there is no study {name!r}{nearest(name, known)}")
     found: Any = getattr(folder.part("study"), "STUDY", None)
     if not (isinstance(found, type) and issubclass(found, Study)):
         raise TypeError(f"{folder.package}.study must hold a subclass of Study as STUDY, got {found!r}")

@@ -42,9 +42,15 @@ def is_packaged(name: str) -> bool:
     return _own_name(name) in packaged()
 
 
-def analyses() -> list[str]:
-    """Names of the paper's analyses; `NAME:ANALYSIS` is a packaged study with its sentences and token cap."""
-    return sorted(_entries("analyses"))
+def analyses() -> dict[str, dict[str, Any]]:
+    """What each analysis of a paper sets, by its name: keys as `--set` takes them, with their values.
+
+    `NAME:ANALYSIS` is a packaged study with the sentences and the token cap of the analysis.
+
+    >>> analyses()["topology"]["max_tokens"], analyses()["random_matrix"]["texts.samples"]
+    (48, 100)
+    """
+    return copy.deepcopy(dict(sorted(_entries("analyses").items())))  # read once, and the caller's own
 
 
 def packaged_text(name: str) -> str:
@@ -58,15 +64,6 @@ def packaged_text(name: str) -> str:
     lines = [f"{first}: attnscope run {name}{dot.strip()}", *textwrap.wrap(more, 110)]
     text: str = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
     return "".join(f"# {line}\n" for line in lines) + text
-
-
-def analysis_keys(name: str) -> dict[str, Any]:
-    """What an analysis sets: keys as `--set` takes them, with their values.
-
-    >>> analysis_keys("topology")["max_tokens"], analysis_keys("random_matrix")["texts.samples"]
-    (48, 100)
-    """
-    return copy.deepcopy(_entries("analyses")[name])  # read once, and the caller's own
 
 
 def catalogue() -> list[Packaged]:

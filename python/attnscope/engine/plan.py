@@ -36,7 +36,9 @@ class Plan:
 
     Attributes:
         units: in the order in which they are done and stored.
-        heads: attention heads per layer of each model.
+        heads: attention heads per layer of each model that reads texts.
+        layers: how many of its layers are studied.
+        widths: numbers of a hidden state of it, and inside its feed-forward part.
         skipped: title and reason of checkpoints that cannot be used.
         notes: what a person should know before trusting the numbers.
         counts: sentences cut, of one token, empty, without BOS; per model label.
@@ -49,6 +51,8 @@ class Plan:
     units: list[Unit] = field(default_factory=list)
     encoders: dict[int, Encoder] = field(default_factory=dict)
     heads: dict[int, int] = field(default_factory=dict)
+    layers: dict[int, int] = field(default_factory=dict)
+    widths: dict[int, tuple[int, int]] = field(default_factory=dict)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -71,7 +75,7 @@ class Plan:
     @cached_property
     def decisive(self) -> dict[str, Any]:
         """The settings that change a number."""
-        without = {"name", "models", "texts", "output", "block", "max_tokens", "workers"}
+        without = {"name", "models", "texts", "output", "block", "max_tokens", "max_disk", "workers"}
         return self.settings.model_dump(exclude=without)
 
     def leave_out(self, checkpoints: Iterable[Checkpoint], error: object) -> None:
@@ -82,11 +86,6 @@ class Plan:
     def reasons(self) -> str:
         """Why checkpoints are skipped, each reason once."""
         return "; ".join(dict.fromkeys(f"{title}: {reason}" for title, reason in self.skipped))
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all units."""
-        return sum(unit.tokens for unit in self.units)
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
@@ -102,6 +101,15 @@ class Plan:
     def digest_of(units: Sequence[Unit]) -> bytes:
         """Changes with any of the units."""
         return hashlib.sha256("".join(unit.id for unit in units).encode()).digest()
+
+    def samples(self, unit: Unit) -> int:
+        """How many texts the unit's model reads in the whole run."""
+        counts = self.counts.get(unit.checkpoint.model if unit.checkpoint else "", {})
+        return counts.get("sentences", 0) - counts.get("empty", 0)
+
+    def groups(self, unit: Unit, count: int) -> int:
+        """How many groups the unit's texts are of, where all are cut into `count` groups in their order."""
+        return len({one.sentence.sample * count // max(1, self.samples(unit)) for one in unit.inputs})
 
     def reads(self, unit: Unit) -> list[Unit]:
         """The units whose tables a unit may read, in the order of the plan."""
@@ -157,6 +165,7 @@ def make_plan(settings: Settings, study: Study | None = None, found: Found | Non
     if any(stage.units.kind == "pairs" for stage in stages) and not any(unit.other for unit in plan.units):
         raise LoadError(plan.reasons or "two checkpoints are needed to be compared, got one")
     _check_memory(plan)
+    _check_disk(plan, study)
     return plan
 
 
@@ -336,6 +345,17 @@ def _check_memory(plan: Plan) -> None:
         raise ConfigError(
             f"max_memory: a sentence of {n} tokens needs {megabytes(need)} for its attention in "
             f"{unit.title}, {megabytes(int(bound))} are allowed: raise it or set max_tokens"
+        )
+
+
+def _check_disk(plan: Plan, study: Study) -> None:
+    """Refuses a study whose sums would not fit into `max_disk`."""
+    bound = plan.settings.max_disk
+    need = sum(study.stored_bytes(unit, plan) for unit in plan.units) if bound is not None else 0
+    if bound is not None and need > int(bound):
+        raise ConfigError(
+            f"max_disk: the sums of {study.name} take about {megabytes(need)} on disk, "
+            f"{megabytes(int(bound))} are allowed: raise it, or take fewer texts or a larger block"
         )
 
 

@@ -28,7 +28,6 @@ from attnscope.engine.schema import (
     SCHEMA_VERSION,
     VARIANT_KEYS,
     ResultsError,
-    Tables,
     check_columns,
     variants_of,
 )
@@ -214,7 +213,7 @@ def _other_sentences(results: Results, other: Results, numbers: set[int]) -> lis
     return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))
 
 
-def optional(results: Tables, name: str) -> pd.DataFrame | None:
+def optional(results: Results, name: str) -> pd.DataFrame | None:
     """A table, infinite measurements as missing ones; None when the run has no rows of it."""
     if name not in results.tables():
         return None
@@ -242,7 +241,7 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
     return frame.assign(series=groups if models.nunique() <= 1 else models + ", " + groups)
 
 
-def in_series(frame: pd.DataFrame, results: Tables) -> pd.DataFrame:
+def in_series(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
     """`with_groups` of rows of some results."""
     return with_groups(frame, optional(results, "samples"))
 

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-def resume_command(folder: str | Path) -> str:
-    """What to type to go on with a run.
+def command(name: str, folder: str | Path) -> str:
+    """What to type to do something with a run.
 
-    >>> resume_command("runs/my run")
+    >>> command("resume", "runs/my run")
     "attnscope resume 'runs/my run'"
     """
-    return f"attnscope resume {shlex.quote(str(folder))}"
+    return f"attnscope {name} {shlex.quote(str(folder))}"
 
 
 class Results:
@@ -338,7 +338,7 @@ def tables_of_units(folder: Path) -> dict[str, list[Path]]:
                 found.setdefault(file.stem, []).append(file)
     if not found:
         begun = (folder / "units").is_dir()
-        hint = f"; the run is not finished: {resume_command(folder)}" if begun else ""
+        hint = f"; the run is not finished: {command('resume', folder)}" if begun else ""
         raise FileNotFoundError(f"load: {folder} holds no tables/*.parquet{hint}")
     return found
 
@@ -356,5 +356,5 @@ def unfinished(results: Results) -> str:
     without = f"; no unit has written {', '.join(missing)}" if missing else ""
     return (
         f"this run is not finished: what is shown is of the {units} units that are stored{without}. "
-        f"To go on: {resume_command(results.path)}"
+        f"To go on: {command('resume', results.path)}"
     )

@@ -25,7 +25,7 @@ from attnscope.engine.discovery import study_class
 from attnscope.engine.executors.executor import Executor, Local, Outcome, Tally, UnitsFailed
 from attnscope.engine.executors.held import HeldModel, about_model
 from attnscope.engine.plan import Found, Plan, make_plan
-from attnscope.engine.results import Results, load, resume_command
+from attnscope.engine.results import Results, command, load
 from attnscope.engine.run_folder import (
     default_name,
     machine,
@@ -172,11 +172,8 @@ class Engine:
         self._held = HeldModel()
         self.machines = {socket.gethostname(): machine()}
         self._extras: dict[str, Any] = {}
-
-    @property
-    def layer_budget(self) -> int | None:
-        """Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time."""
-        return None if self.settings.max_memory is None else int(self.settings.max_memory) // 4
+        #: Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time.
+        self.layer_budget = None if settings.max_memory is None else int(settings.max_memory) // 4
 
     def prepare(self, found: Found | None = None) -> Plan:
         """Makes the plan; checkpoints that another process has found are not looked for again."""
@@ -212,7 +209,7 @@ class Engine:
                 self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
                 yield facts, lock
         except OSError as error:
-            more = f"; what is done is intact: {resume_command(self.folder)}"
+            more = f"; what is done is intact: {command('resume', self.folder)}"
             if (full := disk_error(error, self.folder, more)) is not error:
                 raise full from error
             raise
@@ -265,7 +262,7 @@ class Engine:
             write_provenance(self, facts, "failed")
             raise UnitsFailed(
                 f"{len(self.failed)} of {len(self.plan.units)} units were given up, all others are stored: "
-                f"{'; '.join(self.failed)}; {resume_command(self.folder)}"
+                f"{'; '.join(self.failed)}; {command('resume', self.folder)}"
             )
 
     def _take(self, outcome: Outcome) -> None:

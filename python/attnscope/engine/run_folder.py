@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import platform
-import shlex
 import socket
 import subprocess
 from collections import Counter
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnscope.engine.config import ConfigError, Settings
-from attnscope.engine.results import resume_command
+from attnscope.engine.results import command
 from attnscope.engine.schema import SCHEMA_VERSION
 from attnscope.engine.store import write_bytes
 
@@ -179,9 +178,9 @@ def refuse_existing(folder: Path, settings: Settings) -> None:
     if not folder.exists() or (folder.is_dir() and not begun(folder)):
         return
     if (folder / SHARDS).is_dir() and not (folder / "study.yaml").is_file():
-        raise FileExistsError(f"{folder} holds shards of a run: attnscope gather {shlex.quote(str(folder))}")
+        raise FileExistsError(f"{folder} holds shards of a run: {command('gather', folder)}")
     refuse_another(folder, settings)
-    raise FileExistsError(f"{folder} exists and holds this very study: {resume_command(folder)}")
+    raise FileExistsError(f"{folder} exists and holds this very study: {command('resume', folder)}")
 
 
 def refuse_another(folder: Path, settings: Settings) -> None:
@@ -201,7 +200,7 @@ def changes(there: Settings, here: Settings) -> str:
     return "; ".join(
         f"{key}: {old} there, {new} here"
         for key, old, new in differences(there.to_dict(), here.to_dict())
-        if key not in ("name", "output") and not key.startswith("workers")
+        if key not in ("name", "output", "max_disk") and not key.startswith("workers")
     )
 
 

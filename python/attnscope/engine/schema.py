@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
 
@@ -32,19 +32,6 @@ AXES = (
     *("base_revision", "base_step", "sample", "group", "layer", "head", "protocol", "threshold"),
     *VARIANT_KEYS,
 )
-
-
-class Tables(Protocol):
-    """What figures, reports and comparisons need of `Results`."""
-
-    def tables(self) -> list[str]:
-        """Names of the stored tables."""
-
-    def table(self, name: str) -> Any:
-        """One table."""
-
-    def variants(self) -> Any:
-        """Averages of controls, a row for each number."""
 
 
 class ResultsError(ValueError):

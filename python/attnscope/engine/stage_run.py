@@ -84,9 +84,7 @@ class StageRun:
     @property
     def samples(self) -> int:
         """How many texts the unit's model reads in the whole run."""
-        model = self.unit.checkpoint.model if self.unit.checkpoint else ""
-        counts = self._engine.plan.counts.get(model, {"sentences": 0, "empty": 0})
-        return counts["sentences"] - counts["empty"]
+        return self._engine.plan.samples(self.unit)
 
     def batches(self) -> Iterator[Batch]:
         """The unit's texts, those of similar length together."""
@@ -106,7 +104,6 @@ class StageRun:
         sites: Sequence[str] = ("attention",),
         *,
         extra: Sequence[str] = (),
-        model: Any = None,
         outputs: list[Any] | None = None,
     ) -> Iterator[tuple[int, Layer]]:
         """Streams the self-attention layers of one forward pass, each with its number.
@@ -115,14 +112,13 @@ class StageRun:
             batch: from `batches`.
             sites: what is captured.
             extra: captured too where the model lets it.
-            model: None is the unit's own.
             outputs: gets what the model returns, when the last layer is through.
         """
         tally, began = self._engine.tally, time.perf_counter()
         for sample in batch.samples:
             self.causal.setdefault(sample, True)
         for number, layer in self_attention(
-            self.model().model if model is None else model,
+            self.model().model,
             self.inputs(batch),
             layers=self.settings.layers or None,
             sites=sites,

@@ -253,7 +253,10 @@ class Store:
             return False
         with atomic_folder(self.folder / self._names[unit]) as folder:
             for file in source.iterdir():
-                _link(file, folder / file.name)
+                try:
+                    os.link(file, folder / file.name)
+                except OSError:
+                    shutil.copyfile(file, folder / file.name)
         self._known[unit] = about
         return True
 
@@ -364,13 +367,6 @@ def checked(folder: Path, unit: str) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return about if whole else None
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _hash(file: Path) -> str:

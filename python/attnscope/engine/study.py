@@ -24,13 +24,13 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, Strict, as_list, explain
 from attnscope.engine.config import Names as Names
 from attnscope.engine.tables import Table
-from attnscope.engine.units import Stage, Units
+from attnscope.engine.units import Stage, Unit, Units
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
@@ -43,16 +43,21 @@ class Options(Strict):
     """A study's own settings; a subclass adds fields."""
 
 
-def metrics_among(study: str, known: Sequence[str]) -> AfterValidator:
-    """A check that names are metrics of a study."""
+def among(known: Sequence[str]) -> BeforeValidator:
+    """Reads a list of names as those of `known`, in their order; one name is a list of it, "all" of all."""
 
-    def check(names: Sequence[str]) -> Sequence[str]:
-        for name in names:
+    def read(value: object) -> object:
+        asked = [value] if isinstance(value, str) else value or []
+        if not isinstance(asked, (list, tuple)):
+            return asked
+        if list(asked) == ["all"]:
+            return list(known)
+        for name in asked:
             if name not in known:
-                raise ValueError(f"{study} has no metric {name!r}{nearest(name, known)}")
-        return names
+                raise ValueError(f"there is no {name!r}{nearest(str(name), [*known, 'all'])}")
+        return [name for name in known if name in asked]
 
-    return AfterValidator(check)
+    return BeforeValidator(read)
 
 
 class Study:
@@ -123,6 +128,10 @@ class Study:
     def expects(self, plan: Plan) -> list[str]:
         """What a dry run says of this study besides: passes, sums on disk."""
         return []
+
+    def stored_bytes(self, unit: Unit, plan: Plan) -> int:
+        """About how many bytes of sums over texts (`run.reduce`) a unit will leave on disk."""
+        return 0
 
     def stages(self, units: Units) -> list[Stage]:
         """What is done, in order, each cut by `units`; a later stage may read tables of an earlier one."""

@@ -72,6 +72,11 @@ class Unit:
         return sum(one.n_tokens for one in self.inputs)
 
     @property
+    def model(self) -> tuple[Any, ...]:
+        """What is in memory for the unit: a checkpoint or its control, of the run as a whole the stage."""
+        return self.checkpoint, self.variant, self.seed, self.stage if self.checkpoint is None else ""
+
+    @property
     def title(self) -> str:
         """For people: checkpoint, pair or control."""
         if self.checkpoint is None:

@@ -14,14 +14,34 @@ from attnscope import _checks
 Vector = npt.NDArray[np.float64]
 
 
-def vector(function: str, name: str, values: Any) -> Vector:
+def array(function: str, name: str, values: Any, dtype: Any = np.float64) -> npt.NDArray[Any]:
     try:
-        data = np.asarray(values, dtype=np.float64)
+        return np.asarray(values, dtype=dtype)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise TypeError(f"{function}: {name} must be numbers: {error}") from None
+        what = "numbers" if dtype else "an array"
+        raise TypeError(f"{function}: {name} must be {what}: {error}") from None
+
+
+def vector(function: str, name: str, values: Any) -> Vector:
+    data = array(function, name, values)
     if data.ndim != 1:
         raise ValueError(f"{function}: {name} must have one dimension, got shape {data.shape}")
     return data
+
+
+def label_numbers(
+    function: str, name: str, values: Any, items: int | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The different labels, ascending, and which of them each item has."""
+    found = array(function, name, values, None)
+    if found.ndim != 1 or items not in (None, len(found)):
+        size = "" if items is None else f", [{items}]"
+        raise ValueError(f"{function}: {name} must hold one label per item{size}, got shape {found.shape}")
+    try:
+        unique, own = np.unique(found, return_inverse=True)
+    except TypeError as error:
+        raise TypeError(f"{function}: {name} must be labels of one kind: {error}") from None
+    return unique, own.astype(np.int64)
 
 
 def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:

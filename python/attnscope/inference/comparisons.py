@@ -69,7 +69,7 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     # without a scale small variances would vanish
     scale = float(np.abs(difference).max())
     variance = float((difference / scale).var(ddof=1)) / n
-    return _tested(mean, math.sqrt(variance) * scale, n - 1, n, confidence)
+    return by_student(mean, math.sqrt(variance) * scale, n - 1, n, confidence)
 
 
 def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
@@ -108,7 +108,7 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     scale = float(max(np.abs(x).max(), np.abs(y).max()))
     u, v = (float((values / scale).var(ddof=1)) / len(values) for values in (x, y))
     freedom = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1))
-    return _tested(mean, math.sqrt(u + v) * scale, freedom, n, confidence)
+    return by_student(mean, math.sqrt(u + v) * scale, freedom, n, confidence)
 
 
 def holm(p_values: Any) -> Vector:
@@ -166,7 +166,7 @@ def _adjusted(function: str, p_values: Any, adjust: Callable[[Vector], Vector]) 
     return result
 
 
-def _tested(mean: float, error: float, freedom: float, n: int, confidence: float) -> Comparison:
+def by_student(mean: float, error: float, freedom: float, n: int, confidence: float) -> Comparison:
     """Student's t of a mean with its standard error."""
     from scipy import special
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from attnscope._checks import fraction_argument
 from attnscope.inference._arguments import vector
+from attnscope.inference.comparisons import by_student
 
 #: Fewer controls say too little of initialisations.
 FEWEST = 8
@@ -68,8 +69,6 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     References:
         Satterthwaite, An approximate distribution of estimates of variance components, 1946.
     """
-    from scipy import stats
-
     name = "control_test"
     confidence = fraction_argument(name, "confidence", confidence)
     own = vector(name, "measured", measured)
@@ -88,20 +87,8 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     if not variance > 0:
         return nothing
     freedom = variance**2 / (of_controls**2 / (count - 1) + of_texts**2 / (texts - 1))
-    error = math.sqrt(variance)
-    reach = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
-    statistic = difference / error
+    tested = by_student(difference, math.sqrt(variance), freedom, count, confidence)
     # What the texts of each control add to the spread of their means.
     within = [values.var(ddof=1) / len(values) for values in each if len(values) > 1]
     between = means.var(ddof=1) - (float(np.mean(within)) if within else 0.0)
-    return ControlTest(
-        difference,
-        difference - reach,
-        difference + reach,
-        statistic,
-        float(freedom),
-        float(2 * stats.t.sf(abs(statistic), freedom)),
-        math.sqrt(max(0.0, between)),
-        count,
-        texts,
-    )
+    return ControlTest(*tested[:-1], math.sqrt(max(0.0, between)), count, texts)

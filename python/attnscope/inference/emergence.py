@@ -125,11 +125,7 @@ def emergence_splits(
 
     Args:
         curves: of each its steps, ascending, and values [steps, samples], NaN where a sample has none.
-        fraction: as for `emergence_step`.
-        level: likewise.
-        confidence: likewise.
-        draws: likewise.
-        seed: likewise.
+        fraction, level, confidence, draws, seed: as for `emergence_step`.
 
     Example:
         >>> import numpy as np
@@ -143,15 +139,16 @@ def emergence_splits(
         present = ~np.isnan(values)
         with np.errstate(invalid="ignore"):
             means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
+    known = [mean[~np.isnan(mean)] for mean in means]
     # Constant curves hold no test: nothing changes, whatever the order.
-    tested = [bool(np.ptp(mean[~np.isnan(mean)]) > 0) if (~np.isnan(mean)).any() else False for mean in means]
-    sizes = [int((~np.isnan(mean)).sum()) for mean in means]
-    family = sum(flag and size >= 2 * EACH_SIDE for flag, size in zip(tested, sizes, strict=True))
+    tested = [bool(len(own) and np.ptp(own) > 0) for own in known]
+    family = sum(flag and len(own) >= 2 * EACH_SIDE for own, flag in zip(known, tested, strict=True))
     draws = max(999, math.ceil(2 * family / level) - 1) if draws is None else draws
     splits: list[tuple[int, float]] = []
-    for mean, flag, size in zip(means, tested, sizes, strict=True):
-        able = flag and size >= 2 * EACH_SIDE and 2 * family <= level * math.comb(size, size // 2)
-        splits.append(_split_of(mean[~np.isnan(mean)], draws, seed) if able else (-1, math.nan))
+    for own, flag in zip(known, tested, strict=True):
+        orders = math.comb(len(own), len(own) // 2)
+        able = flag and len(own) >= 2 * EACH_SIDE and 2 * family / level <= orders
+        splits.append(_split_of(own, draws, seed) if able else (-1, math.nan))
     adjusted = holm([p_value for _, p_value in splits])
     result = []
     for (steps, values), mean, flag, (place, p_value), p_holm in zip(
@@ -164,7 +161,9 @@ def emergence_splits(
         elif p_holm <= level:
             verdict = "step"
         ends = bootstrap(values[-1] - values[0], confidence=confidence, seed=seed)
-        crossed = int(_first_crossing(mean[:, None], fraction)[0])
+        way = mean[-1] - mean[0]
+        with np.errstate(invalid="ignore"):
+            covered = (mean - mean[0]) * np.sign(way) >= fraction * abs(way)
         result.append(
             {
                 "verdict": verdict,
@@ -176,7 +175,7 @@ def emergence_splits(
                 "high": ends.high,
                 "start": float(mean[0]),
                 "end": float(mean[-1]),
-                "half_way": int(steps[crossed]) if crossed >= 0 else None,
+                "half_way": int(steps[covered.argmax()]) if abs(way) > 0 else None,
             }
         )
     return result
@@ -202,15 +201,6 @@ def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int
         # Orders that give the same two sets of checkpoints differ by rounding only.
         above += int((between(generator.permuted(some, axis=-1)).max(-1) >= own.max() * (1 - 1e-9)).sum())
     return int(left[own.argmax()]), (1 + above) / (1 + draws)
-
-
-def _first_crossing(curves: npt.NDArray[np.float64], fraction: float) -> npt.NDArray[np.int64]:
-    """For curves [steps, count]: the first index that has covered the fraction, −1 where nothing changes."""
-    way = curves[-1] - curves[0]
-    with np.errstate(invalid="ignore"):
-        covered = (curves - curves[0]) * np.sign(way) >= fraction * np.abs(way)
-    first = covered.argmax(0)
-    return np.where((way != 0) & ~np.isnan(way), first, -1)
 
 
 def _checked_steps(table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str]) -> list[int]:

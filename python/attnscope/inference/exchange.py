@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnscope.inference._arguments import check_draws
+from attnscope.inference import _arguments
 
 Array = npt.NDArray[np.float64]
 Labels = npt.NDArray[np.bool_]
@@ -107,23 +107,21 @@ def exchange_labels(
         2010.
     """
     name = "exchange_labels"
-    draws, seed = check_draws(name, 0.5, draws, seed)[1:]
+    draws, seed = _arguments.check_draws(name, 0.5, draws, seed)[1:]
     if not callable(statistic):
         raise TypeError(f"{name}: statistic must be a function, got {type(statistic).__name__}")
-    values, own = _ids(name, "labels", labels)
+    values, own = _arguments.label_numbers(name, "labels", labels)
     if len(values) != 2:
         raise ValueError(f"{name}: labels must have two values, got {len(values)}")
     if pairs is not None and clusters is not None:
         raise ValueError(f"{name}: pairs or clusters, got both")
     draw = np.random.default_rng(seed)
     if pairs is not None:
-        drawn, ways = _within_pairs(name, own == 1, _of_items(name, "pairs", pairs, len(own)), draws, draw)
+        _, each = _arguments.label_numbers(name, "pairs", pairs, len(own))
+        drawn, ways = _within_pairs(name, own == 1, each, draws, draw)
     else:
-        groups = (
-            np.zeros(len(own), dtype=int)
-            if clusters is None
-            else _of_items(name, "clusters", clusters, len(own))
-        )
+        together = np.zeros(len(own)) if clusters is None else clusters
+        _, groups = _arguments.label_numbers(name, "clusters", together, len(own))
         drawn, ways = _within_clusters(own == 1, groups, draws, draw)
     every = np.concatenate([own[None] == 1, drawn])
     result = np.asarray(statistic(every), dtype=np.float64)
@@ -169,10 +167,7 @@ def max_t(observed: Any, drawn: Any) -> MaxT:
         Westfall and Young, Resampling-based multiple testing, 1993.
     """
     name = "max_t"
-    try:
-        own, others = np.asarray(observed, dtype=np.float64), np.asarray(drawn, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name}: observed and drawn must be numbers: {error}") from None
+    own, others = _arguments.array(name, "observed", observed), _arguments.array(name, "drawn", drawn)
     if own.ndim != 1 or others.ndim != 2 or others.shape[1] != len(own) or len(others) == 0:
         raise ValueError(
             f"{name}: observed must be [m] and drawn [draws, m], got shapes {own.shape} and {others.shape}"
@@ -230,22 +225,3 @@ def _ways(chosen: list[tuple[int, int]]) -> float:
     if logarithm < 30:
         return float(math.prod(math.comb(n, k) for n, k in chosen))
     return math.exp(logarithm) if logarithm < 709 else math.inf
-
-
-def _ids(function: str, name: str, values: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The different values, ascending, and which of them each item has."""
-    try:
-        found = np.asarray(values)
-        unique, inverse = np.unique(found, return_inverse=True)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{function}: {name} must be one value per item: {error}") from None
-    if found.ndim != 1 or len(found) == 0:
-        raise ValueError(f"{function}: {name} must hold one value per item, [n], got shape {found.shape}")
-    return unique, inverse.reshape(-1).astype(np.int64)
-
-
-def _of_items(function: str, name: str, values: Any, items: int) -> npt.NDArray[np.int64]:
-    own = _ids(function, name, values)[1]
-    if len(own) != items:
-        raise ValueError(f"{function}: {name} must hold one value for each of {items} items, got {len(own)}")
-    return own

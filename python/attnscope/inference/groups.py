@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnscope._checks import fraction_argument
-from attnscope.inference._arguments import Vector, check_draws
+from attnscope.inference._arguments import Vector, array, check_draws
 from attnscope.inference.intervals import Interval
 
 Array = npt.NDArray[np.float64]
@@ -161,10 +161,7 @@ def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool
 
 def _numbers(function: str, name: str, values: Any) -> npt.NDArray[Any]:
     """Values as an array of real numbers, whole ones kept whole."""
-    try:
-        data = np.asarray(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{function}: {name} must be numbers: {error}") from None
+    data = array(function, name, values, None)
     if data.dtype.kind not in "biuf":
         raise TypeError(f"{function}: {name} must be numbers, got {data.dtype}")
     return data

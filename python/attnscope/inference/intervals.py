@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from attnscope import _checks
-from attnscope.inference._arguments import Vector, check_draws, pairs, table_argument, vector
+from attnscope.inference._arguments import Vector, check_draws, label_numbers, pairs, table_argument, vector
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,7 +117,8 @@ def bootstrap(
     confidence, draws, seed = check_draws("bootstrap", confidence, draws, seed)
     if statistic is not None and not callable(statistic):
         raise TypeError(f"bootstrap: statistic must be a function, got {type(statistic).__name__}")
-    ids = np.arange(len(whole)) if clusters is None else _cluster_numbers(clusters, whole)
+    drawn_together = np.arange(len(whole)) if clusters is None else clusters
+    _, ids = label_numbers("bootstrap", "clusters", drawn_together, len(whole))
     data = whole[~np.isnan(whole)]
     present, own = np.unique(ids[~np.isnan(whole)], return_inverse=True)
     count = len(present)
@@ -183,20 +183,6 @@ def _studentised(
     below, above = _percentiles((_ratio(total, size) - mean) / spread(total, size), confidence)
     error = float(spread(sums, sizes))
     return (mean - above * error) * scale, (mean - below * error) * scale
-
-
-def _cluster_numbers(clusters: Any, values: Vector) -> npt.NDArray[np.int64]:
-    """The number of each sample's cluster."""
-    try:
-        ids = np.asarray(clusters)
-        _, own = np.unique(ids, return_inverse=True)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"bootstrap: clusters must be one id per sample: {error}") from None
-    if ids.shape != values.shape:
-        raise ValueError(
-            f"bootstrap: clusters must hold one id per sample, [{len(values)}], got shape {ids.shape}"
-        )
-    return own.reshape(-1)
 
 
 class MedianInterval(NamedTuple):

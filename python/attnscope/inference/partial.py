@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attnscope import _checks
-from attnscope.inference._arguments import Vector, check_draws, vector
+from attnscope.inference._arguments import Vector, array, check_draws, label_numbers, vector
 from attnscope.inference.intervals import Correlation, _percentiles, bootstrap
 
 Array = npt.NDArray[np.float64]
@@ -155,31 +155,19 @@ def _columns(
 ) -> tuple[Array, npt.NDArray[np.int64]]:
     """x, y and the covariates [n, 2 + c] of samples without NaN, and numbers of their units."""
     first, second = vector(function, "x", x), vector(function, "y", y)
-    try:
-        more = np.asarray(covariates, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise TypeError(f"{function}: covariates must be numbers: {error}") from None
+    more = array(function, "covariates", covariates)
     if more.ndim == 1:
         more = more[:, None] if len(more) else np.empty((len(first), 0))
     if more.ndim != 2:
         raise ValueError(f"{function}: covariates must have shape [n] or [n, c], got shape {more.shape}")
-    try:
-        labels = np.arange(len(first)) if units is None else np.asarray(units)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{function}: units or texts must be labels: {error}") from None
-    for name, values in (("y", second), ("covariates", more), ("units or texts", labels)):
-        if values.ndim == 0 or len(values) != len(first):
-            size = "one number" if values.ndim == 0 else str(len(values))
-            raise ValueError(f"{function}: {name} must hold the {len(first)} samples of x, got {size}")
-    if labels.ndim != 1:
-        raise ValueError(f"{function}: units or texts must have one dimension, got shape {labels.shape}")
+    for name, values in (("y", second), ("covariates", more)):
+        if len(values) != len(first):
+            raise ValueError(f"{function}: {name} must hold the {len(first)} samples of x, got {len(values)}")
+    together = np.arange(len(first)) if units is None else units
+    _, own = label_numbers(function, "units or texts", together, len(first))
     data = np.column_stack([first, second, more])
     known = np.isfinite(data).all(1)
-    try:
-        numbers = np.unique(labels[known], return_inverse=True)[1]
-    except TypeError as error:
-        raise TypeError(f"{function}: units or texts must be labels of one kind: {error}") from None
-    return data[known], numbers.astype(np.int64)
+    return data[known], label_numbers(function, "units or texts", own[known])[1]
 
 
 def _rows_of(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.intp]]:

@@ -18,7 +18,7 @@ from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.engine.discovery import study_of
 from attnscope.engine.store import write_bytes
-from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Tables
+from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Results
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
 from attnscope.plots.maps import (
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 
-def figures_of(results: Tables) -> Mapping[str, Figure]:
+def figures_of(results: Results) -> Mapping[str, Figure]:
     """The figures of the study that made some results, by name; of no study, those that any run has."""
     study = study_of(results)
     module = study.part("figures") if study else None
@@ -74,7 +74,7 @@ class LeftOut(NamedTuple):
 
 
 def draw_all(
-    results: Tables,
+    results: Results,
     names: Sequence[str] | None = None,
     options: Options | None = None,
     *,
@@ -104,7 +104,7 @@ def draw_all(
 
 
 def draw(
-    results: Tables,
+    results: Results,
     names: Sequence[str] | None = None,
     *,
     left_out: list[LeftOut] | None = None,
@@ -120,7 +120,7 @@ def draw(
 
 
 def figures(
-    results: Tables,
+    results: Results,
     folder: str | os.PathLike[str] | None = None,
     names: Sequence[str] | None = None,
     *,

@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle, StepPatch
 
 from attnscope.engine.discovery import study_class, study_of
 from attnscope.engine.reading import optional as optional
-from attnscope.engine.schema import Tables as Tables
+from attnscope.engine.results import Results as Results
 from attnscope.plots.adapted import Options as Options
 from attnscope.plots.adapted import adapt, fit_titles, wrap_titles
 from attnscope.plots.style import MUTED, settled, style
@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-Draw = Callable[[Tables, Options], Drawn]
+Draw = Callable[[Results, Options], Drawn]
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Figure:
     tables: tuple[str, ...]
     caption: str
 
-    def __call__(self, results: Tables, options: Options | None = None) -> Drawn:
+    def __call__(self, results: Results, options: Options | None = None) -> Drawn:
         """Draws in the style, laid out once and for all."""
         for name in self.tables:
             stored(results, name)
@@ -78,7 +78,7 @@ class Figure:
             return drawn
 
 
-def _lacking(results: Tables, error: str) -> str:
+def _lacking(results: Results, error: str) -> str:
     """Which declared columns that an error names the stored tables lack; "" when it names none."""
     study = study_of(results)
     words = set(re.findall(r"\w+", error))
@@ -138,7 +138,7 @@ def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Dr
     return needing
 
 
-def stored(results: Tables, name: str, *columns: str) -> pd.DataFrame:
+def stored(results: Results, name: str, *columns: str) -> pd.DataFrame:
     """A table, infinite measurements as missing ones; NotDrawable without it, its rows or a column."""
     table = optional(results, name)
     if table is None:

@@ -16,7 +16,7 @@ import pandas as pd
 from attnscope.engine.reading import defined, heads_only, in_series, optional, with_groups
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference.mean_intervals import mean_intervals
-from attnscope.plots.figure import Tables, stored
+from attnscope.plots.figure import Results, stored
 
 #: Samples below which no intervals are given that hold for many means at once.
 FEWEST_TOGETHER = 10
@@ -60,7 +60,7 @@ def _numbers(given: Any, metric: str) -> pd.DataFrame:
     return pd.DataFrame({metric: values.ravel()}, index=index).reset_index()
 
 
-def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:
+def measured_heads(results: Results, quantities: Quantities = ()) -> pd.DataFrame:
     """Single exact heads with their series, and columns of the graphs that were asked for."""
     heads = defined(in_series(heads_only(stored(results, "heads")), results))
     graphs = optional(results, "graphs")
@@ -81,7 +81,7 @@ def last_step(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["step"] == last]
 
 
-def first_model(results: Tables, name: str, *columns: str) -> tuple[pd.DataFrame, str]:
+def first_model(results: Results, name: str, *columns: str) -> tuple[pd.DataFrame, str]:
     """A table's rows of the first model at its last checkpoint, and a sentence when there are more models."""
     table = last_step(stored(results, name, *columns))
     first, *others = table["model"].unique()

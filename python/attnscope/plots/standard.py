@@ -35,7 +35,7 @@ from attnscope.plots.figure import (
     Figure,
     NotDrawable,
     Options,
-    Tables,
+    Results,
     captioned,
     compared_with,
     instead_of,
@@ -80,7 +80,7 @@ def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[s
 def metric_maps(quantities: Quantities | None = None) -> Figure:
     """Quantities per layer and head at the last checkpoint, one column per input set."""
 
-    def draw(results: Tables, options: Options) -> Drawn:
+    def draw(results: Results, options: Options) -> Drawn:
         heads = last_step(measured_heads(results, quantities or ()))
         metrics = drawable(heads, quantities)
         baselines = optional(results, "baselines")
@@ -148,7 +148,7 @@ def _places(metrics: int, series: int, layers: int, heads: int, width: float) ->
 def emergence(quantities: Quantities | None = None) -> Figure:
     """Quantities over training, mean over heads with its interval over samples, one line per input set."""
 
-    def draw(results: Tables, options: Options) -> Drawn:
+    def draw(results: Results, options: Options) -> Drawn:
         heads, unknown = over_steps(measured_heads(results, quantities or ()))
         figure = metric_grid(
             heads, drawable(heads, quantities), emergence_curve, optional(results, "baselines"),
@@ -172,7 +172,7 @@ def depth(
     `says` is what the caption says of each quantity that is drawn.
     """
 
-    def draw(results: Tables, options: Options) -> Drawn:
+    def draw(results: Results, options: Options) -> Drawn:
         heads = measured_heads(results, quantities or ())
         metrics = drawable(last_step(heads), quantities)
         over_layers(heads)
@@ -202,7 +202,7 @@ def thresholds(
     def curve(table: pd.DataFrame, metric: str, *, threshold: None, **rest: Any) -> Axes:
         return threshold_curve(table, metric, logarithmic=metric in logarithmic, **rest)
 
-    def draw(results: Tables, options: Options) -> Drawn:
+    def draw(results: Results, options: Options) -> Drawn:
         graphs = in_series(heads_only(stored(results, "graphs")), results)
         graphs = defined(last_step(graphs))
         there = with_values(graphs, "graphs", measured_columns(graphs) if columns is None else columns)
@@ -231,7 +231,7 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
     Of more than `most` maps the highest and the lowest by `rank` of the matrix are drawn, or the first.
     """
 
-    def draw(results: Tables, options: Options) -> Drawn:
+    def draw(results: Results, options: Options) -> Drawn:
         whole = last_step(stored(results, "examples", "n_tokens", "attention"))
         table = _few(whole.dropna(subset=["n_tokens", "attention"]), rank, most)
         samples, stored_bars, heads = (optional(results, name) for name in ("samples", "bars", "heads"))

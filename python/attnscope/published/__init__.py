@@ -18,7 +18,8 @@ import pandas as pd
 
 from attnscope._nearest import nearest
 from attnscope.engine.discovery import StudyFolder, studies, study_of
-from attnscope.engine.schema import MissingError, ResultsError, Tables
+from attnscope.engine.results import Results
+from attnscope.engine.schema import MissingError, ResultsError
 
 
 def published_numbers(paper: str) -> pd.DataFrame:
@@ -99,7 +100,7 @@ class Compared:
 
 
 def compare_published(
-    results: Tables, paper: str = "", against: str | None = None, *, draws: int = 1000, seed: int = 0
+    results: Results, paper: str = "", against: str | None = None, *, draws: int = 1000, seed: int = 0
 ) -> Compared:
     """A run's numbers beside those of a paper.
 

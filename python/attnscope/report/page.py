@@ -32,7 +32,6 @@ from attnscope.report.section import Page, Table
 
 if TYPE_CHECKING:
     from attnscope.plots import Drawn, LeftOut
-    from attnscope.plots.figure import Tables
 
 _LARGEST_SVG = 1_500_000
 #: Types of a figure's picture, the first that is small enough; maps of many heads are smaller as pixels.
@@ -54,7 +53,7 @@ _OWN_TABLES = frozenset(
 
 
 def report(
-    results: Tables,
+    results: Results,
     path: str | os.PathLike[str] | None = None,
     *,
     title: str | None = None,
@@ -97,7 +96,7 @@ def report(
     return target
 
 
-def latex_tables(results: Tables) -> str:
+def latex_tables(results: Results) -> str:
     """Every table of the report's sections, ready to be read into a paper.
 
     The document needs `booktabs`.
@@ -125,14 +124,14 @@ def latex(table: Table) -> str:
     return pdflatex(source)
 
 
-def _words(results: Tables) -> Any:
+def _words(results: Results) -> Any:
     """The sections of the study that made some results; of no study, those that any run has."""
     study = study_of(results)
     return (study.part("sections") if study else None) or any_run
 
 
 def render(
-    results: Tables, title: str, drawn: Mapping[str, Drawn] | None = None, without: Sequence[LeftOut] = ()
+    results: Results, title: str, drawn: Mapping[str, Drawn] | None = None, without: Sequence[LeftOut] = ()
 ) -> str:
     """The page as text."""
     from jinja2 import StrictUndefined, Template

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.reading import NULLS, with_groups
-from attnscope.plots.figure import Drawn, NotDrawable, Tables, optional
+from attnscope.plots.figure import Drawn, NotDrawable, Results, optional
 from attnscope.plots.selection import measured_heads, series_are
 from attnscope.report.numbers import Metric, Wanted, number_rows, pair_rows, quantities
 
@@ -88,7 +88,7 @@ def paragraphs(text: str) -> list[str]:
 class Page:
     """The results of a run, its figures by name, and the blocks that a section has written so far."""
 
-    def __init__(self, results: Tables, drawn: Mapping[str, Drawn]) -> None:
+    def __init__(self, results: Results, drawn: Mapping[str, Drawn]) -> None:
         self.results, self.drawn = results, drawn
         self.blocks: list[Block] = []
         self.greyed = False

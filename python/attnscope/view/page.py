@@ -131,7 +131,7 @@ def view(
     for one, (taker, instead_of_it) in _GOES_WITH.items():
         if given[one] is not None and taker != what:
             raise ValueError(f"view: {one} does not go with {what}, {instead_of_it}")
-    with warned_once("maps", rows=what == "tensors"):
+    with warned_once(rows=what == "tensors"):
         if results:
             from attnscope.view.stored import contents_of_results
 

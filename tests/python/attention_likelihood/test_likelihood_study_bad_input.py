@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
         ({"modes": ["low", "low"]}, r"expected each mode once, got \['low', 'low'\]"),
         ({"word": "middel"}, r"expected middle, random or column:NAME, got 'middel'; did you mean 'middle'"),
         ({"context": "own"}, r"options.context"),
-        ({"nulls": ["random_weight"]}, r"no null 'random_weight'; did you mean 'random_weights'"),
+        ({"nulls": ["random_weight"]}, r"there is no 'random_weight'; did you mean 'random_weights'"),
         ({"permutations": 10}, r"options.permutations"),
         ({"word_": "middle"}, r"unknown key 'word_' in options; did you mean 'word'"),
     ],

@@ -55,7 +55,8 @@ def test_the_resolved_yaml_is_the_study():
         ({"threshold": [0.1]}, r"unknown key 'threshold'; did you mean 'thresholds'"),
         ({"study": "wavelet_heads", "bars": True}, r"unknown key 'bars'"),
         ({"study": "wavelet_heads", "detrend": "line"}, r"options\.detrend: .*got 'line'"),
-        ({"max_memory": "lots"}, r"max_memory: expected an amount of memory such as 4GB, got 'lots'"),
+        ({"max_memory": "lots"}, r"max_memory: expected an amount such as 4GB, got 'lots'"),
+        ({"max_disk": "0GB"}, r"max_disk: expected an amount such as 4GB, got '0GB'"),
         ({"models": []}, r"models: .*at least 1 item"),
         ({"name": "../up"}, r"name: .*got '\.\./up'"),
         ({"seed": -1}, r"seed: .*got -1"),
@@ -124,7 +125,7 @@ def test_a_study_answers_to_its_older_name():
 def test_an_unknown_study_or_metric_is_refused():
     with pytest.raises(ConfigError, match="there is no study 'sinks_study'; did you mean 'sink_study'"):
         make_plan(Study(study="sinks_study", models="a", texts="b"))
-    with pytest.raises(ConfigError, match="no metric 'fiedler'; did you mean 'fiedler_value'"):
+    with pytest.raises(ConfigError, match="there is no 'fiedler'; did you mean 'fiedler_value'"):
         Study(models="a", texts="b", metrics="fiedler")
 
 

@@ -11,6 +11,7 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError, Study
+from attnscope.engine.discovery import study_class
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
 from attnscope.engine.texts.encoding import batches
@@ -216,6 +217,22 @@ def test_max_tokens_cuts_below_the_context(tmp_path, llama, texts):
 def test_a_memory_bound_that_cannot_hold_is_refused_in_words(tmp_path, llama, texts):
     with pytest.raises(ConfigError, match=r"max_memory: a sentence of 10 tokens needs .*set max_tokens"):
         make_plan(study(tmp_path, str(llama), str(texts), max_memory=100))
+
+
+def test_a_bound_on_disk_that_sums_would_exceed_is_refused_in_words(tmp_path, llama, texts, monkeypatch):
+    def bounded(most):
+        return study(tmp_path, str(llama), str(texts), max_disk=most)
+
+    plan = make_plan(bounded(None))
+    reading = [unit.id for unit in plan.units if unit.inputs]
+    size = lambda self, unit, plan: (unit.id in reading) * 1024**2  # noqa: E731
+    monkeypatch.setattr(study_class(plan.settings.study), "stored_bytes", size)
+    need = len(reading)
+    assert make_plan(bounded(f"{need}MB")).digest == plan.digest
+    said = f"max_disk: the sums of attention_sinks take about {need} MB on disk, {need - 1} MB are allowed"
+    with pytest.raises(ConfigError, match=said):
+        run(bounded(f"{need - 1}MB"), progress=False)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_batches_hold_every_sentence_once_and_obey_the_bound(tmp_path, llama):

@@ -11,7 +11,7 @@ from attnscope.commands.cli import app
 from attnscope.commands.dry_run import dry_run
 from attnscope.demo.texts import VOCABULARY_SIZE, byte_tokenizer
 from attnscope.engine.config import ConfigError, Study, TextSource, read_config, split_analysis
-from attnscope.engine.packaged import analyses, analysis_keys, catalogue, packaged
+from attnscope.engine.packaged import analyses, catalogue, packaged
 from attnscope.engine.results import nearest
 from attnscope.engine.texts.sources import read_sentences
 from attnscope.models import LoadError
@@ -102,7 +102,7 @@ def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
     few = Study.from_yaml(f"llama-3.2-3b:{analysis}", overrides=["texts.samples=3", "max_tokens=9"])
     assert (few.texts[0].samples, few.max_tokens) == (3, 9)
     own = Study.from_yaml(f"ruscio2025:{analysis}", models="gpt2", texts="mine.txt")
-    assert own.texts[0].samples == analysis_keys(analysis)["texts.samples"]
+    assert own.texts[0].samples == analyses()[analysis]["texts.samples"]
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -197,10 +197,10 @@ def test_packaged_pairs_are_planned_without_a_network(name, offline, tmp_path):
 
 
 def test_keys_of_an_analysis_are_the_callers_own():
-    first = analysis_keys("topology")
+    first = analyses()["topology"]
     first["max_tokens"] = 1
     for value in first.values():
         if isinstance(value, list):
             value.append("of the caller")
-    assert analysis_keys("topology")["max_tokens"] == 48
-    assert "of the caller" not in str(analysis_keys("topology"))
+    assert analyses()["topology"]["max_tokens"] == 48
+    assert "of the caller" not in str(analyses()["topology"])

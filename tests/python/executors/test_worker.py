@@ -34,12 +34,12 @@ class Hands(Executor):
                 unit = schedule.next(at, self.nodes[at])
                 if unit is None:
                     continue
-                reads = {place[one.id]: one.id for one in plan.reads(unit) if one.id in engine.store}
-                fetch = {
-                    one: {name: engine.store.read(one, name) for name in engine.store.rows(one)}
-                    for one in reads.values()
+                stored = [one.id for one in plan.reads(unit) if one.id in engine.store]
+                reads = {
+                    place[one]: {name: engine.store.read(one, name) for name in engine.store.rows(one)}
+                    for one in stored
                 }
-                answer = self.do(at, workers[at], place[unit.id], plan.skipped, reads, fetch.get)
+                answer = self.do(at, workers[at], place[unit.id], plan.skipped, reads)
                 assert schedule.done(at) is unit
                 self.done[at].append(unit)
                 if "skipped" in answer:
@@ -134,12 +134,12 @@ def test_a_worker_says_which_files_it_does_not_have(inputs, tmp_path):
     assert worker.begin()["plan"] == plan.digest
     at = next(at for at, unit in enumerate(plan.units) if unit.checkpoint.step == 2)
     shutil.move(home / "step2", tmp_path / "away")
-    assert "growing step2: there is no folder" in worker.do(at, [], {}, None)["skipped"]
+    assert "growing step2: there is no folder" in worker.do(at, [], {})["skipped"]
     shutil.copytree(home / "step0", home / "step2")
-    assert "lie other weights than the driver found" in worker.do(at, [], {}, None)["skipped"]
+    assert "lie other weights than the driver found" in worker.do(at, [], {})["skipped"]
     shutil.rmtree(home / "step2")
     shutil.move(tmp_path / "away", home / "step2")
-    assert set(worker.do(at, [], {}, None)["tables"]) == {"samples", "scores"}
+    assert set(worker.do(at, [], {})["tables"]) == {"samples", "scores"}
     worker.end()
 
 

@@ -275,3 +275,10 @@ def test_half_way_is_that_of_the_definition():
             assert (-1 if pd.isna(half) else half) == expected
             crossed += expected != -1
     assert crossed > 60
+
+
+def test_a_series_of_more_than_a_thousand_checkpoints():
+    steps = np.arange(1040)
+    values = np.where(steps < 700, 0.0, 1.0)[:, None] + np.random.default_rng(0).normal(0, 0.1, (1040, 3))
+    (found,) = emergence.emergence_splits([(steps, values)], draws=99)
+    assert (found["verdict"], found["step"]) == ("step", 700)

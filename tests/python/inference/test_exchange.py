@@ -158,7 +158,9 @@ def test_bad_input():
         inference.exchange_labels(nothing, [0, 0, 1, 1], pairs=[0, 0, 1, 1])
     with pytest.raises(ValueError, match="pairs or clusters, got both"):
         inference.exchange_labels(nothing, [0, 1], pairs=[0, 0], clusters=[0, 0])
-    with pytest.raises(ValueError, match="clusters must hold one value for each of 2 items, got 3"):
+    with pytest.raises(
+        ValueError, match="clusters must hold one label per item, \\[2\\], got shape \\(3,\\)"
+    ):
         inference.exchange_labels(nothing, [0, 1], clusters=[0, 0, 1])
     with pytest.raises(ValueError, match=r"a row per labelling, \[1000, ...\], got shape \(\)"):
         inference.exchange_labels(lambda drawn: 0.0, [0, 1])

@@ -94,7 +94,7 @@ def test_few_clusters_and_bad_ones():
     assert math.isnan(few.low)
     assert few.n == 2
     assert inference.bootstrap([math.nan], clusters=[0]).n == 0
-    with pytest.raises(ValueError, match=r"clusters must hold one id per sample, \[2\], got shape \(3,\)"):
+    with pytest.raises(ValueError, match=r"clusters must hold one label per item, \[2\], got shape \(3,\)"):
         inference.bootstrap([1.0, 2.0], clusters=[0, 1, 2])
     with pytest.raises(ValueError, match=r"statistic must give a number, got shape \(12,\)"):
         inference.bootstrap(np.arange(12.0), lambda x: x, clusters=np.arange(12))

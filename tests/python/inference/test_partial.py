@@ -184,7 +184,10 @@ def test_bad_input_is_named():
             "method must be one of 'pearson', 'spearman', got 'kendall'",
             {"method": "kendall"},
         ),
-        ("partial_correlation: units or texts must hold the 3 samples of x, got 2", {"units": [1, 2]}),
+        (
+            r"units or texts must hold one label per item, \[3\], got shape \(2,\)",
+            {"units": [1, 2]},
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             inference.partial_correlation([1, 2, 3], [1, 2, 3], [1, 2, 4], **call)
@@ -194,7 +197,9 @@ def test_bad_input_is_named():
         ValueError, match=r"covariates must have shape \[n\] or \[n, c\], got shape \(3, 1, 1\)"
     ):
         inference.partial_correlation([1, 2, 3], [1, 2, 3], np.zeros((3, 1, 1)))
-    with pytest.raises(ValueError, match="within_correlation: units or texts must hold the 3 samples of x"):
+    with pytest.raises(
+        ValueError, match=r"within_correlation: units or texts must hold one label per item, \[3\]"
+    ):
         inference.within_correlation([1, 2, 3], [1, 2, 3], [0])
     with pytest.raises(TypeError, match="partial_correlation: covariates must be numbers"):
         inference.partial_correlation([1, 2, 3], [1, 2, 3], ["a", "b", "c"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.models import LoadError
 from folders import model_folder, tokenizer
 from models import text, tiny
 
@@ -126,9 +127,19 @@ def test_what_is_no_model_is_refused(tmp_path):
         asc.analyze("./none", [[1]], ["fiedler_value"])
 
 
-def test_a_tokenizer_beside_a_model(llama):
-    results = asc.analyze(llama, "the cat sat", "fiedler_value", tokenizer=tokenizer())
+@pytest.mark.parametrize("kind", ["object", "path", "text"])
+def test_a_tokenizer_beside_a_model(llama, tmp_path, kind):
+    folder = model_folder(tmp_path / "tiny")
+    given = {"object": tokenizer(), "path": folder, "text": str(folder)}[kind]
+    results = asc.analyze(llama, "the cat sat", "fiedler_value", tokenizer=given)
     assert list(results.table("samples")["tokens"][0]) == ["<s>", "the", "cat", "sat"]
+
+
+def test_what_is_no_tokenizer_is_refused(llama):
+    with pytest.raises(LoadError, match=r"\./none: tokenizer: "):
+        asc.analyze(llama, "the cat sat", "fiedler_value", tokenizer="./none")
+    with pytest.raises(TypeError, match="tokenizer must be one of transformers, a folder or a hub id, got 5"):
+        asc.analyze(llama, "the cat sat", "fiedler_value", tokenizer=5)
 
 
 @pytest.mark.parametrize("space", ["value", "hidden"])

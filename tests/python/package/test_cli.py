@@ -96,7 +96,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
         (["run"], "models is missing (--model on the command line)"),
         (["run", "--model", "gpt2", "--set", "blok=1"], "unknown key 'blok'; did you mean 'block'?"),
         (["run", "--model", "gpt2", "--set", "block"], "expected key=value"),
-        (["run", "--model", "gpt2", "--max-memory", "lots"], "expected an amount of memory"),
+        (["run", "--model", "gpt2", "--max-memory", "lots"], "expected an amount such as 4GB"),
         (["run", "--model", "gpt2", "--block", "0"], "block"),
         (["run", "--model", "gpt2", "--protocol", "exakt"], "exakt"),
         (["run", "--model", "gpt2", "--wrong"], "--wrong"),

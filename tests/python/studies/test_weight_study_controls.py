@@ -15,6 +15,7 @@ from attnscope.engine.config import ConfigError, Study
 from attnscope.engine.run import run
 from attnscope.models import LoadError
 from attnscope.studies.pretraining_writes.figures import FIGURES
+from folders import sums_on_disk
 from placeholders import placeholders
 from weight_models import tiny
 
@@ -100,6 +101,11 @@ def of_q(table, subspace, **keys):
         rows = rows[rows[name] == value]
     (row,) = rows.to_dict("records")
     return row["relative"]
+
+
+def test_the_disk_that_sums_take_is_known_beforehand(made):
+    expected, stored = sums_on_disk(made)
+    assert 0.8 * stored < expected < 1.6 * stored
 
 
 def test_what_has_no_value_is_null(made):

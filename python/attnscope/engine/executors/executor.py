@@ -15,14 +15,13 @@ Example:
 from __future__ import annotations
 
 import socket
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from attnscope._warn import CountedWarning, NonFiniteWarning, NotAttentionWarning
+from attnscope._warn import NonFiniteWarning, NotAttentionWarning, counted
 from attnscope.models import LoadError
 
 if TYPE_CHECKING:
@@ -49,18 +48,13 @@ class Tally:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Gathers the metrics' warnings on maps without a value: a count per run, not a line per layer."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with counted() as found:
             yield
-        for warning in caught:
-            message = warning.message
-            if isinstance(message, NotAttentionWarning):
-                continue  # captured rows are a softmax; with a learned sink they sum to less
-            if isinstance(message, CountedWarning):
-                tally = self.non_finite if isinstance(message, NonFiniteWarning) else self.undefined
-                tally[message.function] += message.count
-            else:
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        for one in found:
+            # captured rows are a softmax; with a learned sink they sum to less
+            if not isinstance(one, NotAttentionWarning):
+                tally = self.non_finite if isinstance(one, NonFiniteWarning) else self.undefined
+                tally[one.function] += one.count
 
     def add(self, other: Mapping[str, Any]) -> None:
         """Adds what another process has counted, as plain data."""
@@ -94,18 +88,10 @@ class Executor:
     """Does the units that an engine wants done."""
 
     def connect(self) -> None:
-        """Reaches whoever does the units, before anything is planned.
-
-        Raises:
-            ConfigError: nobody answers.
-        """
+        """Reaches whoever does the units, before anything is planned; ConfigError where nobody answers."""
 
     def check(self, engine: Engine) -> None:
-        """Whether the units can be done there, before anything is written.
-
-        Raises:
-            ConfigError: they cannot.
-        """
+        """Raises ConfigError where the units cannot be done there, before anything is written."""
 
     def close(self) -> None:
         """Lets go of whoever was reached."""

@@ -29,17 +29,7 @@ class HeldModel:
         self._held: tuple[Any, LoadedModel] | None = None
 
     def get(self, checkpoint: Checkpoint, source: ModelSource, seed: int, control: int | None) -> LoadedModel:
-        """A checkpoint, or a random-weight control of it.
-
-        Args:
-            checkpoint: which weights.
-            source: how they are loaded.
-            seed: of the run.
-            control: position of the control's seed; None is the checkpoint itself.
-
-        Raises:
-            LoadError: it cannot be loaded.
-        """
+        """A checkpoint, or the random-weight control of it whose seed has that position among the run's."""
         key = (checkpoint, control)
         if self._held is None or self._held[0] != key:
             self.release()
@@ -54,14 +44,7 @@ class HeldModel:
         return self._held[1]
 
     def release(self, *, remove: bool = False) -> str:
-        """Lets the model in memory go.
-
-        Args:
-            remove: its files in the hub's cache too.
-
-        Returns:
-            what a person should know: how much of the disk is free again.
-        """
+        """Lets the model go, with `remove` its files in the hub's cache too; says how much that frees."""
         if self._held is None:
             return ""
         loaded, self._held = self._held[1], None

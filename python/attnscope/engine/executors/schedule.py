@@ -22,11 +22,7 @@ ATTEMPTS = 3
 
 
 class Schedule:
-    """The units of a run that are not done yet.
-
-    Args:
-        engine: with its plan and its store.
-    """
+    """The units of a run that are not done yet."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -46,7 +42,7 @@ class Schedule:
             phase = self._phases.pop(0)
             for unit in self._engine.plan.units:
                 if self._engine.plan.phases[unit.stage] == phase and self._engine.wanted(unit):
-                    self._groups.setdefault(_model(unit), deque()).append(unit)
+                    self._groups.setdefault(unit.model, deque()).append(unit)
         return not self.at_work and not self._groups
 
     @property
@@ -81,11 +77,7 @@ class Schedule:
         self._holds.pop(worker, None)
 
     def again(self, unit: Unit, reason: str) -> Outcome | None:
-        """A unit that was begun and not finished.
-
-        Returns:
-            the outcome where it is given up.
-        """
+        """A unit that was begun and not finished: the outcome where it is given up."""
         self._attempts[unit.id] += 1
         if self._attempts[unit.id] < ATTEMPTS:
             self._back(unit)
@@ -94,11 +86,7 @@ class Schedule:
         return Outcome(unit, failed=f"{reason}, at attempt {ATTEMPTS} of {ATTEMPTS}")
 
     def refused(self, unit: Unit, node: str, reason: str, nodes: Collection[str]) -> Outcome | None:
-        """A unit whose checkpoint a node cannot load.
-
-        Returns:
-            the outcome where no node is left to try.
-        """
+        """A unit whose checkpoint a node cannot load: the outcome where no node is left to try."""
         refused = self._refused.setdefault(unit.checkpoint, {})
         refused[node] = reason
         if set(nodes) <= set(refused):
@@ -128,7 +116,7 @@ class Schedule:
                 del self._groups[key]
 
     def _back(self, unit: Unit) -> None:
-        self._groups.setdefault(_model(unit), deque()).appendleft(unit)
+        self._groups.setdefault(unit.model, deque()).appendleft(unit)
 
     def _order(self, worker: Any) -> list[Any]:
         """What a worker holds, then what nobody holds, then the longest."""
@@ -137,8 +125,3 @@ class Schedule:
         free = [key for key in self._groups if key not in held]
         rest = sorted((key for key in self._groups if key in held), key=lambda key: -len(self._groups[key]))
         return [*([mine] if mine in self._groups else []), *free, *(key for key in rest if key != mine)]
-
-
-def _model(unit: Unit) -> tuple[Any, ...]:
-    """What is in memory for a unit."""
-    return unit.checkpoint, unit.variant, unit.seed, unit.stage if unit.checkpoint is None else ""

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.executors.executor import Local
 from attnscope.engine.plan import Plan
-from attnscope.engine.results import Results, load, resume_command
+from attnscope.engine.results import Results, command, load
 from attnscope.engine.run import Engine, Say, settings_of
 from attnscope.engine.run_folder import (
     SHARDS,
@@ -101,16 +101,12 @@ def shares(plan: Plan, of: int) -> list[set[str]]:
     for phase in sorted(set(plan.phases.values())):
         pieces = _pieces(plan, [unit for unit in plan.units if plan.phases[unit.stage] == phase])
         costs = [sum(unit.tokens or 1 for unit in piece) for piece in pieces]
-        ends, done = [], 0.0
-        for piece, cost in zip(pieces, costs, strict=True):
-            done += cost
-            ends.append((done, _model(piece[-1])))
-        models = [model for _, model in ends]
-        closed = [
-            end for (end, model), after in zip(ends, [*models[1:], None], strict=True) if model != after
-        ]
-        borders = [_border(closed, done * number / of, _SLACK * done / of) for number in range(1, of)]
-        for piece, cost, (end, _) in zip(pieces, costs, ends, strict=True):
+        ends = list(accumulate(costs))
+        models = [*(piece[-1].model for piece in pieces), None]
+        closed = [end for end, (one, after) in zip(ends, pairwise(models), strict=True) if one != after]
+        whole = sum(costs)
+        borders = [_border(closed, whole * number / of, _SLACK * whole / of) for number in range(1, of)]
+        for piece, cost, end in zip(pieces, costs, ends, strict=True):
             number = sum(end - cost / 2 > border for border in borders)
             found[number].update(unit.id for unit in piece)
     return found
@@ -125,7 +121,7 @@ def _pieces(plan: Plan, units: Iterable[Unit]) -> list[list[Unit]]:
     """Units that one process has to do together: those of a checkpoint where one reads another."""
     groups: dict[Any, list[Unit]] = defaultdict(list)
     for unit in units:
-        groups[_model(unit) if unit.checkpoint else unit.id].append(unit)
+        groups[unit.model].append(unit)
     pieces = []
     for group in groups.values():
         stages = [plan.stages[name] for name in dict.fromkeys(unit.stage for unit in group)]
@@ -133,11 +129,6 @@ def _pieces(plan: Plan, units: Iterable[Unit]) -> list[list[Unit]]:
         chained = any(written & set(stage.reads) for stage in stages)
         pieces += [group] if chained else [[unit] for unit in group]
     return pieces
-
-
-def _model(unit: Unit) -> tuple[Any, ...]:
-    """What is in memory for a unit."""
-    return unit.checkpoint, unit.variant, unit.seed
 
 
 def _border(closed: Sequence[float], ideal: float, slack: float) -> float:
@@ -221,12 +212,7 @@ def refuse_free_disk(settings: Settings) -> None:
 
 
 def parts_of(folders: Iterable[str | Path], *, begun: bool = True) -> list[Path]:
-    """The folders of shards among some folders and in their `parts/`.
-
-    Args:
-        folders: run folders, or folders of shards.
-        begun: only those that hold a study.
-    """
+    """The shards among some folders and in the `parts/` of run folders; `begun`: those that hold a study."""
     found = []
     for folder in map(Path, folders):
         inside = sorted((folder / SHARDS).glob("*-of-*"), key=lambda one: [*map(int, one.name.split("-of-"))])
@@ -298,7 +284,7 @@ def gather(
             raise ResultsError(
                 f"gather: {len(missing)} of {len(engine.plan.units)} units are in no shard: {names}"
                 f"{'; ...' if len(missing) > 5 else ''}. Start the shards again, or do the rest here: "
-                f"{resume_command(target)}"
+                f"{command('resume', target)}"
             )
         engine.finish(facts, lock)
     return load(target)
@@ -340,12 +326,3 @@ def take_in(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -> set
                 if not engine.store.adopt(unit.id, source):
                     engine.say(f"{source} is damaged: its unit counts as missing")
     return skipped
-
-
-def gather_command(folder: str | Path) -> str:
-    """What to type to gather the shards of a run.
-
-    >>> gather_command("runs/a")
-    'attnscope gather runs/a'
-    """
-    return f"attnscope gather {shlex.quote(str(folder))}"

@@ -18,7 +18,8 @@ import torch
 
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.executors.held import needed_bytes
-from attnscope.engine.executors.shards import gather_command, refuse_free_disk, rounds
+from attnscope.engine.executors.shards import refuse_free_disk, rounds
+from attnscope.engine.results import command
 from attnscope.engine.run import Engine
 from attnscope.engine.run_folder import resolved
 
@@ -75,7 +76,7 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
     engine = Engine(settings, progress=False, say=lambda text: None)
     plan = engine.prepare()
     here = Path(sys.executable).with_name("attnscope")
-    command = shlex.quote(str(here)) if here.is_file() else "attnscope"
+    program = shlex.quote(str(here)) if here.is_file() else "attnscope"
     study = str(Path(config).resolve()) if Path(config).is_file() else config
     where = [f"output={engine.folder.parent.resolve()}", f"name={engine.folder.name}"]
     sets = "".join(f" --set {shlex.quote(one)}" for one in [*overrides, *where])
@@ -90,6 +91,6 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
         time=time,
         rounds="1 round" if count == 1 else f"{count} rounds",
         count=count,
-        gather=gather_command(folder).replace("attnscope", command, 1),
-        run=f"{command} run {shlex.quote(study)}{sets} --no-draw",
+        gather=command("gather", folder).replace("attnscope", program, 1),
+        run=f"{program} run {shlex.quote(study)}{sets} --no-draw",
     )

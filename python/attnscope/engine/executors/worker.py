@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,20 +78,17 @@ class Worker:
             about["error"] = str(error)
         return about
 
-    def do(
-        self,
-        number: int,
-        skipped: Sequence[tuple[str, str]],
-        reads: Mapping[int, Any],
-        fetch: Callable[[Any], Mapping[str, Any]],
-    ) -> dict[str, Any]:
+    def fetch(self, reads: Any) -> Any:
+        """The tables that a value of `do`'s reads stands for."""
+        return reads
+
+    def do(self, number: int, skipped: Sequence[tuple[str, str]], reads: Mapping[int, Any]) -> dict[str, Any]:
         """Does one unit.
 
         Args:
             number: of the unit in the plan.
             skipped: title and reason of the checkpoints that the run skips.
             reads: what the unit reads and this worker does not have yet, by the number of the unit it is of.
-            fetch: gets the tables that a value of `reads` stands for.
 
         Returns:
             `tables`, or the reason why a checkpoint cannot be loaded here as `skipped`; counts and notes.
@@ -100,7 +97,7 @@ class Worker:
         units = engine.plan.units
         for at, tables in reads.items():
             if units[at].id not in engine.store:
-                engine.store.write(units[at].id, fetch(tables))
+                engine.store.write(units[at].id, self.fetch(tables))
         engine.plan.skipped[:] = [(title, reason) for title, reason in skipped]
         engine.tally, engine.notes = Tally(), []
         try:
@@ -129,24 +126,17 @@ class Worker:
             self._verified.add(one)
 
 
-class RemoteWorker:
+class RemoteWorker(Worker):
     """A worker whose reads come through the object store."""
-
-    def __init__(self, study: str, found: str, threads: int) -> None:
-        self._worker = Worker(study, found, threads)
 
     def begin(self) -> dict[str, Any]:
         """Makes the plan; says what this machine is, and which node of the cluster."""
         import ray
 
-        return {**self._worker.begin(), "node": ray.get_runtime_context().get_node_id()}
+        return {**super().begin(), "node": ray.get_runtime_context().get_node_id()}
 
-    def do(self, number: int, skipped: Sequence[tuple[str, str]], reads: Mapping[int, Any]) -> dict[str, Any]:
-        """Does one unit, as `Worker.do`."""
+    def fetch(self, reads: Any) -> Any:
+        """The tables of a unit that the driver has put there."""
         import ray
 
-        return self._worker.do(number, skipped, reads, ray.get)
-
-    def end(self) -> None:
-        """Removes what was fetched."""
-        self._worker.end()
+        return ray.get(reads)

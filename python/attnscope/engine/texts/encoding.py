@@ -69,6 +69,9 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
     }
     plan.encoders[position] = encoder
     plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
+    plan.layers[position] = len(settings.layers) or int(getattr(text, "num_hidden_layers", None) or 1)
+    width = int(getattr(text, "hidden_size", None) or 1)
+    plan.widths[position] = width, int(getattr(text, "intermediate_size", None) or 4 * width)
     plan.counts[model] = counts
     plan.notes += _notes(model, counts, settings, limit)
     return [one for one in read if one.n_tokens]
@@ -125,11 +128,9 @@ def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list
 def samples_table(
     unit: Unit, encoder: Encoder, extras: Mapping[str, pa.Array], causal: Mapping[int, bool], study: str
 ) -> pa.Table:
-    """The table `samples` of one unit: what its model read, and where it came from.
+    """The table `samples` of one unit: what its model read, where it came from, and the sources' own columns.
 
-    Args:
-        extras: the sources' own columns, one value per sentence of the study.
-        causal: sample -> whether every map of it was causal; nothing where nobody looked.
+    Whether every map of a sample was causal stands there where anybody looked.
     """
     import pyarrow as pa
 

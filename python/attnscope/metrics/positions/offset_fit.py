@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from attnscope import _checks
-from attnscope._memory import memory_errors
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, field_of
 
@@ -29,7 +30,18 @@ class OffsetFit(NamedTuple):
     added: Tensor
 
 
-@memory_errors("offset_fit")
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    """Makes Python's own error of torch's where memory runs out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise MemoryError(f"offset_fit: {error}") from None
+
+
+@_memory_errors()
 def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     """R² of the best function of the offset, and ΔR² of the position beside it.
 

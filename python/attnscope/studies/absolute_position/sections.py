@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.plots.figure import Tables, optional, stored
+from attnscope.plots.figure import Results, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import claims_frame, interval, number
 from attnscope.report.section import Page, Section
@@ -30,7 +30,7 @@ SENTENCES = {
 }
 
 
-def findings(results: Tables) -> list[str]:
+def findings(results: Results) -> list[str]:
     """The main numbers of each model in sentences that say what is there and what is not."""
     means = optional(results, "layer_means")
     if means is None:
@@ -59,7 +59,7 @@ def _residuals(rows: pd.DataFrame) -> str:
     return f"the mean residual by layer is {cells} nats²: {there}."
 
 
-def _control(results: Tables, model: str) -> list[str]:
+def _control(results: Results, model: str) -> list[str]:
     table = optional(results, "controls")
     if table is None:
         return []
@@ -81,7 +81,7 @@ def _control(results: Tables, model: str) -> list[str]:
     ]
 
 
-def _shared(results: Tables, model: str) -> str:
+def _shared(results: Results, model: str) -> str:
     """The residual that models with random weights have in common."""
     table = optional(results, "control_residuals")
     own = None if table is None else table[table["model"] == model].sort_values("layer")
@@ -97,7 +97,7 @@ def _shared(results: Tables, model: str) -> str:
     return f"the residual that drawings share is {cells} nats² by layer (intervals over drawings; {judged})"
 
 
-def _readers(results: Tables, model: str) -> list[str]:
+def _readers(results: Results, model: str) -> list[str]:
     table = optional(results, "fingerprints")
     if table is None:
         return []
@@ -114,7 +114,7 @@ def _readers(results: Tables, model: str) -> list[str]:
     ]
 
 
-def _removed(results: Tables, model: str) -> list[str]:
+def _removed(results: Results, model: str) -> list[str]:
     table = optional(results, "removed")
     if table is None:
         return []

@@ -17,8 +17,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from attnscope.capture import Forward, forward, preflight
 from attnscope.capture.sites import INTERFACE, TABLE
 from attnscope.engine.config import ConfigError
@@ -39,7 +37,7 @@ from attnscope.studies.absolute_position import (
 from attnscope.studies.absolute_position.arms import Arm, first_arms, imposed, reading_arms, token_ids
 from attnscope.studies.absolute_position.checks import check_model, require_checks
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
-from attnscope.studies.absolute_position.sums import PROFILES, softmax_of, store, uniform_cut
+from attnscope.studies.absolute_position.sums import PROFILES, ROWS, softmax_of, store, uniform_cut
 from attnscope.studies.absolute_position.tables import SUMS, TABLES
 
 if TYPE_CHECKING:
@@ -153,32 +151,49 @@ class AbsolutePosition(Study):
 
     def expects(self, plan: Plan) -> list[str]:
         """Passes over the windows, and the sums that they leave on disk."""
-        options = self.options
-        reads = sum(one in options.arms for one in READS) * (2 + options.matched)
-        vectors = sum(options.vectors for one in ("token", "gaussian") if one in options.arms)
-        single = sum(one in options.arms for one in ("zero", "mean", "special"))
-        controls = 2 * sum(one in options.arms for one in CONTROLS)
-        bare = ("no_bos" in options.arms) * (len(options.inputs) - ("shuffled" in options.inputs))
-        passes = len(options.inputs) + bare + vectors + single + controls + reads + 2 * options.leakage
-        m = max((one.n_tokens for unit in plan.units for one in unit.inputs), default=0) // 2
-        pairs = len(np.tril_indices(min(m, options.queries[1] + 1))[0])
-        whole = len(options.inputs) + bare
+        passes = self._passes()
         lines = []
-        for model, heads in plan.heads.items():
-            units = sum(unit.source == model and unit.stage == "passes" for unit in plan.units)
-            texts = sum(
-                len(unit.inputs)
-                for unit in plan.units
-                if unit.source == model and unit.stage == "passes" and not unit.variant
-            )
-            size = 8 * heads * pairs * (passes + 2 * whole) * units
+        for model in plan.heads:
+            units = [unit for unit in plan.units if unit.source == model]
+            texts = sum(len(unit.inputs) for unit in units if unit.stage == "passes" and not unit.variant)
+            size = sum(self.stored_bytes(unit, plan) for unit in units)
             name = plan.settings.models[model].label or plan.settings.models[model].path
             lines.append(
-                f"{name}: {passes} passes over {texts} windows, up to {reads} of them where heads read "
-                f"position 0; about {megabytes(size)} of sums on disk for each layer; texts.samples says how "
-                "many windows of a source, null: all"
+                f"{name}: {sum(passes.values())} passes over {texts} windows, up to {passes['reads']} of "
+                f"them where heads read position 0; up to about {megabytes(size)} of sums on disk; "
+                "texts.samples says how many windows of a source, null: all"
             )
         return lines
+
+    def stored_bytes(self, unit: Unit, plan: Plan) -> int:
+        """Sums over pairs of early positions of every head in every pass, and over states by position."""
+        if unit.stage not in ("passes", "reads"):
+            return 0
+        passes, m, heads = self._passes(), _early(unit), plan.heads[unit.source]
+        pairs = m * (m - 1) // 2
+        whole = 3 * pairs + (len(ROWS) + 2) * m
+        if unit.variant:
+            numbers = heads * whole
+        elif unit.stage == "reads":
+            numbers = heads * pairs * 2 * passes["reads"]
+        else:
+            of_edits = pairs * (2 * passes["edited"] + passes["drawn"])
+            of_states = len(first_position.STATES) * m * plan.widths[unit.source][0]
+            numbers = heads * (whole * passes["whole"] + of_edits) + of_states
+        return 8 * plan.layers[unit.source] * plan.groups(unit, self.options.groups) * numbers
+
+    def _passes(self) -> dict[str, int]:
+        """Number of passes by what they leave: whole profiles, edited and drawn ones, reads, no sums."""
+        options = self.options
+        bare = ("no_bos" in options.arms) * (len(options.inputs) - ("shuffled" in options.inputs))
+        single = sum(one in options.arms for one in ("zero", "mean", "special"))
+        return {
+            "whole": len(options.inputs) + bare,
+            "edited": single + 2 * sum(one in options.arms for one in CONTROLS),
+            "drawn": sum(options.vectors for one in ("token", "gaussian") if one in options.arms),
+            "reads": sum(one in options.arms for one in READS) * (2 + options.matched),
+            "leakage": 2 * options.leakage,
+        }
 
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model, and how it tells positions apart."""

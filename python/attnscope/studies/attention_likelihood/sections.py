@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.plots.figure import Tables, optional, stored
+from attnscope.plots.figure import Results, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import claims_frame, interval, number
 from attnscope.report.section import Page, Section
@@ -18,7 +18,7 @@ from attnscope.studies.attention_likelihood.claims import SENTENCES, layers_of
 EXAMPLES, AROUND = 5, 40
 
 
-def findings(results: Tables) -> list[str]:
+def findings(results: Results) -> list[str]:
     """The main numbers of each model in sentences that say what is there and what is not."""
     associations = optional(results, "head_mean_associations")
     if associations is None:
@@ -51,7 +51,7 @@ def _within(rows: pd.DataFrame) -> list[str]:
     ]
 
 
-def _swap(results: Tables, model: str, rows: pd.DataFrame) -> list[str]:
+def _swap(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     overall = optional(results, "overall")
     if overall is None:
         return []
@@ -70,7 +70,7 @@ def _swap(results: Tables, model: str, rows: pd.DataFrame) -> list[str]:
     return [f"swap: {about}: an expected word attends {side} to itself than the same word elsewhere."]
 
 
-def _control(results: Tables, model: str, rows: pd.DataFrame) -> list[str]:
+def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     table = optional(results, "controls")
     if table is None:
         return []

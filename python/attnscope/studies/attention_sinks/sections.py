@@ -8,7 +8,7 @@ from html import escape
 import pandas as pd
 
 from attnscope.inference.sink_heads import LEAST_SHARE
-from attnscope.plots.figure import NotDrawable, Tables, optional
+from attnscope.plots.figure import NotDrawable, Results, optional
 from attnscope.plots.selection import estimate, last_step
 from attnscope.report.numbers import every_mean, interval_text, number
 from attnscope.report.section import Page, Section, Table, paragraphs
@@ -34,7 +34,7 @@ _CAUSAL = """β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whos
     Frames by token string and by position disagree where a tokenizer prepends no BOS."""
 
 
-def findings(results: Tables) -> list[str]:
+def findings(results: Results) -> list[str]:
     """The main numbers of the run in sentences that are true of any run."""
     try:
         final = last_step(sinks(results))

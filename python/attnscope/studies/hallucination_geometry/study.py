@@ -53,6 +53,12 @@ class HallucinationGeometry(Study):
         """What the questions can show, before any model is run."""
         return questions.expectations(plan, self.options)
 
+    def stored_bytes(self, unit: Unit, plan: Plan) -> int:
+        """The state behind every layer of each prompt's last token, where it is no row of a table."""
+        if unit.stage != "states" or (self.options.keep_states and not unit.variant):
+            return 0
+        return 8 * len(unit.inputs) * (plan.layers[unit.source] + 1) * plan.widths[unit.source][0]
+
     def stages(self, units: Units) -> list[Stage]:
         """In the order in which a checkpoint goes through them."""
         options: HallucinationOptions = self.options

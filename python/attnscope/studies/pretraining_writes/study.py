@@ -19,6 +19,7 @@ from attnscope.studies.pretraining_writes.tables import TABLES
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
+    from attnscope.engine.plan import Plan
     from attnscope.engine.stage_run import StageRun
 
 
@@ -36,6 +37,18 @@ class PretrainingWrites(Study):
         super().__init__(settings)
         #: By title, of the checkpoints that the last pair was measured in: pairs of a run share their base.
         self._subspaces: dict[str, Subspaces] = {}
+
+    def stored_bytes(self, unit: Unit, plan: Plan) -> int:
+        """Two second moments of what each matrix reads, and of gradients at what it writes."""
+        if unit.stage != "moments":
+            return 0
+        width, inner = plan.widths[unit.source]
+        sides = [width, width, width, inner]  # q, o, gate and down; others read what one of them does
+        if self.options.gradients and not unit.variant:
+            sides += [*sides, width, width, inner]
+        most = sums.columns_of(self.options, max(width, inner)) or max(width, inner)
+        groups = plan.groups(unit, self.options.groups)
+        return 16 * plan.layers[unit.source] * groups * sum(side * min(side, most) for side in sides)
 
     def stages(self, units: Units) -> list[Stage]:
         """Texts through the base; pairs without any text."""

@@ -107,7 +107,11 @@ def _folding(options: WeightsOptions) -> dict[str, bool]:
 
 def rank_of(options: WeightsOptions, found: WeightMap) -> int | None:
     """Columns of the sketch, None where moments are kept whole."""
-    width = max(max(entry.shape) for entry in found if entry.layer >= 0)
+    return columns_of(options, max(max(entry.shape) for entry in found if entry.layer >= 0))
+
+
+def columns_of(options: WeightsOptions, width: int) -> int | None:
+    """The same for matrices whose longest side is known."""
     if options.moments == "exact" or (options.moments == "auto" and width <= WIDE):
         return None
     return sketch_rank(max(options.curve, options.directions(width)))

@@ -21,7 +21,7 @@ from attnscope.plots.figure import (
     Figure,
     NotDrawable,
     Options,
-    Tables,
+    Results,
     captioned,
     compared_with,
     declared_in,
@@ -89,7 +89,7 @@ def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
 
 
 @figure("signals")
-def scalograms(results: Tables, options: Options) -> Drawn:
+def scalograms(results: Results, options: Options) -> Drawn:
     """The last query's attention and its Morlet scalogram: per layer the widest head and a middling one."""
     signals = last_step(heads_only(stored(results, "signals", "signal")))
     own = signals[signals["signal"].map(_has_scales).astype(bool)]
@@ -142,7 +142,7 @@ def _wide_and_middling(rows: pd.DataFrame) -> tuple[Any, Any]:
 
 
 @figure("harmonics")
-def harmonics(results: Tables, options: Options) -> Drawn:
+def harmonics(results: Results, options: Options) -> Drawn:
     """Harmonics of RoPE's frequencies behind the activation, and interference in and out of phase."""
     table, _ = first_model(results, "harmonics")
     names = table["activation"].dropna() if "activation" in table else pd.Series(dtype=object)
@@ -219,7 +219,7 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
 
 @figure("spectra")
-def power_spectra(results: Tables, options: Options) -> Drawn:
+def power_spectra(results: Results, options: Options) -> Drawn:
     """Power spectra of attention along the keys by layer, one panel per series, at the last checkpoint."""
     spectra = in_series(stored(results, "spectra", "power_share"), results)
     final, before = last_step(spectra), first_step(spectra)
@@ -251,7 +251,7 @@ FIGURES["band_shares"] = depth(tuple((name, None) for name in DEPTH))
 
 
 @figure("heads")
-def phases(results: Tables, options: Options) -> Drawn:
+def phases(results: Results, options: Options) -> Drawn:
     """Every number over training, mean over heads with its interval over samples: the phases."""
     heads, unknown = over_steps(measured_heads(results))
     there = with_values(heads, "heads", DEPTH)
@@ -278,7 +278,7 @@ _BOUNDED = {
 
 
 @figure("heads")
-def uncertainty(results: Tables, options: Options) -> Drawn:
+def uncertainty(results: Results, options: Options) -> Drawn:
     """Position against frequency for every head at the last checkpoint, with the bounds of both pairs."""
     heads = measured_heads(results)
     final, before = last_step(heads), first_step(heads)
@@ -337,7 +337,7 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
 
 
 @figure("scale_sensitivity")
-def scale_sensitivity(results: Tables, options: Options) -> Drawn:
+def scale_sensitivity(results: Results, options: Options) -> Drawn:
     """1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
     table = last_step(in_series(heads_only(stored(results, "scale_sensitivity")), results))
     words = {

@@ -9,7 +9,7 @@ from attnscope.report.numbers import number
 from attnscope.report.section import Section, analysis
 
 if TYPE_CHECKING:
-    from attnscope.plots.figure import Tables
+    from attnscope.plots.figure import Results
 
 SECTIONS: tuple[Section, ...] = (
     analysis(
@@ -107,7 +107,7 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 
-def findings(results: Tables) -> list[str]:
+def findings(results: Results) -> list[str]:
     """The main numbers of the run in sentences that are true of any run."""
     if "phases" not in results.tables():
         return []

@@ -7,7 +7,7 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.run import resume, run
-from folders import killed, model_folder, table_bytes
+from folders import killed, model_folder, sums_on_disk, table_bytes
 from placeholders import placeholders
 from position_study import GROUPS, TEXTS, WHOLE, N, settings
 
@@ -326,5 +326,10 @@ def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_pat
     notes = " ".join(dry_run(settings(folder, texts, tmp_path, random_weights=1)).notes)
     # base 3, without BOS 2, token and Gaussian 2 each, 3 single vectors, controls 4, reads 2 x 4, leakage 2
     assert "26 passes over 16 windows, up to 8 of them where heads read position 0" in notes
-    assert "of sums on disk for each layer" in notes
+    assert "of sums on disk; texts.samples" in notes
     assert not (tmp_path / "a").exists()
+
+
+def test_the_disk_that_sums_take_is_known_beforehand(whole):
+    expected, stored = sums_on_disk(whole)
+    assert 0.8 * stored < expected < 1.6 * stored

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import attnscope as asc
 from attnscope.engine.run import run
+from folders import sums_on_disk
 from knowing_study import FAST, settings
 from placeholders import placeholders
 
@@ -36,6 +37,11 @@ def clouds(whole, layer, contrast="unknown"):
 
 def test_what_has_no_value_is_null(whole):
     assert placeholders(whole) == []
+
+
+def test_the_disk_that_sums_take_is_known_beforehand(whole):
+    expected, stored = sums_on_disk(whole)
+    assert expected == stored > 0
 
 
 def test_every_table_has_rows(whole):

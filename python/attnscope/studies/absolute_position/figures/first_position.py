@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.plots.axes import layers_below, logarithmic
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, with_values
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, with_values
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.absolute_position.figures.declared import figure
@@ -22,7 +22,7 @@ ORDER = (
 
 
 @figure("trajectory")
-def trajectory(results: Tables, options: Options) -> Drawn:
+def trajectory(results: Results, options: Options) -> Drawn:
     """Position 0 through the layers: its norm beside other positions, its gap to the first token alone."""
     table, more = first_model(results, "trajectory", "norm", "gap")
     figure_, axes = panels(1, 2, height=2.5, width=options.width, narrowest=2.0)
@@ -65,7 +65,7 @@ def trajectory(results: Tables, options: Options) -> Drawn:
 
 
 @figure("removed")
-def removed(results: Tables, options: Options) -> Drawn:
+def removed(results: Results, options: Options) -> Drawn:
     """What each arm removes of the residual: energy and pattern, draws apart, controls below a line."""
     table, more = first_model(results, "removed", "energy_removed", "pattern_removed")
     table = table[
@@ -145,7 +145,7 @@ def _rows(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 @figure("fingerprints")
-def fingerprints(results: Tables, options: Options) -> Drawn:
+def fingerprints(results: Results, options: Options) -> Drawn:
     """How alike what a head writes of position 0 is over texts, with and without BOS."""
     table, more = first_model(results, "fingerprints", "fingerprint_cosine", "a0")
     figure_, axes = panels(1, 2, height=2.5, width=options.width)
@@ -188,7 +188,7 @@ def fingerprints(results: Tables, options: Options) -> Drawn:
 
 
 @figure("clocks", "fingerprints")
-def clock(results: Tables, options: Options) -> Drawn:
+def clock(results: Results, options: Options) -> Drawn:
     """What the strongest readers of position 0 receive along the text, beside what the mask alone gives."""
     table, more = first_model(results, "clocks", "a0", "a0_mask")
     with_values(table, "clocks", ("a0", "a0_mask"))

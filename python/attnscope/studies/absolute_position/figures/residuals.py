@@ -15,7 +15,7 @@ from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
     Options,
-    Tables,
+    Results,
     captioned,
     optional,
     stored,
@@ -36,7 +36,7 @@ from attnscope.studies.absolute_position.figures.declared import ARMS, figure
 
 
 @figure("offset_means")
-def position_balance(results: Tables, options: Options) -> Drawn:
+def position_balance(results: Results, options: Options) -> Drawn:
     """What the mask and what the residual stream do to attention at one offset, over depth."""
     table, more = first_model(results, "offset_means", "mask", "residual")
     table = table[(table["arm"] == "base") & (table["input"] == "windows")]
@@ -78,7 +78,7 @@ def _signed(ax: Axes, values: pd.DataFrame, widths: pd.Series[float]) -> None:
 
 
 @figure("layer_means")
-def residual_depth(results: Tables, options: Options) -> Drawn:
+def residual_depth(results: Results, options: Options) -> Drawn:
     """The residual as attention feels it, and how far it moves attention, over depth."""
     table, more = first_model(results, "layer_means", "felt", "moved_tv")
     table = table[table["queries"] == "early"]
@@ -128,7 +128,7 @@ def residual_depth(results: Tables, options: Options) -> Drawn:
 
 
 @figure("position")
-def residual_maps(results: Tables, options: Options) -> Drawn:
+def residual_maps(results: Results, options: Options) -> Drawn:
     """Residual and advantage of key 0 of every head."""
     table, more = first_model(results, "position", "residual", "sink_advantage")
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
@@ -179,7 +179,7 @@ def _dots(ax: Axes, table: pd.DataFrame, layers: list[Any], heads: list[Any]) ->
 
 
 @figure("residual_maps", "position")
-def score_split(results: Tables, options: Options) -> Drawn:
+def score_split(results: Results, options: Options) -> Drawn:
     """The head with the clearest residual: its profile over offsets, and its residual by query and key."""
     table, more = first_model(results, "residual_maps", "mean", "profile")
     layer, head = int(table["layer"].iloc[0]), int(table["head"].iloc[0])
@@ -230,7 +230,7 @@ _NAMED = 2.1
 
 
 @figure("layer_means", "encodings", "depth_slopes")
-def encodings(results: Tables, options: Options) -> Drawn:
+def encodings(results: Results, options: Options) -> Drawn:
     """Encodings beside one another: felt residual and moved attention by depth, and the latter's slope."""
     table = last_step(stored(results, "layer_means", "felt", "moved_tv"))
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]

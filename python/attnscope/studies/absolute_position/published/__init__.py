@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.engine.schema import MissingError, Tables
+from attnscope.engine.results import Results
+from attnscope.engine.schema import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, Measured, beside, pairs
 from attnscope.studies.absolute_position.options import REPLACEMENTS
@@ -27,7 +28,9 @@ PROBES = (
 )
 
 
-def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
+def compare(
+    results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
+) -> Compared:
     """The published share beside the energy removed by every replacement, since it does not name its own.
 
     The precursor's numbers stand beside the table `leakage_tests`, its counts of heads by its own q beside
@@ -72,7 +75,7 @@ def _row(model: str, arm: str, found: pd.DataFrame, number: dict[str, Any]) -> d
     )
 
 
-def _precursor(results: Tables, numbers: pd.DataFrame, chosen: str | None) -> Compared:
+def _precursor(results: Results, numbers: pd.DataFrame, chosen: str | None) -> Compared:
     """Its stored numbers beside those of the run's own tests."""
     if "leakage_tests" not in results.tables():
         raise MissingError("compare: the run has no table 'leakage_tests'; it is of options.leakage")
@@ -109,7 +112,7 @@ def _tested(tests: pd.DataFrame, number: dict[Any, Any]) -> Measured:
     return Measured(value)
 
 
-def _probed(results: Tables, model: str, protocol: str) -> Measured:
+def _probed(results: Results, model: str, protocol: str) -> Measured:
     """Mean, least and most over layers of what the run's probe says of MLPs; NaN without one."""
     name, column = ("position_shares", "position_share") if protocol == "exact" else ("probes", "r2")
     if name not in results.tables():

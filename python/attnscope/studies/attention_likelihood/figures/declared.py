@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Figure, Options, Tables, declared_in, stored
+from attnscope.plots.figure import Figure, Options, Results, declared_in, stored
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED, legend_columns
 
@@ -21,7 +21,7 @@ MOST = 3
 ZERO: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (5, 2)), "zorder": 1.0}
 
 
-def exact(results: Tables, name: str, *columns: str) -> pd.DataFrame:
+def exact(results: Results, name: str, *columns: str) -> pd.DataFrame:
     """Rows of the exact protocol at each model's last checkpoint."""
     table = last_step(stored(results, name, *columns))
     return table[table["protocol"] == "exact"]

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.report.numbers import number
@@ -33,7 +33,7 @@ NO_LAYER = "0.75"
 
 
 @figure("head_mean_associations")
-def likelihood_map(results: Tables, options: Options) -> Drawn:
+def likelihood_map(results: Results, options: Options) -> Drawn:
     """Correlation of likelihood and attention of a word to itself, models by layers."""
     table = last_step(stored(results, "head_mean_associations", "estimate"))
     grids, modes = [], []
@@ -84,7 +84,7 @@ def _best_modes(rows: pd.DataFrame) -> dict[str, str]:
 
 
 @figure("head_mean_associations")
-def likelihood_depth(results: Tables, options: Options) -> Drawn:
+def likelihood_depth(results: Results, options: Options) -> Drawn:
     """Correlation within texts over depth, beside that between texts given their length."""
     table = exact(results, "head_mean_associations", "estimate", "z")
     models, left_out = models_of(table)
@@ -125,7 +125,7 @@ def _line(ax: Axes, rows: pd.DataFrame, label: str, color: str, dash: str) -> No
 
 
 @figure("head_mean_associations", "shifts")
-def swap_depth(results: Tables, options: Options) -> Drawn:
+def swap_depth(results: Results, options: Options) -> Drawn:
     """What a word's share gains at home, beside what the least likely word does to it."""
     table = exact(results, "head_mean_associations", "estimate")
     table = table[(table["design"] == "swap") & (table["measure"] == "share")]
@@ -176,7 +176,7 @@ def _points(ax: Axes, rows: pd.DataFrame, column: str, color: str) -> None:
 
 
 @figure("head_mean_associations")
-def copy_or_context(results: Tables, options: Options) -> Drawn:
+def copy_or_context(results: Results, options: Options) -> Drawn:
     """Of encoders: likelihood under the mask given the probability at the own position, and the reverse."""
     table = exact(results, "head_mean_associations", "estimate")
     table = table[table["design"] == "within_given"]

@@ -8,7 +8,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import Patch
 
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned
 from attnscope.plots.style import INK, PALETTE, legend_columns, legend_over, named_artists, panels
 from attnscope.studies.attention_likelihood.figures.declared import (
     ZERO,
@@ -31,7 +31,7 @@ PARTS = {"share": "the word itself", "special": "special tokens", "context": "th
 
 
 @figure("shifts")
-def dose(results: Tables, options: Options) -> Drawn:
+def dose(results: Results, options: Options) -> Drawn:
     """How much the share changes by how much likelihood is lost, a line for each third of the depth."""
     table = exact(results, "shifts", "difference", "log_likelihood_difference")
     table = table[(table["measure"] == "share") & (table["mode"] != "swap")]
@@ -78,7 +78,7 @@ def dose(results: Tables, options: Options) -> Drawn:
 
 
 @figure("shifts")
-def attention_budget(results: Tables, options: Options) -> Drawn:
+def attention_budget(results: Results, options: Options) -> Drawn:
     """Where the attention of real and of least likely words goes: to the word, special tokens, the rest."""
     table = exact(results, "shifts", "difference", "real")
     table = table[table["measure"].isin(PARTS)]
@@ -124,7 +124,7 @@ def attention_budget(results: Tables, options: Options) -> Drawn:
 
 
 @figure("associations")
-def likelihood_heads(results: Tables, options: Options) -> Drawn:
+def likelihood_heads(results: Results, options: Options) -> Drawn:
     """Correlation within texts of every head."""
     table = exact(results, "associations", "estimate", "p_adjusted")
     table = table[table["design"] == "within"]

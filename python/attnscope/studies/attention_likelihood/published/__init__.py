@@ -8,7 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.engine.schema import MissingError, Tables
+from attnscope.engine.results import Results
+from attnscope.engine.schema import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, Measured, beside, pairs
 
@@ -24,7 +25,9 @@ STATEMENTS = (
 )
 
 
-def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
+def compare(
+    results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
+) -> Compared:
     """The tables `best_layers` and `head_mean_associations` beside the published numbers.
 
     Args:

@@ -18,7 +18,7 @@ from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
     Options,
-    Tables,
+    Results,
     captioned,
     compared_with,
     optional,
@@ -34,7 +34,7 @@ from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 PROTOCOL_NAMES = {"exact": "exact", "ruscio2025": "as published"}
 
 
-def published_means(results: Tables) -> pd.DataFrame:
+def published_means(results: Results) -> pd.DataFrame:
     """Head means under the published protocol with their series; no rows where there are none."""
     means = optional(results, "head_means")
     if means is None or "protocol" not in means:
@@ -68,7 +68,7 @@ ALIGNMENTS = {
 }
 
 
-def alignment(results: Tables, options: Options) -> Drawn:
+def alignment(results: Results, options: Options) -> Drawn:
     """Alignment over depth: value vectors, hidden states, without sinks, and as published."""
     heads = measured_heads(results)
     there = with_values(last_step(heads), "heads", list(ALIGNMENTS))
@@ -101,7 +101,7 @@ def alignment(results: Tables, options: Options) -> Drawn:
     )
 
 
-def spectra(results: Tables, options: Options) -> Drawn:
+def spectra(results: Results, options: Options) -> Drawn:
     """Spectra against their null law over depth: directions, distance, largest value over the law's edge."""
     heads = measured_heads(results)
     over_layers(heads)
@@ -129,7 +129,7 @@ def spectra(results: Tables, options: Options) -> Drawn:
     )
 
 
-def reference(results: Tables, options: Options) -> Drawn:
+def reference(results: Results, options: Options) -> Drawn:
     """Influence of the reference points over depth: share of the output, its direction, what they change."""
     heads = measured_heads(results)
     titles = {
@@ -184,7 +184,7 @@ def protocol_profile(own: pd.DataFrame, column: str, ax: Axes) -> None:
             draw_curve(ax, place(series, means["layer"]), means, name, color, marker=True)
 
 
-def protocols(results: Tables, options: Options) -> Drawn:
+def protocols(results: Results, options: Options) -> Drawn:
     """Each published quantity over depth beside the exact one, on the head mean, one row per model."""
     heads = stored(results, "head_means", "protocol")
     if set(heads["protocol"]) < {"exact", "ruscio2025"}:

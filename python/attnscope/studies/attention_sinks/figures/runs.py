@@ -16,7 +16,7 @@ from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
     Options,
-    Tables,
+    Results,
     captioned,
     compared_with,
     stored,
@@ -50,7 +50,7 @@ def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> N
     ax.set(xlabel="percentile of a sink", ylabel="reduction of KL (nats)")
 
 
-def sink_removal(results: Tables, options: Options) -> Drawn:
+def sink_removal(results: Results, options: Options) -> Drawn:
     """KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
     layers = last_step(in_series(stored(results, "layers", "protocol"), results))
     there = with_values(layers, "layers", list(REDUCTIONS.values()))
@@ -109,7 +109,7 @@ CHANGES = {
 NAMED = 0.85
 
 
-def ablation(results: Tables, options: Options) -> Drawn:
+def ablation(results: Results, options: Options) -> Drawn:
     """Sink keys masked inside the model: divergence of its output and change of its loss."""
     table = last_step(in_series(stored(results, "ablation", "keys"), results))
     shown = with_values(table, "ablation", list(CHANGES))
@@ -187,7 +187,7 @@ def power(value: float) -> str:
     return f"{digits}e{int(exponent)}".replace("-", "−")
 
 
-def fisher(results: Tables, options: Options) -> Drawn:
+def fisher(results: Results, options: Options) -> Drawn:
     """Fisher information by block and kind of parameters: as published, exact, and per parameter."""
     table = stored(results, "fisher", "protocol").rename(columns={"group": "part"})
     table = last_step(in_series(table, results)).rename(columns={"group": "input", "part": "group"})

@@ -15,7 +15,7 @@ from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
     Options,
-    Tables,
+    Results,
     captioned,
     compared_with,
     optional,
@@ -31,14 +31,14 @@ from attnscope.plots.style import DASHES, MUTED, PALETTE, grid, legend_over, leg
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 
 
-def sinks(results: Tables) -> pd.DataFrame:
+def sinks(results: Results) -> pd.DataFrame:
     """`measured_heads`, with `sink_share` in it."""
     heads = measured_heads(results)
     with_values(heads, "heads", ["sink_share"])
     return heads
 
 
-def sink_emergence(results: Tables, options: Options) -> Drawn:
+def sink_emergence(results: Results, options: Options) -> Drawn:
     """Attention to the first key over training, one line per head, one panel per input set."""
     heads, unknown = over_steps(sinks(results))
     with_values(heads, "heads", ["sink_share"])
@@ -75,7 +75,7 @@ def sink_emergence(results: Tables, options: Options) -> Drawn:
     )
 
 
-def sink_maps(results: Tables, options: Options) -> Drawn:
+def sink_maps(results: Results, options: Options) -> Drawn:
     """Attention to the first key per layer and head from the first checkpoint to the last, by input set."""
     heads = sinks(results)
     names = list(dict.fromkeys(heads["series"]))
@@ -116,7 +116,7 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
     )
 
 
-def persistence(results: Tables, options: Options) -> Drawn:
+def persistence(results: Results, options: Options) -> Drawn:
     """Persistence diagrams and Betti curves of the heads that attend most and least to the first key.
 
     Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
@@ -183,7 +183,7 @@ def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
     ax.set_ylabel("share of the most frequent sink")
 
 
-def frames(results: Tables, options: Options) -> Drawn:
+def frames(results: Results, options: Options) -> Drawn:
     """Share of the most frequent sink in each third of the layers, by position and by token; the verdict."""
     evidence = stored(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
     verdicts = stored(results, "frames", "group", "protocol", "frame", "token_frame")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.schema import MissingError, Tables
+from attnscope.engine.results import Results
+from attnscope.engine.schema import MissingError
 from attnscope.inference import bootstrap
 from attnscope.published import Compared, Measured, another_model, beside, same_model
 
@@ -69,7 +70,9 @@ _BOS = frozenset({"<|begin_of_text|>", "<s>", "<bos>", "[CLS]", "<|endoftext|>",
 _TOPOLOGY_TOKENS = 48
 
 
-def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
+def compare(
+    results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
+) -> Compared:
     """The numbers of a run beside the published ones.
 
     Every number is computed from the run's rows of protocol "ruscio2025" in the way it was published (mean,
@@ -101,7 +104,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
 class _Run:
     """The run's tables at each model's last step, and numbers made of them."""
 
-    def __init__(self, results: Tables, draws: int, seed: int) -> None:
+    def __init__(self, results: Results, draws: int, seed: int) -> None:
         self.draws, self.seed = draws, seed
         self.sources = dict(getattr(results, "study", None) or {}).get("models") or []
         self.tables: dict[str, pd.DataFrame] = {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, stored
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
@@ -20,7 +20,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
 
 
 @figure("sensitivity", "prompts")
-def sensitivity_by_depth(results: Tables, options: Options) -> Drawn:
+def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     """Sensitivity along the boundary in three units, beside directions of the states' covariance."""
     table, more = first_model(results, "sensitivity", "relative_fisher")
     prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
@@ -53,7 +53,7 @@ def sensitivity_by_depth(results: Tables, options: Options) -> Drawn:
 
 
 @figure("readout")
-def readout_by_depth(results: Tables, options: Options) -> Drawn:
+def readout_by_depth(results: Results, options: Options) -> Drawn:
     """How much of what the logits read the boundary is, by depth."""
     table, more = first_model(results, "readout", "readout_gain", "top_share")
     figure_, axes = panels(1, 2, height=2.6, width=options.width)
@@ -93,7 +93,7 @@ def readout_by_depth(results: Tables, options: Options) -> Drawn:
 
 
 @figure("sensitivity")
-def refusal_slope(results: Tables, options: Options) -> Drawn:
+def refusal_slope(results: Results, options: Options) -> Drawn:
     """Whether moving towards the other bucket raises the odds of a refusal, and the entropy."""
     table, more = first_model(results, "sensitivity", "refusal_slope")
     if table["refusal_slope"].isna().all() and table["entropy_slope"].isna().all():
@@ -123,7 +123,7 @@ def refusal_slope(results: Tables, options: Options) -> Drawn:
 
 
 @figure("lens", "prompts")
-def lens(results: Tables, options: Options) -> Drawn:
+def lens(results: Results, options: Options) -> Drawn:
     """Every layer read out as the last one is: entropy, largest probability and the answer's rank."""
     table, more = first_model(results, "lens", "prediction_entropy", "top")
     prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
@@ -19,7 +19,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
 
 
 @figure("clouds", "contrasts")
-def dimension_by_depth(results: Tables, options: Options) -> Drawn:
+def dimension_by_depth(results: Results, options: Options) -> Drawn:
     """Local dimension of each bucket by depth, and the ratio to the reference beside exchanged labels."""
     table, more = first_model(results, "clouds", "value")
     table = table[table["null"] == ""]
@@ -75,7 +75,7 @@ def dimension_by_depth(results: Tables, options: Options) -> Drawn:
 
 
 @figure("contrasts")
-def dimension_by_k(results: Tables, options: Options) -> Drawn:
+def dimension_by_k(results: Results, options: Options) -> Drawn:
     """The ratio of local dimensions over the number of neighbours."""
     table, more = first_model(results, "contrasts", "null_low")
     table = table[table["quantity"] == "log_dimension_ratio"].dropna(subset=["value"])
@@ -122,7 +122,7 @@ def _bands(kinds: list[str], null: str) -> str:
 
 
 @figure("betti")
-def betti_curves(results: Tables, options: Options) -> Drawn:
+def betti_curves(results: Results, options: Options) -> Drawn:
     """Pieces and loops over all scales, beside null clouds."""
     table, more = first_model(results, "betti", "beta0", "scale")
     layers = sorted(table["layer"].unique())

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from attnscope.plots.figure import Figure, Tables, declared_in, optional
+from attnscope.plots.figure import Figure, Results, declared_in, optional
 from attnscope.plots.style import MUTED, PALETTE, legend_row
 
 FIGURES: dict[str, Figure] = {}
@@ -20,7 +20,7 @@ COLORS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3])
 BUCKETS = {"factual": COLORS[0], "impossible": COLORS[1], "unknown": COLORS[2]}
 
 
-def controls(results: Tables, name: str, model: str) -> pd.DataFrame | None:
+def controls(results: Results, name: str, model: str) -> pd.DataFrame | None:
     """Rows of a model's random-weight control."""
     table = optional(results, f"{name}_variants")
     if table is None:

@@ -10,7 +10,7 @@ from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
     Options,
-    Tables,
+    Results,
     captioned,
     optional,
     over_steps,
@@ -39,7 +39,7 @@ BASELINES = {
 
 
 @figure("detection")
-def confounds(results: Tables, options: Options) -> Drawn:
+def confounds(results: Results, options: Options) -> Drawn:
     """What lengths, words and embeddings know of the buckets, beside the best layer."""
     table, more = first_model(results, "detection", "score", "auc")
     contrasts = list(dict.fromkeys(table["contrast"]))
@@ -89,7 +89,7 @@ def confounds(results: Tables, options: Options) -> Drawn:
 
 
 @figure("detection")
-def detection_by_depth(results: Tables, options: Options) -> Drawn:
+def detection_by_depth(results: Results, options: Options) -> Drawn:
     """What states tell on held-out templates, by depth, above the best of what is no state."""
     table, more = first_model(results, "detection", "score", "auc")
     contrasts = list(dict.fromkeys(table["contrast"]))
@@ -134,7 +134,7 @@ COURSES = {
 
 
 @figure("detection")
-def training(results: Tables, options: Options) -> Drawn:
+def training(results: Results, options: Options) -> Drawn:
     """What states tell, and what the output makes of it, over the course of training."""
     detection, unknown = over_steps(stored(results, "detection", "score", "auc"))
     tables = {"detection": detection}
@@ -179,7 +179,7 @@ def training(results: Tables, options: Options) -> Drawn:
 
 
 @figure("clouds")
-def published(results: Tables, options: Options) -> Drawn:
+def published(results: Results, options: Options) -> Drawn:
     """The paper's ratios of dimension to factual prompts, beside this run's and its control's, by depth."""
     from attnscope.published import published_numbers
 

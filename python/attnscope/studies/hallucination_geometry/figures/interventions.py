@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, stored
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
 from attnscope.studies.hallucination_geometry.figures.declared import figure, legend, level
@@ -12,7 +12,7 @@ DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 
 
 @figure("interventions", "prompts")
-def bypass_curve(results: Tables, options: Options) -> Drawn:
+def bypass_curve(results: Results, options: Options) -> Drawn:
     """Refusals of the other bucket against false refusals of the reference, over the gain."""
     table, more = first_model(results, "interventions", "forced")
     prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
@@ -49,7 +49,7 @@ def bypass_curve(results: Tables, options: Options) -> Drawn:
 
 
 @figure("interventions")
-def steering_curve(results: Tables, options: Options) -> Drawn:
+def steering_curve(results: Results, options: Options) -> Drawn:
     """How often the answer changes when the state moves along the boundary or along random directions."""
     table, more = first_model(results, "interventions", "changed")
     table = table[table["arm"] == "steering"]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.schema import MissingError, Tables
+from attnscope.engine.results import Results
+from attnscope.engine.schema import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, beside, pairs, same_model
 
@@ -23,7 +24,9 @@ STATEMENTS = (
 )
 
 
-def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
+def compare(
+    results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
+) -> Compared:
     """Each published number, its control and ours at the same depth.
 
     Args:

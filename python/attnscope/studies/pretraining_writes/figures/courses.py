@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from attnscope.plots.axes import logarithmic, step_axis
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, stored
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
@@ -37,7 +37,7 @@ _REFERENCES = {"": "base", "_after": "each step", "_last": "last step"}
 
 
 @figure("fractions")
-def trajectory(results: Tables, options: Options) -> Drawn:
+def trajectory(results: Results, options: Options) -> Drawn:
     """Fractions over training, on what the base reads and predicts with."""
     table = measured(results)
     table = table[table["step"] >= 0]
@@ -74,7 +74,7 @@ def trajectory(results: Tables, options: Options) -> Drawn:
     )
 
 
-def _arms(results: Tables) -> pd.DataFrame:
+def _arms(results: Results) -> pd.DataFrame:
     """Rows of the runs of arms: model, arm, both sides."""
     arms = dict(dict(getattr(results, "study", None) or {}).get("options", {}).get("arms", {}))
     arms = {model: arm for model, arm in arms.items() if not arm.endswith(MATCHED)}
@@ -97,7 +97,7 @@ def _arms(results: Tables) -> pd.DataFrame:
 
 
 @figure("fractions")
-def objectives(results: Tables, options: Options) -> Drawn:
+def objectives(results: Results, options: Options) -> Drawn:
     """Both sides for every objective that was trained from one start."""
     table = _arms(results)
     arms = list(dict.fromkeys(table["arm"]))
@@ -122,7 +122,7 @@ def objectives(results: Tables, options: Options) -> Drawn:
 
 
 @figure("fractions")
-def graded(results: Tables, options: Options) -> Drawn:
+def graded(results: Results, options: Options) -> Drawn:
     """The write side against the number of negatives of a contrastive objective."""
     table = _arms(results)
     label = _SIDES[1][3]
@@ -158,7 +158,7 @@ _CLASSES = ("prediction", "inputs", "gradients", "tokens", "complement", "haar")
 
 
 @figure("rank_one")
-def rank_one(results: Tables, options: Options) -> Drawn:
+def rank_one(results: Results, options: Options) -> Drawn:
     """What changes of rank one in the base do, class by class of directions."""
     table = stored(results, "rank_one", "kl", "predicted_kl")
     places = sorted(

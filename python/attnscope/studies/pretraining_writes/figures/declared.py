@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Figure, NotDrawable, Options, Tables, declared_in, optional, stored
+from attnscope.plots.figure import Figure, NotDrawable, Options, Results, declared_in, optional, stored
 from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.pretraining_writes.options import ROLES
 
@@ -42,7 +42,7 @@ def grid(
     return drawn, axes
 
 
-def measured(results: Tables, subspace: str = "") -> pd.DataFrame:
+def measured(results: Results, subspace: str = "") -> pd.DataFrame:
     """Measured fractions at the tested k of the seven roles."""
     table = stored(results, "fractions", "relative")
     own = table[table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)]
@@ -53,7 +53,7 @@ def measured(results: Tables, subspace: str = "") -> pd.DataFrame:
     return own
 
 
-def controls(results: Tables, subspace: str) -> pd.DataFrame:
+def controls(results: Results, subspace: str) -> pd.DataFrame:
     """The same under nulls; empty where the run has none."""
     table = optional(results, "fractions_variants")
     columns = ["variant", "role", "layer", "relative", *PAIR]

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, over_layers, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, over_layers, stored
 from attnscope.plots.style import INK, MUTED, legend_over, legend_row, named_artists
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
@@ -32,7 +32,7 @@ _SUBSPACES = (("inputs", "own inputs"), ("prediction", "predictions"))
 
 
 @figure("fractions")
-def asymmetry(results: Tables, options: Options) -> Drawn:
+def asymmetry(results: Results, options: Options) -> Drawn:
     """How much of each role's change lies in what it reads and in what the model predicts with."""
     table = measured(results)
     names = pairs_of(table)
@@ -77,7 +77,7 @@ def asymmetry(results: Tables, options: Options) -> Drawn:
 
 
 @figure("fractions")
-def fraction_curves(results: Tables, options: Options) -> Drawn:
+def fraction_curves(results: Results, options: Options) -> Drawn:
     """The fraction against the number of directions, between isotropic and the best possible."""
     table = stored(results, "fractions", "fraction", "ceiling")
     table = table[table["role"].isin(ROLES)]
@@ -125,7 +125,7 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
 
 
 @figure("fractions")
-def depth(results: Tables, options: Options) -> Drawn:
+def depth(results: Results, options: Options) -> Drawn:
     """Each role's fraction on its own inputs, layer by layer."""
     table = measured(results, "inputs")
     over_layers(table)
@@ -162,7 +162,7 @@ def depth(results: Tables, options: Options) -> Drawn:
 
 
 @figure("mechanism")
-def mechanism(results: Tables, options: Options) -> Drawn:
+def mechanism(results: Results, options: Options) -> Drawn:
     """What independent inputs and gradients would give, against what is there."""
     table = stored(results, "mechanism", "predicted", "observed")
     table = table[table["role"].isin(ROLES) & (table["predicted"] > 0) & (table["observed"] > 0)]
@@ -194,7 +194,7 @@ def mechanism(results: Tables, options: Options) -> Drawn:
 
 
 @figure("deltas", "fractions")
-def rounding(results: Tables, options: Options) -> Drawn:
+def rounding(results: Results, options: Options) -> Drawn:
     """Fractions against the size of a change in steps of the stored numbers."""
     table = measured(results, "inputs")
     keys = ["model", "revision", "step", "reference", "layer", "role", "expert"]

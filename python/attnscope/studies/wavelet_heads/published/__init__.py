@@ -13,7 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.engine.schema import MissingError, Tables
+from attnscope.engine.results import Results
+from attnscope.engine.schema import MissingError
 from attnscope.published import Compared, another_model, beside, same_model
 
 #: Pythia's last step; what is said of the trained model is said of it.
@@ -35,7 +36,9 @@ def step_belongs(place: str, step: int) -> bool:
     return words[0] <= step <= words[-1] if words else step < 0 or step >= _TRAINED
 
 
-def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
+def compare(
+    results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
+) -> Compared:
     """The numbers of a run beside the published ones.
 
     A number of a training phase is held against the last checkpoint in it; a number of a trained model
