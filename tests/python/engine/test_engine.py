@@ -295,7 +295,7 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
 
     def late(module, arguments):
         assert entered.wait(30)
-        time.sleep(0.05)
+        time.sleep(0.01)
         born.append(time.monotonic())
 
     maps = torch.rand(600, 128, 128)
@@ -311,7 +311,7 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
         finally:
             handle.remove()
         run_.close()
-    assert ended - began > 0.1, "the kernel was too fast to tell"
+    assert ended - began > 0.03, "the kernel was too fast to tell"
     assert began < born[0] < ended
 
 
