@@ -349,13 +349,10 @@ def test_the_series_of_the_demo_has_equal_tables_under_all_three_executors(nodes
 
     recipe = Recipe(steps=6, layers=1, heads=2, width=16, inner_width=24, batch=4, seed=3)
     checkpoints = train(tmp_path / "trained", recipe, progress=False)
-    texts = [
-        {"path": str(path), "group": group} for group, path in _write_inputs(tmp_path / "trained", 3).items()
-    ]
     made = Study(
         study="attention_sinks",
         models={"path": str(checkpoints / "step*"), "label": "demo"},
-        texts=texts,
+        texts=_write_inputs(tmp_path / "trained", 3),
         block=2,
         output=str(tmp_path),
         name="local",
