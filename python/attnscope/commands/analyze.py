@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Capture and measure in one call, in memory: a model and some inputs in, results out.
 
-No study, no files: every quantity whose sites can be captured is measured on the texts or ids given, under
-the column names that stored tables have.
+No study, no files: every quantity whose sites can be captured is measured, under its name in stored tables.
 """
 
 from __future__ import annotations
