@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, Strict, as_list, explain
@@ -43,16 +43,20 @@ class Options(Strict):
     """A study's own settings; a subclass adds fields."""
 
 
-def metrics_among(study: str, known: Sequence[str]) -> AfterValidator:
-    """A check that names are metrics of a study."""
+def among(known: Sequence[str], absent: str = "there is no", *, every: bool = False) -> BeforeValidator:
+    """A reader of a list of known names: one is short for a list of it, with `every` "all" for all of them.
 
-    def check(names: Sequence[str]) -> Sequence[str]:
-        for name in names:
+    An unknown one is an error that begins with `absent` and ends with the nearest.
+    """
+
+    def read(value: object) -> object:
+        names = list(known) if every and value in ("all", ["all"]) else as_list(value or [])
+        for name in names if isinstance(names, (list, tuple)) else ():
             if name not in known:
-                raise ValueError(f"{study} has no metric {name!r}{nearest(name, known)}")
+                raise ValueError(f"{absent} {name!r}{nearest(str(name), [*known, *['all'] * every])}")
         return names
 
-    return AfterValidator(check)
+    return BeforeValidator(read)
 
 
 class Study:

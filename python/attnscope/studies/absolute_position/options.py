@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import Field, field_validator
 
-from attnscope._nearest import nearest
-from attnscope.engine.study import Options
+from attnscope.engine.study import Options, among
 
 INPUTS = ("windows", "shuffled", "repeated")
 #: Arms that replace what stands at position 0, that change another position, that take reads of 0 away.
@@ -16,21 +15,6 @@ REPLACEMENTS = ("zero", "mean", "token", "gaussian", "special")
 CONTROLS = ("control_1", "control_late")
 READS = ("unread", "hidden")
 ARMS = (*REPLACEMENTS, *CONTROLS, "no_bos", *READS)
-
-
-def _names(every: tuple[str, ...]) -> BeforeValidator:
-    """A list of names, where "all" is short for every one; an unknown one is an error with the nearest."""
-
-    def read(value: object) -> object:
-        if value in ("all", ["all"]):
-            return list(every)
-        items = [value] if isinstance(value, str) else value
-        for one in items if isinstance(items, list) else []:
-            if one not in every:
-                raise ValueError(f"there is no {one!r}{nearest(str(one), every)}")
-        return items
-
-    return BeforeValidator(read)
 
 
 class PositionOptions(Options):
@@ -66,8 +50,8 @@ class PositionOptions(Options):
 
     groups: int = Field(default=16, ge=4)
     queries: tuple[int, int] = (2, 32)
-    inputs: Annotated[list[str], _names(INPUTS)] = Field(list(INPUTS))
-    arms: Annotated[list[str], _names(ARMS)] = Field(list(ARMS))
+    inputs: Annotated[list[str], among(INPUTS, every=True)] = Field(list(INPUTS))
+    arms: Annotated[list[str], among(ARMS, every=True)] = Field(list(ARMS))
     vectors: int = Field(default=8, ge=1)
     matched: int = Field(default=20, ge=1)
     sinks: list[Annotated[float, Field(gt=0.0, lt=1.0)]] = Field([0.1, 0.2, 0.3, 0.5])
@@ -82,7 +66,7 @@ class PositionOptions(Options):
     lengths: list[Annotated[int, Field(ge=6)]] = Field([])
     keep_sums: bool = False
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
-    nulls: Annotated[list[str], _names(("random_weights",))] = Field(["random_weights"])
+    nulls: Annotated[list[str], among(("random_weights",), every=True)] = Field(["random_weights"])
     random_weights: int = Field(default=8, ge=1)
 
     @field_validator("queries")

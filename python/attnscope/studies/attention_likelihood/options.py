@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
 from attnscope._nearest import nearest
-from attnscope.engine.study import Names, Options
+from attnscope.engine.study import Names, Options, among
 
 #: Modes of replacement by rank among the candidates, from the least likely on.
 RANKED = ("lowest", "low", "mid", "high", "highest")
@@ -58,7 +58,7 @@ class LikelihoodOptions(Options):
     two_sided: bool = False
     likelihood_from: str = ""
     survey: bool = False
-    nulls: Names = Field(default=[])
+    nulls: Annotated[list[str], among(NULLS, "attention_likelihood has no null")] = Field(default=[])
     random_weights: int = Field(default=8, ge=1)
     bootstrap: int = Field(default=2000, ge=1)
     permutations: int = Field(default=2000, ge=999)
@@ -83,14 +83,6 @@ class LikelihoodOptions(Options):
                 raise ValueError(f"there is no mode {name!r}{nearest(name, [*RANKED, 'nats:3'])}")
         if len(set(names)) < len(names):
             raise ValueError(f"expected each mode once, got {names}")
-        return names
-
-    @field_validator("nulls")
-    @classmethod
-    def _nulls(cls, names: list[str]) -> list[str]:
-        for name in names:
-            if name not in NULLS:
-                raise ValueError(f"attention_likelihood has no null {name!r}{nearest(name, NULLS)}")
         return names
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from attnscope._nearest import nearest
-from attnscope.engine.study import Options, metrics_among
+from attnscope.engine.study import Options, among
 from attnscope.engine.texts.sources import Row, words
 from attnscope.inference.controls import FEWEST
 from attnscope.metrics.plan import THRESHOLDS
@@ -25,18 +25,6 @@ Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "exam
 EXTRA: tuple[Extra, ...] = get_args(Extra)
 
 
-def _extra(value: object) -> object:
-    asked = [value] if isinstance(value, str) else value or ()
-    if not isinstance(asked, (list, tuple)):
-        return asked
-    if list(asked) == ["all"]:
-        return EXTRA
-    for name in asked:
-        if name not in EXTRA:
-            raise ValueError(f"there is no {name!r}{nearest(str(name), [*EXTRA, 'all'])}")
-    return tuple(name for name in EXTRA if name in asked)
-
-
 def _threshold(value: float | str) -> float | str:
     if isinstance(value, str) and not re.fullmatch(r"[1-9]\d*/n", value):
         raise ValueError(f"expected a number in (0, 1) or a text such as '2/n', got {value!r}")
@@ -47,6 +35,10 @@ def _threshold(value: float | str) -> float | str:
 
 def _listed(value: object) -> object:
     return [value] if isinstance(value, (int, float, str)) else value
+
+
+def _in_order(asked: tuple[Extra, ...]) -> tuple[Extra, ...]:
+    return tuple(name for name in EXTRA if name in asked)
 
 
 Threshold = Annotated[float | str, AfterValidator(_threshold)]
@@ -70,13 +62,11 @@ class SinkOptions(Options):
     ('fisher', 'ablation', 'random_weights', 'row_permutation', 'examples')
     """
 
-    metrics: Annotated[
-        tuple[str, ...], BeforeValidator(_listed), metrics_among("attention_sinks", metric_names())
-    ] = ()
+    metrics: Annotated[tuple[str, ...], among(metric_names(), "attention_sinks has no metric")] = ()
     thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(_listed)] = THRESHOLDS
     bars: bool = False
     controls: Annotated[int, Field(ge=1)] = FEWEST
-    extra: Annotated[tuple[Extra, ...], BeforeValidator(_extra)] = ()
+    extra: Annotated[tuple[Extra, ...], among(EXTRA, every=True), AfterValidator(_in_order)] = ()
 
 
 def by_focus_word(rows: Sequence[Row], source: TextSource, draw: np.random.Generator) -> list[int]:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from attnscope._nearest import nearest
-from attnscope.engine.study import Names, Options
+from attnscope.engine.study import Names, Options, among
 
 #: Matrices that every claim is about, in the order of a block.
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -85,20 +84,14 @@ class WeightsOptions(Options):
     center: bool = True
     gradients: bool = True
     moments_of: Literal["before", "after", "both"] = "before"
-    nulls: Names = Field(default=list(NULLS[:3]))
+    nulls: Annotated[list[str], among(NULLS, "pretraining_writes has no null")] = Field(
+        default=list(NULLS[:3])
+    )
     random_weights: int = Field(default=8, ge=1)
     rank_one: RankOneOptions | Literal[False] = Field(default=RankOneOptions())
     rounded: Literal["auto", "after", "both"] = "auto"
     arms: dict[str, str] = Field(default={})
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
-
-    @field_validator("nulls")
-    @classmethod
-    def _nulls(cls, names: list[str]) -> list[str]:
-        for name in names:
-            if name not in NULLS:
-                raise ValueError(f"pretraining_writes has no null {name!r}{nearest(name, NULLS)}")
-        return names
 
     @field_validator("k")
     @classmethod

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
+from attnscope.engine.reading import NULLS
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.engine.study import Names, Options, metrics_among
+from attnscope.engine.study import Options, among
 from attnscope.engine.tables import Column, Table
 from attnscope.metrics.information import sink_sets
 from attnscope.metrics.quantity import Quantity, field_of
@@ -36,12 +37,6 @@ HEADS: Mapping[str, tuple[Quantity, ...]] = {
 METRICS = (*HEADS, "scale_sensitivity")
 
 
-def _nulls(value: object) -> object:
-    if value in ("all", ["all"]):
-        return ["random_weights", "row_permutation"]
-    return [value] if isinstance(value, str) else value
-
-
 class WaveletOptions(Options):
     """What `options` of a run of this study may hold.
 
@@ -61,7 +56,7 @@ class WaveletOptions(Options):
         signals: numbers of the samples whose signals are stored whole, for scalograms.
     """
 
-    metrics: Annotated[Names, metrics_among("wavelet_heads", METRICS)] = Field(default=[])
+    metrics: Annotated[list[str], among(METRICS, "wavelet_heads has no metric")] = Field(default=[])
     signal: Literal["rows", "last", "mean", "offset"] = "rows"
     min_keys: int = Field(default=32, ge=6)
     drop_first: bool = False
@@ -69,7 +64,7 @@ class WaveletOptions(Options):
     padding: float = Field(default=1.0, ge=1.0, le=64.0)
     window: float = Field(default=8.0, ge=0.0)
     prefixes: list[Annotated[float, Field(gt=0.0, lt=1.0)]] = Field(default=[0.5, 0.25])
-    nulls: Annotated[list[Literal["random_weights", "row_permutation"]], BeforeValidator(_nulls)] = Field(
+    nulls: Annotated[list[Literal["random_weights", "row_permutation"]], among([*NULLS], every=True)] = Field(
         default=[]
     )
     harmonics: bool = True
