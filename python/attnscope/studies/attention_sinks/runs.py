@@ -38,8 +38,8 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
     from attnscope.capture.ablation import output_kl_of_sets
 
     title = loaded.checkpoint.title
-    if not predicts(loaded.model):
-        return f"ablation: {title}: {_without_loss(loaded)}, so there is no output to compare"
+    if without := _without_loss(loaded):
+        return f"ablation: {title}: {without}, so there is no output to compare"
     sinks = sink_tokens(mean.cpu(), rule="test", lengths=torch.as_tensor(batch.lengths))
     first = torch.zeros_like(sinks)
     first[:, 0] = True
@@ -79,8 +79,8 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
     from attnscope.protocols import ruscio2025
 
     model, title, encoder = loaded.model, loaded.checkpoint.title, run.encoder
-    if not predicts(model):
-        return f"fisher: {title}: {_without_loss(loaded)}, so there is no loss"
+    if without := _without_loss(loaded):
+        return f"fisher: {title}: {without}, so there is no loss"
     if model.dtype not in (torch.float32, torch.float64):
         return f"fisher: {title}: gradients of {loaded.dtype} under- and overflow; load it with dtype float32"
     masked = "MaskedLM" in type(model).__name__
@@ -105,12 +105,10 @@ def _write(run: StageRun, protocol: str, sample: int, table: Any, **more: Any) -
     run.write("fisher", sample=sample, protocol=protocol, **stored, **more)
 
 
-def predicts(model: Any) -> bool:
-    """Whether the model has a head that predicts tokens."""
-    return any(mark in type(model).__name__ for mark in ("CausalLM", "LMHead", "MaskedLM"))
-
-
 def _without_loss(loaded: LoadedModel) -> str:
+    """Why a model has no head that predicts tokens, "" where it has one."""
+    if any(mark in type(loaded.model).__name__ for mark in ("CausalLM", "LMHead", "MaskedLM")):
+        return ""
     if getattr(loaded.model.config, "is_encoder_decoder", False):
         return f"{loaded.architecture} predicts with a decoder, which is not studied"
     return f"{loaded.architecture} has no language-model head"

@@ -147,14 +147,14 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
 
     partners = ["gini", "hub_share", "centralization", "degree_variance"]
     keys = [*CHECKPOINT_KEYS, "protocol", "layer", "threshold"]
-    numbers = ["graph_fiedler_value", "density", *partners]
-    frame = results.table("head_mean_graphs", [*keys, *numbers])
+    numbers = ["fiedler_value", "density", *partners]
+    frame = results.table("head_mean_graphs", [*keys, "graph_fiedler_value", *numbers[1:]])
+    frame = frame.rename(columns={"graph_fiedler_value": "fiedler_value"})
     made = []
     for named, own in comparisons.checkpoints(frame):
         for (protocol, threshold), rows in own.groupby(["protocol", "threshold"], sort=True):
             means = rows.groupby("layer", sort=True)[numbers].mean()
-            columns = {name: means[name].tolist() for name in partners}
-            columns["fiedler_value"] = means["graph_fiedler_value"].tolist()
+            columns: dict[Any, list[float]] = means.to_dict("list")
             found = fiedler_correlations(columns)
             made.append(
                 {
@@ -164,7 +164,7 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
                     **dict(zip(_PEAK, middle_peak(columns["fiedler_value"]), strict=True)),
                     **{f"correlation_{name}": found[name] for name in partners},
                     "layers": len(means),
-                    "reported_layers": len(reported_layers(means["density"].tolist())),
+                    "reported_layers": len(reported_layers(columns["density"])),
                 }
             )
     return made
