@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from attnscope.engine.results import Results
-    from attnscope.engine.stage_run import StageRun
 
 #: Columns of `uncertainty` and the pair of columns of `heads` that they correlate across a sentence's heads.
 CORRELATIONS = {
@@ -28,23 +27,14 @@ ENTROPIES = tuple(dict.fromkeys(name for pair in CORRELATIONS.values() for name 
 
 def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
     """ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary."""
-    found = {}
-    for name, (one, other) in CORRELATIONS.items():
-        found[name] = math.nan
-        if one in heads and other in heads:
-            x, y = (np.asarray(heads[column], dtype=float) for column in (one, other))
+    found = dict.fromkeys(CORRELATIONS, math.nan)
+    for name, pair in CORRELATIONS.items():
+        if set(pair) <= set(heads):
+            x, y = (np.asarray(heads[column], dtype=float) for column in pair)
             good = np.isfinite(x) & np.isfinite(y)
             if good.sum() >= 3 and np.ptp(x[good]) > 1e-12 and np.ptp(y[good]) > 1e-12:
                 found[name] = float(np.corrcoef(x[good], y[good])[0, 1])
     return found
-
-
-def write_phases(run: StageRun) -> None:
-    """Writes `phases`: every number of every checkpoint; and `published`, the paper's beside them."""
-    table = phases(run.stored)
-    for name, rows in (("phases", table), ("published", published(table))):
-        if len(rows):
-            run.write(name, **{str(column): rows[column] for column in rows})
 
 
 def phases(results: Results) -> pd.DataFrame:
@@ -86,9 +76,6 @@ def published(table: pd.DataFrame) -> pd.DataFrame:
         same_model(row.model, row.model_printed) and step_belongs(row.table, row.step)
         for row in rows.itertuples()
     ]
-    columns = {
-        **{name: name for name in ("model", "step", "metric")},
-        **{"value": "published", "low_printed": "published_low", "high_printed": "published_high"},
-        **{"mean": "here", "low": "low", "high": "high", "samples": "samples"},
-    }
-    return rows.loc[there, list(columns)].rename(columns=columns)
+    columns = {"value": "published", "low_printed": "published_low", "high_printed": "published_high"}
+    kept = ["model", "step", "metric", *columns, "mean", "low", "high", "samples"]
+    return rows.loc[there, kept].rename(columns={**columns, "mean": "here"})
