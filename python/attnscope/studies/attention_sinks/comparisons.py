@@ -21,6 +21,7 @@ from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.inference import benjamini_hochberg, control_test, holm, paired_test, welch_test
 from attnscope.inference.emergence import Curve, emergence_splits
+from attnscope.protocols.ruscio2025 import combine_p_values, emergence_change
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
 from attnscope.studies.attention_sinks.published import compared_layers
 
@@ -30,6 +31,8 @@ SCOPES = {"heads": "heads", "head_means": "head_mean", "layers": "layers"}
 OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
 #: Columns of the measured tables that are no measurements.
 _NO_NUMBERS = {*RANDOM.values(), "n_tokens"}
+#: The published change and its steps, which are taken in the order of their names; exact has none.
+_NO_CHANGE = {"change": math.nan, "change_first_step": None, "change_last_step": None}
 
 
 def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
@@ -117,8 +120,6 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
     are taken out leave heads with less to differ in; texts without such keys are not in the test. The
     authors' way: each sentence's p-value over its heads, combined by Fisher's method.
     """
-    from attnscope.protocols.ruscio2025 import combine_p_values
-
     layers = results.table("layers")
     made: list[dict[str, Any]] = []
     for percentile, control in RANDOM.items():
@@ -211,7 +212,9 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
         ]
         for metric, (part, means, keys) in product(metrics, parts):
             if metric in means:
-                rows.append({**keys, "metric": metric, **_published(part, metric, keys["protocol"])})
+                rows.append({**keys, "metric": metric, **_NO_CHANGE})
+                if keys["protocol"] == "ruscio2025":
+                    rows[-1] |= zip(_NO_CHANGE, emergence_change(part, metric)[:3], strict=True)
                 each = means[metric].unstack("sample")
                 curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
     # tested are exact quantities of whole models, by group of texts where there are several
@@ -251,13 +254,3 @@ def _parts(
             found.append((part, single, {**whole, "scope": "head", **at}))
     each = ["step", "sample"]
     return [(part, part.groupby(each, sort=True)[names].mean(), where) for part, names, where in found]
-
-
-def _published(part: pd.DataFrame, metric: str, protocol: str) -> dict[str, Any]:
-    """The change as published, which takes the steps in the order of their names."""
-    from attnscope.protocols.ruscio2025 import emergence_change
-
-    if protocol != "ruscio2025":
-        return {"change": math.nan, "change_first_step": None, "change_last_step": None}
-    change, first, last, _ = emergence_change(part, metric)
-    return {"change": change, "change_first_step": first, "change_last_step": last}

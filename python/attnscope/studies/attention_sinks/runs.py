@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.capture.ablation import output_kl_of_sets
 from attnscope.engine.forward import Batch
 from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.information.fisher import fisher_trace
 from attnscope.metrics.information.sinks import sink_tokens
 from attnscope.models.architecture import text_config
+from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
 
 if TYPE_CHECKING:
@@ -35,8 +37,6 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
     Args:
         mean: of the maps over layers and heads [b, n, n], whose sinks they are.
     """
-    from attnscope.capture.ablation import output_kl_of_sets
-
     title = loaded.checkpoint.title
     if without := _without_loss(loaded):
         return f"ablation: {title}: {without}, so there is no output to compare"
@@ -76,8 +76,6 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
 
 def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
     """Writes the Fisher information of every sentence to `fisher`; returned is why not, "" where it is."""
-    from attnscope.protocols import ruscio2025
-
     model, title, encoder = loaded.model, loaded.checkpoint.title, run.encoder
     if without := _without_loss(loaded):
         return f"fisher: {title}: {without}, so there is no loss"

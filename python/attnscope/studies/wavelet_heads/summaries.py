@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import bootstrap
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from attnscope.engine.results import Results
+from attnscope.published import published_numbers, same_model
+from attnscope.studies.wavelet_heads.published import step_belongs
 
 #: Columns of `uncertainty` and the pair of columns of `heads` that they correlate across a sentence's heads.
 CORRELATIONS = {
@@ -39,8 +38,6 @@ def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
 
 def phases(results: Results) -> pd.DataFrame:
     """Every number of every checkpoint: mean over heads, then over sentences, with its interval."""
-    import pandas as pd
-
     keys, parts = [*CHECKPOINT_KEYS, "sample"], []
     there = results.tables()
     if "heads" in there:
@@ -67,9 +64,6 @@ def phases(results: Results) -> pd.DataFrame:
 
 def published(table: pd.DataFrame) -> pd.DataFrame:
     """The table `published`: the paper's values for models of this run, beside the run's own."""
-    from attnscope.published import published_numbers, same_model
-    from attnscope.studies.wavelet_heads.published import step_belongs
-
     printed = published_numbers("ruscio2024")
     rows = printed.merge(table, left_on="quantity", right_on="metric", suffixes=("_printed", ""))
     there = [
