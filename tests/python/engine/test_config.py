@@ -149,8 +149,6 @@ def test_extra_analyses_are_named_or_all():
     assert extra(["row_permutation", "fisher"]) == ["fisher", "row_permutation"]
     with pytest.raises(ConfigError, match=r"options\.extra: there is no 'fischer'; did you mean 'fisher'"):
         extra(["fischer"])
-    with pytest.raises(ConfigError, match=r"options\.nulls: there is no 'shuffled'"):
-        Study(study="wavelet_heads", models="a", texts="b", options={"nulls": "shuffled"})
     with pytest.raises(ConfigError, match="unknown key 'extras' in options; did you mean 'extra'"):
         Study(models="a", texts="b", options={"extras": "all"})
 

@@ -370,7 +370,7 @@ def test_rho_needs_three_heads_that_differ():
         ({"signl": "last"}, r"unknown key 'signl' in options; did you mean 'signal'"),
         ({"signal": "row"}, r"options\.signal: .*got 'row'"),
         ({"prefixes": [1.5]}, r"options\.prefixes\[0\]: .*got 1\.5"),
-        ({"nulls": ["shuffled"]}, r"options\.nulls\[0\]: .*got 'shuffled'"),
+        ({"nulls": ["shuffled"]}, r"options\.nulls: there is no 'shuffled'; there are: random_weights"),
         ({"metrics": "spectrum"}, r"options\.metrics: .*no metric 'spectrum'; did you mean 'power_spectrum'"),
     ],
 )
