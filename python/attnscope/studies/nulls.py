@@ -20,8 +20,6 @@ from attnscope.metrics.quantity import Quantity
 from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from attnscope.engine.stage_run import StageRun
 
 #: Values of uniform attention, and means of controls, by length of text.
@@ -68,7 +66,8 @@ def write_baselines(
 ) -> None:
     """Writes to `baselines` the numbers of uniform attention of every length and support, and of controls.
 
-    What queries see is read from `tables`; `chosen` gives the quantities of each protocol under a support.
+    Of controls these are mean and deviation over texts of one length. What queries see is read from `tables`;
+    `chosen` gives the quantities of each protocol under a support.
     """
     samples = run.read("samples")
     nobody: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
@@ -88,17 +87,10 @@ def write_baselines(
                 run.write("baselines", **keys, **nobody, value=numbers)
     controls = run.stored.variants()
     if len(controls):
-        rows = by_length(controls, samples)
+        # a control is read under the visibility of its own maps, and a length has layers of several
+        lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
+        frame = controls.rename(columns={"variant": "kind"}).assign(support="")
+        frame = frame.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
+        each = frame.groupby([*BASELINES.keys], sort=True, dropna=False)["value"]
+        rows = each.agg(["mean", "std", "count"]).reset_index().rename(columns={"mean": "value"})
         run.write("baselines", **{str(name): rows[name] for name in rows})
-
-
-def by_length(controls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `baselines` from `Results.variants`: mean and deviation over sentences of one length.
-
-    A control is read under the visibility of its own maps, and a length has layers of several: no support.
-    """
-    lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
-    frame = controls.rename(columns={"variant": "kind"}).assign(support="")
-    frame = frame.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
-    found = frame.groupby([*BASELINES.keys], sort=True, dropna=False)["value"]
-    return found.agg(["mean", "std", "count"]).reset_index().rename(columns={"mean": "value"})

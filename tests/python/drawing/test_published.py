@@ -42,7 +42,7 @@ def test_every_number_says_where_it_was_printed():
     assert len(NUMBERS) == 300
     assert (NUMBERS["origin"].str.len() > 10).all()
     assert (NUMBERS["printed"].str.len() > 0).all()
-    assert set(NUMBERS["quantity"]) == set(SOURCES)
+    assert set(NUMBERS["quantity"]) == set(SOURCES.index)
     ranges = NUMBERS["value"].isna()
     assert (NUMBERS[ranges]["low"] < NUMBERS[ranges]["high"]).all()
     assert not NUMBERS.duplicated(["model", "table", "quantity", "layer", "token", "statistic"]).any()

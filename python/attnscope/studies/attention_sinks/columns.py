@@ -8,8 +8,8 @@ together in `layers`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -186,20 +186,23 @@ class States(Seen):
         return replace(self, heads=self.heads.clone(), sites=sites)
 
 
-@dataclass(frozen=True)
-class Place:
-    """Whose numbers they are."""
+def write_rows(
+    run: StageRun,
+    measured: Measured,
+    batch: Batch,
+    protocol: str,
+    layer: int,
+    names: Sequence[int] | None,
+    *,
+    variant: str = "",
+    supports: Sequence[str] = (),
+    **of_layer: Any,
+) -> None:
+    """Writes what was measured of the maps [batch, maps] of a layer.
 
-    protocol: str
-    layer: int
-    heads: Sequence[int] | None  # their numbers, None for the mean over heads
-    variant: str = ""  # of the maps, "" as the model has them
-    supports: Sequence[str] = ()  # what each text's queries see, in a word
-    of_layer: Mapping[str, Any] = field(default_factory=dict)  # further columns of `layers`, an entry a text
-
-
-def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) -> None:
-    """Writes what was measured of the maps [batch, maps] of a layer."""
+    Those are heads of these numbers or, without `names`, the head mean, as the model has them or a `variant`;
+    `supports` say in a word what each text's queries see, `of_layer` holds further columns of `layers`.
+    """
     columns: dict[str, dict[str, Any]] = {"heads": {}, "graphs": {}, "layers": {}}
     thresholds: Sequence[float | str] = ()
     for one, values in measured.values.items():
@@ -210,28 +213,28 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
         if one.name == "sink_position":
             columns["heads"]["sink_token"] = batch.tokens_at(np.ma.MaskedArray(values.numpy(), missing))
         thresholds = one.options.get("thresholds", thresholds)
-    keys = keys_of(batch, place.layer, place.heads, place.protocol)
-    maps = 1 if place.heads is None else len(place.heads)
-    lengths, supports = np.repeat(batch.lengths, maps), np.repeat(place.supports, maps).tolist()
-    control = bool(place.variant or run.unit.variant)
-    if "mp_ks" in columns["heads"] and place.protocol == "exact" and not control:
-        columns["heads"]["mp_law"] = [LAWS.get(name, "shuffled rows") for name in supports]
+    keys = keys_of(batch, layer, names, protocol)
+    maps = 1 if names is None else len(names)
+    lengths, seen = np.repeat(batch.lengths, maps), np.repeat(supports, maps).tolist()
+    control = bool(variant or run.unit.variant)
+    if "mp_ks" in columns["heads"] and protocol == "exact" and not control:
+        columns["heads"]["mp_law"] = [LAWS.get(name, "shuffled rows") for name in seen]
     for table, own in columns.items():
         if not own:
             continue
         if table == "layers":
-            own |= place.of_layer
-            rows = keys_of(batch, place.layer, None, place.protocol)
+            own |= of_layer
+            rows = keys_of(batch, layer, None, protocol)
             rows |= {} if control else {"n_tokens": batch.lengths}
         elif table == "graphs":
             each = len(thresholds)
             rows = {key: np.repeat(value, each) if np.ndim(value) else value for key, value in keys.items()}
             rows["threshold"] = np.concatenate([levels(thresholds, n) for n in lengths])
-            rows |= {} if control else {"support": np.repeat(supports, each)}
+            rows |= {} if control else {"support": np.repeat(seen, each)}
         else:
-            rows = keys if control else {**keys, "n_tokens": lengths, "support": supports}
-        name = head_means_of(table) if place.heads is None and table != "layers" else table
-        run.write(name, variant=place.variant, **rows, **own)
+            rows = keys if control else {**keys, "n_tokens": lengths, "support": seen}
+        name = head_means_of(table) if names is None and table != "layers" else table
+        run.write(name, variant=variant, **rows, **own)
 
 
 def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
+from attnscope.engine.reading import kinds_of
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.inference import benjamini_hochberg, control_test, holm, paired_test, welch_test
 from attnscope.inference.emergence import Curve, emergence_splits
+from attnscope.protocols.ruscio2025 import combine_p_values, emergence_change
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
 from attnscope.studies.attention_sinks.published import compared_layers
 
@@ -28,9 +29,10 @@ from attnscope.studies.attention_sinks.published import compared_layers
 SCOPES = {"heads": "heads", "head_means": "head_mean", "layers": "layers"}
 #: Metrics that are described for every single head.
 OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
-#: Columns of the measured tables that are no measurements, and places, of which a mean says nothing.
-_NO_NUMBERS = {*HEAD_KEYS, *RANDOM.values(), "n_tokens", "sink_position", "sink_position_test"}
-_NO_NUMBERS |= {"strongest_query", "strongest_key"}
+#: Columns of the measured tables that are no measurements.
+_NO_NUMBERS = {*RANDOM.values(), "n_tokens"}
+#: The published change and its steps, which are taken in the order of their names; exact has none.
+_NO_CHANGE = {"change": math.nan, "change_first_step": None, "change_last_step": None}
 
 
 def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
@@ -40,14 +42,13 @@ def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFr
 
 
 def numbers_of(results: Results, table: str, *, constants: bool = False) -> list[str]:
-    """The measured columns of a table, in stored order; constants of the design or of the null if asked."""
-    return [
-        field.name
-        for field in results.schema(table)
-        if field.name not in _NO_NUMBERS
-        and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
-        and (constants or (field.metadata or {}).get(b"kind") != b"constant")
-    ]
+    """The measured columns of a table, in stored order; constants of the design or of the null if asked.
+
+    A mean says nothing of flags and of places.
+    """
+    without = {"flag", "position"} if constants else {"flag", "position", "constant"}
+    kinds = kinds_of(results, table)
+    return [name for name, kind in kinds.items() if kind not in without and name not in _NO_NUMBERS]
 
 
 def measured(results: Results, table: str) -> pd.DataFrame:
@@ -119,8 +120,6 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
     are taken out leave heads with less to differ in; texts without such keys are not in the test. The
     authors' way: each sentence's p-value over its heads, combined by Fisher's method.
     """
-    from attnscope.protocols.ruscio2025 import combine_p_values
-
     layers = results.table("layers")
     made: list[dict[str, Any]] = []
     for percentile, control in RANDOM.items():
@@ -138,7 +137,7 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
                 if protocol == "ruscio2025":
                     each = rows[f"p_value_{percentile}"].dropna()
                     found["p_value"] = combine_p_values(each.tolist()) if len(each) else math.nan
-                about = {"layer": int(str(layer)), "percentile": percentile, "protocol": str(protocol)}
+                about = {"layer": layer, "percentile": percentile, "protocol": protocol}
                 about |= {"kl_reduction": means[0], "kl_random": means[1] if exact else math.nan}
                 made.append({**named, **about, **found, "samples": test.n})
     return corrected(made)
@@ -169,8 +168,8 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
                 continue
             tested = against_control(str(kind), there[protocol, scope][metric], control)
             if tested["samples"]:
-                about = {"kind": str(kind), "metric": str(metric), "scope": str(scope)}
-                made.append({**named, **about, "protocol": str(protocol), **tested})
+                about = {"kind": kind, "metric": metric, "scope": scope, "protocol": protocol}
+                made.append({**named, **about, **tested})
     return corrected(made)
 
 
@@ -207,16 +206,17 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
         others = numbers_of(results, "heads") if name == "layers" and "heads" in there else []
         metrics = [one for one in numbers_of(results, name) if one not in others]
         parts = [
-            (own, part, means, {"model": str(model), "protocol": str(protocol), **where})
+            (part, means, {"model": str(model), "protocol": str(protocol), **where})
             for (model, protocol), own in frame.groupby(["model", "protocol"], sort=True)
             for part, means, where in _parts(own, SCOPES[name], metrics, str(protocol))
         ]
-        for metric in metrics:
-            for own, part, means, keys in parts:
-                if metric in means and own[metric].notna().any():
-                    rows.append({**keys, "metric": metric, **_published(part, metric, keys["protocol"])})
-                    each = means[metric].unstack("sample")
-                    curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
+        for metric, (part, means, keys) in product(metrics, parts):
+            if metric in means:
+                rows.append({**keys, "metric": metric, **_NO_CHANGE})
+                if keys["protocol"] == "ruscio2025":
+                    rows[-1] |= zip(_NO_CHANGE, emergence_change(part, metric)[:3], strict=True)
+                each = means[metric].unstack("sample")
+                curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
     # tested are exact quantities of whole models, by group of texts where there are several
     several = {row["model"] for row in rows if row["group"] != "all"}
     family = [
@@ -238,6 +238,7 @@ def _parts(
     own: pd.DataFrame, scope: str, metrics: list[str], protocol: str
 ) -> list[tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]]:
     """Of all layers, each group, each layer and each head: rows, means by step and sample, and keys."""
+    metrics = [one for one in metrics if own[one].notna().any()]
     whole: dict[str, Any] = {"group": "all", "scope": scope, "place": "", "layer": None, "head": None}
     found = [(own, metrics, whole)]
     groups = sorted(own["group"].unique())
@@ -245,24 +246,11 @@ def _parts(
         found += [(own[own["group"] == one], metrics, {**whole, "group": one}) for one in groups]
     of_layer = {"heads": "layer", "head_mean": "layer_head_mean", "layers": "layer"}[scope]
     for layer, part in own.groupby("layer", sort=True):
-        number = int(str(layer))
-        where = {**whole, "scope": of_layer, "place": f"L{number}", "layer": number}
-        found.append((part, metrics, where))
+        found.append((part, metrics, {**whole, "scope": of_layer, "place": f"L{layer}", "layer": layer}))
     single = [one for one in metrics if one in OF_EVERY_HEAD]
     if scope == "heads" and protocol == "exact" and single:
-        for keys, part in own.groupby(["layer", "head"], sort=True):
-            at = dict(zip(("layer", "head"), (int(str(one)) for one in keys), strict=True))
-            place = "L{layer}H{head}".format(**at)
-            found.append((part, single, {**whole, "scope": "head", "place": place, **at}))
+        for (number, head), part in own.groupby(["layer", "head"], sort=True):
+            at = {"place": f"L{number}H{head}", "layer": number, "head": head}
+            found.append((part, single, {**whole, "scope": "head", **at}))
     each = ["step", "sample"]
     return [(part, part.groupby(each, sort=True)[names].mean(), where) for part, names, where in found]
-
-
-def _published(part: pd.DataFrame, metric: str, protocol: str) -> dict[str, Any]:
-    """The change as published, which takes the steps in the order of their names."""
-    from attnscope.protocols.ruscio2025 import emergence_change
-
-    if protocol != "ruscio2025":
-        return {"change": math.nan, "change_first_step": None, "change_last_step": None}
-    change, first, last, _ = emergence_change(part, metric)
-    return {"change": change, "change_first_step": first, "change_last_step": last}

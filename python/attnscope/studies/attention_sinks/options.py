@@ -6,20 +6,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from attnscope._nearest import nearest
+from attnscope.engine.config import ConfigError, TextSource
 from attnscope.engine.study import Options, among
 from attnscope.engine.texts.sources import Row, words
 from attnscope.inference.controls import FEWEST
 from attnscope.metrics.plan import THRESHOLDS
 from attnscope.studies.attention_sinks.columns import metric_names
-
-if TYPE_CHECKING:
-    from attnscope.engine.config import TextSource
 
 Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "examples"]
 EXTRA: tuple[Extra, ...] = get_args(Extra)
@@ -71,8 +69,6 @@ def by_focus_word(rows: Sequence[Row], source: TextSource, draw: np.random.Gener
     When more are wanted, the rest is drawn in equal parts from the short, middle and long third of the other
     sentences; when fewer are wanted, the same draw is made among the shortest ones.
     """
-    from attnscope.engine.config import ConfigError
-
     count = len(rows) if source.samples is None else min(source.samples, len(rows))
     if source.focus not in rows[0][2]:
         raise ConfigError(

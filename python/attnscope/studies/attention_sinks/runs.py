@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.capture.ablation import output_kl_of_sets
 from attnscope.engine.forward import Batch
 from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.information.fisher import fisher_trace
 from attnscope.metrics.information.sinks import sink_tokens
 from attnscope.models.architecture import text_config
+from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
 
 if TYPE_CHECKING:
@@ -35,11 +37,9 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
     Args:
         mean: of the maps over layers and heads [b, n, n], whose sinks they are.
     """
-    from attnscope.capture.ablation import output_kl_of_sets
-
     title = loaded.checkpoint.title
-    if not predicts(loaded.model):
-        return f"ablation: {title}: {_without_loss(loaded)}, so there is no output to compare"
+    if without := _without_loss(loaded):
+        return f"ablation: {title}: {without}, so there is no output to compare"
     sinks = sink_tokens(mean.cpu(), rule="test", lengths=torch.as_tensor(batch.lengths))
     first = torch.zeros_like(sinks)
     first[:, 0] = True
@@ -76,11 +76,9 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
 
 def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
     """Writes the Fisher information of every sentence to `fisher`; returned is why not, "" where it is."""
-    from attnscope.protocols import ruscio2025
-
     model, title, encoder = loaded.model, loaded.checkpoint.title, run.encoder
-    if not predicts(model):
-        return f"fisher: {title}: {_without_loss(loaded)}, so there is no loss"
+    if without := _without_loss(loaded):
+        return f"fisher: {title}: {without}, so there is no loss"
     if model.dtype not in (torch.float32, torch.float64):
         return f"fisher: {title}: gradients of {loaded.dtype} under- and overflow; load it with dtype float32"
     masked = "MaskedLM" in type(model).__name__
@@ -105,12 +103,10 @@ def _write(run: StageRun, protocol: str, sample: int, table: Any, **more: Any) -
     run.write("fisher", sample=sample, protocol=protocol, **stored, **more)
 
 
-def predicts(model: Any) -> bool:
-    """Whether the model has a head that predicts tokens."""
-    return any(mark in type(model).__name__ for mark in ("CausalLM", "LMHead", "MaskedLM"))
-
-
 def _without_loss(loaded: LoadedModel) -> str:
+    """Why a model has no head that predicts tokens, "" where it has one."""
+    if any(mark in type(loaded.model).__name__ for mark in ("CausalLM", "LMHead", "MaskedLM")):
+        return ""
     if getattr(loaded.model.config, "is_encoder_decoder", False):
         return f"{loaded.architecture} predicts with a decoder, which is not studied"
     return f"{loaded.architecture} has no language-model head"

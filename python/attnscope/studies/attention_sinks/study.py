@@ -23,7 +23,7 @@ from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.models.architecture import depth
 from attnscope.studies.attention_sinks import columns, summaries
-from attnscope.studies.attention_sinks.columns import Place, States, write_rows
+from attnscope.studies.attention_sinks.columns import States, write_rows
 from attnscope.studies.attention_sinks.matched_keys import random_reductions
 from attnscope.studies.attention_sinks.options import SinkOptions, by_focus_word
 from attnscope.studies.attention_sinks.runs import ablation, fisher_rows
@@ -139,8 +139,7 @@ class SinkStudy(Study):
                 seeds = [[self.settings.seed, sample, number, 0x4B3D] for sample in batch.samples]
                 layer = (states.heads, states.mean, states.lengths)
                 more = random_reductions(*layer, seeds, states.support, states.learned)
-            place = Place("exact", number, heads, supports=states.supports, of_layer=more)
-            write_rows(run, measured, batch, place)
+            write_rows(run, measured, batch, "exact", number, heads, supports=states.supports, **more)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
                 run.write(
@@ -164,7 +163,7 @@ class SinkStudy(Study):
         )
         of_heads = each.part(slice(1, None)).beside(together, chosen)
         for heads, found in ((None, each.part(slice(1))), (states.names, of_heads)):
-            write_rows(run, found, batch, Place("ruscio2025", number, heads, supports=states.supports))
+            write_rows(run, found, batch, "ruscio2025", number, heads, supports=states.supports)
 
     def _under(self, protocol: str, what: str, kind: str, learned: bool) -> list[Quantity]:
         """The quantities of a protocol under the visibility of a layer."""
@@ -193,8 +192,8 @@ class SinkStudy(Study):
             )
             known = measured.known(*SHARED)
             for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
-                place = Place(protocol, number, heads, "row_permutation")
-                write_rows(run, measured.part(own), batch, place)
+                found = measured.part(own)
+                write_rows(run, found, batch, protocol, number, heads, variant="row_permutation")
 
     def _baselines(self, unit: Unit, run: StageRun) -> None:
         chosen = {protocol: columns.of_attention_alone(some) for protocol, some in self._taken.items()}

@@ -17,6 +17,7 @@ from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
+from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks import comparisons
 from attnscope.studies.attention_sinks.sink_heads import HeadSinks, by_group, judged, sink_heads
 
@@ -119,8 +120,6 @@ def specialization(results: Results) -> list[dict[str, Any]]:
 
     Of the texts that could be tested; as published by token string, of any head's strongest key.
     """
-    from attnscope.protocols.ruscio2025 import head_specialization
-
     heads = results.table("heads", [*HEAD_KEYS, "sink_position", *_BY_TEST, "sink_token"])
     there = np.where(heads["protocol"] == "exact", heads[_BY_TEST[1]].notna(), heads["sink_position"].notna())
     heads = heads[there]
@@ -132,7 +131,7 @@ def specialization(results: Results) -> list[dict[str, Any]]:
         if places:
             # a text without a sink agrees with no other
             nowhere = [f"none in {text}" for text in range(len(own) - len(places))]
-            found = head_specialization([*places, *nowhere])
+            found = ruscio2025.head_specialization([*places, *nowhere])
             made.append({**named, **found._asdict(), "modal": str(found.modal)})
     return made
 
@@ -143,28 +142,26 @@ _PEAK = ("early", "middle", "late", "middle_peak", "peak_factor")
 
 def graph_depth(results: Results) -> list[dict[str, Any]]:
     """Rows of `graph_depth`: λ2 of the head mean by thirds of the layers, and what it goes along with."""
-    from attnscope.protocols.ruscio2025 import fiedler_correlations, middle_peak, reported_layers
-
     partners = ["gini", "hub_share", "centralization", "degree_variance"]
     keys = [*CHECKPOINT_KEYS, "protocol", "layer", "threshold"]
-    numbers = ["graph_fiedler_value", "density", *partners]
-    frame = results.table("head_mean_graphs", [*keys, *numbers])
+    numbers = ["fiedler_value", "density", *partners]
+    frame = results.table("head_mean_graphs", [*keys, "graph_fiedler_value", *numbers[1:]])
+    frame = frame.rename(columns={"graph_fiedler_value": "fiedler_value"})
     made = []
     for named, own in comparisons.checkpoints(frame):
         for (protocol, threshold), rows in own.groupby(["protocol", "threshold"], sort=True):
             means = rows.groupby("layer", sort=True)[numbers].mean()
-            columns = {name: means[name].tolist() for name in partners}
-            columns["fiedler_value"] = means["graph_fiedler_value"].tolist()
-            found = fiedler_correlations(columns)
+            columns: dict[Any, list[float]] = means.to_dict("list")
+            found = ruscio2025.fiedler_correlations(columns)
             made.append(
                 {
                     **named,
                     "protocol": protocol,
                     "threshold": float(str(threshold)),
-                    **dict(zip(_PEAK, middle_peak(columns["fiedler_value"]), strict=True)),
+                    **dict(zip(_PEAK, ruscio2025.middle_peak(columns["fiedler_value"]), strict=True)),
                     **{f"correlation_{name}": found[name] for name in partners},
                     "layers": len(means),
-                    "reported_layers": len(reported_layers(means["density"].tolist())),
+                    "reported_layers": len(ruscio2025.reported_layers(columns["density"])),
                 }
             )
     return made

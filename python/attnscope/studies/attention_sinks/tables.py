@@ -20,10 +20,7 @@ _KNOWN = {
         Column("samples", kind="count", label="texts"),
         Column("n_tokens", kind="count", label="tokens"),
         Column("p_value", label="p", meaning="Two-sided p-value."),
-        *(
-            Column(one, "string", "text", empty=True)
-            for one in ("modal", "modal_token", "pooled_label", "sink_token", "top")
-        ),
+        *columns("text", "modal", "modal_token", "pooled_label", "sink_token", "top", empty=True),
         Column(
             "p_holm",
             label="p (Holm)",

@@ -221,7 +221,10 @@ class WaveletStudy(Study):
     def _summaries(self, unit: Unit, run: StageRun) -> None:
         masked = {"exact": under(self._taken.heads, "mask")} if self._taken.heads else {}
         write_baselines(run, ("heads", "head_means"), lambda _: masked)
-        summaries.write_phases(run)
+        phases = summaries.phases(run.stored)
+        for name, rows in (("phases", phases), ("published", summaries.published(phases))):
+            if len(rows):
+                run.write(name, **{str(column): rows[column] for column in rows})
 
 
 STUDY = WaveletStudy

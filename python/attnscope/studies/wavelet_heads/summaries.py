@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import bootstrap
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from attnscope.engine.results import Results
-    from attnscope.engine.stage_run import StageRun
+from attnscope.published import published_numbers, same_model
+from attnscope.studies.wavelet_heads.published import step_belongs
 
 #: Columns of `uncertainty` and the pair of columns of `heads` that they correlate across a sentence's heads.
 CORRELATIONS = {
@@ -28,29 +26,18 @@ ENTROPIES = tuple(dict.fromkeys(name for pair in CORRELATIONS.values() for name 
 
 def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
     """ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary."""
-    found = {}
-    for name, (one, other) in CORRELATIONS.items():
-        found[name] = math.nan
-        if one in heads and other in heads:
-            x, y = (np.asarray(heads[column], dtype=float) for column in (one, other))
+    found = dict.fromkeys(CORRELATIONS, math.nan)
+    for name, pair in CORRELATIONS.items():
+        if set(pair) <= set(heads):
+            x, y = (np.asarray(heads[column], dtype=float) for column in pair)
             good = np.isfinite(x) & np.isfinite(y)
             if good.sum() >= 3 and np.ptp(x[good]) > 1e-12 and np.ptp(y[good]) > 1e-12:
                 found[name] = float(np.corrcoef(x[good], y[good])[0, 1])
     return found
 
 
-def write_phases(run: StageRun) -> None:
-    """Writes `phases`: every number of every checkpoint; and `published`, the paper's beside them."""
-    table = phases(run.stored)
-    for name, rows in (("phases", table), ("published", published(table))):
-        if len(rows):
-            run.write(name, **{str(column): rows[column] for column in rows})
-
-
 def phases(results: Results) -> pd.DataFrame:
     """Every number of every checkpoint: mean over heads, then over sentences, with its interval."""
-    import pandas as pd
-
     keys, parts = [*CHECKPOINT_KEYS, "sample"], []
     there = results.tables()
     if "heads" in there:
@@ -77,18 +64,12 @@ def phases(results: Results) -> pd.DataFrame:
 
 def published(table: pd.DataFrame) -> pd.DataFrame:
     """The table `published`: the paper's values for models of this run, beside the run's own."""
-    from attnscope.published import published_numbers, same_model
-    from attnscope.studies.wavelet_heads.published import step_belongs
-
     printed = published_numbers("ruscio2024")
     rows = printed.merge(table, left_on="quantity", right_on="metric", suffixes=("_printed", ""))
     there = [
         same_model(row.model, row.model_printed) and step_belongs(row.table, row.step)
         for row in rows.itertuples()
     ]
-    columns = {
-        **{name: name for name in ("model", "step", "metric")},
-        **{"value": "published", "low_printed": "published_low", "high_printed": "published_high"},
-        **{"mean": "here", "low": "low", "high": "high", "samples": "samples"},
-    }
-    return rows.loc[there, list(columns)].rename(columns=columns)
+    columns = {"value": "published", "low_printed": "published_low", "high_printed": "published_high"}
+    kept = ["model", "step", "metric", *columns, "mean", "low", "high", "samples"]
+    return rows.loc[there, kept].rename(columns={**columns, "mean": "here"})

@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,48 +22,10 @@ if TYPE_CHECKING:
 
     Matrix = npt.NDArray[np.float64]
 
-#: Quantity of the stored numbers -> its table, of maps that of head means, and its column.
-SOURCES = {
-    **{
-        name: ("head_means", name)
-        for name in (
-            *("attention_max", "attention_std", "attention_mean", "mean_persistence_0", "mean_persistence_1"),
-            *("entropy", "entropy_magnitude_correlation", "pca_correlation", "sink_concentration"),
-        )
-    },
-    "beta_0": ("head_means", "bar_count_0"),
-    "beta_1": ("head_means", "bar_count_1"),
-    "alignment": ("head_means", "alignment_hidden"),
-    "magnitude": ("layers", "transformation_magnitude"),
-    "tokens": ("samples", "n_tokens"),
-    "specialised_heads": ("specialization", "specialised"),
-    "consistency": ("specialization", "consistency"),
-    "top_token": ("heads", "sink_token"),
-    "same_key_in_all_heads": ("heads", "sink_position"),
-    "significant_layer_pairs": ("layer_tests", "mean_persistence_0"),
-}
-#: What is to be known of a quantity, where its name does not say it.
-ABOUT = {
-    "beta_0": (
-        "number of H0 bars: min(n, 30) for a causal model in the published protocol, n in the exact one"
-    ),
-    "beta_1": "number of H1 bars: 0 for every causal model in the published protocol",
-    "attention_mean": "1/n, whatever is attended to",
-    "mean_persistence_0": (
-        "mean length of finite H0 bars: the mean self-attention of a causal model in the published protocol"
-    ),
-    "entropy": "nats",
-    "alignment": (
-        "over all ordered pairs in the published protocol: the zeros above a causal diagonal shrink it"
-    ),
-    "pca_correlation": "signs of principal components are arbitrary",
-    "sink_concentration": "keys at the 90th percentile of column sums",
-    "specialised_heads": "by token string; exact: by position",
-    "consistency": "by token string; exact: by position",
-    "top_token": "share of heads and sentences with this token string as sink",
-    "same_key_in_all_heads": "share of sentences",
-    "significant_layer_pairs": "published: Welch, uncorrected; exact: paired, Holm; p < 0.05",
-}
+#: Of each quantity of the stored numbers what is to be known where its name does not say it, and the table
+#: (of maps that of head means) and the column that hold the run's own.
+_FILE = Path(__file__).with_name("quantities.tsv")
+SOURCES = pd.read_table(_FILE, index_col="quantity", keep_default_na=False)
 
 #: What tokenizers write for the token names that the published tables use.
 _BOS = frozenset({"<|begin_of_text|>", "<s>", "<bos>", "[CLS]", "<|endoftext|>", "BOS"})
@@ -84,6 +47,7 @@ def compare(
     if "heads" not in results.tables():
         raise MissingError("compare: the run has no table 'heads'")
     known = list(dict.fromkeys(numbers["model"]))
+    depths = numbers.groupby("model")["layer"].max() + 1
     run = _Run(results, draws, seed)
     rows: list[dict[str, Any]] = []
     statements: list[str] = []
@@ -92,12 +56,11 @@ def compare(
         own = next((name for name in known if any(same_model(name, alias) for alias in names)), None)
         against = [chosen] if chosen else [own] if own else run.of_the_same_kind(model, known)
         statements += run.statements(model, against, own)
-        for published in against:
-            theirs = numbers[numbers["model"] == published]
-            depth = int(theirs["layer"].max()) + 1
-            for number in theirs.to_dict("records"):
-                row = run.row(model, cast("dict[str, Any]", number), depth)
-                rows.append({**row, "same_model": published == own})
+        rows += [
+            {**run.row(model, number, int(depths[published])), "same_model": published == own}
+            for published in against
+            for number in numbers[numbers["model"] == published].to_dict("records")
+        ]
     return Compared(pd.DataFrame(rows), statements)
 
 
@@ -105,13 +68,12 @@ class _Run:
     """The run's tables at each model's last step, and numbers made of them."""
 
     def __init__(self, results: Results, draws: int, seed: int) -> None:
+        from attnscope.plots.selection import last_step  # drawing is not loaded with the study
+
         self.draws, self.seed = draws, seed
         self.sources = dict(getattr(results, "study", None) or {}).get("models") or []
-        self.tables: dict[str, pd.DataFrame] = {}
-        for name in dict.fromkeys(table for table, _ in SOURCES.values()):
-            if name in results.tables():
-                table = results.table(name)
-                self.tables[name] = table[table["step"] == table.groupby("model")["step"].transform("max")]
+        there = set(SOURCES["table"]) & set(results.tables())
+        self.tables = {name: last_step(results.table(name)) for name in there}
         last = self.tables["heads"].groupby("model", sort=False)["layer"].max()
         self.depths = {str(model): int(layer) + 1 for model, layer in last.items()}
         # several published models ask for the same numbers, and several statistics for the same rows
@@ -152,7 +114,7 @@ class _Run:
                 )
         return found
 
-    def row(self, model: str, number: dict[str, Any], depth: int) -> dict[str, Any]:
+    def row(self, model: str, number: dict[Any, Any], depth: int) -> dict[str, Any]:
         """A number published of a model of so many layers, with the run's own at the same place."""
         quantity, layer = number["quantity"], int(number["layer"])
         theirs = compared_layers(depth)
@@ -160,7 +122,7 @@ class _Run:
         ask = (model, quantity, here, number["token"], number["statistic"])
         measured, sentences = self._number("ruscio2025", *ask)
         exact, there = self._number("exact", *ask)
-        count, about = max(sentences, there), ABOUT.get(quantity, "")
+        count, about = max(sentences, there), SOURCES["about"][quantity]
         return beside(model, number, measured=measured, exact=exact, sentences=count, about=about, layer=here)
 
     def _rows_of(self, table: str, model: str, protocol: str) -> pd.DataFrame:
@@ -172,7 +134,7 @@ class _Run:
         self, protocol: str, model: str, quantity: str, layer: int, token: str, statistic: str
     ) -> tuple[Measured, int]:
         """A number of the run, and how many sentences it is of."""
-        table, column = SOURCES[quantity]
+        table, column = SOURCES.loc[quantity, ["table", "column"]]
         rows = self._rows(table, model, protocol)
         if table == "layer_tests" and len(rows):
             own = rows[rows["metric"] == column]["p_value" if protocol == "ruscio2025" else "p_holm"].dropna()
@@ -190,7 +152,7 @@ class _Run:
 
     def _by_text_and_layer(self, protocol: str, model: str, quantity: str, token: str) -> pd.DataFrame:
         """A quantity as sentences by layers, NaN where it has no value."""
-        table, column = SOURCES[quantity]
+        table, column = SOURCES.loc[quantity, ["table", "column"]]
         rows = self._rows(table, model, protocol)[["sample", "layer", column]].dropna()
         values = rows[column]
         if quantity == "top_token":
