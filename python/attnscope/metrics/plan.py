@@ -38,9 +38,6 @@ OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
 #: First arguments that are no maps: they are given as options, which stand for sites.
 _BY_OPTION = ("before", "matrix", "points")
 
-# A call's options in words, by which equal calls are known.
-Identity = tuple[tuple[str, str], ...]
-
 
 @dataclass(frozen=True)
 class Request:
@@ -55,12 +52,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function of the maps at a site."""
+    """A call of a function of the maps at a site; equal ones are known by their options in words."""
 
     protocol: str
     source: str
     of: str
-    identity: Identity
+    identity: tuple[tuple[str, str], ...]
     given: Mapping[str, Any] = field(compare=False, hash=False)
 
     def is_exact(self, source: str) -> bool:

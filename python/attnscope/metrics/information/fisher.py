@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 #: Of every sample what is known of it, its loss, and what the squares of the gradient are per.
 Losses = Iterator[tuple[dict[str, int], Tensor, int]]
 
-GROUPS = ("attention", "mlp", "norm", "embedding")
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 

@@ -212,15 +212,13 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
     window = 0.5 - 0.5 * torch.cos(2 * math.pi * position / n)
     mean = (values * window).sum(-1, keepdim=True) / window.sum()
     weighted = (values - mean) * window
-    powers = []
-    for order in range(1, orders + 1):
-        angle = order * base[..., None] * position
-        powers.append((weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2)
-    first = powers[0]
+    angle = torch.arange(1, orders + 1)[:, None] * base[..., None, None] * position
+    weighted = weighted.unsqueeze(-2)
+    powers = (weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2
+    first = powers[..., :1]
     # rounding of a signal without power at θ is no base to divide by
     floor = 1e-24 * (weighted.abs().sum(-1) ** 2)
-    first = first.masked_fill(first <= floor, math.nan)
-    return torch.stack([power / first for power in powers[1:]], -1)
+    return powers[..., 1:] / first.masked_fill(first <= floor, math.nan)
 
 
 def signal_arguments(
