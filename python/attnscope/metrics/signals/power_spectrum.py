@@ -108,9 +108,8 @@ def power_spectrum(
         Beyond position: the emergence of wavelet-like properties in transformers, arXiv 2410.18067, 2024.
     """
     name = "power_spectrum"
-    checked, given = signal_arguments(
-        name, attention, lengths, support, validate, signal, drop_first, detrend, min_keys
-    )
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    given = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     _checks.choice_argument(name, "window", window, ("hann", "none"))
     padding = _checks.between(name, "padding", padding, 1, 64)
     bands = _checks.at_least(name, "bands", bands, 0, "a whole number of at least")
@@ -223,24 +222,20 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
 
 def signal_arguments(
     function: str,
-    attention: Any,
-    lengths: _checks.Lengths,
+    checked: _checks.Attention,
     support: Any,
-    validate: bool,
     signal: str,
     drop_first: bool,
     detrend: str,
     min_keys: int,
-    *,
     choices: Sequence[str] = SIGNALS,
-) -> tuple[_checks.Attention, tuple[Any, str, bool, bool, int]]:
-    """The arguments that all functions of signals share, checked, in the order of the core."""
-    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+) -> tuple[Any, str, bool, bool, int]:
+    """The options that all functions of signals share, checked, in the order of the core."""
     _checks.choice_argument(function, "signal", signal, choices)
     _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
     keys = _checks.at_least(function, "min_keys", min_keys, 2, "a whole number of at least")
     seen = _checks.support_argument(function, support, checked)
-    return checked, (seen, signal, _checks.flag(function, "drop_first", drop_first), detrend == "mean", keys)
+    return seen, signal, _checks.flag(function, "drop_first", drop_first), detrend == "mean", keys
 
 
 # A constant signal through a Hann window is bin 0 with two thirds of the power and bin 1 with one third.
