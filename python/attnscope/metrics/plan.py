@@ -87,7 +87,13 @@ class Plan:
 def plan_of(requests: Sequence[Request], n: int) -> Plan:
     """The calls that answer requests of known metrics about padded maps of n tokens."""
     calls = [call_of(request, n) for request in requests]
-    every = list(dict.fromkeys(one for call in calls for one in (*_inner(call, n), call)))
+    shared = (
+        call_of(_request_of(value, call), n)
+        for call in calls
+        for value in call.given.values()
+        if isinstance(value, Shared)
+    )
+    every = list(dict.fromkeys([*shared, *calls]))
     groups: dict[tuple[str, str, bool], dict[str, Call]] = {}
     for call in every:
         if call.protocol == "exact" and call.source in sinks.FROM_ONE_READ and _is_plain_read(call.given):
@@ -122,13 +128,6 @@ def call_of(request: Request, n: int) -> Call:
         given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
     identity = tuple(sorted((name, _in_words(value)) for name, value in given.items()))
     return Call(request.protocol, source, request.of, identity, given)
-
-
-def _inner(call: Call, n: int) -> tuple[Call, ...]:
-    """The calls whose results are options of a call."""
-    return tuple(
-        call_of(_request_of(value, call), n) for value in call.given.values() if isinstance(value, Shared)
-    )
 
 
 def _request_of(shared: Shared, call: Call) -> Request:

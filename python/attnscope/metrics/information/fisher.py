@@ -165,14 +165,7 @@ def trace_table(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), by the modules that own it; layer −1 lies outside the layers.
-
-    Example:
-        >>> from attnscope.metrics.information.fisher import group_parameters
-        >>> from torch import nn
-        >>> group_parameters(nn.ModuleDict({"norm": nn.LayerNorm(2)}))["norm.bias"]
-        (-1, 'norm')
-    """
+    """Parameter name -> (layer, group), by the modules that own it; layer −1 lies outside the layers."""
     modules = dict(model.named_modules())
     places: dict[str, tuple[int, str]] = {}
     for name, _ in model.named_parameters():

@@ -278,15 +278,16 @@ def _alignments(site: str, label: str, states: str) -> Iterator[Quantity]:
     )
 
 
-def _correlation(name: str, label: str, mover: str, options: dict[str, Site]) -> Quantity:
-    sites = {site.name: torch.zeros(5, 1, dtype=torch.float64) for site in options.values()}
+def _correlation(name: str, label: str, mover: str, site: str, after: str = "") -> Quantity:
+    """Of entropies with how far tokens move, as in `_moved`."""
+    sites = {site: torch.zeros(5, 1, dtype=torch.float64), after or site: _GROWING}
     return Quantity(
         name,
         "entropy_magnitude_correlation",
         label,
         f"Correlation over tokens of a row's entropy with how far the {mover} moves the token.",
-        Known(1.0, causal(5), {**sites, options["after"].name: _GROWING}),
-        options=options,
+        Known(1.0, causal(5), sites),
+        options={"before": Site(site, origin=not after), "after": Site(after or site)},
         needs=("attention", *sites),
         **_CORRELATION,
     )
@@ -313,17 +314,12 @@ _BY_BLOCK = ("the distance between a block's output and input", "hidden", "block
 QUANTITIES = (
     *_alignments("value", "values", "value vectors"),
     *_alignments("hidden", "states", "hidden states"),
-    _correlation(
-        "entropy_magnitude_correlation",
-        "entropy with change",
-        "block",
-        {"before": Site("hidden"), "after": Site("block_output")},
-    ),
+    _correlation("entropy_magnitude_correlation", "entropy with change", "block", "hidden", "block_output"),
     _correlation(
         "entropy_magnitude_correlation_attention",
         "entropy with change by attention",
         "attention sub-layer",
-        {"before": Site("attention_output", origin=True), "after": Site("attention_output")},
+        "attention_output",
     ),
     _moved("state_norm", "norm of states", "the norm of the states that enter", "hidden"),
     _moved("transformation_magnitude", "change by the block", *_BY_BLOCK),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
@@ -231,10 +230,8 @@ def _eigenvalue_sizes(attention: torch.Tensor, caller: str = "ruscio2025.eigenva
 
 
 def _singular_values(
-    attention: torch.Tensor,
-    caller: str = "ruscio2025.singular_values",
-    known: Mapping[str, torch.Tensor] | None = None,
-) -> torch.Tensor:
+    attention: torch.Tensor, caller: str = "ruscio2025.singular_values", known: Any = None
+) -> Any:
     """Descending [..., n]; perhaps `known["singular_values"]` [..., n, 1] of the same maps."""
     if known and "singular_values" in known:
         return known["singular_values"].squeeze(-1)
