@@ -126,7 +126,7 @@ def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _largest_of(_singular_values(attention, "ruscio2025.spectral_norm"))
+    return _singular_values(attention, "ruscio2025.spectral_norm")[..., 0]
 
 
 def bulk(attention: torch.Tensor) -> Bulk:
@@ -231,15 +231,11 @@ def _eigenvalue_sizes(attention: torch.Tensor, caller: str = "ruscio2025.eigenva
 
 def _singular_values(
     attention: torch.Tensor, caller: str = "ruscio2025.singular_values", known: Any = None
-) -> Any:
+) -> torch.Tensor:
     """Descending [..., n]; perhaps `known["singular_values"]` [..., n, 1] of the same maps."""
     if known and "singular_values" in known:
         return known["singular_values"].squeeze(-1)
     return _checks.computed(_core.singular_values, caller, _checks.attention_argument(caller, attention))
-
-
-def _largest_of(sigma: torch.Tensor) -> torch.Tensor:
-    return sigma[..., 0]
 
 
 def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:
@@ -350,5 +346,5 @@ DERIVED = {
     "marchenko_pastur_deviation": ("_eigenvalue_sizes", _deviation_of),
     "bulk": ("_eigenvalue_sizes", _bulk_of),
     "stable_rank": ("_singular_values", exact.stable_rank_of),
-    "spectral_norm": ("_singular_values", _largest_of),
+    "spectral_norm": ("_singular_values", lambda sigma: sigma[..., 0]),
 }
