@@ -320,12 +320,19 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
     """`support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
     if isinstance(support, str):
         return choice_argument(function, "support", support, ("auto", "causal", "full"))
-    support = as_tensor(function, "support", support)
-    if support.dtype != torch.bool:
-        raise ValueError(f"{function}: support must be boolean, got {support.dtype}")
     words = "does not broadcast to attention of shape"
-    expanded(f"{function}: support", support, attention.tensor.shape, words)
-    return to_host(support)
+    return flags_argument(function, "support", support, attention.tensor.shape, words)
+
+
+def flags_argument(
+    function: str, name: str, flags: Any, shape: Sequence[int], words: str = "does not broadcast to"
+) -> torch.Tensor:
+    """`flags`, a boolean tensor that broadcasts to a shape, on the CPU."""
+    tensor = as_tensor(function, name, flags)
+    if tensor.dtype != torch.bool:
+        raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
+    expanded(f"{function}: {name}", tensor, shape, words)
+    return to_host(tensor)
 
 
 def computed(

@@ -84,7 +84,7 @@ ARGUED: dict[str, dict[str, str]] = {
         'name = "GEOMETRIC_SEMANTIC_ALIGNMENT"': NAMED,
         "seen, beside = _checks.support_argument(None, support, checked), states_argument(name, states, checked)": NAMED,
         "seen, beside = _checks.support_argument(name, support, checked), states_argument(None, states, checked)": NAMED,
-        'left_out = None if without is None else tokens_argument(None, "without", without, checked)': NAMED,
+        'without = _checks.flags_argument(None, "without", without, (*checked.leading, checked.n))': NAMED,
         "if leading and own and own[-1] >= 1 and leading[-1] % own[-1] == 0:": (
             "one state for all heads has been broadcast already, or fits no axis before them"
         ),

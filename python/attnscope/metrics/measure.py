@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -265,35 +266,21 @@ def _where_defined(one: Quantity, values: Tensor, finite: Tensor | None) -> tupl
     return values, defined
 
 
-# Making a plan costs as much as a few small maps. Those of plain options are kept, a bounded number.
-_PLANS: dict[str, Plan] = {}
-_MOST_PLANS = 1024
-_PLAIN = (str, int, float, bool, type(None))
-
-
 def _plan_of(metrics: Metrics, options: Mapping[str, Any], n: int) -> Plan:
-    if not _is_plain(metrics, options):
-        return plan_of(requests_of(metrics, options), n)
-    # What a value looks like tells True from 1, which compare equal.
-    key = repr((n, metrics, options))
-    if key not in _PLANS:
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        _PLANS[key] = plan_of(requests_of(metrics, options), n)
-    return _PLANS[key]
+    """The plan of `measure`, kept where JSON holds all that is asked: making one costs a few small maps."""
+    asked = _asked(metrics)
+    try:
+        words = json.dumps((asked, options, n))
+    except (TypeError, ValueError):  # of arrays and tensors, among others
+        return plan_of(requests_of(asked, options), n)
+    return _plan_in_words(words)
 
 
-def _is_plain(metrics: Any, options: Mapping[str, Any]) -> bool:
-    """Whether all of it shows in its repr, and nothing of it can change afterwards."""
-    own = list(metrics.values()) if type(metrics) is dict else []
-    if type(metrics) not in (str, list, tuple, dict) or not all(type(name) is str for name in metrics):
-        return False
-    if not all(type(given) is dict for given in own):
-        return False
-    values = [value for given in (options, *own) for value in given.values()]
-    return all(
-        type(one) in _PLAIN for value in values for one in (value if type(value) is tuple else (value,))
-    )
+@functools.lru_cache(maxsize=1024)
+def _plan_in_words(words: str) -> Plan:
+    # read from the words, so that nobody can change an option of a plan that is kept
+    asked, options, n = json.loads(words)
+    return plan_of(requests_of(asked, options), n)
 
 
 def metric_names() -> list[str]:

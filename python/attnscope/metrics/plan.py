@@ -38,9 +38,6 @@ OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
 #: First arguments that are no maps: they are given as options, which stand for sites.
 _BY_OPTION = ("before", "matrix", "points")
 
-# A call's options in words, by which equal calls are known.
-Identity = tuple[tuple[str, str], ...]
-
 
 @dataclass(frozen=True)
 class Request:
@@ -55,12 +52,12 @@ class Request:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a function of the maps at a site."""
+    """A call of a function of the maps at a site; equal ones are known by their options in words."""
 
     protocol: str
     source: str
     of: str
-    identity: Identity
+    identity: tuple[tuple[str, str], ...]
     given: Mapping[str, Any] = field(compare=False, hash=False)
 
     def is_exact(self, source: str) -> bool:
@@ -90,7 +87,13 @@ class Plan:
 def plan_of(requests: Sequence[Request], n: int) -> Plan:
     """The calls that answer requests of known metrics about padded maps of n tokens."""
     calls = [call_of(request, n) for request in requests]
-    every = list(dict.fromkeys(one for call in calls for one in (*_inner(call, n), call)))
+    shared = (
+        call_of(_request_of(value, call), n)
+        for call in calls
+        for value in call.given.values()
+        if isinstance(value, Shared)
+    )
+    every = list(dict.fromkeys([*shared, *calls]))
     groups: dict[tuple[str, str, bool], dict[str, Call]] = {}
     for call in every:
         if call.protocol == "exact" and call.source in sinks.FROM_ONE_READ and _is_plain_read(call.given):
@@ -125,13 +128,6 @@ def call_of(request: Request, n: int) -> Call:
         given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
     identity = tuple(sorted((name, _in_words(value)) for name, value in given.items()))
     return Call(request.protocol, source, request.of, identity, given)
-
-
-def _inner(call: Call, n: int) -> tuple[Call, ...]:
-    """The calls whose results are options of a call."""
-    return tuple(
-        call_of(_request_of(value, call), n) for value in call.given.values() if isinstance(value, Shared)
-    )
 
 
 def _request_of(shared: Shared, call: Call) -> Request:

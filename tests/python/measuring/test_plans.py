@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Plans of measure: which are kept, what a changed option does to them, which bars hold Betti numbers."""
 
+import functools
 from collections import Counter
 
 import numpy as np
@@ -14,33 +15,32 @@ from attnscope.metrics.homology.betti import bars_hold
 
 
 def test_plans_are_kept_of_what_shows_in_words():
-    measuring._PLANS.clear()
+    measuring._plan_in_words.cache_clear()
     attention = maps(6, 6)
 
     def kept(metrics, attention=attention, **options):
-        before = len(measuring._PLANS)
+        before = measuring._plan_in_words.cache_info().currsize
         asc.measure(attention, metrics, **options)
-        return len(measuring._PLANS) - before
+        return measuring._plan_in_words.cache_info().currsize - before
 
     assert kept("fiedler_value") == 1
     assert kept("fiedler_value") == 0
     assert kept("fiedler_value", attention=maps(2, 6, 6)) == 0
     assert kept("fiedler_value", attention=maps(5, 5)) == 1
     assert kept(["fiedler_value", "top_mass"]) == 1
-    assert kept(("fiedler_value", "top_mass")) == 1
+    assert kept(("fiedler_value", "top_mass")) == 0  # the same names
     assert kept({"fiedler_value": {"normalized": True}, "top_mass": {}}) == 1
     assert kept({"fiedler_value": {"normalized": 1}, "top_mass": {}}) == 1  # equal to True, and another word
     assert kept({"betti_numbers": {"thresholds": (0.2, "2/n")}}) == 1
     assert kept("betti_numbers", thresholds=(0.2, 0.3)) == 1
-    # What can be changed afterwards, or does not show, is looked at again.
-    assert kept({"betti_numbers": {"thresholds": [0.2]}}) == 0
-    assert kept({"betti_numbers": {"thresholds": (np.float64(0.2),)}}) == 0
-    assert kept("betti_numbers", thresholds=[0.2]) == 0
-    assert kept({"x": {"metric": "top_mass"}, "y": {"metric": "top_mass", "k": np.int64(2)}}) == 0
-    assert kept({"attention_entropy": {"support": torch.ones(6, 6, dtype=torch.bool)}}) == 0
+    assert kept({"betti_numbers": {"thresholds": [0.2]}}) == 1
+    assert kept({"betti_numbers": {"thresholds": (np.float64(0.2),)}}) == 0  # the same number
     assert kept(iter(["fiedler_value"])) == 0
     assert kept(["fiedler_value", np.str_("top_mass")]) == 0
-    assert kept({"top_mass": Counter(k=2)}) == 0
+    assert kept({"top_mass": Counter(k=2)}) == 1
+    # What JSON does not hold is looked at again.
+    assert kept({"x": {"metric": "top_mass"}, "y": {"metric": "top_mass", "k": np.int64(2)}}) == 0
+    assert kept({"attention_entropy": {"support": torch.ones(6, 6, dtype=torch.bool)}}) == 0
 
 
 def test_a_changed_option_is_seen():
@@ -54,13 +54,17 @@ def test_a_changed_option_is_seen():
 
 
 def test_a_bounded_number_of_plans_is_kept(monkeypatch):
-    monkeypatch.setattr(measuring, "_MOST_PLANS", 3)
-    measuring._PLANS.clear()
+    kept = functools.lru_cache(maxsize=3)(measuring._plan_in_words.__wrapped__)
+    monkeypatch.setattr(measuring, "_plan_in_words", kept)
     sizes = []
-    for n in range(3, 10):
+    for n in range(3, 8):
         asc.measure(maps(n, n), "fiedler_value")
-        sizes.append(len(measuring._PLANS))
-    assert sizes == [1, 2, 3, 1, 2, 3, 1]
+        sizes.append(kept.cache_info().currsize)
+    assert sizes == [1, 2, 3, 3, 3]
+
+
+def test_the_number_of_plans_is_bounded():
+    assert measuring._plan_in_words.cache_info().maxsize == 1024
 
 
 BETTI = {"thresholds": (0.2, 0.5), "symmetrize": "max", "validate": False}

@@ -222,7 +222,7 @@ def test_a_layer_is_gone_through_once(calls):
     calls.clear()
     theirs = [one for one in QUANTITIES if one.protocol == "ruscio2025"]
     measure_quantities(layer(n=40), theirs, heads=range(4))
-    once = ("persistence", "spectral_numbers", "_by_variant", "_removals", "topology")
+    once = ("persistence", "_eigenvalue_sizes", "_singular_values", "_by_variant", "_removals", "topology")
     assert {name: calls.count(name) for name in once} == dict.fromkeys(once, 1)
 
 
@@ -259,7 +259,7 @@ def test_what_nobody_declares_is_called_by_its_name():
 def forget():
     """What was found, and plans made of it."""
     found.cache_clear()
-    measuring._PLANS.clear()
+    measuring._plan_in_words.cache_clear()
     measuring._plan_for.cache_clear()
 
 

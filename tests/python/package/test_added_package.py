@@ -127,9 +127,9 @@ def added(tmp_path_factory):
 
 
 def forget():
-    for cached in (metrics.found, measuring._plan_for, studies.studies, published._read):
+    plans = (measuring._plan_for, measuring._plan_in_words)
+    for cached in (metrics.found, *plans, studies.studies, published._read):
         cached.cache_clear()
-    measuring._PLANS.clear()
 
 
 @pytest.fixture(scope="module")

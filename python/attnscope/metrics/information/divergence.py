@@ -175,8 +175,8 @@ def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     n = checked.n
     given = _checks.as_tensor(function, "keys", keys)
     if given.dtype == torch.bool:
-        _checks.expanded(f"{function}: keys", given, (*checked.leading[:-1], n), "do not broadcast to")
-        return _checks.to_host(given)
+        shape, words = (*checked.leading[:-1], n), "do not broadcast to"
+        return _checks.flags_argument(function, "keys", given, shape, words)
     whole = not given.is_floating_point() and not given.is_complex()
     if given.ndim > 1 or not (whole or given.numel() == 0):
         raise ValueError(

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 #: Of every sample what is known of it, its loss, and what the squares of the gradient are per.
 Losses = Iterator[tuple[dict[str, int], Tensor, int]]
 
-GROUPS = ("attention", "mlp", "norm", "embedding")
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 
@@ -88,7 +87,7 @@ def fisher_trace(
         raise ValueError(f"fisher_trace: labels must be 'data' or 'sampled', got {labels!r}")
     if not 0.0 < float(mask_share) <= 1.0:
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
-    draws = _checks.at_least("fisher_trace", "draws", draws, 1)
+    draws, sampled = _checks.at_least("fisher_trace", "draws", draws, 1), labels == "sampled"
     generator, device = torch.Generator().manual_seed(seed), next(model.parameters()).device
 
     def losses() -> Losses:
@@ -99,12 +98,16 @@ def fisher_trace(
                     raise ValueError("fisher_trace: texts that are strings need a tokenizer")
                 text = tokenizer(text, return_tensors="pt")
             inputs = {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
-            for _ in range(draws if labels == "sampled" else 1):
-                loss, tokens = _loss(model, inputs, tokenizer, labels, mask_share, generator)
-                if loss is not None:
-                    # of the sum over tokens per token, or of the mean over tokens
-                    per = tokens if labels == "sampled" else 1
-                    yield {"sample": sample, "tokens": tokens}, loss, per
+            for _ in range(draws if sampled else 1):
+                chosen, wanted = _scored(model, inputs, tokenizer, mask_share, generator)
+                if not (tokens := len(wanted)):
+                    continue
+                if sampled:
+                    shares = chosen.detach().softmax(-1).cpu()
+                    wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(device)
+                loss = nn.functional.cross_entropy(chosen, wanted, reduction="sum" if sampled else "mean")
+                # of the sum over tokens per token, or of the mean over tokens
+                yield {"sample": sample, "tokens": tokens}, loss, tokens if sampled else 1
 
     return trace_table("fisher_trace", losses(), model, group_parameters(model), per_sentence, labels)
 
@@ -166,14 +169,7 @@ def trace_table(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), by the modules that own it; layer −1 lies outside the layers.
-
-    Example:
-        >>> from attnscope.metrics.information.fisher import group_parameters
-        >>> from torch import nn
-        >>> group_parameters(nn.ModuleDict({"norm": nn.LayerNorm(2)}))["norm.bias"]
-        (-1, 'norm')
-    """
+    """Parameter name -> (layer, group), by the modules that own it; layer −1 lies outside the layers."""
     modules = dict(model.named_modules())
     places: dict[str, tuple[int, str]] = {}
     for name, _ in model.named_parameters():
@@ -190,15 +186,10 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     return places
 
 
-def _loss(
-    model: nn.Module,
-    inputs: dict[str, Tensor],
-    tokenizer: Any,
-    labels: str,
-    mask_share: float,
-    generator: torch.Generator,
-) -> tuple[Tensor | None, int]:
-    """The loss of a sentence, of sampled labels the sum over tokens, else the mean, and their number."""
+def _scored(
+    model: nn.Module, inputs: dict[str, Tensor], tokenizer: Any, mask_share: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Logits of the tokens of a sentence that are scored, and these tokens; none of a single token."""
     ids = inputs["input_ids"]
     real = inputs.get("attention_mask", torch.ones_like(ids)).bool()
     if "MaskedLM" in type(model).__name__:
@@ -212,12 +203,7 @@ def _loss(
         targets = ids
     else:
         if int(real.sum()) < 2:
-            return None, 0
+            return ids[:0], ids[:0]
         scored = (real[:, 1:] & real[:, :-1]).to(ids.device)
         logits, targets = model(**inputs).logits[:, :-1], ids[:, 1:]
-    chosen, wanted = logits[scored], targets[scored]
-    if labels == "sampled":
-        shares = chosen.detach().softmax(-1).cpu()
-        wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(ids.device)
-    reduction = "sum" if labels == "sampled" else "mean"
-    return nn.functional.cross_entropy(chosen, wanted, reduction=reduction), len(wanted)
+    return logits[scored], targets[scored]

@@ -11,7 +11,6 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, causal, field_of
-from attnscope.metrics.states.alignment import tokens_argument
 
 
 @shown_by_shape
@@ -85,8 +84,9 @@ def span_attention(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
     ends = _spans_argument(name, spans, checked)
-    marked = None if special is None else tokens_argument(name, "special", special, checked)
-    return SpanAttention(*_checks.computed(_core.span_attention, name, checked, seen, ends, marked))
+    if special is not None:
+        special = _checks.flags_argument(name, "special", special, (*checked.leading, checked.n))
+    return SpanAttention(*_checks.computed(_core.span_attention, name, checked, seen, ends, special))
 
 
 def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> list[int]:

@@ -108,9 +108,8 @@ def power_spectrum(
         Beyond position: the emergence of wavelet-like properties in transformers, arXiv 2410.18067, 2024.
     """
     name = "power_spectrum"
-    checked, given = signal_arguments(
-        name, attention, lengths, support, validate, signal, drop_first, detrend, min_keys
-    )
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    given = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     _checks.choice_argument(name, "window", window, ("hann", "none"))
     padding = _checks.between(name, "padding", padding, 1, 64)
     bands = _checks.at_least(name, "bands", bands, 0, "a whole number of at least")
@@ -212,37 +211,31 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
     window = 0.5 - 0.5 * torch.cos(2 * math.pi * position / n)
     mean = (values * window).sum(-1, keepdim=True) / window.sum()
     weighted = (values - mean) * window
-    powers = []
-    for order in range(1, orders + 1):
-        angle = order * base[..., None] * position
-        powers.append((weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2)
-    first = powers[0]
+    angle = torch.arange(1, orders + 1)[:, None] * base[..., None, None] * position
+    weighted = weighted.unsqueeze(-2)
+    powers = (weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2
+    first = powers[..., :1]
     # rounding of a signal without power at θ is no base to divide by
     floor = 1e-24 * (weighted.abs().sum(-1) ** 2)
-    first = first.masked_fill(first <= floor, math.nan)
-    return torch.stack([power / first for power in powers[1:]], -1)
+    return powers[..., 1:] / first.masked_fill(first <= floor, math.nan)
 
 
 def signal_arguments(
     function: str,
-    attention: Any,
-    lengths: _checks.Lengths,
+    checked: _checks.Attention,
     support: Any,
-    validate: bool,
     signal: str,
     drop_first: bool,
     detrend: str,
     min_keys: int,
-    *,
     choices: Sequence[str] = SIGNALS,
-) -> tuple[_checks.Attention, tuple[Any, str, bool, bool, int]]:
-    """The arguments that all functions of signals share, checked, in the order of the core."""
-    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+) -> tuple[Any, str, bool, bool, int]:
+    """The options that all functions of signals share, checked, in the order of the core."""
     _checks.choice_argument(function, "signal", signal, choices)
     _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
     keys = _checks.at_least(function, "min_keys", min_keys, 2, "a whole number of at least")
     seen = _checks.support_argument(function, support, checked)
-    return checked, (seen, signal, _checks.flag(function, "drop_first", drop_first), detrend == "mean", keys)
+    return seen, signal, _checks.flag(function, "drop_first", drop_first), detrend == "mean", keys
 
 
 # A constant signal through a Hann window is bin 0 with two thirds of the power and bin 1 with one third.

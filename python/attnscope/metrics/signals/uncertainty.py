@@ -86,9 +86,8 @@ def spectral_uncertainty(
         systems and filter banks, 1993 (variances of sequences). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "spectral_uncertainty"
-    checked, given = signal_arguments(
-        name, attention, lengths, support, validate, signal, drop_first, "none", min_keys
-    )
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    given = signal_arguments(name, checked, support, signal, drop_first, "none", min_keys)
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
     seen, signal, dropped, _, shortest = given  # amplitudes have no trend
     options = (seen, signal, dropped, shortest, amplitude == "root")

@@ -13,7 +13,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, detail, field_of, full, star
-from attnscope.metrics.signals.power_spectrum import BY_ROW, signal_arguments
+from attnscope.metrics.signals.power_spectrum import BY_ROW, SIGNALS, signal_arguments
 
 
 @shown_by_shape
@@ -89,9 +89,8 @@ def wavelet_transform(
         analysis of electroencephalogram series III, 1998 (entropies). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "wavelet_transform"
-    checked, given = signal_arguments(
-        name, attention, lengths, support, validate, signal, drop_first, detrend, min_keys
-    )
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    given = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     shortest = given[-1]
     most = int(_core.wavelet_levels(shortest))
     if levels is None and most < 1:
@@ -219,8 +218,8 @@ def morlet_scalogram(
         Torrence and Compo, A practical guide to wavelet analysis, 1998. Ruscio et al., arXiv 2410.18067.
     """
     name = "morlet_scalogram"
-    shared = (attention, lengths, support, validate, signal, drop_first, detrend, min_keys)
-    checked, given = signal_arguments(name, *shared, choices=("last", "mean", "offset"))
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    given = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys, SIGNALS[1:])
     if scales is None:
         scales = 2.0 * (max(checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
     wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()

@@ -87,7 +87,9 @@ def marchenko_pastur(
         Marčenko and Pastur, Distribution of eigenvalues for some sets of random matrices, 1967. Dykema and
         Haagerup, DT-operators and decomposability of Voiculescu's circular operator, 2004.
     """
-    return _compared("marchenko_pastur", attention, null, support, draws, seed, lengths, validate)
+    name = "marchenko_pastur"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    return _compared(name, checked, null, support, draws, seed, whole=True)
 
 
 def marchenko_pastur_deviation(
@@ -115,24 +117,14 @@ def marchenko_pastur_deviation(
         >>> bool(asc.marchenko_pastur_deviation(torch.eye(16).roll(1, 0)) > 0.3)
         True
     """
-    return _compared(
-        "marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=False
-    ).ks
+    name = "marchenko_pastur_deviation"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    return _compared(name, checked, null, support, draws, seed, whole=False).ks
 
 
 def _compared(
-    name: str,
-    attention: torch.Tensor,
-    null: str,
-    support: Support,
-    draws: int,
-    seed: int,
-    lengths: _checks.Lengths,
-    validate: bool,
-    *,
-    whole: bool = True,
+    name: str, checked: _checks.Attention, null: str, support: Support, draws: int, seed: int, *, whole: bool
 ) -> MarchenkoPastur:
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
     visible = _checks.support_argument(name, support, checked)
     draws = _checks.at_least(name, "draws", draws, 1)

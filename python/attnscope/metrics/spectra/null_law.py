@@ -41,11 +41,7 @@ class NullSpectrum(NamedTuple):
 
 
 def undefined_because(attention: torch.Tensor) -> str:
-    """Why a map [n, n] has no spectrum to compare with a law; "" where it has one.
-
-    >>> undefined_because(torch.eye(3))
-    'fewer than eight tokens: too few eigenvalues to compare with a law'
-    """
+    """Why a map [n, n] has no spectrum to compare with a law; "" where it has one."""
     if len(attention) < FEWEST:
         return "fewer than eight tokens: too few eigenvalues to compare with a law"
     if not bool(attention.isfinite().all()):
@@ -89,10 +85,15 @@ def null_spectrum(attention: torch.Tensor) -> NullSpectrum:
     measured = marchenko_pastur(attention)
     edge, aspect = float(measured.edge), number / n if bool(visible.all()) else None
     law = "Marchenko–Pastur law" if aspect else "triangular law"
-    at, between = _farthest(values, np.array(_core.null_law_cdf(values, aspect)), edge)
-    return NullSpectrum(
-        values, law, *null_law(edge, aspect), edge, float(measured.ks), int(measured.outliers), at, between
-    )
+    cdf, share = np.array(_core.null_law_cdf(values, aspect)), np.arange(1, number + 1) / number
+    before = share - 1 / number
+    # values below 1e-12 of the edge count as below every x, as in `marchenko_pastur`
+    gaps = np.where(values >= 1e-12 * edge, np.maximum(abs(share - cdf), abs(before - cdf)), 0.0)
+    at = int(gaps.argmax())
+    end = share if abs(share[at] - cdf[at]) >= gaps[at] - 1e-12 else before
+    between = float(cdf[at]), float(end[at])
+    ks, outliers = float(measured.ks), int(measured.outliers)
+    return NullSpectrum(values, law, *null_law(edge, aspect), edge, ks, outliers, float(values[at]), between)
 
 
 def null_law(
@@ -101,10 +102,6 @@ def null_law(
     """The law of random rows as a curve: rising x > 0 up to its edge, denser near 0, and the CDF there.
 
     `aspect` is rows over columns, in (0, 1], of the Marchenko–Pastur law; None is the triangular law.
-
-    >>> x, cdf = null_law(4.0, 1.0)
-    >>> bool(abs(np.trapezoid(1 - cdf, x) - 1) < 1e-3), float(cdf[-1])   # the mean is 1
-    (True, 1.0)
     """
     x = edge * (np.arange(1, points + 1) / points) ** 8
     return x, np.array(_core.null_law_cdf(x, aspect))
@@ -119,18 +116,3 @@ def _varying(attention: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
     """The rows whose visible entries are not all equal."""
     high = attention.masked_fill(~visible, -math.inf).amax(-1)
     return high > attention.masked_fill(~visible, math.inf).amin(-1)
-
-
-def _farthest(
-    values: np.ndarray[Any, Any], law: np.ndarray[Any, Any], edge: float
-) -> tuple[float, tuple[float, float]]:
-    """Where the empirical distribution is farthest from the law, the law there and the share of values.
-
-    Values below 1e-12 of the edge count as below every x, as in `marchenko_pastur`.
-    """
-    share = np.arange(1, len(values) + 1) / len(values)
-    before = share - 1 / len(values)
-    gaps = np.where(values >= 1e-12 * edge, np.maximum(abs(share - law), abs(before - law)), 0.0)
-    at = int(gaps.argmax())
-    end = share if abs(share[at] - law[at]) >= gaps[at] - 1e-12 else before
-    return float(values[at]), (float(law[at]), float(end[at]))

@@ -66,8 +66,9 @@ def geometric_semantic_alignment(
     name = "geometric_semantic_alignment"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
-    left_out = None if without is None else tokens_argument(name, "without", without, checked)
-    given, unit = (seen, beside, left_out), "matrices or their states"
+    if without is not None:
+        without = _checks.flags_argument(name, "without", without, (*checked.leading, checked.n))
+    given, unit = (seen, beside, without), "matrices or their states"
     return _checks.computed(_core.geometric_semantic_alignment, name, checked, *given, unit=unit)
 
 
@@ -77,12 +78,7 @@ def states_argument(function: str, states: Any, attention: _checks.Attention) ->
     Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
     states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
     """
-    tensor = _checks.to_host(_checks.float_tensor(function, "states", states))
-    if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
-        raise ValueError(
-            f"{function}: states must have shape [..., n, d] with n = {attention.n} and d >= 1, got "
-            f"{tuple(tensor.shape)}"
-        )
+    tensor = states_of_tokens(function, "states", states, attention.n)
     leading, own, trailing = attention.leading, tuple(tensor.shape[:-2]), tensor.shape[-2:]
     with contextlib.suppress(RuntimeError):
         return tensor.expand(*leading, *trailing)
@@ -96,13 +92,13 @@ def states_argument(function: str, states: Any, attention: _checks.Attention) ->
     )
 
 
-def tokens_argument(function: str, name: str, flags: Any, attention: _checks.Attention) -> torch.Tensor:
-    """`flags`, a boolean tensor [..., n] that broadcasts to attention's leading axes."""
-    tensor = _checks.as_tensor(function, name, flags)
-    if tensor.dtype != torch.bool:
-        raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
-    _checks.expanded(f"{function}: {name}", tensor, (*attention.leading, attention.n))
-    return _checks.to_host(tensor)
+def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Tensor:
+    """`states` [..., n, d], one for each of n tokens, on the CPU."""
+    tensor = _checks.to_host(_checks.float_tensor(function, name, states))
+    if tensor.ndim < 2 or tensor.shape[-2] != n or tensor.shape[-1] == 0:
+        needed = f"[..., n, d] with n = {n} and d >= 1"
+        raise ValueError(f"{function}: {name} must have shape {needed}, got {tuple(tensor.shape)}")
+    return tensor
 
 
 def transformation_magnitude(
@@ -282,15 +278,16 @@ def _alignments(site: str, label: str, states: str) -> Iterator[Quantity]:
     )
 
 
-def _correlation(name: str, label: str, mover: str, options: dict[str, Site]) -> Quantity:
-    sites = {site.name: torch.zeros(5, 1, dtype=torch.float64) for site in options.values()}
+def _correlation(name: str, label: str, mover: str, site: str, after: str = "") -> Quantity:
+    """Of entropies with how far tokens move, as in `_moved`."""
+    sites = {site: torch.zeros(5, 1, dtype=torch.float64), after or site: _GROWING}
     return Quantity(
         name,
         "entropy_magnitude_correlation",
         label,
         f"Correlation over tokens of a row's entropy with how far the {mover} moves the token.",
-        Known(1.0, causal(5), {**sites, options["after"].name: _GROWING}),
-        options=options,
+        Known(1.0, causal(5), sites),
+        options={"before": Site(site, origin=not after), "after": Site(after or site)},
         needs=("attention", *sites),
         **_CORRELATION,
     )
@@ -317,17 +314,12 @@ _BY_BLOCK = ("the distance between a block's output and input", "hidden", "block
 QUANTITIES = (
     *_alignments("value", "values", "value vectors"),
     *_alignments("hidden", "states", "hidden states"),
-    _correlation(
-        "entropy_magnitude_correlation",
-        "entropy with change",
-        "block",
-        {"before": Site("hidden"), "after": Site("block_output")},
-    ),
+    _correlation("entropy_magnitude_correlation", "entropy with change", "block", "hidden", "block_output"),
     _correlation(
         "entropy_magnitude_correlation_attention",
         "entropy with change by attention",
         "attention sub-layer",
-        {"before": Site("attention_output", origin=True), "after": Site("attention_output")},
+        "attention_output",
     ),
     _moved("state_norm", "norm of states", "the norm of the states that enter", "hidden"),
     _moved("transformation_magnitude", "change by the block", *_BY_BLOCK),

@@ -10,7 +10,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of
-from attnscope.metrics.states.alignment import states_argument, tokens_argument
+from attnscope.metrics.states.alignment import states_argument
 
 
 @shown_by_shape
@@ -73,8 +73,8 @@ def reference_influence(
     name = "reference_influence"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
-    given = (seen, beside, tokens_argument(name, "reference", reference, checked))
-    unit = "matrices or their states"
+    marked = _checks.flags_argument(name, "reference", reference, (*checked.leading, checked.n))
+    given, unit = (seen, beside, marked), "matrices or their states"
     return ReferenceInfluence(*_checks.computed(_core.reference_influence, name, checked, *given, unit=unit))
 
 

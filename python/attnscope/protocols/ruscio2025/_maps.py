@@ -13,6 +13,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics.quantity import Quantity
+from attnscope.metrics.states.alignment import states_of_tokens
 
 #: A quantity of the protocol.
 declared = functools.partial(Quantity, protocol="ruscio2025")
@@ -44,12 +45,7 @@ def hidden_states(
     function: str, states: Any, attention: _checks.Attention
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`states` [..., n, d], one for every token, in float64, 0 where not all is finite; where that is."""
-    tensor = _checks.to_host(_checks.float_tensor(function, "hidden", states))
-    if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
-        raise ValueError(
-            f"{function}: hidden must have shape [..., n, d] with n = {attention.n} and d >= 1, "
-            f"got {tuple(tensor.shape)}"
-        )
+    tensor = states_of_tokens(function, "hidden", states, attention.n)
     _checks.expanded(f"{function}: hidden", tensor, (*attention.leading, *tensor.shape[-2:]))
     bad = non_finite(tensor)
     return _zeroed(tensor, bad), bad

@@ -108,16 +108,7 @@ def fisher_trace(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), by parts of the name; without those that are skipped.
-
-    Example:
-        >>> from attnscope.protocols.ruscio2025.fisher import group_parameters
-        >>> from torch import nn
-        >>> norm = nn.ModuleDict({"post_attention_layernorm": nn.LayerNorm(2), "norm": nn.LayerNorm(2)})
-        >>> group_parameters(nn.ModuleDict({"layers": nn.ModuleList([norm])}))
-        {'layers.0.post_attention_layernorm.weight': (0, 'attention'), \
-'layers.0.post_attention_layernorm.bias': (0, 'attention')}
-    """
+    """Parameter name -> (layer, group), by parts of the name; without those that are skipped."""
     places = {}
     for name, _ in model.named_parameters():
         low = name.lower()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from statistics import fmean, pstdev
 from typing import Any, NamedTuple
 
@@ -58,7 +57,7 @@ def spectral_ratio(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _of_eigenvalues("ruscio2025.spectral_ratio", attention, _ratio_of)
+    return _ratio_of(_eigenvalue_sizes(attention, "ruscio2025.spectral_ratio"))
 
 
 def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
@@ -103,7 +102,7 @@ def stable_rank(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return exact.stable_rank_of(_singular_values("ruscio2025.stable_rank", attention))
+    return exact.stable_rank_of(_singular_values(attention, "ruscio2025.stable_rank"))
 
 
 def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
@@ -127,7 +126,7 @@ def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _singular_values("ruscio2025.spectral_norm", attention)[..., 0]
+    return _singular_values(attention, "ruscio2025.spectral_norm")[..., 0]
 
 
 def bulk(attention: torch.Tensor) -> Bulk:
@@ -154,7 +153,7 @@ def bulk(attention: torch.Tensor) -> Bulk:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _of_eigenvalues("ruscio2025.bulk", attention, _bulk_of)
+    return _bulk_of(_eigenvalue_sizes(attention, "ruscio2025.bulk"))
 
 
 def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
@@ -213,34 +212,12 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
-    return _of_eigenvalues("ruscio2025.marchenko_pastur_deviation", attention, _deviation_of)
+    return _deviation_of(_eigenvalue_sizes(attention, "ruscio2025.marchenko_pastur_deviation"))
 
 
-def spectral_numbers(attention: torch.Tensor, *, known: Any = None) -> dict[str, Any]:
-    """Every number of the notebook made of spectra, perhaps of `known["singular_values"]` [..., n, 1]."""
-    name = "ruscio2025.spectral_numbers"
-    sizes, _, _ = _eigenvalue_sizes(name, attention)
-    singular = (known or {}).get("singular_values")
-    singular = _singular_values(name, attention) if singular is None else singular.squeeze(-1)
-    return {
-        "spectral_ratio": _ratio_of(sizes),
-        "participation_ratio": participation_ratio(attention),
-        "stable_rank": exact.stable_rank_of(singular),
-        "spectral_norm": singular[..., 0],
-        "marchenko_pastur_deviation": _deviation_of(sizes),
-        "bulk": _bulk_of(sizes),
-    }
-
-
-def _of_eigenvalues(function: str, attention: torch.Tensor, number: Callable[[torch.Tensor], Any]) -> Any:
-    """A number of the eigenvalue sizes, after one warning where some are not finite."""
-    sizes, checked, bad = _eigenvalue_sizes(function, attention)
-    return _checks.finished(function, checked, number(sizes), bad)
-
-
-def _eigenvalue_sizes(function: str, attention: torch.Tensor) -> tuple[torch.Tensor, _checks.Attention, int]:
-    """|λ| descending [..., n], NaN for maps that are not finite; the argument, and how many those are."""
-    maps, bad, checked = head_mean(function, attention)
+def _eigenvalue_sizes(attention: torch.Tensor, caller: str = "ruscio2025.eigenvalues") -> torch.Tensor:
+    """|λ| descending [..., n]; NaN for maps that are not finite, with one warning."""
+    maps, bad, checked = head_mean(caller, attention)
     sizes = maps.diagonal(dim1=-2, dim2=-1).abs().clone()
     general = maps.triu(1).any(-1).any(-1)
     if general.any():
@@ -248,11 +225,17 @@ def _eigenvalue_sizes(function: str, attention: torch.Tensor) -> tuple[torch.Ten
         with _blas.one_thread():
             sizes[general] = torch.from_numpy(np.abs(np.linalg.eigvals(maps[general].numpy())))
     sizes = sizes.sort(-1, descending=True).values
-    return sizes.masked_fill_(bad.unsqueeze(-1), torch.nan), checked, int(bad.sum())
+    sizes = sizes.masked_fill_(bad.unsqueeze(-1), torch.nan)
+    return _checks.finished(caller, checked, sizes, int(bad.sum()))
 
 
-def _singular_values(function: str, attention: torch.Tensor) -> torch.Tensor:
-    return _checks.computed(_core.singular_values, function, _checks.attention_argument(function, attention))
+def _singular_values(
+    attention: torch.Tensor, caller: str = "ruscio2025.singular_values", known: Any = None
+) -> torch.Tensor:
+    """Descending [..., n]; perhaps `known["singular_values"]` [..., n, 1] of the same maps."""
+    if known and "singular_values" in known:
+        return known["singular_values"].squeeze(-1)
+    return _checks.computed(_core.singular_values, caller, _checks.attention_argument(caller, attention))
 
 
 def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:
@@ -357,13 +340,11 @@ QUANTITIES = (
 )
 
 
-def _reading(name: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda numbers: numbers[name]
-
-
-SOURCES = (spectral_numbers,)
-DERIVED: dict[str, tuple[str, Callable[..., Any]]] = {
-    one.metric: ("spectral_numbers", _reading(one.metric))
-    for one in QUANTITIES
-    if one.metric != "sink_concentration"
+SOURCES = (_eigenvalue_sizes, _singular_values)
+DERIVED = {
+    "spectral_ratio": ("_eigenvalue_sizes", _ratio_of),
+    "marchenko_pastur_deviation": ("_eigenvalue_sizes", _deviation_of),
+    "bulk": ("_eigenvalue_sizes", _bulk_of),
+    "stable_rank": ("_singular_values", exact.stable_rank_of),
+    "spectral_norm": ("_singular_values", lambda sigma: sigma[..., 0]),
 }
