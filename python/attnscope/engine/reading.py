@@ -32,6 +32,7 @@ from attnscope.engine.schema import (
     check_columns,
     variants_of,
 )
+from attnscope.metrics.quantity import quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -258,6 +259,11 @@ def measured_columns(frame: pd.DataFrame) -> list[str]:
     keys = {*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
     names = map(str, frame.select_dtypes(["number", "bool"]))
     return [name for name in names if name not in keys and not name.endswith("_uniform")]
+
+
+def averaged_columns(frame: pd.DataFrame) -> list[str]:
+    """Measured columns that have a mean, which positions have not."""
+    return [name for name in measured_columns(frame) if quantity(name).kind != "position"]
 
 
 def defined(table: pd.DataFrame) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from attnscope.metrics.homology import barcodes
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
 from attnscope.metrics.quantity import quantity
 from attnscope.metrics.spectra.null_law import null_spectrum
-from attnscope.plots.selection import last_step, rows_of
+from attnscope.plots.selection import last_step, refuse_positions, rows_of
 from attnscope.plots.style import (
     GRID,
     INK,
@@ -40,6 +40,8 @@ def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
             f"layer_head_map: no column {metric!r}; there are: {', '.join(map(str, heads.columns))}"
         )
     heads = heads[heads["head"] >= 0]
+    if heads.duplicated(["layer", "head"]).any():
+        refuse_positions(metric)
     return heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean().unstack("head")
 
 

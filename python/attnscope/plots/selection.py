@@ -16,6 +16,7 @@ import pandas as pd
 from attnscope.engine.reading import defined, heads_only, in_series, optional, with_groups
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference.mean_intervals import mean_intervals
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.figure import Tables, stored
 
 #: Samples below which no intervals are given that hold for many means at once.
@@ -94,6 +95,15 @@ def first_step(frame: pd.DataFrame) -> pd.DataFrame | None:
     return None if untrained.empty or frame["step"].nunique() < 2 else untrained
 
 
+def refuse_positions(metric: str) -> None:
+    """Raises ValueError for a column of positions, which is to be averaged."""
+    if quantity(metric).kind == "position":
+        raise ValueError(
+            f"{metric} ({quantity(metric).label}) is a position, and a mean of positions is no position; a "
+            "share (of the maps in which it is one key) or a count can be drawn"
+        )
+
+
 def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: bool = False) -> pd.DataFrame:
     """Mean and 95 % bootstrap interval of a column over samples, for every combination of some columns.
 
@@ -106,12 +116,16 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
         One row per combination, sorted: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five
         samples), `samples` (used) and `missing`.
 
+    Raises:
+        ValueError: the column holds positions, of which a mean is none.
+
     >>> table = pd.DataFrame({"sample": [0, 0, 1, 1], "layer": 0, "x": [1.0, 3.0, 4.0, 6.0]})
     >>> estimate(table, "x", ["layer"])[["mean", "low", "high", "samples"]].iloc[0].tolist()
     [3.5, nan, nan, 2.0]
     """
     if metric not in frame:
         raise KeyError(f"estimate: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
+    refuse_positions(metric)
     if frame.empty:
         return pd.DataFrame(columns=[*by, "mean", "low", "high", "samples", "missing"])
     unit = [name for name in ("model", "sample") if name in frame and name not in by]

@@ -24,7 +24,7 @@ from attnscope.engine.reading import (
     defined,
     heads_only,
     in_series,
-    measured_columns,
+    averaged_columns,
     uniform_value,
 )
 from attnscope.engine.schema import CHECKPOINT_KEYS
@@ -72,7 +72,7 @@ def figures_of_any_run() -> dict[str, Figure]:
 
 def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
     """Those quantities that the table holds with at least one value."""
-    wanted = [(name, None) for name in measured_columns(heads)] if quantities is None else quantities
+    wanted = [(name, None) for name in averaged_columns(heads)] if quantities is None else quantities
     there = with_values(heads, "heads", [name for name, _ in wanted])
     return [(name, at) for name, at in wanted if name in there]
 
@@ -205,7 +205,7 @@ def thresholds(
     def draw(results: Tables, options: Options) -> Drawn:
         graphs = in_series(heads_only(stored(results, "graphs")), results)
         graphs = defined(last_step(graphs))
-        there = with_values(graphs, "graphs", measured_columns(graphs) if columns is None else columns)
+        there = with_values(graphs, "graphs", averaged_columns(graphs) if columns is None else columns)
         figure = metric_grid(
             graphs, [(name, None) for name in there], curve, optional(results, "baselines"), columns=3,
             width=options.width,

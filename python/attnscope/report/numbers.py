@@ -121,7 +121,9 @@ def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFram
         own = last_step(table[table["protocol"] == protocol])
         keys = {"sample", "step", "layer", "head", "threshold", "n_tokens", "dimension"}
         for column in own.select_dtypes("number"):
-            if column not in keys and (mean := mean_text(own, column))[0] != "–":
+            if column in keys or quantity(column).kind == "position":
+                continue
+            if (mean := mean_text(own, column))[0] != "–":
                 count = finite(own, column).dropna(subset=column)["sample"].nunique()
                 rows.append((name, column, *mean, str(count)))
     return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
