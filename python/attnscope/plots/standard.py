@@ -21,10 +21,10 @@ from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
 from attnscope.engine.reading import (
+    averaged_columns,
     defined,
     heads_only,
     in_series,
-    averaged_columns,
     uniform_value,
 )
 from attnscope.engine.schema import CHECKPOINT_KEYS
