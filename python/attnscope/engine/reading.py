@@ -32,7 +32,6 @@ from attnscope.engine.schema import (
     check_columns,
     variants_of,
 )
-from attnscope.metrics.quantity import quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -132,11 +131,10 @@ def typical(values: np.ndarray[Any, Any], kind: str) -> float:
     finite = values[np.isfinite(values)]
     if not len(finite):
         return float("nan")
-    statistic = STATISTIC.get(kind, "mean")
-    if statistic == "most frequent":
-        places, counts = np.unique(finite, return_counts=True)
-        return float(places[counts.argmax()])
-    return float(finite.mean() if statistic == "mean" else np.median(finite))
+    if STATISTIC.get(kind) == "most frequent":
+        finite, counts = np.unique(finite, return_counts=True)
+        return float(finite[counts.argmax()])
+    return float(np.median(finite) if kind in STATISTIC else finite.mean())
 
 
 def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) -> pd.DataFrame:
@@ -206,13 +204,11 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
 
 def _other_sentences(results: Results, other: Results, numbers: set[int]) -> list[int]:
     """Which of the samples are not the same text in both runs; none where a run does not say."""
-    if not all("samples" in run.tables() for run in (results, other)):
+    tables = [optional(run, "samples") for run in (results, other)]
+    if any(table is None or not {"sample", "text"} <= set(table) for table in tables):
         return []
-    here, there = (run.table("samples") for run in (results, other))
-    if not all({"sample", "text"} <= set(table) for table in (here, there)):
-        return []
-    texts = [dict(zip(table["sample"], table["text"], strict=True)) for table in (here, there)]
-    return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))
+    here, there = (dict(zip(table["sample"], table["text"], strict=True)) for table in tables)
+    return sorted(int(at) for at in numbers if here.get(at) != there.get(at))
 
 
 def optional(results: Tables, name: str) -> pd.DataFrame | None:
@@ -259,11 +255,6 @@ def measured_columns(frame: pd.DataFrame) -> list[str]:
     keys = {*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
     names = map(str, frame.select_dtypes(["number", "bool"]))
     return [name for name in names if name not in keys and not name.endswith("_uniform")]
-
-
-def averaged_columns(frame: pd.DataFrame) -> list[str]:
-    """Measured columns that have a mean, which positions have not."""
-    return [name for name in measured_columns(frame) if quantity(name).kind != "position"]
 
 
 def defined(table: pd.DataFrame) -> pd.DataFrame:

@@ -20,13 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from attnscope.engine.reading import (
-    averaged_columns,
-    defined,
-    heads_only,
-    in_series,
-    uniform_value,
-)
+from attnscope.engine.reading import uniform_value
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
@@ -55,7 +49,14 @@ from attnscope.plots.maps import (
     persistence_diagram,
     spectrum_against_null,
 )
-from attnscope.plots.selection import Quantities, last_step, measured_heads, series_are
+from attnscope.plots.selection import (
+    Quantities,
+    averaged_columns,
+    last_step,
+    measured_heads,
+    rows_of,
+    series_are,
+)
 from attnscope.plots.style import INK, NARROWEST, grid, legend_row, panels
 
 
@@ -203,8 +204,7 @@ def thresholds(
         return threshold_curve(table, metric, logarithmic=metric in logarithmic, **rest)
 
     def draw(results: Tables, options: Options) -> Drawn:
-        graphs = in_series(heads_only(stored(results, "graphs")), results)
-        graphs = defined(last_step(graphs))
+        graphs = last_step(rows_of(results, "", "graphs"))
         there = with_values(graphs, "graphs", averaged_columns(graphs) if columns is None else columns)
         figure = metric_grid(
             graphs, [(name, None) for name in there], curve, optional(results, "baselines"), columns=3,

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.reading import averaged_columns, uniform_value
+from attnscope.engine.reading import uniform_value
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.figure import optional
-from attnscope.plots.selection import FEWEST_TOGETHER, estimate, last_step
+from attnscope.plots.selection import FEWEST_TOGETHER, averaged_columns, estimate, last_step
 from attnscope.report.numbers import interval, number
 from attnscope.report.section import Page, Section, Table, analysis
 

@@ -49,7 +49,7 @@ def number_rows(
         if metric not in heads or final[metric].isna().all():
             continue
         table = estimate(final, metric, ["series"]).set_index("series")
-        start = {} if before is None else estimate(before, metric, ["series"]).set_index("series")["mean"]
+        start = estimate(before, metric, ["series"]).set_index("series")["mean"]
         about = quantity(metric)
         label = about.label + (f" at {threshold:g}" if threshold else "")
         for series in dict.fromkeys(final["series"]):

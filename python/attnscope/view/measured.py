@@ -21,7 +21,6 @@ from attnscope import _checks
 from attnscope._tokens import readable
 from attnscope._warn import UndefinedWarning
 from attnscope.metrics.discovery import found
-from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
@@ -54,14 +53,6 @@ def plain(cells: Any) -> Any:
 def is_causal(maps: Tensor) -> bool:
     """Whether no query sees a later key."""
     return maps.shape[-1] > 1 and bool((maps.triu(1) == 0).all())
-
-
-def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
-    """Scales at which a Betti number changes, with β0 and β1 from there to the next; none without bars."""
-    ends = torch.cat([barcodes.birth, barcodes.death])
-    scales = torch.unique(ends[ends.isfinite()])
-    numbers = betti_curve(barcodes, scales).tolist() if len(scales) else []
-    return [[scale, *both] for scale, both in zip(scales.tolist(), numbers, strict=True)]
 
 
 class Maps:
@@ -97,13 +88,12 @@ class Maps:
         if queries is not None:
             shown["queries"] = [readable(token) for token in queries]
             return
-        barcodes = persistence(attention)
+        # unrounded: whether a bar is alive at a threshold is decided at its ends
         shown["bars"] = [
-            [dimension, number(birth), number(death)]
-            for dimension, rows in enumerate(barcodes[()])
-            for birth, death in rows
+            [dimension, birth, death if math.isfinite(death) else None]
+            for dimension, rows in enumerate(persistence(attention)[()])
+            for birth, death in rows.tolist()
         ]
-        shown["betti"] = _betti_steps(barcodes)
         shown["spectrum"] = self._spectrum(attention.double())
 
     def _spectrum(self, attention: Tensor) -> dict[str, Any]:

@@ -261,12 +261,13 @@ function drawTokens() {
 // --- the graph of pairs at or above a threshold, and the bars it belongs to
 const threshold = () => Number((10 ** (-4 + 4 * Number(at("threshold").value) / 1000)).toPrecision(3));
 function drawGraph() {
-  const { n, pairs, tokens, betti } = state.map, t = threshold(), picture = at("graph"), size = 480, radius = n > 40 ? 215 : 158, middle = size / 2;
+  const { n, pairs, tokens, bars } = state.map, t = threshold(), picture = at("graph"), size = 480, radius = n > 40 ? 215 : 158, middle = size / 2;
   at("threshold-value").textContent = shown(t);
   const edges = pairs.filter((pair) => pair[2] >= t), degree = new Array(n).fill(0);
   for (const [i, j] of edges) { degree[i]++; degree[j]++; }
-  // a pair of weight w enters at 1 − w
-  const [, components, loops] = betti.filter(([scale]) => scale <= 1 - t).at(-1) ?? [0, "undefined", "undefined"];
+  // a pair of weight w enters at 1 − w; a map that is not finite has no bars
+  const alive = (kind) => bars.filter(([dimension, birth, death]) => dimension === kind && birth <= 1 - t && (death === null || death > 1 - t)).length;
+  const [components, loops] = bars.length ? [alive(0), alive(1)] : ["undefined", "undefined"];
   picture.replaceChildren();
   picture.setAttribute("viewBox", `0 0 ${size} ${size}`);
   const spot = (k, r = radius) => [middle + r * Math.sin(2 * Math.PI * k / n), middle - r * Math.cos(2 * Math.PI * k / n)];

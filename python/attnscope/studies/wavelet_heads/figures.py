@@ -233,7 +233,7 @@ def power_spectra(results: Tables, options: Options) -> Drawn:
     floor = float(final["power_share"].min())
     for ax, name in zip(axes, names, strict=True):
         power_by_layer(final[final["series"] == name], ax=ax)
-        if before is not None and (before["series"] == name).any():
+        if (before["series"] == name).any():
             own = before[before["series"] == name].groupby("frequency")["power_share"].mean()
             floor = np.nanmin([floor, *own])
             ax.plot(own.index, own, label=BEFORE, gid="untrained", **UNTRAINED)
