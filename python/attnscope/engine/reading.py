@@ -204,11 +204,13 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
 
 def _other_sentences(results: Results, other: Results, numbers: set[int]) -> list[int]:
     """Which of the samples are not the same text in both runs; none where a run does not say."""
-    tables = [optional(run, "samples") for run in (results, other)]
-    if any(table is None or not {"sample", "text"} <= set(table) for table in tables):
-        return []
-    here, there = (dict(zip(table["sample"], table["text"], strict=True)) for table in tables)
-    return sorted(int(at) for at in numbers if here.get(at) != there.get(at))
+    texts = []
+    for run in (results, other):
+        table = optional(run, "samples")
+        if table is None or not {"sample", "text"} <= set(table):
+            return []
+        texts.append(dict(zip(table["sample"], table["text"], strict=True)))
+    return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))
 
 
 def optional(results: Tables, name: str) -> pd.DataFrame | None:

@@ -8,7 +8,6 @@ A study without figures of its own has `figures_of_any_run()`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +56,7 @@ from attnscope.plots.selection import (
     rows_of,
     series_are,
 )
-from attnscope.plots.style import INK, NARROWEST, grid, legend_row, panels
+from attnscope.plots.style import INK, NARROWEST, legend_row, panels
 
 
 def figures_of_any_run() -> dict[str, Figure]:
@@ -276,25 +275,20 @@ def _looked_up(table: pd.DataFrame | None, row: Any, keys: list[str], column: st
 
 def matrix_of(row: Any) -> Any:
     """The attention matrix of a row of the table `examples`, [n, n]."""
-    entries = np.asarray(row["attention"], dtype=float)
-    n = math.isqrt(len(entries))
-    return entries.reshape(n, n)
+    return np.asarray(row["attention"], dtype=float).reshape(int(row["n_tokens"]), -1)
 
 
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
     """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
-    maps = [matrix_of(row) for _, row in table.iterrows()]
-    places = [place for place, matrix in enumerate(maps) if not undefined_because(torch.tensor(matrix))]
-    if not places:
+    table = table[[not undefined_because(torch.tensor(matrix_of(row))) for _, row in table.iterrows()]]
+    if table.empty:
         raise NotDrawable(
             "no stored map has a spectrum: too few tokens, uniform attention, or missing values"
         )
-    if rank is None:
-        places = places[:most]
-    elif len(places) > most:
-        ranks = [rank(maps[place]) for place in places]
-        places = [places[int(np.argmax(ranks))], places[int(np.argmin(ranks))]]
-    return table.iloc[places]
+    if rank is None or len(table) <= most:
+        return table[:most]
+    ranks = [rank(matrix_of(row)) for _, row in table.iterrows()]
+    return table.iloc[[int(np.argmax(ranks)), int(np.argmin(ranks))]]
 
 
 def highest(tables: Sequence[Any]) -> float:
@@ -315,7 +309,7 @@ def metric_grid(
 ) -> mpl.Figure:
     """One panel per quantity under one legend."""
     columns = min(columns, max(1, int(width / NARROWEST)))
-    figure, axes = grid(len(metrics), columns, height=1.75, above=0.3, width=width)
+    figure, (axes,) = panels(1, len(metrics), most=columns, height=1.75, above=0.3, width=width)
     colors = series_colors(list(table["series"]))
     for ax, (metric, threshold) in zip(axes, metrics, strict=True):
         draw(table, metric, ax=ax, baselines=baselines, colors=colors, threshold=threshold)

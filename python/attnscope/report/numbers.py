@@ -34,18 +34,13 @@ class Wanted(NamedTuple):
     threshold: float | None = None  # of the graph, for the table `graphs`
 
 
-def quantities(metrics: Sequence[Metric]) -> list[tuple[str, float | None]]:
-    """Columns, each with its threshold or None."""
-    return [(one, None) if isinstance(one, str) else one for one in metrics]
-
-
 def number_rows(
     heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[Metric]
 ) -> list[dict[str, Any]]:
     """Cells by name for each metric and series, averaged over heads at the last checkpoint."""
     final, before = last_step(heads), first_step(heads)
     rows = []
-    for metric, threshold in quantities(metrics):
+    for metric, threshold in [(one, None) if isinstance(one, str) else one for one in metrics]:
         if metric not in heads or final[metric].isna().all():
             continue
         table = estimate(final, metric, ["series"]).set_index("series")

@@ -260,13 +260,14 @@ function drawTokens() {
 
 // --- the graph of pairs at or above a threshold, and the bars it belongs to
 const threshold = () => Number((10 ** (-4 + 4 * Number(at("threshold").value) / 1000)).toPrecision(3));
+const barsOf = (dimension) => state.map.bars.filter((bar) => bar[0] === dimension);
 function drawGraph() {
   const { n, pairs, tokens, bars } = state.map, t = threshold(), picture = at("graph"), size = 480, radius = n > 40 ? 215 : 158, middle = size / 2;
   at("threshold-value").textContent = shown(t);
   const edges = pairs.filter((pair) => pair[2] >= t), degree = new Array(n).fill(0);
   for (const [i, j] of edges) { degree[i]++; degree[j]++; }
   // a pair of weight w enters at 1 − w; a map that is not finite has no bars
-  const alive = (kind) => bars.filter(([dimension, birth, death]) => dimension === kind && birth <= 1 - t && (death === null || death > 1 - t)).length;
+  const alive = (dimension) => barsOf(dimension).filter(([, birth, death]) => birth <= 1 - t && (death === null || death > 1 - t)).length;
   const [components, loops] = bars.length ? [alive(0), alive(1)] : ["undefined", "undefined"];
   picture.replaceChildren();
   picture.setAttribute("viewBox", `0 0 ${size} ${size}`);
@@ -318,8 +319,7 @@ function drawDiagram(t) {
     const node = svg(picture, "circle", { class: `h${dimension}`, cx: x(birth), cy: death === null ? infinite : y(death), r: 3.6 });
     svg(node, "title", {}, `H${dimension}: ${shown(birth)} to ${death === null ? "∞" : shown(death)}`);
   }
-  const count = (dimension) => bars.filter((bar) => bar[0] === dimension).length;
-  at("diagram-facts").textContent = `${count(0)} bars in H0 (rings), ${count(1)} in H1 (dots). A pair of weight w enters at 1 − w; bars in the tinted corner are alive at the threshold ${shown(t)}.`;
+  at("diagram-facts").textContent = `${barsOf(0).length} bars in H0 (rings), ${barsOf(1).length} in H1 (dots). A pair of weight w enters at 1 − w; bars in the tinted corner are alive at the threshold ${shown(t)}.`;
 }
 
 function drawSpectrum() {
