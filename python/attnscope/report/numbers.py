@@ -71,12 +71,6 @@ def number_rows(
     return rows
 
 
-def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The frame with infinite values of a column left out of means."""
-    values = frame[column].astype(float)
-    return frame.assign(**{column: values.where(np.isfinite(values))})
-
-
 def pair_rows(
     tables: Mapping[str, pd.DataFrame], wanted: Sequence[Wanted], protocol: str
 ) -> list[dict[str, str]]:
@@ -101,9 +95,11 @@ def pair_rows(
 
 def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
     """Mean over samples and interval, infinite and undefined values left out; a dash for none."""
-    if column not in part or (part := finite(part, column).assign(all="all"))[column].isna().all():
+    if column in part:
+        part = part[np.isfinite(part[column].astype(float))]
+    if column not in part or part.empty:
         return "–", ""
-    at = estimate(part, column, ["all"]).iloc[0]
+    at = estimate(part.assign(all="all"), column, ["all"]).iloc[0]
     return number(at["mean"]), interval_text(at["low"], at["high"])
 
 
@@ -119,7 +115,7 @@ def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFram
             if column in keys or quantity(column).kind == "position":
                 continue
             if (mean := mean_text(own, column))[0] != "–":
-                count = finite(own, column).dropna(subset=column)["sample"].nunique()
+                count = own["sample"][np.isfinite(own[column].astype(float))].nunique()
                 rows.append((name, column, *mean, str(count)))
     return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
 
