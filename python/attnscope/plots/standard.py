@@ -8,6 +8,7 @@ A study without figures of its own has `figures_of_any_run()`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -275,7 +276,8 @@ def _looked_up(table: pd.DataFrame | None, row: Any, keys: list[str], column: st
 
 def matrix_of(row: Any) -> Any:
     """The attention matrix of a row of the table `examples`, [n, n]."""
-    return np.asarray(row["attention"], dtype=float).reshape(int(row["n_tokens"]), -1)
+    entries = np.asarray(row["attention"], dtype=float)
+    return entries.reshape(math.isqrt(len(entries)), -1)
 
 
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
