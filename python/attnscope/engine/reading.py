@@ -130,11 +130,10 @@ def typical(values: np.ndarray[Any, Any], kind: str) -> float:
     finite = values[np.isfinite(values)]
     if not len(finite):
         return float("nan")
-    statistic = STATISTIC.get(kind, "mean")
-    if statistic == "most frequent":
-        places, counts = np.unique(finite, return_counts=True)
-        return float(places[counts.argmax()])
-    return float(finite.mean() if statistic == "mean" else np.median(finite))
+    if STATISTIC.get(kind) == "most frequent":
+        finite, counts = np.unique(finite, return_counts=True)
+        return float(finite[counts.argmax()])
+    return float(np.median(finite) if kind in STATISTIC else finite.mean())
 
 
 def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) -> pd.DataFrame:
@@ -204,12 +203,12 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
 
 def _other_sentences(results: Results, other: Results, numbers: set[int]) -> list[int]:
     """Which of the samples are not the same text in both runs; none where a run does not say."""
-    if not all("samples" in run.tables() for run in (results, other)):
-        return []
-    here, there = (run.table("samples") for run in (results, other))
-    if not all({"sample", "text"} <= set(table) for table in (here, there)):
-        return []
-    texts = [dict(zip(table["sample"], table["text"], strict=True)) for table in (here, there)]
+    texts = []
+    for run in (results, other):
+        table = optional(run, "samples")
+        if table is None or not {"sample", "text"} <= set(table):
+            return []
+        texts.append(dict(zip(table["sample"], table["text"], strict=True)))
     return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))
 
 

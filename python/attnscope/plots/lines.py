@@ -175,13 +175,12 @@ def depth_profile(
     place = depth_axis(ax, heads)
     final = last_step(heads)
     table = estimate(final, metric, ["series", "layer"])
-    before = first_step(heads)
-    start = None if before is None else estimate(before, metric, ["series", "layer"])
+    start = estimate(first_step(heads), metric, ["series", "layer"])
     for name in dict.fromkeys(final["series"]):
         rows = table[table["series"] == name]
         draw_curve(ax, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50)
-        if start is not None and (start["series"] == name).any():
-            rows = start[start["series"] == name]
+        rows = start[start["series"] == name]
+        if len(rows):
             how = _UNTRAINED | {"color": colors[name]}
             ax.plot(place(name, rows["layer"]), rows["mean"], gid=f"untrained:{name}", **how)
     return _beside_baselines(ax, final, baselines, metric, "layer", threshold)
@@ -217,14 +216,12 @@ def threshold_curve(
     for name in dict.fromkeys(graphs["series"]):
         rows = table[table["series"] == name]
         draw_curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True)
-    thresholds = sorted(graphs["threshold"].dropna().unique())
-    uniform = [
-        uniform_value(graphs[graphs["threshold"] == value], baselines, metric, value) for value in thresholds
-    ]
-    if np.isfinite(uniform).any():
-        ax.plot(thresholds, uniform, label="uniform attention", gid="uniform", **UNIFORM)
+    groups = graphs.groupby("threshold")
+    uniform = pd.Series({at: uniform_value(rows, baselines, metric, at) for at, rows in groups})
+    if uniform.notna().any():
+        ax.plot(uniform, label="uniform attention", gid="uniform", **UNIFORM)
     ax.set(xscale="log", xlabel="threshold on attention", ylabel=quantity(metric).axis)
-    label_some(ax, thresholds, "{:g}".format)
+    label_some(ax, list(uniform.index), "{:g}".format)
     _limits(ax, metric)
     top = ax.get_ylim()[1]
     if logarithmic and top > 10:

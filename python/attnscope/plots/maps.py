@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +16,10 @@ from matplotlib.ticker import MaxNLocator
 
 from attnscope._tokens import readable
 from attnscope.metrics.homology import barcodes
-from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
+from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes, bar_columns
 from attnscope.metrics.quantity import quantity
 from attnscope.metrics.spectra.null_law import null_spectrum
-from attnscope.plots.selection import last_step, rows_of
+from attnscope.plots.selection import averaged, last_step, rows_of
 from attnscope.plots.style import (
     GRID,
     INK,
@@ -35,11 +36,8 @@ from attnscope.plots.style import (
 
 def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
     """A metric's mean over samples, layers down and heads across; the head mean (head −1) is left out."""
-    if metric not in heads:
-        raise KeyError(
-            f"layer_head_map: no column {metric!r}; there are: {', '.join(map(str, heads.columns))}"
-        )
     heads = heads[heads["head"] >= 0]
+    averaged(heads, metric, several=bool(heads.duplicated(["layer", "head"]).any()))
     return heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean().unstack("head")
 
 
@@ -204,9 +202,7 @@ def bars_of(bars: Any) -> pd.DataFrame:
     [[0.0, 0.0, 1.0], [0.0, 0.0, inf]]
     """
     columns = ["dimension", "birth", "death"]
-    if all(hasattr(bars, name) for name in (*columns, "offsets")):
-        bars = {name: getattr(bars, name).numpy() for name in columns}
-    frame = pd.DataFrame(bars)
+    frame = pd.DataFrame(bar_columns(bars, {}) if isinstance(bars, Barcodes) else bars)
     missing = [name for name in columns if name not in frame]
     if missing:
         raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, frame))}")
@@ -259,10 +255,10 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     """
     ax = axes_or_new(ax)
     bars = bars_of(bars)
+    thresholds = np.geomspace(1.0, smallest, 400)
     kind, birth, death = torch.from_numpy(bars[bars["dimension"] < DIMENSIONS].to_numpy(float).T)
     edges = torch.empty(0, 2)
     whole = Barcodes(birth, death, kind.to(torch.int8), edges, edges, torch.tensor([0, len(birth)]), ())
-    thresholds = np.geomspace(1.0, smallest, 400)
     counts = barcodes.betti_curve(whole, torch.from_numpy(1.0 - thresholds)).clip(min=0).numpy()
     for dimension, dash in enumerate(("-", (0, (4, 1)))):
         ax.step(
@@ -311,11 +307,7 @@ def short(value: float) -> str:
     """
     if abs(value) < 1e-6:
         return "0"
-    if abs(value) >= 10:
-        return f"{value:.0f}"
-    if abs(value) >= 1:
-        return f"{value:.1f}"
     if abs(value) < 0.0005:
         return f"{value:.0e}".replace("e-0", "e-")
-    text = f"{value:.2f}" if abs(value) >= 0.0095 else f"{value:.3f}"
-    return text.replace("0.", ".", 1)
+    places = 0 if abs(value) >= 10 else 1 if abs(value) >= 1 else 2 if abs(value) >= 0.0095 else 3
+    return re.sub(r"^(-?)0\.", r"\1.", f"{value:.{places}f}")

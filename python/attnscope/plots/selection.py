@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.reading import defined, heads_only, in_series, optional, with_groups
-from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.reading import defined, heads_only, in_series, measured_columns, optional, with_groups
+from attnscope.engine.schema import HEAD_KEYS
 from attnscope.inference.mean_intervals import mean_intervals
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.figure import Results, stored
 
 #: Samples below which no intervals are given that hold for many means at once.
@@ -66,12 +67,11 @@ def measured_heads(results: Results, quantities: Quantities = ()) -> pd.DataFram
     graphs = optional(results, "graphs")
     if graphs is None:
         return heads
-    keys = [*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol"]
     for threshold in sorted({at for _, at in quantities if at is not None}):
         columns = [name for name, at in quantities if at == threshold and name in graphs]
         rows = graphs[np.isclose(graphs["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
         if columns and not rows.empty:
-            heads = heads.merge(defined(rows)[keys + columns], on=keys, how="left")
+            heads = heads.merge(defined(rows)[[*HEAD_KEYS, *columns]], on=[*HEAD_KEYS], how="left")
     return heads
 
 
@@ -88,10 +88,25 @@ def first_model(results: Results, name: str, *columns: str) -> tuple[pd.DataFram
     return table[table["model"] == first], f"{first}; the run holds {len(others)} more." if others else ""
 
 
-def first_step(frame: pd.DataFrame) -> pd.DataFrame | None:
-    """The rows of untrained models: step 0."""
-    untrained = frame[frame["step"] == 0]
-    return None if untrained.empty or frame["step"].nunique() < 2 else untrained
+def first_step(frame: pd.DataFrame) -> pd.DataFrame:
+    """The rows of untrained models, step 0; none where there is no later one."""
+    return frame[(frame["step"] == 0) & (frame["step"].nunique() > 1)]
+
+
+def averaged_columns(frame: pd.DataFrame) -> list[str]:
+    """Measured columns that have a mean, which positions have not."""
+    return [name for name in measured_columns(frame) if quantity(name).kind != "position"]
+
+
+def averaged(frame: pd.DataFrame, metric: str, *, several: bool = True) -> None:
+    """Raises KeyError without a column, and ValueError where several positions would be averaged."""
+    if metric not in frame:
+        raise KeyError(f"no column {metric!r} to draw; there are: {', '.join(map(str, frame.columns))}")
+    if several and quantity(metric).kind == "position":
+        raise ValueError(
+            f"{metric} ({quantity(metric).label}) is a position, and a mean of positions is no position; a "
+            "share (of the maps in which it is one key) or a count can be drawn"
+        )
 
 
 def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: bool = False) -> pd.DataFrame:
@@ -106,12 +121,14 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
         One row per combination, sorted: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five
         samples), `samples` (used) and `missing`.
 
+    Raises:
+        ValueError: the column holds positions, of which a mean is none.
+
     >>> table = pd.DataFrame({"sample": [0, 0, 1, 1], "layer": 0, "x": [1.0, 3.0, 4.0, 6.0]})
     >>> estimate(table, "x", ["layer"])[["mean", "low", "high", "samples"]].iloc[0].tolist()
     [3.5, nan, nan, 2.0]
     """
-    if metric not in frame:
-        raise KeyError(f"estimate: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
+    averaged(frame, metric)
     if frame.empty:
         return pd.DataFrame(columns=[*by, "mean", "low", "high", "samples", "missing"])
     unit = [name for name in ("model", "sample") if name in frame and name not in by]

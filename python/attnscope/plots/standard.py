@@ -20,13 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from attnscope.engine.reading import (
-    defined,
-    heads_only,
-    in_series,
-    measured_columns,
-    uniform_value,
-)
+from attnscope.engine.reading import uniform_value
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
@@ -55,8 +49,15 @@ from attnscope.plots.maps import (
     persistence_diagram,
     spectrum_against_null,
 )
-from attnscope.plots.selection import Quantities, last_step, measured_heads, series_are
-from attnscope.plots.style import INK, NARROWEST, grid, legend_row, panels
+from attnscope.plots.selection import (
+    Quantities,
+    averaged_columns,
+    last_step,
+    measured_heads,
+    rows_of,
+    series_are,
+)
+from attnscope.plots.style import INK, NARROWEST, legend_row, panels
 
 
 def figures_of_any_run() -> dict[str, Figure]:
@@ -72,7 +73,7 @@ def figures_of_any_run() -> dict[str, Figure]:
 
 def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
     """Those quantities that the table holds with at least one value."""
-    wanted = [(name, None) for name in measured_columns(heads)] if quantities is None else quantities
+    wanted = [(name, None) for name in averaged_columns(heads)] if quantities is None else quantities
     there = with_values(heads, "heads", [name for name, _ in wanted])
     return [(name, at) for name, at in wanted if name in there]
 
@@ -203,9 +204,8 @@ def thresholds(
         return threshold_curve(table, metric, logarithmic=metric in logarithmic, **rest)
 
     def draw(results: Results, options: Options) -> Drawn:
-        graphs = in_series(heads_only(stored(results, "graphs")), results)
-        graphs = defined(last_step(graphs))
-        there = with_values(graphs, "graphs", measured_columns(graphs) if columns is None else columns)
+        graphs = last_step(rows_of(results, "", "graphs"))
+        there = with_values(graphs, "graphs", averaged_columns(graphs) if columns is None else columns)
         figure = metric_grid(
             graphs, [(name, None) for name in there], curve, optional(results, "baselines"), columns=3,
             width=options.width,
@@ -277,24 +277,20 @@ def _looked_up(table: pd.DataFrame | None, row: Any, keys: list[str], column: st
 def matrix_of(row: Any) -> Any:
     """The attention matrix of a row of the table `examples`, [n, n]."""
     entries = np.asarray(row["attention"], dtype=float)
-    n = math.isqrt(len(entries))
-    return entries.reshape(n, n)
+    return entries.reshape(math.isqrt(len(entries)), -1)
 
 
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
     """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
-    maps = [matrix_of(row) for _, row in table.iterrows()]
-    places = [place for place, matrix in enumerate(maps) if not undefined_because(torch.tensor(matrix))]
-    if not places:
+    table = table[[not undefined_because(torch.tensor(matrix_of(row))) for _, row in table.iterrows()]]
+    if table.empty:
         raise NotDrawable(
             "no stored map has a spectrum: too few tokens, uniform attention, or missing values"
         )
-    if rank is None:
-        places = places[:most]
-    elif len(places) > most:
-        ranks = [rank(maps[place]) for place in places]
-        places = [places[int(np.argmax(ranks))], places[int(np.argmin(ranks))]]
-    return table.iloc[places]
+    if rank is None or len(table) <= most:
+        return table[:most]
+    ranks = [rank(matrix_of(row)) for _, row in table.iterrows()]
+    return table.iloc[[int(np.argmax(ranks)), int(np.argmin(ranks))]]
 
 
 def highest(tables: Sequence[Any]) -> float:
@@ -315,7 +311,7 @@ def metric_grid(
 ) -> mpl.Figure:
     """One panel per quantity under one legend."""
     columns = min(columns, max(1, int(width / NARROWEST)))
-    figure, axes = grid(len(metrics), columns, height=1.75, above=0.3, width=width)
+    figure, (axes,) = panels(1, len(metrics), most=columns, height=1.75, above=0.3, width=width)
     colors = series_colors(list(table["series"]))
     for ax, (metric, threshold) in zip(axes, metrics, strict=True):
         draw(table, metric, ax=ax, baselines=baselines, colors=colors, threshold=threshold)

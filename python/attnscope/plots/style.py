@@ -182,15 +182,18 @@ def panels(
     height: float,
     width: float = WIDTH,
     narrowest: float = NARROWEST,
+    most: int = 100,
+    above: float = 0.0,
     **options: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure of `rows` x `columns` axes that needs no backend and no closing.
 
-    Where the columns would be narrower than `narrowest`, each row of axes stands in several rows.
+    Where the columns would be narrower than `narrowest` or more than `most`, each row of axes stands in
+    several rows; `above` is the height of a legend.
     """
-    across = min(columns, max(1, int(width / narrowest)))
+    across = min(columns, most, max(1, int(width / narrowest)))
     down = -(-columns // across)
-    figure = Figure(figsize=(width, height * down), layout="constrained")
+    figure = Figure(figsize=(width, height * down + above), layout="constrained")
     if down == 1:
         axes = figure.subplots(rows, columns, squeeze=False, **options)
         return figure, [list(row) for row in axes]
@@ -205,19 +208,6 @@ def panels(
             if axes[row][column] is not first:
                 getattr(axes[row][column], name)(first)
     return figure, axes
-
-
-def grid(
-    count: int, columns: int, *, height: float, above: float = 0.0, width: float = WIDTH, **options: Any
-) -> tuple[Figure, list[Axes]]:
-    """A figure of so many axes, at most some in a row; `height` is that of a row, `above` of a legend."""
-    columns = min(columns, count)
-    rows = -(-count // columns)
-    figure, axes = panels(rows, columns, height=height * rows + above, width=width, **options)
-    flat = [ax for row in axes for ax in row]
-    for spare in flat[count:]:
-        spare.set_axis_off()
-    return figure, flat[:count]
 
 
 @style()

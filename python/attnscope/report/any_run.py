@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.reading import measured_columns, uniform_value
+from attnscope.engine.reading import uniform_value
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.figure import optional
-from attnscope.plots.selection import FEWEST_TOGETHER, estimate, last_step
+from attnscope.plots.selection import FEWEST_TOGETHER, averaged_columns, estimate, last_step
 from attnscope.report.numbers import interval, number
 from attnscope.report.section import Page, Section, Table, analysis
 
@@ -19,7 +19,7 @@ _ROWS, _BESIDE = 5, 3
 
 def _every_number(page: Page) -> None:
     heads = page.heads()
-    page.numbers([] if heads is None else measured_columns(heads))
+    page.numbers([] if heads is None else averaged_columns(heads))
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -67,7 +67,7 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     if heads is None or not {"layer", "head", "sample"} <= set(heads):
         return None
     final = last_step(heads)
-    names = [name for name in measured_columns(final) if final[name].notna().any()]
+    names = [name for name in averaged_columns(final) if final[name].notna().any()]
     names = [name for name in names if quantity(name).kind == "value" and final[name].abs().max() > 0]
     names.sort(key=lambda name: name != ranked)
     if not names or final.groupby(["layer", "head"]).ngroups < 2:

@@ -34,22 +34,17 @@ class Wanted(NamedTuple):
     threshold: float | None = None  # of the graph, for the table `graphs`
 
 
-def quantities(metrics: Sequence[Metric]) -> list[tuple[str, float | None]]:
-    """Columns, each with its threshold or None."""
-    return [(one, None) if isinstance(one, str) else one for one in metrics]
-
-
 def number_rows(
     heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[Metric]
 ) -> list[dict[str, Any]]:
     """Cells by name for each metric and series, averaged over heads at the last checkpoint."""
     final, before = last_step(heads), first_step(heads)
     rows = []
-    for metric, threshold in quantities(metrics):
+    for metric, threshold in [(one, None) if isinstance(one, str) else one for one in metrics]:
         if metric not in heads or final[metric].isna().all():
             continue
         table = estimate(final, metric, ["series"]).set_index("series")
-        start = {} if before is None else estimate(before, metric, ["series"]).set_index("series")["mean"]
+        start = estimate(before, metric, ["series"]).set_index("series")["mean"]
         about = quantity(metric)
         label = about.label + (f" at {threshold:g}" if threshold else "")
         for series in dict.fromkeys(final["series"]):
@@ -76,12 +71,6 @@ def number_rows(
     return rows
 
 
-def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The frame with infinite values of a column left out of means."""
-    values = frame[column].astype(float)
-    return frame.assign(**{column: values.where(np.isfinite(values))})
-
-
 def pair_rows(
     tables: Mapping[str, pd.DataFrame], wanted: Sequence[Wanted], protocol: str
 ) -> list[dict[str, str]]:
@@ -106,9 +95,11 @@ def pair_rows(
 
 def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
     """Mean over samples and interval, infinite and undefined values left out; a dash for none."""
-    if column not in part or (part := finite(part, column).assign(all="all"))[column].isna().all():
+    if column in part:
+        part = part[np.isfinite(part[column].astype(float))]
+    if column not in part or part.empty:
         return "–", ""
-    at = estimate(part, column, ["all"]).iloc[0]
+    at = estimate(part.assign(all="all"), column, ["all"]).iloc[0]
     return number(at["mean"]), interval_text(at["low"], at["high"])
 
 
@@ -121,8 +112,10 @@ def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFram
         own = last_step(table[table["protocol"] == protocol])
         keys = {"sample", "step", "layer", "head", "threshold", "n_tokens", "dimension"}
         for column in own.select_dtypes("number"):
-            if column not in keys and (mean := mean_text(own, column))[0] != "–":
-                count = finite(own, column).dropna(subset=column)["sample"].nunique()
+            if column in keys or quantity(column).kind == "position":
+                continue
+            if (mean := mean_text(own, column))[0] != "–":
+                count = own["sample"][np.isfinite(own[column].astype(float))].nunique()
                 rows.append((name, column, *mean, str(count)))
     return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
 

@@ -26,7 +26,7 @@ import pandas as pd
 from attnscope.engine.reading import NULLS, with_groups
 from attnscope.plots.figure import Drawn, NotDrawable, Results, optional
 from attnscope.plots.selection import measured_heads, series_are
-from attnscope.report.numbers import Metric, Wanted, number_rows, pair_rows, quantities
+from attnscope.report.numbers import Metric, Wanted, number_rows, pair_rows
 
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
@@ -143,7 +143,7 @@ class Page:
 
     def heads(self, metrics: Sequence[Metric] = ()) -> pd.DataFrame | None:
         """Single heads under the exact protocol, with those columns of the graphs that are asked for."""
-        asked = tuple(one for one in quantities(metrics) if one[1] is not None)
+        asked = tuple(one for one in metrics if not isinstance(one, str))
         if asked not in self._heads:
             try:
                 self._heads[asked] = measured_heads(self.results, asked)

@@ -39,7 +39,7 @@ def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
             kinds.setdefault(kind if both else "", []).append(layer.attention[0].float().cpu())
     if not kinds:
         raise ValueError(f"view: {type(model).__name__} gave no attention")
-    own = {"decoder": names[-1], "cross": names[0], "encoder": names[0], "": names[0]}
+    own = dict.fromkeys(kinds, names[0]) | {"decoder": names[-1]}
     return [
         Stack(kind, maps, own[kind], names[-1] if kind == "cross" else None) for kind, maps in kinds.items()
     ]

@@ -24,7 +24,7 @@ from attnscope.metrics.discovery import found
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import measure_quantities
-from attnscope.metrics.quantity import Quantity
+from attnscope.metrics.quantity import Quantity, causal, full
 from attnscope.metrics.spectra.null_law import null_spectrum, undefined_because
 
 _LAW_POINTS = 240
@@ -51,11 +51,6 @@ def plain(cells: Any) -> Any:
     return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(float(cells), number(cells))
 
 
-def is_causal(maps: Tensor) -> bool:
-    """Whether no query sees a later key."""
-    return maps.shape[-1] > 1 and bool((maps.triu(1) == 0).all())
-
-
 def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
     """Scales at which a Betti number changes, with β0 and β1 from there to the next; none without bars."""
     ends = torch.cat([barcodes.birth, barcodes.death])
@@ -78,10 +73,10 @@ class Maps:
     ) -> None:
         """Adds a matrix, unless the page is full; queries of another text make it a matrix and no graph."""
         n = attention.shape[-1]
-        causal = queries is None and is_causal(attention)
+        lower = queries is None and not bool(attention.triu(1).any())
         # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.
         entries = attention.to(torch.float32).numpy()
-        flat = entries[np.tril_indices(n)] if causal else entries.ravel()
+        flat = entries[np.tril_indices(n)] if lower else entries.ravel()
         if self.refused or len(flat) * 16 // 3 > self._room:
             self.refused += 1
             return
@@ -90,7 +85,7 @@ class Maps:
             **place,
             "n": n,
             "tokens": [readable(token) for token in tokens],
-            "causal": causal,
+            "causal": lower,
             "entries": base64.b64encode(flat.astype("<f4").tobytes()).decode("ascii"),
         }
         self.stored.append(shown)
@@ -206,12 +201,11 @@ def _numbers(maps: Tensor, wanted: Sequence[Quantity]) -> Tensor:
 
 def _of_uniform(maps: Tensor, wanted: Sequence[Quantity]) -> Tensor:
     """What uniform attention of that size gives, [quantity]."""
-    ones = torch.ones_like(maps[:1], dtype=torch.float64)
-    visible = ones.tril() if is_causal(maps) else ones
+    uniform = (full if maps.triu(1).any() else causal)(maps.shape[-1])
     with warnings.catch_warnings():
         # Of uniform heads nothing differs, and their rows have nothing to standardise.
         warnings.simplefilter("ignore", UndefinedWarning)
-        return _numbers(visible / visible.sum(-1, keepdim=True), wanted)[:, 0]
+        return _numbers(uniform[None], wanted)[:, 0]
 
 
 def _quantities() -> list[Quantity]:

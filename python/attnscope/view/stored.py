@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """What the page shows of stored results: means over samples of the measured columns, and kept matrices.
 
-A run keeps numbers of all maps and the matrices of few. Heads are coloured by the stored means; a matrix that
-was not kept is computed again from the model, where it is given.
+A run keeps numbers of all maps and the matrices of few. Heads are coloured by the stored means, of positions
+by the most frequent one; a matrix that was not kept is computed again from the model, where it is given.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 
 from attnscope.engine.reading import (
     defined,
+    grouped,
     heads_only,
     in_series,
     measured_columns,
@@ -129,13 +130,14 @@ def _metrics(results: Results, part: _Part) -> list[dict[str, str]]:
 def _means(
     part: _Part, checkpoints: _Checkpoints, inputs: list[str], layers: list[int], heads: list[int]
 ) -> np.ndarray[Any, Any]:
-    """Means over samples, [checkpoint, input, column, layer, head], NaN where there is no row."""
+    """What stands for the samples, [checkpoint, input, column, layer, head], NaN where there is no row."""
     axes = {"checkpoint": range(len(checkpoints)), "group": inputs, "layer": layers, "head": heads}
     places = pd.MultiIndex.from_tuples(checkpoints, names=CHECKPOINT_KEYS)
     own = pd.MultiIndex.from_frame(part.rows[[*CHECKPOINT_KEYS]])
     rows = part.rows.assign(checkpoint=places.get_indexer(own))
-    rows = rows.astype(dict.fromkeys(part.columns, float))
-    means = rows.groupby(list(axes))[part.columns].mean()
+    # the page shows means, and of positions, which have none, the most frequent
+    kinds = {name: "position" if quantity(name).kind == "position" else "value" for name in part.columns}
+    means = grouped(rows, list(axes), kinds).set_index(list(axes))
     cells = means.reindex(pd.MultiIndex.from_product(list(axes.values()))).to_numpy()
     return np.moveaxis(cells.reshape(*map(len, axes.values()), len(part.columns)), -1, 2)
 

@@ -260,6 +260,7 @@ function drawTokens() {
 
 // --- the graph of pairs at or above a threshold, and the bars it belongs to
 const threshold = () => Number((10 ** (-4 + 4 * Number(at("threshold").value) / 1000)).toPrecision(3));
+const barsOf = (dimension) => state.map.bars.filter((bar) => bar[0] === dimension);
 function drawGraph() {
   const { n, pairs, tokens, betti } = state.map, t = threshold(), picture = at("graph"), size = 480, radius = n > 40 ? 215 : 158, middle = size / 2;
   at("threshold-value").textContent = shown(t);
@@ -317,8 +318,7 @@ function drawDiagram(t) {
     const node = svg(picture, "circle", { class: `h${dimension}`, cx: x(birth), cy: death === null ? infinite : y(death), r: 3.6 });
     svg(node, "title", {}, `H${dimension}: ${shown(birth)} to ${death === null ? "∞" : shown(death)}`);
   }
-  const count = (dimension) => bars.filter((bar) => bar[0] === dimension).length;
-  at("diagram-facts").textContent = `${count(0)} bars in H0 (rings), ${count(1)} in H1 (dots). A pair of weight w enters at 1 − w; bars in the tinted corner are alive at the threshold ${shown(t)}.`;
+  at("diagram-facts").textContent = `${barsOf(0).length} bars in H0 (rings), ${barsOf(1).length} in H1 (dots). A pair of weight w enters at 1 − w; bars in the tinted corner are alive at the threshold ${shown(t)}.`;
 }
 
 function drawSpectrum() {

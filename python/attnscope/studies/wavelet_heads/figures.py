@@ -42,7 +42,6 @@ from attnscope.plots.style import (
     UNIFORM,
     UNTRAINED,
     axes_or_new,
-    grid,
     legend_over,
     named_artists,
     panels,
@@ -229,11 +228,11 @@ def power_spectra(results: Results, options: Options) -> Drawn:
     names = list(dict.fromkeys(final["series"]))
     columns = min(3, len(names))
     width = min(options.width, 3.6 * columns + 0.6)
-    figure_, axes = grid(len(names), columns, height=2.35, above=0.35, width=width, sharey=True)
+    figure_, (axes,) = panels(1, len(names), most=columns, height=2.35, above=0.35, width=width, sharey=True)
     floor = float(final["power_share"].min())
     for ax, name in zip(axes, names, strict=True):
         power_by_layer(final[final["series"] == name], ax=ax)
-        if before is not None and (before["series"] == name).any():
+        if (before["series"] == name).any():
             own = before[before["series"] == name].groupby("frequency")["power_share"].mean()
             floor = np.nanmin([floor, *own])
             ax.plot(own.index, own, label=BEFORE, gid="untrained", **UNTRAINED)

@@ -27,7 +27,7 @@ from attnscope.plots.lines import head_emergence
 from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, persistence_diagram, printable
 from attnscope.plots.selection import estimate, last_step, measured_heads, series_are
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
-from attnscope.plots.style import DASHES, MUTED, PALETTE, grid, legend_over, legend_row, panels
+from attnscope.plots.style import DASHES, MUTED, PALETTE, legend_over, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 
 
@@ -204,7 +204,7 @@ def frames(results: Results, options: Options) -> Drawn:
         raise NotDrawable("no verdict on a frame has its evidence stored")
     both = len({protocol for _, protocol in cases}) > 1
     width = min(options.width, 2.6 * min(len(cases), 2) + 0.6)
-    figure, axes = grid(len(cases), 2, height=2.45, above=0.3, width=width)
+    figure, (axes,) = panels(1, len(cases), most=2, height=2.45, above=0.3, width=width)
     for ax, (model, protocol) in zip(axes, cases, strict=True):
         frame_shares(shares[model, protocol], ax)
         row = rows.loc[(model, protocol)]
