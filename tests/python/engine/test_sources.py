@@ -90,10 +90,13 @@ def test_groups_are_numbered_through(tmp_path):
         ("a.txt", b"\n \n", {}, "holds no sentence"),
         ("a.csv", b"text,field\none,f\n", {"column": "txt"}, r"no column 'txt' in .*; did you mean 'text'\?"),
         ("a.csv", b"a,b\n1,2\n", {}, "which column.? there are: a, b"),
-        ("a.csv", b"text,field\none\n", {}, "line 2: 1 fields, the header names 2"),
-        ("a.csv", b'text\n"open\n', {}, "line 2: unexpected end of data"),
-        ("a.csv", b"", {}, "which column.? there are: none"),
+        ("a.csv", b"text,field\na,b\n\none\n", {}, "row 3: 1 fields, the header names 2"),
+        ("a.csv", b"text,field\na,b\none,f,\n", {}, "Expected 2 fields in line 3, saw 3"),
+        ("a.csv", b"text,field\none,f,g\n", {}, "Length of header or names does not match"),
+        ("a.csv", b'text\n"open\n', {}, "a.csv: unexpected end of data"),
+        ("a.csv", b"", {}, "No columns to parse from file"),
         ("a.jsonl", b'{"text": "a"}\n{"text": \n', {}, "line 2 is not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b"}, {"text": "c"}\n', {}, "line 2 is not JSON: Extra data"),
         ("a.jsonl", b'["a"]\n', {}, "line 1: expected an object, got a list"),
         ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', {}, "line 2: no key 'text'; did you mean 'txt'"),
         ("a.jsonl", b'{"text": 5}\n', {}, "'text' must be a text or a list of token ids, got 5"),
@@ -107,6 +110,24 @@ def test_bad_files_are_explained(tmp_path, name, content, options, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read(tmp_path / name, **options)
+
+
+def test_no_cell_is_changed(tmp_path):
+    """Words that pandas takes for missing, zeros in front, whole numbers beyond 2^64."""
+    (tmp_path / "a.csv").write_text('text,n\nNA,007\n\n"a, ""b""\nc",\n', "utf-8")
+    found = read(tmp_path / "a.csv")
+    assert [one.text for one in found] == ["NA", 'a, "b"\nc']
+    assert [one.extra for one in found] == [{"n": "007"}, {"n": ""}]
+    assert [one.source_row for one in found] == [0, 2]
+    rows = [
+        {"text": "2020-01-01", "n": 123456789012345678901, "x": 0.1},
+        {"text": "b", "n": None},
+        {"text": "c", "n": "x"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n\n".join(map(json.dumps, rows)), "utf-8")
+    found = read(tmp_path / "a.jsonl")
+    assert [{"text": one.text, **one.extra} for one in found] == rows
+    assert [one.source_row for one in found] == [0, 2, 4]
 
 
 def test_missing_files_folders_and_unknown_sources(tmp_path):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Sentences of a study: read from files or data sets, chosen by a seeded rule, with their place of origin.
 
-CSV and JSONL are read by the standard library, row by row: pandas fills up a row that is too short, rounds
-integers beyond 2^53 beside a missing one, and names no line.
+pandas reads CSV, and rows that it would fill up or take for an index are errors. JSONL is read by the standard
+library: pandas makes 12776324570088369205 of the number 123456789012345678901, and names no line.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import io
 import json
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -210,25 +211,29 @@ def looks_wrapped(source: TextSource) -> bool:
 
 
 def _read_csv(path: Path, source: TextSource) -> Iterator[Row]:
+    import pandas as pd
+
     text = _decoded(path, source.encoding)
     limit = csv.field_size_limit(max(len(text), 131072))
+    # "NA" is a text, and only what a row lacks is missing; rows that are too long are no index, but an error
+    strict: dict[str, Any] = {"dtype": str, "keep_default_na": False, "index_col": False, "engine": "python"}
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        names = next(reader, [])
-        column = _column(source, names, path)
-        for number, row in enumerate(reader):
-            if not row:
-                continue
-            if len(row) != len(names):
-                raise ConfigError(
-                    f"texts: {path}, line {reader.line_num}: {len(row)} fields, the header names {len(names)}"
-                )
-            cells: dict[str, Any] = dict(zip(names, row, strict=True))
-            yield number, str(cells.pop(column)).strip(), cells
-    except csv.Error as error:
-        raise ConfigError(f"texts: {path}, line {reader.line_num}: {error}") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(io.StringIO(text, newline=""), skip_blank_lines=False, **strict)
+    except (ValueError, pd.errors.ParserWarning) as error:
+        raise ConfigError(f"texts: {path}: {error}") from error
     finally:
         csv.field_size_limit(limit)
+    column = _column(source, [*table], path)
+    missing = table.isna().sum(axis=1).tolist()
+    for number, (cells, lacks) in enumerate(zip(table.to_dict("records"), missing, strict=True)):
+        if 0 < lacks < len(cells):
+            raise ConfigError(
+                f"texts: {path}, row {number + 1}: {len(cells) - lacks} fields, the header names {len(cells)}"
+            )
+        if not lacks:
+            yield number, str(cells.pop(column)).strip(), {str(name): cell for name, cell in cells.items()}
 
 
 def _read_jsonl(path: Path, source: TextSource) -> Iterator[Row]:
