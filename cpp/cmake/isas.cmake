@@ -66,10 +66,11 @@ function(attnscope_isa isa suffix flags)
     # GCC halves the vector width on v4 by default, to spare older Intel cores their clock drop.
     list(APPEND _flags -mprefer-vector-width=512)
   endif()
+  # Vectors that no register holds are passed in another way with AVX-512 than without, and nothing is linked
+  # with a build for another instruction set.
+  list(APPEND _flags -Wno-psabi)
   if(isa MATCHES "-wide$")
-    # Vectors that no register holds are passed in another way with AVX-512 than without, and nothing here
-    # is linked with such a build.
-    list(APPEND _flags -DATTNSCOPE_PACK_WIDTH=8 -Wno-psabi)
+    list(APPEND _flags -DATTNSCOPE_PACK_WIDTH=8)
   endif()
   set(${flags} ${_flags} PARENT_SCOPE)
 endfunction()

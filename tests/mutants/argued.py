@@ -41,9 +41,8 @@ ARGUED: dict[str, dict[str, str]] = {
         "return _read(dict(source), {}, config, None)": SAME_FALSE,
     },
     "marchenko_pastur": {
-        '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=None': SAME_FALSE,
-        '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, ).ks': NOT_READ,
-        '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=True': NOT_READ,
+        "name, checked, null, support, draws, seed, whole=None).ks": SAME_FALSE,
+        "name, checked, null, support, draws, seed, whole=True).ks": NOT_READ,
     },
     "fisher": {
         "chance = torch.rand(ids.shape, generator=generator).to(None)": ONE_DEVICE,
