@@ -41,8 +41,8 @@ ARGUED: dict[str, dict[str, str]] = {
         "return _read(dict(source), {}, config, None)": SAME_FALSE,
     },
     "marchenko_pastur": {
-        "name, checked, null, support, draws, seed, whole=None).ks": SAME_FALSE,
-        "name, checked, null, support, draws, seed, whole=True).ks": NOT_READ,
+        "return _compared(name, checked, null, support, draws, seed, whole=None).ks": SAME_FALSE,
+        "return _compared(name, checked, null, support, draws, seed, whole=True).ks": NOT_READ,
     },
     "fisher": {
         "chance = torch.rand(ids.shape, generator=generator).to(None)": ONE_DEVICE,
