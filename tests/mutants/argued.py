@@ -48,7 +48,7 @@ ARGUED: dict[str, dict[str, str]] = {
         "chance = torch.rand(ids.shape, generator=generator).to(None)": ONE_DEVICE,
         "scored = (real[:, 1:] & real[:, :-1]).to(None)": ONE_DEVICE,
         "wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(None)": ONE_DEVICE,
-        "wanted = torch.multinomial(shares, 1, generator=generator).squeeze(+1).to(ids.device)": SAME_AXIS,
+        "wanted = torch.multinomial(shares, 1, generator=generator).squeeze(+1).to(device)": SAME_AXIS,
         "shares = chosen.detach().softmax(+1).cpu()": SAME_AXIS,
         "chance = torch.where(real, chance, 3.0)": "above every chance",
         "scored = (chance <= mask_share) | (chance == chance.min())": "one chance in 2^24 is just as large",
@@ -97,7 +97,7 @@ ARGUED: dict[str, dict[str, str]] = {
         'name = "SOFTMAX_HARMONICS"': NAMED,
         "return torch.from_numpy(np.asarray(values, dtype=None))": SAME_TYPE,
         "return torch.from_numpy(np.asarray(values, ))": SAME_TYPE,
-        "first = first.masked_fill(first < floor, math.nan)": "a threshold of rounding, met exactly",
+        "return powers[..., 1:] / first.masked_fill(first < floor, math.nan)": "a threshold of rounding, met exactly",
     },
 }
 
