@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Sentences of a study: read from files or data sets, chosen by a seeded rule, with their place of origin.
 
-pandas reads CSV, and rows that it would fill up or take for an index are errors. JSONL is read by the standard
-library: pandas makes 12776324570088369205 of the number 123456789012345678901, and names no line.
+pandas reads CSV, and rows that it would fill up or take for an index are errors. JSONL is read by the
+standard library: pandas makes 12776324570088369205 of the number 123456789012345678901, and names no line.
 """
 
 from __future__ import annotations
