@@ -37,7 +37,7 @@ from attnscope.plots.style import (
 def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
     """A metric's mean over samples, layers down and heads across; the head mean (head −1) is left out."""
     heads = heads[heads["head"] >= 0]
-    averaged(heads, metric, several=bool(heads.duplicated(["layer", "head"]).any()))
+    averaged("layer_head_map", heads, metric, several=bool(heads.duplicated(["layer", "head"]).any()))
     return heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean().unstack("head")
 
 

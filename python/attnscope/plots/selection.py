@@ -98,14 +98,14 @@ def averaged_columns(frame: pd.DataFrame) -> list[str]:
     return [name for name in measured_columns(frame) if quantity(name).kind != "position"]
 
 
-def averaged(frame: pd.DataFrame, metric: str, *, several: bool = True) -> None:
+def averaged(function: str, frame: pd.DataFrame, metric: str, *, several: bool = True) -> None:
     """Raises KeyError without a column, and ValueError where several positions would be averaged."""
     if metric not in frame:
-        raise KeyError(f"no column {metric!r} to draw; there are: {', '.join(map(str, frame.columns))}")
+        raise KeyError(f"{function}: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
     if several and quantity(metric).kind == "position":
         raise ValueError(
-            f"{metric} ({quantity(metric).label}) is a position, and a mean of positions is no position; a "
-            "share (of the maps in which it is one key) or a count can be drawn"
+            f"{function}: {metric} ({quantity(metric).label}) is a position, and a mean of positions is no "
+            "position; a share (of the maps in which it is one key) or a count can be drawn"
         )
 
 
@@ -128,7 +128,7 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     >>> estimate(table, "x", ["layer"])[["mean", "low", "high", "samples"]].iloc[0].tolist()
     [3.5, nan, nan, 2.0]
     """
-    averaged(frame, metric)
+    averaged("estimate", frame, metric)
     if frame.empty:
         return pd.DataFrame(columns=[*by, "mean", "low", "high", "samples", "missing"])
     unit = [name for name in ("model", "sample") if name in frame and name not in by]

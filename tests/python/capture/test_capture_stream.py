@@ -40,6 +40,14 @@ def whole(model):
         assert not module._forward_pre_hooks
 
 
+def born_at_last(count, number):
+    """The worker allocates so many maps within five seconds."""
+    deadline = time.monotonic() + 5.0
+    while count.born < number and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert count.born == number
+
+
 def test_at_most_two_layers_are_alive(model, monkeypatch):
     inputs = models.text(model)
     with capture(model) as recording:
@@ -57,10 +65,7 @@ def test_the_next_layer_is_computed_while_the_last_is_in_use(model, monkeypatch)
         count = MapCount(monkeypatch)
         run = recording.run(**inputs)
         first = next(run)
-        deadline = time.monotonic() + 5.0
-        while count.born < 2 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert count.born == 2
+        born_at_last(count, 2)
         time.sleep(0.05)
         assert count.born == 2, "the worker ran more than one layer ahead"
         assert first.index == 0
@@ -78,10 +83,7 @@ def test_the_last_layer_of_a_pass_counts_in_the_next_one(model, monkeypatch):
         assert count.born == 1, "a third layer was begun while two were held"
         assert (last.index, first.index) == (LAYERS - 1, 0)
         del last
-        deadline = time.monotonic() + 5.0
-        while count.born < 2 and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert count.born == 2
+        born_at_last(count, 2)
 
 
 def test_kept_layers_stay_intact(model):
