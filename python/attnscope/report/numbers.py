@@ -174,12 +174,27 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
     values = zip(table["value"], table["low"], table["high"], strict=True)
     columns |= {
         "value [95 %]": [f"{number(value)} {interval_text(*ends)}".rstrip() for value, *ends in values],
-        "null": [number(value) for value in table["null"]],
+        "range": _ranges(table, "range_low", "range_high"),
+        "border or null": [number(value) for value in table["null"]],
+        "control, range": _ranges(table, "control_low", "control_high"),
         "adjusted p": [number(value) for value in table["p_adjusted"]],
     }
-    if table["p_adjusted"].isna().all():
-        del columns["adjusted p"]
+    for column, source in (
+        ("range", "range_low"),
+        ("control, range", "control_low"),
+        ("adjusted p", "p_adjusted"),
+    ):
+        if source not in table or table[source].isna().all():
+            del columns[column]
     page.frame("claims", "Claims and verdicts.", pd.DataFrame(columns), names=names)
+
+
+def _ranges(table: pd.DataFrame, low: str, high: str) -> list[str]:
+    """Return smallest and largest value of each row as "0.2 to 0.4", or "" where there is none."""
+    if low not in table:
+        return [""] * len(table)
+    ends = zip(table[low], table[high], strict=True)
+    return ["" if pd.isna(first) else f"{number(first)} to {number(last)}" for first, last in ends]
 
 
 def interval(low: float, high: float) -> str:
