@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -59,7 +60,9 @@ class Lines:
 
     def _tick(self) -> None:
         while not self._ended.wait(EVERY):
-            print(f"attnscope: {self}", file=sys.stderr, flush=True)
+            # a log on a full disk, or a terminal that was closed, is no reason to stop
+            with contextlib.suppress(OSError):
+                print(f"attnscope: {self}", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

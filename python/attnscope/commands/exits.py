@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import signal
@@ -33,7 +34,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
         from attnscope.engine.executors.executor import UnitsFailed
         from attnscope.engine.schema import MissingError, ResultsError
         from attnscope.engine.stop import Interrupted
-        from attnscope.engine.store import FolderLocked
+        from attnscope.engine.storage.folder_lock import FolderLocked
         from attnscope.models import LoadError
 
         try:
@@ -59,7 +60,9 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def say(text: str) -> None:
-    print(f"attnscope: {text}", file=sys.stderr)
+    # a log on a full disk, or a terminal that was closed, changes nothing about the work
+    with contextlib.suppress(OSError):
+        print(f"attnscope: {text}", file=sys.stderr)
 
 
 def silent(text: str) -> None:

@@ -30,7 +30,7 @@ from attnscope.demo.texts import (
     inputs_by_group,
     training_batch,
 )
-from attnscope.engine.store import atomic_file, atomic_folder, remove
+from attnscope.engine.storage.files import atomic_file, atomic_folder, remove
 from attnscope.models.checkpoints import step_of
 from attnscope.models.loading import without_progress_bars
 

@@ -29,7 +29,7 @@ import torch
 from attnscope.demo.objectives import ARMS, STEPS, WHITENED, Arm
 from attnscope.demo.texts import byte_tokenizer, text_windows, write_texts
 from attnscope.demo.training import demo_checkpoints, evaluate_loss, last_checkpoint, one_thread, save_model
-from attnscope.engine.store import remove
+from attnscope.engine.storage.files import remove
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings

@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
+from attnscope._documents import DocumentError, parse_yaml, read_yaml
+from attnscope._names import file_name_fault, name_fault, path_fault
 from attnscope._nearest import nearest
 from attnscope.engine.discovery import default_study, find_study, study_class
 from attnscope.engine.packaged import analyses, is_packaged, packaged, packaged_text
@@ -30,6 +40,22 @@ def _as_mapping(value: object) -> object:
     return {"path": str(value)} if isinstance(value, (str, Path)) else value
 
 
+def check_name(value: str) -> str:
+    """Return a name as it is; ValueError where it holds what cannot be shown, or is too long."""
+    if fault := name_fault(value):
+        raise ValueError(fault)
+    return value
+
+
+def check_file_name(value: str) -> str:
+    """Return the name of a run folder, "" among them; ValueError where no folder can be called so."""
+    if value and (fault := file_name_fault(value)):
+        raise ValueError(fault)
+    return value
+
+
+#: What people see in tables and figures: printable, of one line, and short.
+Name = Annotated[str, AfterValidator(check_name)]
 #: Where something lies on the disk, or what the hub calls it.
 Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 #: A branch, tag, commit or folder; YAML reads an unquoted one such as 1000 as a number.
@@ -78,7 +104,7 @@ class ModelSource(Strict):
     """
 
     path: Place = Field(min_length=1)
-    label: str = ""
+    label: Name = ""
     revisions: Annotated[list[Revision], BeforeValidator(as_list)] = []
     tokenizer: str = ""
     dtype: Literal["auto", "float32", "float16", "bfloat16", "float64"] = "auto"
@@ -141,7 +167,7 @@ class TextSource(Strict):
     path: Place = Field(min_length=1)
     about: str = ""
     column: str = ""
-    group: str = "text"
+    group: Name = "text"
     samples: int | None = Field(default=None, ge=1)
     sampling: str = Field(default="first", min_length=1)
     focus: str = "focus_word"
@@ -199,7 +225,7 @@ class Settings(Strict):
     """
 
     study: str = Field(default_factory=default_study, min_length=1)
-    name: str = Field(default="", pattern=r"^([^/\\.][^/\\]*)?$")
+    name: Annotated[str, AfterValidator(check_file_name)] = ""
     models: Models
     texts: Texts = []
     protocols: Annotated[Names, Field(min_length=1)] = ["exact"]
@@ -218,6 +244,8 @@ class Settings(Strict):
         study: Any = None
         with suppress(ConfigError, TypeError):  # without a study that could be run, the rest is checked
             study = study_class(str(values.get("study") or default_study()))
+        if fault := _fault_in(values):
+            raise ConfigError(fault)
         values = study.settled(values, type(self).model_fields) if study else values
         try:
             super().__init__(**values)
@@ -266,6 +294,20 @@ class Settings(Strict):
             raise ConfigError(f"{source}: keys must be names, got {list(data)}") from error
 
 
+def _fault_in(value: Any, where: str = "") -> str:
+    """Return where a text inside settings is nothing that a file system or a table can hold, and why."""
+    if isinstance(value, str):
+        fault = path_fault(value)
+        return f"{where} {fault}" if fault else ""
+    if isinstance(value, Mapping):
+        parts = [(part, f"{where}.{key}" if where else str(key)) for key, part in value.items()]
+    elif isinstance(value, (list, tuple)):
+        parts = [(part, f"{where}[{place}]") for place, part in enumerate(value)]
+    else:
+        return ""
+    return next(filter(None, (_fault_in(part, inside) for part, inside in parts)), "")
+
+
 #: The name under which everybody else knows the settings of a run.
 Study = Settings
 
@@ -283,11 +325,9 @@ def read_config(source: str | Path) -> dict[str, Any]:
             raise ConfigError(f"there is no file {source}")
         raise ConfigError(f"{source!r} is neither a file nor a packaged study{nearest(name, packaged())}")
     try:
-        data = yaml.safe_load(path.read_text("utf-8") if path.is_file() else packaged_text(name))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+        data = read_yaml(path) if path.is_file() else parse_yaml(packaged_text(name))
+    except DocumentError as error:
+        raise ConfigError(f"{source} is not valid YAML: {error}") from error
     data = {} if data is None else data
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: expected keys and values, got a {type(data).__name__}")
@@ -327,9 +367,9 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
     if not equals or not all(key.strip().split(".")):
         raise ConfigError(f"--set: expected key=value, got {assignment!r}")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {key}: the value {text!r} is not valid YAML") from error
+        value = parse_yaml(text)
+    except DocumentError as error:
+        raise ConfigError(f"--set {key}: the value {text!r:.200} is not valid YAML: {error}") from error
     assign(data, key.strip(), value)
 
 

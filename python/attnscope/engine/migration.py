@@ -130,7 +130,7 @@ def _names_in(file: Path, changed: int, size: int) -> tuple[str, ...]:
         if _of_maps(schema.names):
             heads = pq.read_table(file, columns=["head"])["head"]
             return (name, head_means_of(name)) if _holds(heads, -1) else (name,)
-    except (pa.ArrowInvalid, OSError):
+    except (pa.ArrowException, OSError, ResultsError):
         pass
     return (name,)
 
@@ -169,7 +169,10 @@ def without_placeholders(table: pa.Table) -> pa.Table:
 
 def version_of(schema: pa.Schema) -> int:
     """The schema version in a table's metadata; tables without one are of the first."""
-    return int((schema.metadata or {}).get(b"attnscope_schema", b"1"))
+    text = (schema.metadata or {}).get(b"attnscope_schema", b"1")
+    if not text.isdigit() or len(text) > 9:
+        raise ResultsError(f"the schema version in a table's metadata is no number: {text!r:.80}")
+    return int(text)
 
 
 def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from attnscope._names import name_fault
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.discovery import study_class
@@ -209,6 +210,11 @@ def _series(plan: Plan) -> None:
             there = checkpoints_of(plan.settings, position)
             plan.found[position] = [(one, fingerprint(one)) for one in there]
         label = plan.found[position][0][0].model
+        if fault := name_fault(label):
+            raise ConfigError(f"models[{position}]: its name in tables {fault}; give it a label")
+        for checkpoint, _ in plan.found[position]:
+            if fault := name_fault(checkpoint.revision):
+                raise ConfigError(f"models[{position}]: the name of a checkpoint {fault}")
         if labels.setdefault(label, position) != position:
             raise ConfigError(
                 f"models[{position}]: two models would be called {label!r} in the tables; "

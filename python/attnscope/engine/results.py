@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope._documents import DocumentError, read_json, read_yaml
+from attnscope._names import file_name_fault
 from attnscope._nearest import nearest
 from attnscope.engine.migration import is_present, migrated, names_in, version_of, without_placeholders
 from attnscope.engine.schema import (
@@ -21,9 +24,11 @@ from attnscope.engine.schema import (
     MissingError,
     ResultsError,
     check_columns,
+    check_provenance,
     keys_in,
     stamped,
 )
+from attnscope.engine.storage.files import atomic_file, hash_file, write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,6 +55,9 @@ class Results:
         path: the run folder, or None for results that live in memory only.
         files: the Parquet files that a table is made of, in their order, by name.
 
+    Raises:
+        ValueError: a table whose name cannot be the name of a file.
+
     >>> import pandas as pd
     >>> heads = pd.DataFrame({"model": ["m"], "revision": [""], "step": [-1], "sample": [0], "layer": [0],
     ...                       "head": [0], "protocol": ["exact"], "fiedler_value": [0.5]})
@@ -67,12 +75,16 @@ class Results:
         path: str | Path | None = None,
         files: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
+        for name in {**(tables or {}), **(files or {})}:
+            if fault := file_name_fault(str(name)):
+                raise ValueError(f"Results: the name of a table {fault}")
         self.study: dict[str, Any] = dict(study or {})
         self.provenance: dict[str, Any] = dict(provenance or {})
         self.path = None if path is None else Path(path)
         self.model: Callable[[], Any] | None = None  # a weak reference, of results made in memory
         self._tables: dict[str, Any] = dict(tables or {})
         self.files = {name: list(some) for name, some in (files or {}).items()}
+        self._verified: set[Path] = set()
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {self._rows(name):,}" for name in self.tables())
@@ -106,7 +118,7 @@ class Results:
 
         Raises:
             MissingError: no such table or column; the message carries the nearest right name.
-            ResultsError: the file was written by a newer schema or is damaged.
+            ResultsError: the file was written by a newer schema, is damaged, or is not as the run wrote it.
         """
         import pandas as pd
 
@@ -181,16 +193,18 @@ class Results:
             frame = self.table(name)
             for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
                 frame[column] = frame[column].map(_in_csv)
-            frame.to_csv(file, index=False)
+            with atomic_file(file) as out:
+                frame.to_csv(out, index=False)
         return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
         """Writes every table as `NAME.parquet`, which names its schema version, into a folder as `to_csv`."""
-        import pyarrow.parquet as pq
+        from attnscope.engine.store import write_table
 
         files = self._files(folder, "parquet")
         for name, file in files.items():
-            pq.write_table(stamped(self.arrow(name), name, self.keys(name)), file)
+            with atomic_file(file) as out:
+                write_table(stamped(self.arrow(name), name, self.keys(name)), out)
         return list(files.values())
 
     def _files(self, folder: str | Path, ending: str) -> dict[str, Path]:
@@ -210,12 +224,13 @@ class Results:
         target = Path(path)
         if target.exists() and any(target.iterdir()):
             raise FileExistsError(f"save: {target} exists and is not empty")
-        self.to_parquet(target / "tables")
+        files = self.to_parquet(target / "tables")
         study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
-        (target / "study.yaml").write_text(study, "utf-8")
-        stamp = {**self.provenance, "schema_version": SCHEMA_VERSION}
+        write_bytes(target / "study.yaml", study.encode())
+        tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
+        stamp = {**self.provenance, "schema_version": SCHEMA_VERSION, "tables": tables}
         about = json.dumps(stamp, indent=2, ensure_ascii=False)
-        (target / "provenance.json").write_text(f"{about}\n", "utf-8")
+        write_bytes(target / "provenance.json", f"{about}\n".encode())
         return load(target)
 
     def compare(self, other: Results, table: str = "heads") -> pd.DataFrame:
@@ -256,6 +271,8 @@ class Results:
             where = self.path or "these results"
             raise MissingError(f"no table {name!r} in {where}{nearest(name, self.tables())}")
         try:
+            for file in files:
+                self._verify(file)
             whole = dataset(files)
             if not is_present(name, whole.schema):
                 tables = migrated(files[0].stem, whole.to_table(), version_of(whole.schema))
@@ -264,8 +281,26 @@ class Results:
                 return whole.schema.empty_table()
             check_columns(name, columns or (), whole.schema.names)
             return without_placeholders(whole.to_table(columns=None if columns is None else list(columns)))
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
+
+    def _verify(self, file: Path) -> None:
+        """Raise ResultsError where a file of the run folder is not as it was written; each is hashed once."""
+        from attnscope.engine.store import UNIT_FILE, read_manifest
+
+        if file in self._verified or self.path is None:
+            return
+        known: Any = {}
+        if file.parent == self.path / "tables":
+            known = self.provenance.get("tables", {}).get(file.stem, {})
+        elif (file.parent / UNIT_FILE).is_file():
+            known = (read_manifest(file.parent) or {"files": {}})["files"].get(file.stem, {"sha256": ""})
+        if "sha256" in known and hash_file(file) != known["sha256"]:
+            raise ResultsError(
+                f"{file} is not as it was written (its SHA-256 differs); "
+                f"to write it again: {command('resume', self.path)}"
+            )
+        self._verified.add(file)
 
 
 def _in_csv(cell: Any) -> Any:
@@ -298,18 +333,22 @@ def load(path: str | Path) -> Results:
         >>> load(folder).study["seed"], load(folder).table("heads")["entropy"].item()
         (7, 1.5)
     """
-    import yaml
-
     folder = Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"load: there is no folder {folder}")
     files = {} if any((folder / "tables").glob("*.parquet")) else tables_of_units(folder)
     facts: list[dict[str, Any]] = []
-    for file, parsed in ((folder / "study.yaml", yaml.safe_load), (folder / "provenance.json", json.loads)):
+    for name, read in (("study.yaml", read_yaml), ("provenance.json", read_json)):
+        file = folder / name
         try:
-            facts.append(parsed(file.read_text("utf-8")) or {} if file.is_file() else {})
-        except (yaml.YAMLError, ValueError) as error:
+            found = (read(file) or {}) if os.path.lexists(file) else {}
+            if not isinstance(found, dict):
+                raise DocumentError(f"expected keys and values, got {type(found).__name__}")
+            if name == "provenance.json":
+                check_provenance(found)
+        except (DocumentError, OSError) as error:
             raise ResultsError(f"load: {file} is damaged: {error}") from error
+        facts.append(found)
     return Results(study=facts[0], provenance=facts[1], path=folder, files=files)
 
 

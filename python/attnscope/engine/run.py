@@ -8,12 +8,12 @@ from the units in the order of the plan, and are the same bytes however often th
 
 from __future__ import annotations
 
-import shutil
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,32 @@ from attnscope.engine.executors.held import HeldModel, about_model
 from attnscope.engine.plan import Found, Plan, make_plan
 from attnscope.engine.results import Results, command, load
 from attnscope.engine.run_folder import (
+    begun,
     default_name,
     machine,
     provenance,
     refuse_changed,
     refuse_existing,
+    refuse_other_study,
     resolved,
     stored,
     write_provenance,
 )
 from attnscope.engine.stage_run import StageRun
 from attnscope.engine.stop import Interrupted, stop_signals
-from attnscope.engine.store import FolderLock, Store, disk_error, remove_leftovers, write_bytes
+from attnscope.engine.storage.files import (
+    NO_ROOM,
+    DiskFull,
+    hash_file,
+    make_folder,
+    refuse_links,
+    remove,
+    remove_leftovers,
+    sync,
+    write_bytes,
+)
+from attnscope.engine.storage.folder_lock import FolderLock
+from attnscope.engine.store import Store
 from attnscope.engine.texts.encoding import samples_table
 from attnscope.engine.texts.sources import extra_columns
 from attnscope.engine.units import Unit
@@ -129,7 +143,8 @@ def resume(
         raise FileNotFoundError(f"resume: {path} holds no study.yaml; a run folder is needed")
     study = Settings.from_yaml(file, output=str(path.resolve().parent), name=path.resolve().name)
     engine = Engine(study, progress=progress, say=say, executor=executor)
-    with engine.begun(resume=True) as (facts, lock):
+    refuse = partial(refuse_other_study, engine.folder, engine.settings)
+    with engine.begun(resume=True, refuse=refuse) as (facts, lock):
         take_in(engine, parts, facts)
         engine.finish(facts, lock)
     return load(engine.folder)
@@ -184,24 +199,31 @@ class Engine:
 
     def run(self, resume: bool = False) -> Results:
         """Plans, does what is missing, and writes the tables."""
-        if not resume:
-            refuse_existing(self.folder, self.settings)
-        with self.begun(resume) as (facts, lock):
+        refuse = None if resume else partial(refuse_existing, self.folder, self.settings)
+        if refuse is not None:
+            refuse()
+        with self.begun(resume, refuse) as (facts, lock):
             self.finish(facts, lock)
         return load(self.folder)
 
     @contextmanager
-    def begun(self, resume: bool) -> Iterator[tuple[dict[str, Any], FolderLock]]:
-        """The run folder in this process's hands, planned and opened."""
-        made = not self.folder.exists()
+    def begun(
+        self, resume: bool, refuse: Callable[[], None] | None = None
+    ) -> Iterator[tuple[dict[str, Any], FolderLock]]:
+        """Plan the run, then open its folder for this process alone.
+
+        Args:
+            resume: go on with the units that are stored.
+            refuse: raises where the folder must not be written into; asked under the lock, because another
+                process may have finished a study there while this one planned.
+        """
         self.executor.connect()
         try:
             plan = self.prepare()
             for note in [*plan.notes, *(f"skipped {title}: {reason}" for title, reason in plan.skipped)]:
                 self.say(note)
             self.executor.check(self)
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with FolderLock(self.folder) as lock, older_objects_aside(), tables_given_back():
+            with self._folder_held(refuse) as lock, older_objects_aside(), tables_given_back():
                 facts = provenance(self.settings, plan.digest)
                 if resume:
                     refuse_changed(self.folder, facts)
@@ -209,16 +231,37 @@ class Engine:
                 self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
                 yield facts, lock
         except OSError as error:
-            more = f"; what is done is intact: {command('resume', self.folder)}"
-            if (full := disk_error(error, self.folder, more)) is not error:
-                raise full from error
-            raise
-        except LoadError:
-            if made and self.tally.units == 0 and self.folder.exists():
-                shutil.rmtree(self.folder)
-            raise
+            if error.errno not in NO_ROOM:
+                raise
+            why = str(error.strerror) if isinstance(error, DiskFull) else f"no room ({error.strerror})"
+            if (self.folder / "study.yaml").is_file():
+                why += f"; what is done is intact: {command('resume', self.folder)}"
+            raise DiskFull(error.errno, why, str(error.filename or self.folder)) from error
         finally:
             self.executor.close()
+
+    @contextmanager
+    def _folder_held(self, refuse: Callable[[], None] | None) -> Iterator[FolderLock]:
+        """Make and lock the run folder; a run that loads no model leaves nothing that it made itself."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir()
+        except FileExistsError:
+            made = False
+        else:
+            made = True
+            sync(self.folder.parent)
+        refuse_links(self.folder)
+        with FolderLock(self.folder) as lock:
+            made = made and not begun(self.folder)
+            if refuse is not None:
+                refuse()
+            try:
+                yield lock
+            except LoadError:
+                if made and self.tally.units == 0:
+                    remove(self.folder)
+                raise
 
     def finish(self, facts: dict[str, Any], lock: FolderLock) -> None:
         """Does what is missing and writes the tables."""
@@ -228,12 +271,17 @@ class Engine:
         if not done:
             raise LoadError(self.plan.reasons)
         target = self.folder / "tables"
-        target.mkdir(exist_ok=True)
+        make_folder(target)
         for folder in (self.folder, target):
             remove_leftovers(folder)
+        written: dict[str, dict[str, Any]] = {}
         for name in sorted({name for unit in done for name in self.store.rows(unit)}):
             if not name.startswith("reduced-"):
-                self.store.gather(done, name, target / f"{name}.parquet")
+                file = target / f"{name}.parquet"
+                self.store.gather(done, name, file)
+                rows = sum(self.store.rows(unit).get(name, 0) for unit in done)
+                written[name] = {"sha256": hash_file(file), "rows": rows}
+        facts["tables"] = written
         facts["seconds"] = round(time.monotonic() - started, 3)
         write_provenance(self, facts, "finished")
         for note in self.notes:
@@ -254,7 +302,7 @@ class Engine:
             for outcome in self.executor.outcomes(self):
                 if outcome is not None:
                     self._take(outcome)
-                lock.beat()
+                lock.check()
         if received:
             write_provenance(self, facts, "interrupted")
             raise Interrupted(received[0], str(self.folder))
@@ -358,4 +406,6 @@ class Engine:
 def _say(text: str) -> None:
     from tqdm.auto import tqdm
 
-    tqdm.write(f"attnscope: {text}", file=sys.stderr)
+    # a log on a full disk, or a terminal that was closed, is no reason to stop measuring
+    with suppress(OSError):
+        tqdm.write(f"attnscope: {text}", file=sys.stderr)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 from collections import Counter
@@ -20,10 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnscope._documents import DocumentError, read_json
+from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
+from attnscope._names import file_name_fault
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.results import command
-from attnscope.engine.schema import SCHEMA_VERSION
-from attnscope.engine.store import write_bytes
+from attnscope.engine.schema import SCHEMA_VERSION, ResultsError, check_provenance
+from attnscope.engine.storage.files import write_bytes
 
 if TYPE_CHECKING:
     from attnscope.engine.run import Engine
@@ -119,10 +123,20 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
 
 
 def stored(folder: Path) -> dict[str, Any]:
-    """The provenance that a folder holds, empty where it holds none."""
+    """Return the provenance that a folder holds, empty where it holds none.
+
+    Raises:
+        ResultsError: the file is damaged.
+    """
     file = folder / "provenance.json"
-    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return found if isinstance(found, dict) else {}
+    if not os.path.lexists(file):
+        return {}
+    try:
+        facts = read_json(file)
+        check_provenance(facts)
+    except (DocumentError, OSError) as error:
+        raise ResultsError(f"{file} is damaged: {error}") from error
+    return facts if isinstance(facts, dict) else {}
 
 
 def cpu_name() -> str:
@@ -175,7 +189,7 @@ def _blas() -> str:
 
 def refuse_existing(folder: Path, settings: Settings) -> None:
     """Refuses a folder that holds something, with the way on."""
-    if not folder.exists() or (folder.is_dir() and not begun(folder)):
+    if not os.path.lexists(folder) or (folder.is_dir() and not begun(folder)):
         return
     if (folder / SHARDS).is_dir() and not (folder / "study.yaml").is_file():
         raise FileExistsError(f"{folder} holds shards of a run: {command('gather', folder)}")
@@ -193,6 +207,18 @@ def refuse_another(folder: Path, settings: Settings) -> None:
         raise FileExistsError(f"{folder} exists, and its study cannot be read: {error}") from error
     if changed := changes(there, settings):
         raise FileExistsError(f"{folder} exists and holds another study ({changed}); choose another --name")
+
+
+def refuse_other_study(folder: Path, settings: Settings) -> None:
+    """Refuse a folder with another study in it, or with anything that no run and no shard has written."""
+    if (folder / "study.yaml").is_file():
+        refuse_another(folder, settings)
+        return
+    foreign = [path.name for path in _content(folder) if path.name != SHARDS]
+    if foreign:
+        raise FileExistsError(
+            f"{folder} exists, holds {foreign[0]!r:.80} and is no run folder; choose another folder"
+        )
 
 
 def changes(there: Settings, here: Settings) -> str:
@@ -226,9 +252,15 @@ def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def begun(folder: Path) -> bool:
     """Whether a folder holds more than a process leaves that is killed before its first file."""
-    return folder.is_dir() and any(
-        not (one.name in (".lock", ".owner") or one.match(".*.tmp")) for one in folder.iterdir()
-    )
+    return bool(_content(folder))
+
+
+def _content(folder: Path) -> list[Path]:
+    """Return what is in a folder besides the files of its lock and of writers that were killed."""
+    if not folder.is_dir():
+        return []
+    lock = (".lock", ".owner", ".looks")
+    return [path for path in folder.iterdir() if not (path.name in lock or path.match(".*.tmp"))]
 
 
 def default_name(study: Settings) -> str:
@@ -236,7 +268,14 @@ def default_name(study: Settings) -> str:
     from attnscope.engine.plan import checkpoints_of
 
     models = [checkpoints_of(study, position)[0].model for position in range(len(study.models))]
-    return "-".join([study.study, *(model.replace("/", "--") for model in models[:3])])
+    name = "-".join([study.study, *(re.sub(r"[/\\]", "--", model) for model in models[:3])])
+    if len(name.encode()) > MAX_FILE_NAME_BYTES or len(name) > MAX_NAME_CHARACTERS:
+        # three labels may be longer together than a folder's name can be
+        digest = hashlib.sha256(name.encode()).hexdigest()[:12]
+        name = f"{name.encode()[: MAX_NAME_CHARACTERS // 2].decode('utf-8', 'ignore')}-{digest}"
+    if fault := file_name_fault(name):
+        raise ConfigError(f"the run's name {fault}; choose another --name")
+    return name
 
 
 def resolved(study: Settings) -> Settings:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnscope._documents import DocumentError, parse_json
 from attnscope._nearest import nearest
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ AXES = (
     *("base_revision", "base_step", "sample", "group", "layer", "head", "protocol", "threshold"),
     *VARIANT_KEYS,
 )
+#: Types of the entries of a provenance that a later process reads; those it lacks are left out.
+_ENTRIES: dict[str, type] = {"machines": dict, "models": dict, "skipped": list, "tables": dict, "shard": str}
 
 
 class ResultsError(ValueError):
@@ -73,8 +76,31 @@ def check_columns(table: str, columns: Sequence[str], present: Iterable[str]) ->
 
 def keys_in(schema: pa.Schema) -> list[str]:
     """The key columns that a table's metadata name; the `AXES` among its columns where they name none."""
-    about = json.loads((schema.metadata or {}).get(b"attnscope_table", b"{}"))
-    return [key for key in about.get("keys", AXES) if key in schema.names]
+    text = (schema.metadata or {}).get(b"attnscope_table", b"{}")
+    try:
+        about = parse_json(text.decode())
+        keys = about.get("keys", AXES)
+        if not all(isinstance(key, str) for key in keys):
+            raise TypeError("a key is no text")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ResultsError(f"the keys in a table's metadata cannot be read: {text!r:.80}") from error
+    return [key for key in dict.fromkeys(keys) if key in schema.names]
+
+
+def check_provenance(facts: Any) -> None:
+    """Raise DocumentError where an entry of a provenance is of another type than this package writes."""
+    if not isinstance(facts, dict):
+        raise DocumentError(f"expected an object, got {type(facts).__name__}")
+    for name, kind in _ENTRIES.items():
+        if name in facts and not isinstance(facts[name], kind):
+            raise DocumentError(f"{name!r} must be a {kind.__name__}, got {facts[name]!r:.60}")
+    for name in ("machines", "models", "tables"):
+        for key, about in facts.get(name, {}).items():
+            if not isinstance(about, dict):
+                raise DocumentError(f"{name!r}: {key!r:.60} must be a dict, got {about!r:.60}")
+    for entry in facts.get("skipped", ()):
+        if not isinstance(entry, dict) or {type(entry.get(key)) for key in ("checkpoint", "reason")} != {str}:
+            raise DocumentError(f"'skipped' must name checkpoints and reasons, got {entry!r:.60}")
 
 
 def without_empty(column: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A run folder on disk: files that are there whole or not at all, one writer, stored units.
+"""The stored units of a run.
 
 A unit is a folder with a Parquet file per table. It is written into `.NAME.tmp/` and renamed, so what bears
 its name is complete. Its `unit.json` holds the hash and the rows of every file: a folder that is damaged or
@@ -8,7 +8,8 @@ of another plan is set aside and computed again.
 Example:
     >>> import pyarrow as pa, tempfile
     >>> from pathlib import Path
-    >>> from attnscope.engine.store import FolderLock, Store
+    >>> from attnscope.engine.storage.folder_lock import FolderLock
+    >>> from attnscope.engine.store import Store
     >>> folder = Path(tempfile.mkdtemp())
     >>> store = Store(folder)
     >>> with FolderLock(folder):
@@ -21,180 +22,35 @@ Example:
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
 import shutil
-import socket
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
+from attnscope._documents import DocumentError, read_json
+from attnscope.engine.schema import ResultsError
+from attnscope.engine.storage.files import (
+    atomic_file,
+    atomic_folder,
+    hash_file,
+    make_folder,
+    naming,
+    refuse_links,
+    remove_leftovers,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 #: Rows of a row group of a gathered table.
 ROW_GROUP = 65536
-#: Seconds without a sign of life after which a lock left by another machine counts as stale.
-STALE_AFTER = 600.0
-# What file systems without locks answer.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_ABOUT = "unit.json"
-
-
-class DiskFull(OSError):
-    """A write did not fit; everything written before it is intact."""
-
-
-class FolderLocked(RuntimeError):
-    """Another process writes to the folder; the message names it."""
-
-
-@contextmanager
-def _appearing(path: Path, writer: str = "") -> Iterator[Path]:
-    """A name to write under, which becomes `path` when what it holds is on disk; else nothing is left."""
-    temporary = path.with_name(f".{path.name}{writer}.tmp")
-    remove(temporary)
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    except BaseException as error:
-        remove(temporary)
-        if isinstance(error, OSError):
-            raise disk_error(error, path) from error
-        raise
-    sync(path.parent)
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name complete and on disk, or not at all."""
-    with _appearing(path, f".{os.getpid()}") as temporary, open(temporary, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder that appears under its name with all files on disk, or not at all; `.NAME.tmp` until then."""
-    with _appearing(path) as temporary:
-        temporary.mkdir()
-        yield temporary
-        for written in (*temporary.iterdir(), temporary):
-            sync(written)
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a small file by `atomic_file`."""
-    with atomic_file(path) as file:
-        file.write(data)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Removes what writers that were killed left behind; the caller holds the lock of the run."""
-    for leftover in folder.glob(".*.tmp"):
-        remove(leftover)
-
-
-def remove(path: Path) -> None:
-    """Removes a file, or a folder with all that is in it, where it is there."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def disk_error(error: OSError, path: Path, more: str = "") -> OSError:
-    """`DiskFull`, which says `more`, where the error says that there was no room, else the error itself."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        why = f"no room for {path.name} ({os.strerror(error.errno)}){more}"
-        return DiskFull(error.errno, why, str(path.parent))
-    return error
-
-
-def sync(path: Path) -> None:
-    """Makes a file's content, or the names in a folder, survive a power cut."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-class FolderLock:
-    """Holds a run folder for this process, as a context manager.
-
-    The system releases the lock on `FOLDER/.lock` when its owner ends, however it ends, so on one machine it
-    is never stale. On network file systems whose locks do not reach other machines the owner named in
-    `FOLDER/.owner` decides: one on another machine that gave no sign of life (`beat`) for `STALE_AFTER`
-    seconds is gone.
-
-    Args:
-        folder: an existing folder.
-
-    Raises:
-        FolderLocked: on entering, when another process holds the folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.owner = folder / ".owner"
-        self._lock = FileLock(folder / ".lock")
-
-    def __enter__(self) -> FolderLock:
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            raise FolderLocked(f"{self.folder} is in use by {_words(self._owner())}") from None
-        except (NotImplementedError, OSError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-                raise
-            raise FolderLocked(
-                f"{self.folder} lies on a disk without file locks ({error}), where two processes could write "
-                "into one folder; choose another --output"
-            ) from None
-        owner = self._owner()
-        if owner and owner.get("host") != socket.gethostname():
-            quiet = time.time() - self.owner.stat().st_mtime
-            if quiet < STALE_AFTER:
-                self._lock.release()
-                raise FolderLocked(
-                    f"{self.folder} is in use by {_words(owner)}, last heard of {quiet:.0f} s ago; "
-                    f"after {STALE_AFTER:.0f} s of silence its lock counts as stale"
-                )
-        self._beaten = 0.0
-        self.beat()
-        return self
-
-    def beat(self) -> None:
-        """Gives a sign of life, at most every 30 seconds."""
-        now = time.time()
-        if now - self._beaten >= 30.0:
-            self._beaten = now
-            about = {"pid": os.getpid(), "host": socket.gethostname(), "beat": round(now)}
-            self.owner.write_text(json.dumps(about), "utf-8")
-
-    def __exit__(self, *_: object) -> None:
-        self.owner.unlink(missing_ok=True)
-        self._lock.release()
-
-    def _owner(self) -> dict[str, Any]:
-        try:
-            owner = json.loads(self.owner.read_text("utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return owner if isinstance(owner, dict) else {}
-
-
-def _words(owner: dict[str, Any]) -> str:
-    known = {"pid", "host"} <= set(owner)
-    return f"process {owner['pid']} on {owner['host']}" if known else "another process"
+#: The file of a unit that names its files, with their hashes and rows.
+UNIT_FILE = "unit.json"
+#: The folder of units that are damaged or of another plan.
+SET_ASIDE = "set-aside"
 
 
 class Store:
@@ -214,7 +70,9 @@ class Store:
 
     def open(self, units: Mapping[str, str], say: Callable[[str], None] = print) -> list[str]:
         """Checks the units of a plan (folder names by id), and sets aside what cannot be trusted."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(self.folder.parent, self.folder.name)
+        make_folder(self.folder)
+        refuse_links(self.folder, SET_ASIDE)
         remove_leftovers(self.folder)
         self._names, self._known, self._elsewhere = dict(units), {}, {}
         ids = {name: unit for unit, name in units.items()}
@@ -222,7 +80,7 @@ class Store:
             about = checked(path, ids[path.name]) if path.name in ids else None
             if about is not None:
                 self._known[about["unit"]] = about
-            elif path.name != "set-aside":
+            elif path.name != SET_ASIDE:
                 self._set_aside(path, say)
         for folder in self.beside:
             for name in os.listdir(folder) if folder.is_dir() else ():
@@ -234,17 +92,17 @@ class Store:
         self, unit: str, tables: Mapping[str, pa.Table], about: Mapping[str, Any] | None = None
     ) -> None:
         """Stores the tables of one unit; when this returns they survive a power cut."""
-        import pyarrow.parquet as pq
-
-        whole: dict[str, Any] = {"unit": unit, **(about or {}), "files": {}}
-        with atomic_folder(self.folder / self._names[unit]) as folder:
+        manifest: dict[str, Any] = {"unit": unit, **(about or {}), "files": {}}
+        final = self.folder / self._names[unit]
+        with atomic_folder(final) as folder:
             for name, table in tables.items():
                 file = folder / f"{name}.parquet"
-                with open(file, "wb") as out:
-                    pq.write_table(table, out, compression="zstd", use_dictionary=repeating(table.schema))
-                whole["files"][name] = {"sha256": _hash(file), "rows": len(table)}
-            (folder / _ABOUT).write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
-        self._known[unit] = whole
+                with naming(final / file.name, file), open(file, "wb") as out:
+                    write_table(table, out)
+                manifest["files"][name] = {"sha256": hash_file(file), "rows": len(table)}
+            with naming(final / UNIT_FILE, folder / UNIT_FILE):
+                (folder / UNIT_FILE).write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
+        self._known[unit] = manifest
 
     def adopt(self, unit: str, source: Path) -> bool:
         """Takes in a unit that another process has stored: a link to its files, a copy on another disk."""
@@ -281,7 +139,10 @@ class Store:
         """What `unit.json` of a stored unit holds."""
         if unit in self._known:
             return self._known[unit]
-        return json.loads((self._elsewhere[unit] / _ABOUT).read_text("utf-8"))
+        manifest = read_manifest(self._elsewhere[unit])
+        if manifest is None:
+            raise ResultsError(f"{self._elsewhere[unit] / UNIT_FILE} is damaged: start its shard again")
+        return manifest
 
     def rows(self, unit: str) -> dict[str, int]:
         """Number of rows of each table of a stored unit."""
@@ -312,8 +173,7 @@ class Store:
                 file.write(files[0].read_bytes())  # written as it would be here
             return
         whole = dataset(files)
-        how: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeating(whole.schema)}
-        with atomic_file(path) as file, pq.ParquetWriter(file, whole.schema, **how) as writer:
+        with atomic_file(path) as file, table_writer(file, whole.schema) as writer:
             waiting: list[pa.RecordBatch] = []
             for batch in whole.to_batches(use_threads=False, batch_size=ROW_GROUP, fragment_readahead=1):
                 waiting.append(batch)
@@ -324,12 +184,13 @@ class Store:
                 writer.write_table(pa.Table.from_batches(waiting, whole.schema).combine_chunks())
 
     def _set_aside(self, path: Path, say: Callable[[str], None]) -> None:
-        aside = self.folder / "set-aside"
-        aside.mkdir(exist_ok=True)
+        aside = self.folder / SET_ASIDE
+        make_folder(aside)
         target, count = aside / path.name, 1
-        while target.exists():
+        while os.path.lexists(target):
             target, count = aside / f"{path.name}.{count}", count + 1
-        os.replace(path, target)
+        with naming(path):
+            os.replace(path, target)
         say(f"{path.name} is damaged or not of this study: set aside as {target}, its unit is computed again")
 
 
@@ -344,6 +205,22 @@ def repeating(schema: pa.Schema) -> list[str]:
     return [one.name for one in schema if not measured(one.type)]
 
 
+@contextmanager
+def table_writer(file: IO[bytes], schema: pa.Schema) -> Iterator[Any]:
+    """Open a writer of Parquet with a checksum for every page, and without needless dictionaries."""
+    import pyarrow.parquet as pq
+
+    how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+    with pq.ParquetWriter(file, schema, use_dictionary=repeating(schema), **how) as writer:
+        yield writer
+
+
+def write_table(table: pa.Table, file: IO[bytes]) -> None:
+    """Write a table into an open file by `table_writer`."""
+    with table_writer(file, table.schema) as writer:
+        writer.write_table(table)
+
+
 def dataset(files: Sequence[Path]) -> Any:
     """Parquet files as one table in their order; a column that some of them lack is null there."""
     import pyarrow as pa
@@ -354,20 +231,53 @@ def dataset(files: Sequence[Path]) -> Any:
     schema = schemas[0]
     if any(not one.equals(schema) for one in schemas):
         schema = pa.unify_schemas(schemas).with_metadata(schema.metadata)
-    return ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+    checking = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+    how = ds.ParquetFileFormat(default_fragment_scan_options=checking)
+    return ds.dataset([str(file) for file in files], schema=schema, format=how)
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return what a unit's `unit.json` holds, None where it is no manifest of a unit."""
+    try:
+        manifest = read_json(folder / UNIT_FILE)
+        files = manifest["files"]
+        whole = isinstance(manifest["unit"], str) and all(
+            isinstance(name, str) and isinstance(file["sha256"], str) and type(file["rows"]) is int
+            for name, file in files.items()
+        )
+    except (OSError, DocumentError, KeyError, TypeError, AttributeError):
+        return None
+    return manifest if whole else None
+
+
+def damage(folder: Path, unit: str = "") -> str:
+    """Return the reason why a unit's folder cannot be trusted, "" where every file is as it was written.
+
+    Args:
+        unit: the id that it must have; "" takes any.
+    """
+    if folder.is_symlink():
+        return "it is a link"
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return f"{UNIT_FILE} is missing or damaged"
+    if unit and manifest["unit"] != unit:
+        return "it is of another plan"
+    hashes = {f"{name}.parquet": file["sha256"] for name, file in manifest["files"].items()}
+    try:
+        present = {path.name for path in folder.iterdir()}
+        for name in sorted({UNIT_FILE, *hashes} ^ present):
+            return f"{name} is {'not listed' if name in present else 'missing'}"
+        for name, digest in hashes.items():
+            if (folder / name).is_symlink():
+                return f"{name} is a link"
+            if hash_file(folder / name) != digest:
+                return f"{name} is not as it was written"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return ""
 
 
 def checked(folder: Path, unit: str) -> dict[str, Any] | None:
-    """What a unit's folder says of itself, None where a file of it is not as it was written."""
-    try:
-        about = json.loads((folder / _ABOUT).read_text("utf-8"))
-        hashes = {f"{name}.parquet": one["sha256"] for name, one in about["files"].items()}
-        whole = about["unit"] == unit and {path.name for path in folder.iterdir()} == {_ABOUT, *hashes}
-        whole = whole and all(_hash(folder / name) == own for name, own in hashes.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return about if whole else None
-
-
-def _hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    """Return the manifest of a unit, None where a file of it is not as it was written."""
+    return None if damage(folder, unit) else read_manifest(folder)

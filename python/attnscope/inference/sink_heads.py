@@ -126,7 +126,8 @@ def frames_of_sinks(
         chosen[text] = -1
         for (layer, head), label in (pooled or {}).items():
             place = -1 if label is None else label if label >= 0 else int(sizes[text]) + label
-            chosen[text, layer, head] = place if place < sizes[text] else -1
+            # a place that is counted from the end of longer texts may lie before a short one begins
+            chosen[text, layer, head] = place if 0 <= place < sizes[text] else -1
     if not share >= LEAST_SHARE or not (chosen >= 0).any():
         return SinkFrames("none", share, have, tested, None, chosen)
     frames = classify_frames(

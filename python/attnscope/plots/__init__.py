@@ -17,7 +17,7 @@ import matplotlib.figure as mpl
 from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.engine.discovery import study_of
-from attnscope.engine.store import write_bytes
+from attnscope.engine.storage.files import write_bytes
 from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Results
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve

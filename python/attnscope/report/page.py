@@ -23,7 +23,7 @@ import pandas as pd
 
 from attnscope.engine.discovery import study_of
 from attnscope.engine.results import Results, unfinished
-from attnscope.engine.store import write_bytes
+from attnscope.engine.storage.files import write_bytes
 from attnscope.plots.figure import stored
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.report import any_run

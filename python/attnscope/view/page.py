@@ -16,7 +16,7 @@ import torch
 from attnscope._warn import warned_once
 from attnscope.capture.anatomy import instead
 from attnscope.engine.results import Results
-from attnscope.engine.store import write_bytes
+from attnscope.engine.storage.files import write_bytes
 from attnscope.view.captured import stacks_of_model
 from attnscope.view.measured import contents_of_stacks, contents_of_tensors
 

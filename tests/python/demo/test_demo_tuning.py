@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from attnscope.demo.objectives import ARMS, Arm, answers, contrastive_loss, inverse_root
 from attnscope.demo.training import Recipe, train
 from attnscope.demo.tuning import _known, _train_all, summary, tune
-from attnscope.engine.store import remove
+from attnscope.engine.storage.files import remove
 from attnscope.metrics.weights.moments import Moments
 
 

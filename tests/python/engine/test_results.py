@@ -5,9 +5,11 @@ A position has no mean, a count and a ratio have a median.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +65,11 @@ def test_a_saved_run_comes_back_equal(run):
     again = load(run.path)
     assert again.tables() == ["samples", "heads"]
     assert again.study == {"name": "toy"}
-    assert again.provenance == {"seed": 0, "schema_version": SCHEMA_VERSION}
+    hashes = {
+        name: {"sha256": sha256((run.path / f"tables/{name}.parquet").read_bytes()).hexdigest(), "rows": rows}
+        for name, rows in (("samples", 1), ("heads", 36))
+    }
+    assert again.provenance == {"seed": 0, "schema_version": SCHEMA_VERSION, "tables": hashes}
     pd.testing.assert_frame_equal(again.table("heads"), heads(), check_dtype=False)
     assert list(again.table("heads").columns[:7]) == list(HEAD_KEYS)
     assert list(again.table("samples")["tokens"][0]) == ["<s>", "ä", ","]
@@ -168,7 +174,15 @@ def test_compare_says_where_the_sentences_are_not_the_same():
         run.compare(Results({"heads": heads()}))
 
 
+def without_hashes(folder):
+    """A run folder of an attnscope that stored no hashes of tables."""
+    file = folder / "provenance.json"
+    facts = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({name: fact for name, fact in facts.items() if name != "tables"}), "utf-8")
+
+
 def test_an_older_schema_is_migrated_and_a_newer_one_refused(run, monkeypatch):
+    without_hashes(run.path)
     file = run.path / "tables" / "heads.parquet"
     table = pq.read_table(file).rename_columns(
         ["lambda2" if name == "fiedler_value" else name for name in pq.read_schema(file).names]
@@ -195,6 +209,9 @@ def test_load_says_what_is_wrong_with_a_folder(run, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"attnscope resume .*begun"):
         load(tmp_path / "begun")
     (run.path / "tables" / "heads.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(ValueError, match=r"heads\.parquet is not as it was written .*attnscope resume"):
+        load(run.path).table("heads")
+    without_hashes(run.path)
     with pytest.raises(ValueError, match=r"heads\.parquet is not a readable Parquet file"):
         load(run.path).table("heads")
     (run.path / "provenance.json").write_text("{", "utf-8")
@@ -253,9 +270,10 @@ def test_a_run_that_was_stopped_is_read_from_its_units(tmp_path):
     rows = [pd.DataFrame({"sample": [k], "layer": [0], "head": [0], "entropy": [float(k)]}) for k in range(2)]
     for number, frame in enumerate(rows):
         unit = tmp_path / "units" / f"{number:06d}-u"
-        Results({"heads": frame}).to_parquet(unit)
+        file = Results({"heads": frame}).to_parquet(unit)[0]
         (unit / "reduced-sums.parquet").write_bytes(b"no table")
-        (unit / "unit.json").write_text("{}")
+        about = {"sha256": sha256(file.read_bytes()).hexdigest(), "rows": 1}
+        (unit / "unit.json").write_text(json.dumps({"unit": "u", "files": {"heads": about}}))
     (tmp_path / "units" / ".000002-u.tmp").mkdir()
     found = load(tmp_path)
     assert found.tables() == ["heads"]
@@ -264,6 +282,10 @@ def test_a_run_that_was_stopped_is_read_from_its_units(tmp_path):
     assert f"attnscope resume {tmp_path}" in unfinished(found)
     found.to_parquet(tmp_path / "tables")
     assert unfinished(load(tmp_path)) == ""
+    shutil.rmtree(tmp_path / "tables")
+    (unit / "unit.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"000001-u/heads\.parquet is not as it was written"):
+        load(tmp_path).table("heads")
 
 
 OF_KINDS = Table(

@@ -15,17 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.engine.store import (
-    STALE_AFTER,
-    DiskFull,
-    FolderLock,
-    FolderLocked,
-    Store,
-    atomic_file,
-    atomic_folder,
-    repeating,
-    write_bytes,
-)
+from attnscope.engine.storage import folder_lock
+from attnscope.engine.storage.files import DiskFull, atomic_file, atomic_folder, write_bytes
+from attnscope.engine.storage.folder_lock import FolderLock, FolderLocked
+from attnscope.engine.store import Store, repeating
+from folders import until
 
 NAMES = {f"u{i}": f"{i:05d}-u{i}" for i in range(4)}
 
@@ -126,9 +120,9 @@ def test_an_intact_unit_is_taken_whoever_wrote_it(store):
 def test_a_writer_killed_right_after_the_rename_has_done_its_unit(tmp_path):
     code = (
         "import os; from pathlib import Path; import pyarrow as pa\n"
-        "from attnscope.engine import store\n"
+        "from attnscope.engine import store\nfrom attnscope.engine.storage import files\n"
         f"made = store.Store(Path({str(tmp_path)!r})); made.open({{'u': '00-u'}})\n"
-        "store.sync = lambda path: os._exit(9) if path.name == 'units' else None\n"
+        "files.sync = lambda path: os._exit(9) if path.name == 'units' else None\n"
         "made.write('u', {'heads': pa.table({'head': [1, 2, 3]})})"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
@@ -196,7 +190,9 @@ def test_no_room_is_an_error_in_words_and_leaves_nothing_behind(store, tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256, hard))
     try:
-        with pytest.raises(DiskFull, match=r"no room for 00009-u9 ") as caught:
+        with pytest.raises(
+            DiskFull, match=r"no room for heads\.parquet \(File too large\): .*/units/00009-u9"
+        ) as caught:
             store.write("u9", tables(9, rows=5000))
         assert caught.value.errno == errno.EFBIG
         with pytest.raises(DiskFull, match=r"no room for a\.parquet"):
@@ -236,7 +232,7 @@ def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):
 
 def test_a_killed_owner_leaves_no_lock(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from attnscope.engine.store import FolderLock\n"
+        "import sys, time; from pathlib import Path; from attnscope.engine.storage.folder_lock import FolderLock\n"
         f"held = FolderLock(Path({str(tmp_path)!r})).__enter__(); print('held', flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -249,15 +245,75 @@ def test_a_killed_owner_leaves_no_lock(tmp_path):
         assert json.loads(held.owner.read_text())["pid"] == os.getpid()
 
 
-def test_a_lock_from_another_machine_is_respected_until_it_is_silent(tmp_path):
-    path = tmp_path / ".owner"
-    path.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
-    with pytest.raises(FolderLocked, match="process 1 on elsewhere, last heard of"):
-        FolderLock(tmp_path).__enter__()
-    old = time.time() - STALE_AFTER - 5
-    os.utime(path, (old, old))
+class Clock:
+    """The monotonic clock of this machine, set by hand."""
+
+    now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+
+def refused(folder):
+    with pytest.raises(FolderLocked, match="in use by process 1 on elsewhere") as caught:
+        FolderLock(folder).__enter__()
+    return str(caught.value)
+
+
+def test_a_lock_from_another_machine_is_stale_when_two_looks_saw_the_same_beat(tmp_path, monkeypatch):
+    """Clocks are not compared: the owner's files may be years old or from the future."""
+    clock, path = Clock(), tmp_path / ".owner"
+    monkeypatch.setattr(folder_lock, "time", clock)
+
+    def beat(number, changed):
+        path.write_text(json.dumps({"pid": 1, "host": "elsewhere", "began": 5, "beat": number}))
+        os.utime(path, (changed, changed))
+
+    beat(1, 0)
+    assert "start again in 600 s" in refused(tmp_path)
+    clock.now += 599
+    assert "start again in 1 s" in refused(tmp_path)
+    beat(2, 0)  # it lives, whatever its clock says
+    clock.now += 2
+    assert "start again in 600 s" in refused(tmp_path)
+    beat(2, time.time() + 86400)
+    clock.now += 601
     with FolderLock(tmp_path) as held:
         assert json.loads(held.owner.read_text())["pid"] == os.getpid()
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
+
+
+def test_looks_before_a_restart_of_this_machine_do_not_count(tmp_path, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(folder_lock, "time", clock)
+    (tmp_path / ".owner").write_text(json.dumps({"pid": 1, "host": "elsewhere", "beat": 1}))
+    refused(tmp_path)
+    monkeypatch.setattr(folder_lock, "_boot", lambda: "another boot")
+    clock.now = 5000.0
+    assert "start again in 600 s" in refused(tmp_path)
+    (tmp_path / ".looks").write_text('{"owner": [], "at": "x"}')
+    refused(tmp_path)
+
+
+def test_an_owner_beats_while_a_unit_takes_long_and_sees_that_it_was_taken_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder_lock, "BEAT_EVERY", 0.01)
+
+    def owner():
+        return json.loads((tmp_path / ".owner").read_text())
+
+    with FolderLock(tmp_path) as held:
+        first = owner()
+        until(lambda: owner()["beat"] > first["beat"] + 2)
+        assert {**owner(), "beat": 1} == {**first, "beat": 1}
+        held.check()
+        folder_lock._write(tmp_path / ".owner", {"pid": 1, "host": "elsewhere", "beat": 7})
+        until(lambda: held._ended.is_set())
+        with pytest.raises(FolderLocked, match="was taken over by process 1 on elsewhere"):
+            held.check()
+    assert owner()["host"] == "elsewhere"
 
 
 def test_an_owner_file_with_nonsense_in_it_is_taken_over(tmp_path):

@@ -21,7 +21,7 @@ from attnscope.engine.executors.cluster import Cluster
 from attnscope.engine.executors.executor import UnitsFailed
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run import resume, run
-from attnscope.engine.store import FolderLocked
+from attnscope.engine.storage.folder_lock import FolderLocked
 from folders import table_bytes
 
 psutil = pytest.importorskip("psutil")

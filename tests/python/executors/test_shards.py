@@ -20,7 +20,7 @@ from attnscope.engine.executors.slurm import slurm_script
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run import Engine, resume, run
 from attnscope.engine.schema import ResultsError
-from attnscope.engine.store import FolderLock, FolderLocked
+from attnscope.engine.storage.folder_lock import FolderLock, FolderLocked
 from attnscope.models import LoadError
 from folders import sentences, table_bytes
 

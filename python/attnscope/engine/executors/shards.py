@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,14 @@ from attnscope.engine.run_folder import (
     changes,
     other_numbers,
     refuse_another,
+    refuse_existing,
+    refuse_other_study,
     stored,
     write_provenance,
 )
 from attnscope.engine.schema import ResultsError
-from attnscope.engine.store import FolderLock
+from attnscope.engine.storage.files import refuse_links
+from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.engine.units import Unit
 
 #: How far the end of a share moves to the end of a checkpoint, as a part of a share.
@@ -187,7 +191,8 @@ def run_shard(
     mine: set[str] = set()
     engine = Engine(settings, progress=progress, say=say, folder=folder, beside=beside)
     engine.executor = Local(lambda unit: unit.id in mine and engine.ready(unit))
-    with engine.begun(again) as (facts, lock):
+    refuse = partial(refuse_another if again else refuse_existing, folder, settings)
+    with engine.begun(again, refuse) as (facts, lock):
         mine |= shares(engine.plan, shard.of)[shard.number - 1]
         facts["shard"] = f"{shard.number}/{shard.of}"
         engine.do(facts, lock)
@@ -264,10 +269,10 @@ def gather(
         target = Path(folders[0])
     target = target.resolve()
     settings = Settings(**{**settings.to_dict(), "output": str(target.parent), "name": target.name})
-    if (target / "study.yaml").is_file():
-        refuse_another(target, settings)
+    refuse = partial(refuse_other_study, target, settings)
+    refuse()
     engine = Engine(settings, progress=progress, say=say, folder=target)
-    with engine.begun(resume=True) as (facts, lock):
+    with engine.begun(resume=True, refuse=refuse) as (facts, lock):
         skipped = take_in(engine, parts, facts)
         engine.executor = Local(lambda unit: unit.checkpoint is None or unit.checkpoint.title in skipped)
         missing = [
@@ -303,6 +308,7 @@ def take_in(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -> set
     skipped: set[str] = set()
     with ExitStack() as locks:
         for part in parts:
+            refuse_links(part)
             locks.enter_context(FolderLock(part))
             about = stored(part)
             if other := other_numbers(about, facts):

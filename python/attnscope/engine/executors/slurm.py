@@ -9,6 +9,7 @@ Example:
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,22 @@ exec {run} --shard "$SLURM_ARRAY_TASK_ID/{shards}"
 """
 
 
+#: Minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds.
+_TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}", re.ASCII)
+
+
+def job_name(run: str) -> str:
+    """Return the name of a run's jobs: letters, digits, dots, dashes and underscores.
+
+    Slurm has its own rules for quotes in `#SBATCH` lines and reads `%` in the names of logs.
+
+    >>> job_name("my run: 50 %")
+    'attnscope-my-run-50'
+    """
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", run).strip("-")
+    return shlex.quote(f"attnscope-{plain}".rstrip("-"))
+
+
 def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), time: str = "24:00:00") -> str:
     """A script for `bash`, which submits itself with `sbatch`.
 
@@ -67,10 +84,12 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
         those of `workers` in the settings.
 
     Raises:
-        ConfigError: the study cannot be understood, or done in shards.
+        ConfigError: the study cannot be understood or done in shards, or the time is no time.
     """
     if shards < 1:
         raise ConfigError(f"--array: at least one shard is needed, got {shards}")
+    if not _TIME.fullmatch(time):
+        raise ConfigError(f"--time: expected a limit such as 24:00:00 or 2-12:00:00, got {time!r:.80}")
     settings = resolved(Settings.from_yaml(config, overrides=overrides))
     refuse_free_disk(settings)
     engine = Engine(settings, progress=False, say=lambda text: None)
@@ -83,7 +102,7 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
     folder = engine.folder.resolve()
     count = rounds(plan)
     return TEMPLATE.format(
-        name=f"attnscope-{engine.folder.name}".replace(" ", "-"),
+        name=job_name(engine.folder.name),
         shards=shards,
         cpus=settings.workers.cpus or torch.get_num_threads(),
         memory=-(-needed_bytes(plan) // 1024**2),

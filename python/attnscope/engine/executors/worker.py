@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
+from attnscope._documents import parse_yaml
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.executors.executor import Tally
 from attnscope.engine.plan import Found
@@ -67,7 +67,7 @@ class Worker:
         """
         about = {"machine": machine(), "process": os.getpid(), "plan": "", "error": ""}
         try:
-            settings = Settings(**yaml.safe_load(self._study))
+            settings = Settings(**parse_yaml(self._study))
             self._scratch = tempfile.TemporaryDirectory(prefix="attnscope-")
             folder = Path(self._scratch.name)
             self._engine = Engine(settings, progress=False, say=lambda text: None, folder=folder)

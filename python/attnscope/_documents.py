@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+r"""JSON and YAML of unknown origin: bounded in size, nesting and aliases, and an error in one line.
+
+Both readers open regular files only, so that a pipe or a device under the name of a file cannot block or
+flood the process.
+
+Example:
+    >>> from attnscope._documents import parse_json, parse_yaml
+    >>> parse_json('{"seed": 1}'), parse_yaml("seed: 1")
+    ({'seed': 1}, {'seed': 1})
+    >>> parse_yaml("a: &a [1, 1]\nb: [*a, *a]")["b"]
+    [[1, 1], [1, 1]]
+    >>> parse_json("[" * 99 + "]" * 99)
+    Traceback (most recent call last):
+    attnscope._documents.DocumentError: nested more than 50 deep
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from typing import Any
+
+from attnscope._limits import (
+    MAX_JSON_BYTES,
+    MAX_JSON_DEPTH,
+    MAX_YAML_BYTES,
+    MAX_YAML_DEPTH,
+    MAX_YAML_NODES,
+)
+
+
+class DocumentError(ValueError):
+    """A document is no regular file, too large, too deep, or not of its format."""
+
+
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
+    """Return the bytes of a regular file.
+
+    Raises:
+        DocumentError: a pipe, a device, a folder, or a file of more than `limit` bytes.
+        OSError: the file cannot be opened or read.
+    """
+    # a pipe without a writer would block a plain open for ever
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise DocumentError("no regular file")
+        if about.st_size > limit:
+            raise DocumentError(f"{about.st_size:,} bytes, at most {limit:,} are read")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise DocumentError(f"more than {limit:,} bytes")
+    return data
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """Return the content of a JSON file; errors as of `read_regular` and `parse_json`."""
+    return parse_json(_decode(read_regular(path, MAX_JSON_BYTES)))
+
+
+def read_yaml(path: str | os.PathLike[str]) -> Any:
+    """Return the content of a YAML file; errors as of `read_regular` and `parse_yaml`."""
+    return parse_yaml(_decode(read_regular(path, MAX_YAML_BYTES)))
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        DocumentError: not JSON, a number of thousands of digits, or nested more than `MAX_JSON_DEPTH` deep.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise DocumentError(f"nested more than {MAX_JSON_DEPTH} deep") from None
+    except ValueError as error:
+        raise DocumentError(f"not JSON: {error}") from error
+    level, depth = [value], 0
+    while level := [item for part in level for item in _items(part)]:
+        depth += 1
+        if depth > MAX_JSON_DEPTH:
+            raise DocumentError(f"nested more than {MAX_JSON_DEPTH} deep")
+    return value
+
+
+def _items(value: Any) -> list[Any]:
+    """Return the values inside a list or an object, and none of other values."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the value of a YAML text; only plain data, never an object of Python.
+
+    Raises:
+        DocumentError: not YAML, nested more than `MAX_YAML_DEPTH` deep, or of more than `MAX_YAML_NODES`
+            nodes once its aliases are expanded.
+    """
+    import yaml
+
+    try:
+        loader = _loader()(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise DocumentError(f"nested more than {MAX_YAML_DEPTH} deep") from None
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
+        reason = " ".join(str(error).split())
+        raise error if isinstance(error, DocumentError) else DocumentError(f"not YAML: {reason}") from error
+
+
+def _loader() -> Any:
+    """Return PyYAML's safe loader with bounds; the class is made when PyYAML is needed."""
+    import yaml
+
+    class BoundedLoader(yaml.SafeLoader):
+        """A safe loader that counts levels while it reads, and nodes before it makes values of them."""
+
+        def __init__(self, stream: str) -> None:
+            self.depth = 0
+            super().__init__(stream)
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            """Compose a node, inside a limited number of others."""
+            self.depth += 1
+            if self.depth > MAX_YAML_DEPTH:
+                raise DocumentError(f"nested more than {MAX_YAML_DEPTH} deep")
+            node = super().compose_node(parent, index)
+            self.depth -= 1
+            return node
+
+        def get_single_node(self) -> Any:
+            """Compose the document, of limited size with its aliases expanded."""
+            node = super().get_single_node()
+            _check_expanded_size(node)
+            return node
+
+    return BoundedLoader
+
+
+def _check_expanded_size(root: Any) -> None:
+    """Raise DocumentError where the aliases of a YAML document multiply, or form a circle."""
+    sizes: dict[int, int] = {}
+
+    def measure(node: Any) -> int:
+        key = id(node)
+        if key in sizes:
+            if sizes[key] < 0:
+                raise DocumentError("an alias of YAML contains itself")
+            return sizes[key]
+        sizes[key] = -1
+        total = 1
+        if isinstance(node.value, list):
+            for part in node.value:
+                total += sum(map(measure, part)) if isinstance(part, tuple) else measure(part)
+                if total > MAX_YAML_NODES:
+                    raise DocumentError(f"more than {MAX_YAML_NODES:,} nodes once aliases are expanded")
+        sizes[key] = total
+        return total
+
+    if root is not None:
+        measure(root)
+
+
+def _decode(data: bytes) -> str:
+    """Return UTF-8 bytes as text, without a byte order mark."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"not UTF-8 text: {error.reason} at byte {error.start}") from error

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""Files and folders that appear under their names complete and on disk, or not at all.
+
+A file is written next to its place, synced and renamed, so that a process that is killed, a full disk or a
+loss of power leaves the old content or the new one. Errors name the file. Links in a run folder are refused
+where something is written: a folder that somebody else has made must not lead a run out of itself.
+
+Example:
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from attnscope.engine.storage.files import write_bytes
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> write_bytes(folder / "table.csv", b"head")
+    >>> [path.name for path in folder.iterdir()]
+    ['table.csv']
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+#: Errors that say that there is no room: a full disk, a quota, a limit on the size of files.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+#: Names in a run folder under which a run writes.
+WRITTEN = (
+    *("units", "tables", "parts", "figures", ".owner", ".lock", ".looks"),
+    *("study.yaml", "provenance.json", "report.html", "view.html"),
+)
+
+
+class DiskFull(OSError):
+    """A write did not fit; everything written before it is intact."""
+
+
+class LinkRefused(OSError):
+    """A link in a run folder leads to another place, where nothing may be written."""
+
+
+@contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Make errors of the system name the file, and raise DiskFull where there is no room for it.
+
+    Args:
+        path: the file as a user knows it.
+        temporary: the name under which it is written.
+    """
+    try:
+        yield
+    except (DiskFull, LinkRefused):
+        raise
+    except OSError as error:
+        number = error.errno
+        if number in NO_ROOM:
+            why = f"no room for {path.name} ({os.strerror(number)})"
+            raise DiskFull(number, why, str(path.parent)) from error
+        unnamed = error.filename is None or (temporary and str(error.filename).startswith(str(temporary)))
+        if number is not None and unnamed:
+            raise OSError(number, os.strerror(number), str(path)) from error
+        raise
+
+
+@contextmanager
+def _appearing(path: Path, writer: str = "") -> Iterator[Path]:
+    """Give a name to write under; what it holds becomes `path` at the end, and is removed after an error."""
+    temporary = path.with_name(f".{path.name}{writer}.tmp")
+    try:
+        with naming(path, temporary):
+            remove(temporary)
+            yield temporary
+            os.replace(temporary, path)
+            sync(path.parent)
+    except BaseException:
+        # the error at hand says more than a second of the same disk
+        with suppress(OSError):
+            remove(temporary)
+        raise
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears under its name complete and on disk, or not at all."""
+    with _appearing(path, f".{os.getpid()}") as temporary, open(temporary, "xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Make a folder that appears under its name with all files on disk, or not at all; `.NAME.tmp` before."""
+    with _appearing(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        for written in (*sorted(temporary.iterdir()), temporary):
+            with naming(path / written.name if written != temporary else path):
+                sync(written)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a small file by `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(data)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder whose name survives a loss of power; nothing where it exists already."""
+    with naming(path):
+        try:
+            path.mkdir()
+        except FileExistsError:
+            if not path.is_dir():
+                raise
+            return
+        sync(path.parent)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the unfinished files of writers that were killed; the caller holds the lock of the run."""
+    for leftover in folder.glob(".*.tmp"):
+        remove(leftover)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with its content; nothing where there is none."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def refuse_links(folder: Path, *names: str) -> None:
+    """Refuse a folder in which a name that would be written under is a link.
+
+    Args:
+        folder: a run folder, or a folder of it.
+        names: inside the folder; none given: `WRITTEN`.
+
+    Raises:
+        LinkRefused: the message names the link and its target.
+    """
+    for name in names or WRITTEN:
+        path = folder / name
+        if path.is_symlink():
+            why = f"is a link to {os.readlink(path)}, and a run writes into its own folder only"
+            raise LinkRefused(errno.ELOOP, why, str(path))
+
+
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a folder, survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a regular file, read a megabyte at a time.
+
+    Raises:
+        OSError: no regular file, or it cannot be read.
+    """
+    digest = hashlib.sha256()
+    # a pipe without a writer would block a plain open for ever
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "is no regular file", str(path))
+        while block := file.read(1024**2):
+            digest.update(block)
+    return digest.hexdigest()
