@@ -54,10 +54,21 @@ def check_file_name(value: str) -> str:
     return value
 
 
+def check_path(value: str) -> str:
+    """Return a path or an address as it is; ValueError where no file system takes it."""
+    if fault := path_fault(value):
+        raise ValueError(fault)
+    return value
+
+
 #: What people see in tables and figures: printable, of one line, and short.
 Name = Annotated[str, AfterValidator(check_name)]
 #: Where something lies on the disk, or what the hub calls it.
-Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
+Place = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value),
+    AfterValidator(check_path),
+]
 #: A branch, tag, commit or folder; YAML reads an unquoted one such as 1000 as a number.
 Revision = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 #: A list of names; one name is short for a list of it.
@@ -241,11 +252,11 @@ class Settings(Strict):
     workers: Workers = Workers()
 
     def __init__(self, **values: Any) -> None:
+        if fault := _fault_in(values):
+            raise ConfigError(fault)
         study: Any = None
         with suppress(ConfigError, TypeError):  # without a study that could be run, the rest is checked
             study = study_class(str(values.get("study") or default_study()))
-        if fault := _fault_in(values):
-            raise ConfigError(fault)
         values = study.settled(values, type(self).model_fields) if study else values
         try:
             super().__init__(**values)
@@ -327,7 +338,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
     try:
         data = read_yaml(path) if path.is_file() else parse_yaml(packaged_text(name))
     except DocumentError as error:
-        raise ConfigError(f"{source} is not valid YAML: {error}") from error
+        raise ConfigError(f"{source} cannot be read: {error}") from error
     data = {} if data is None else data
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: expected keys and values, got a {type(data).__name__}")
@@ -369,7 +380,7 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
     try:
         value = parse_yaml(text)
     except DocumentError as error:
-        raise ConfigError(f"--set {key}: the value {text!r:.200} is not valid YAML: {error}") from error
+        raise ConfigError(f"--set {key}: the value {text!r:.200} is {error}") from error
     assign(data, key.strip(), value)
 
 

@@ -23,7 +23,8 @@ from attnscope.engine.discovery import study_class
 from attnscope.engine.schema import SCHEMA_VERSION
 from attnscope.engine.study import Study
 from attnscope.engine.texts.encoding import encode
-from attnscope.engine.texts.sources import Sentence, looks_wrapped, origin, read_sentences
+from attnscope.engine.texts.readers import looks_wrapped
+from attnscope.engine.texts.sources import Sentence, origin, read_sentences
 from attnscope.engine.units import Cut, Input, Stage, Unit, Units, phases
 from attnscope.models import Checkpoint, Encoder, LoadError, find_checkpoints
 from attnscope.models.checkpoints import fingerprint

@@ -92,8 +92,8 @@ def test_files_that_are_no_study_are_refused_in_words(tmp_path):
     other.write_bytes("name: caf\xe9".encode("latin-1"))
     listed.write_text("- a\n- b\n", "utf-8")
     for path, message in (
-        (broken, "is not valid YAML: .*line"),
-        (other, "is not UTF-8 text"),
+        (broken, "cannot be read: not valid YAML: .*line"),
+        (other, "cannot be read: not UTF-8 text"),
         (listed, "expected keys and values, got a list"),
         (tmp_path / "nowhere.yaml", "there is no file"),
         (tmp_path, "is a folder, no study"),

@@ -232,7 +232,8 @@ def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):
 
 def test_a_killed_owner_leaves_no_lock(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from attnscope.engine.storage.folder_lock import FolderLock\n"
+        "import sys, time; from pathlib import Path\n"
+        "from attnscope.engine.storage.folder_lock import FolderLock\n"
         f"held = FolderLock(Path({str(tmp_path)!r})).__enter__(); print('held', flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

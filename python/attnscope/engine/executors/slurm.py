@@ -52,7 +52,7 @@ exec {run} --shard "$SLURM_ARRAY_TASK_ID/{shards}"
 """
 
 
-#: Minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds.
+#: As Slurm reads a time: minutes, hours:minutes:seconds, days-hours:minutes:seconds, and what lacks the end.
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}", re.ASCII)
 
 
