@@ -112,7 +112,9 @@ def parse_yaml(text: str) -> Any:
         raise DocumentError(f"nested more than {MAX_YAML_DEPTH} deep") from None
     except (yaml.YAMLError, ValueError, TypeError, OverflowError) as error:
         reason = " ".join(str(error).split())
-        raise error if isinstance(error, DocumentError) else DocumentError(f"not valid YAML: {reason}") from error
+        raise (
+            error if isinstance(error, DocumentError) else DocumentError(f"not valid YAML: {reason}")
+        ) from error
 
 
 def _loader() -> Any:

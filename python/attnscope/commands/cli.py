@@ -113,10 +113,11 @@ def init(
     Example: attnscope init -o study.yaml
     """
     from attnscope.commands.settings import written
+    from attnscope.engine.storage.files import write_bytes
 
     if output.exists():
         raise typer.BadParameter(f"{output} is there already; choose another name with --output")
-    output.write_text(written(study), encoding="utf-8")
+    write_bytes(output, written(study).encode())
     typer.echo(f"{output}: name the model and the texts in it, then: attnscope run {output}")
 
 
@@ -144,7 +145,7 @@ def doctor(as_json: Json = False) -> None:
 
 for command in (
     *(runs.run, runs.resume, runs.gather, runs.slurm, runs.demo),
-    *(stored.report, stored.figures, stored.tables, stored.compare, stored.view),
+    *(stored.report, stored.figures, stored.tables, stored.compare, stored.view, stored.check),
     *(metrics, configs, init, doctor),
 ):
     app.command()(exits(command))

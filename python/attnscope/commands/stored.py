@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The commands that show what a run has stored: report, figures, tables, compare, view."""
+"""The commands that show what a run has stored: report, figures, tables, compare, view, check."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument, Option
 
-from attnscope.commands.exits import SKIPPED, Folder, Json, say
+from attnscope.commands.exits import FAILED, SKIPPED, Folder, Json, say
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,6 +144,8 @@ def compare(
 
     Example: attnscope compare runs/gpt2-float32 runs/gpt2-bfloat16
     """
+    from attnscope.engine.storage.files import atomic_file
+
     if (second is None) == (not published):
         raise typer.BadParameter("give a second run folder, or --published PAPER")
     if second is not None:
@@ -161,8 +164,67 @@ def compare(
         rows = json.loads(frame.to_json(orient="records", double_precision=15))
         answer = json.dumps({"statements": found.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:
-        frame.to_csv(csv, index=False)
+        with atomic_file(csv) as file:
+            frame.to_csv(file, index=False)
     typer.echo(answer if as_json else text)
+
+
+def check(
+    folder: Folder,
+    plan: Annotated[
+        bool, Option("--plan", help="Read texts and models that study.yaml names, and list what would run.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Check a run folder of any origin: hashes of units and tables, links, what is missing. Runs nothing.
+
+    Ends with 0 where all is there and as it was written, 1 where something is damaged, 3 where nothing is
+    damaged and units are missing.
+
+    Example: attnscope check runs/demo
+    """
+    from attnscope.engine.results import command
+    from attnscope.engine.storage.check import check_folder
+
+    found = check_folder(folder)
+    pending = pending_units(folder) if plan else []
+    if as_json:
+        answer = {**asdict(found), "whole": found.is_whole, "complete": found.is_complete}
+        answer |= {"pending": pending} if plan else {}
+        typer.echo(json.dumps(answer, ensure_ascii=False, default=str))
+    else:
+        typer.echo(found)
+        for line in pending:
+            typer.echo(f"  would run: {line}")
+        if found.damaged or found.missing:
+            typer.echo(
+                f"to set aside what is damaged and to compute what is missing: {command('resume', folder)}"
+            )
+        elif found.is_whole and found.is_complete:
+            typer.echo("complete, and as it was written")
+    if not found.is_whole:
+        raise typer.Exit(FAILED)
+    if not found.is_complete:
+        raise typer.Exit(SKIPPED)
+
+
+def pending_units(folder: Path) -> list[str]:
+    """Return a line for every unit that `resume` would compute; no code that comes with a model is run."""
+    from attnscope.engine.config import ConfigError, Settings
+    from attnscope.engine.plan import make_plan
+    from attnscope.engine.store import damage
+
+    settings = Settings.from_yaml(folder / "study.yaml")
+    for source in settings.models:
+        if not Path(source.path).expanduser().exists() and not any(mark in source.path for mark in "*?["):
+            raise ConfigError(f"check: {source.path} is no folder here; resume would fetch it from the hub")
+    models = [{**source.model_dump(), "trust_remote_code": False} for source in settings.models]
+    plan = make_plan(Settings(**{**settings.to_dict(), "models": models}))
+    return [
+        f"{unit.folder} {unit.stage}, {unit.title}"
+        for unit in plan.units
+        if damage(folder / "units" / unit.folder, unit.id)
+    ]
 
 
 def view(

@@ -259,6 +259,7 @@ class Results:
     def _stored(self) -> dict[str, list[Path]]:
         """The files of each table on disk, in their order, by the table's name."""
         whole = sorted((self.path / "tables").glob("*.parquet")) if self.path else []
+        whole = [file for file in whole if file.is_file()]
         return {**{name: [file] for file in whole for name in names_in(file)}, **self.files}
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
@@ -373,7 +374,7 @@ def tables_of_units(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for about in sorted((folder / "units").glob("[!.]*/unit.json")):
         for file in sorted(about.parent.glob("*.parquet")):
-            if not file.name.startswith("reduced-"):
+            if file.is_file() and not file.name.startswith("reduced-"):
                 found.setdefault(file.stem, []).append(file)
     if not found:
         begun = (folder / "units").is_dir()

@@ -111,7 +111,11 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
         "notes": [*plan.notes, *engine.notes],
         "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
         "failed": engine.failed,
-        "units": {"planned": len(plan.units), "done_by_this_process": tally.units},
+        "units": {
+            "planned": len(plan.units),
+            "stored": len(own),
+            "done_by_this_process": tally.units,
+        },
         "forward_seconds": round(tally.forward_seconds, 3),
         "metric_seconds": round(tally.metric_seconds, 3),
         "unit_seconds": round(tally.unit_seconds, 3),

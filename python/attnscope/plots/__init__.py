@@ -17,7 +17,7 @@ import matplotlib.figure as mpl
 from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.engine.discovery import study_of
-from attnscope.engine.storage.files import write_bytes
+from attnscope.engine.storage.files import refuse_links, write_bytes
 from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Results
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
@@ -165,6 +165,7 @@ def figures(
         home = getattr(results, "path", None)
         if home is None:
             raise ValueError("figures: these results have no run folder; say where to write")
+        refuse_links(Path(home), "figures")
         folder = Path(home) / "figures"
     files: list[Path] = []
     if drawn is None:

@@ -21,6 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
+from attnscope.engine.storage.files import atomic_file
+
 #: Inches: the text width of a two-column page, which figures of several panels have; a panel with its labels.
 WIDTH, NARROWEST = 7.0, 1.45
 #: Points: of the labels of axes.
@@ -253,6 +255,9 @@ def save(
         metadata: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(ending)
         if title and ending in ("pdf", "svg", "png"):
             metadata = {**(metadata or {}), "Title": title}
-        figure.savefig(file, bbox_inches="tight", pad_inches=0.04, metadata=metadata, dpi=dpi)
+        with atomic_file(file) as out:
+            figure.savefig(
+                out, format=ending, bbox_inches="tight", pad_inches=0.04, metadata=metadata, dpi=dpi
+            )
         files.append(file)
     return files

@@ -4,7 +4,9 @@
 import csv
 import json
 import sys
+import tracemalloc
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.engine.config import ConfigError, TextSource
+from attnscope.engine.texts import readers, sources
 from attnscope.engine.texts.readers import looks_wrapped
 from attnscope.engine.texts.sources import extra_columns, read_sentences
 from attnscope.studies.attention_sinks.options import by_focus_word
@@ -337,3 +340,123 @@ def test_an_empty_folder_and_a_missing_package(tmp_path, monkeypatch, datasets):
         read(tmp_path)
     with pytest.raises(ConfigError, match=r"nobody/nothing is no file; as a data set it needs"):
         read("nobody/nothing")
+
+
+def peak(function):
+    """Bytes that Python's objects take at most while a function runs, and its result."""
+    tracemalloc.start()
+    try:
+        result = function()
+        return tracemalloc.get_traced_memory()[1], result
+    finally:
+        tracemalloc.stop()
+
+
+def write_many(path, count):
+    """A file of one long source of rows, whatever its format."""
+    if path.suffix == ".parquet":
+        table = pa.table({"text": pa.repeat("the cat sat", count), "n": pa.array(range(count))})
+        pq.write_table(table, path)
+    elif path.suffix == ".csv":
+        path.write_text("text,n\n" + "".join(f"the cat sat,{at}\n" for at in range(count)), "utf-8")
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(f'{{"text": "the cat sat", "n": {at}}}\n' for at in range(count)), "utf-8")
+    else:
+        path.write_text("the cat sat\n" * count, "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("rule", ["first", "random"])
+def test_a_few_texts_of_a_large_file_take_little_memory(tmp_path, ending, rule):
+    small, large = (write_many(tmp_path / f"{count}.{ending}", count) for count in (4_000, 40_000))
+    read(small, samples=3, sampling=rule)  # imports
+    little, _ = peak(lambda: read(small, samples=3, sampling=rule))
+    much, found = peak(lambda: read(large, samples=3, sampling=rule))
+    assert len(found) == 3
+    assert much < 2 * little + 100_000, f"{much:,} bytes of 40,000 rows, {little:,} of 4,000"
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv", "jsonl", "parquet"])
+def test_the_first_texts_are_read_without_those_behind_them(tmp_path, ending, monkeypatch):
+    path = write_many(tmp_path / f"a.{ending}", 20_000)
+    if ending == "parquet":
+        rows = []
+        monkeypatch.setattr(readers, "_of_cells", lambda some, column, path: counted(some, rows, column))
+    else:
+        with open(path, "ab") as file:
+            file.write(b"\xff" * 100)  # no UTF-8, and no row
+    assert len(read(path, samples=3)) == 3
+    if ending == "parquet":
+        assert len(rows) == 3
+    else:
+        with pytest.raises(ConfigError, match=r"is not utf-8: byte 0xff at line 20002|at line 20001"):
+            read(path)
+
+
+def counted(some, rows, column):
+    for number, row in enumerate(some):
+        rows.append(row)
+        yield number, row.pop(column), row
+
+
+@pytest.mark.parametrize("ending", ["txt", "csv", "jsonl", "parquet"])
+def test_a_random_sample_is_that_of_all_texts_in_memory(tmp_path, ending):
+    """Reading twice chooses the rows that a list of all of them would give, for the same seed."""
+    path = write_many(tmp_path / f"a.{ending}", 300)
+    for seed in range(5):
+        drawn = np.random.default_rng([seed, 0]).choice(300, 7, replace=False)
+        source = TextSource(path=str(path), samples=7, sampling="random")
+        assert [one.source_row for one in read_sentences([source], seed)] == sorted(drawn.tolist())
+
+
+def test_the_byte_of_another_encoding_is_found_behind_megabytes(tmp_path):
+    line = "ä" * 49_999 + "\n"
+    (tmp_path / "a.txt").write_bytes(line.encode() * 31 + b"\xc3(\n")
+    with pytest.raises(ConfigError, match="byte 0xc3 at line 32"):
+        read(tmp_path / "a.txt")
+    (tmp_path / "b.txt").write_bytes(line.encode() * 31 + "ä".encode()[:1])
+    with pytest.raises(ConfigError, match="byte 0xc3 at line 32"):
+        read(tmp_path / "b.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"text": "a"}\n{"text": "a \\ud800 b"}\n', r"line 2: 'text' holds half .*U\+D800, at character 3"),
+        (b'{"text": "a", "n": "\\udfff"}\n', r"row 0: 'n' holds half of a surrogate pair, U\+DFFF"),
+        (b'{"text": "a", "\\udfff": 1}\n', r"row 0: the name of a column holds half of a surrogate pair"),
+        (b'{"text": "a", "n": ' + b"9" * 5000 + b"}\n", "line 1 is not JSON: .*digits"),
+        (b'{"text": "a", "n": ' + b"[" * 80 + b"]" * 80 + b"}\n", "line 1 is not JSON: nested more than 50"),
+    ],
+)  # fmt: skip
+def test_what_no_tokenizer_and_no_table_takes_is_refused_by_place(tmp_path, content, message):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read(tmp_path / "a.jsonl")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_integers_beyond_64_bits_and_beside_fractions_stay_exact(tmp_path):
+    rows = [{"text": "a", "big": 2**70, "mixed": 2**60 + 1}, {"text": "b", "big": 1, "mixed": 0.5}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    found = {name: column.to_pylist() for name, column in extra_columns(read(tmp_path / "a.jsonl")).items()}
+    assert found == {"big": [str(2**70), "1"], "mixed": [str(2**60 + 1), "0.5"]}
+
+
+def test_rows_and_their_number_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "MAX_ROW_CHARACTERS", 1000)
+    monkeypatch.setattr(sources, "MAX_TEXTS", 5)
+    (tmp_path / "a.txt").write_text("short\n" + "x" * 1001, "utf-8")
+    with pytest.raises(ConfigError, match="line 2: more than 1,000 characters"):
+        read(tmp_path / "a.txt")
+    (tmp_path / "b.txt").write_text("word word\n" * 120, "utf-8")
+    with pytest.raises(ConfigError, match="paragraph at line 1: more than 1,000 characters"):
+        read(tmp_path / "b.txt", per="paragraph")
+    (tmp_path / "c.csv").write_text('text\n"' + "x" * 1001 + '"\n', "utf-8")
+    with pytest.raises(ConfigError, match=r"c\.csv: field larger than field limit"):
+        read(tmp_path / "c.csv")
+    assert len(read(tmp_path / "b.txt", samples=3)) == 3
+    assert len(read(tmp_path / "b.txt", samples=3, sampling="random")) == 3
+    with pytest.raises(ConfigError, match=r"holds more than 5 texts; texts\.samples and"):
+        read(tmp_path / "b.txt")

@@ -301,7 +301,7 @@ def test_resume_says_when_the_study_is_gone(call, finished, tmp_path):
     (copy / "study.yaml").write_text("models: [", "utf-8")
     code, _, err = call("resume", copy)
     assert code == 2
-    assert "is not valid YAML" in err
+    assert "cannot be read: not valid YAML" in err
 
 
 def test_the_module_runs_and_says_its_version():

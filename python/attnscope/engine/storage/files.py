@@ -86,7 +86,14 @@ def _appearing(path: Path, writer: str = "") -> Iterator[Path]:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name complete and on disk, or not at all."""
+    """Open a file that appears under its name complete and on disk, or not at all.
+
+    A device such as `/dev/stdout` has no such name and is written at once.
+    """
+    if path.is_absolute() and path.parts[1:2] == ("dev",) and path.exists() and not path.is_file():
+        with naming(path), open(path, "wb") as stream:
+            yield stream
+        return
     with _appearing(path, f".{os.getpid()}") as temporary, open(temporary, "xb") as file:
         yield file
         file.flush()

@@ -49,8 +49,12 @@ _ROWS_AT_A_TIME = 1024
 _LINES_EXAMINED = 10_000
 
 
-def read_rows(source: TextSource) -> Iterator[Row]:
-    """Give the rows of a source one after the other: number, content, other columns; empty ones too."""
+def read_rows(source: TextSource, *, extras: bool = True) -> Iterator[Row]:
+    """Give the rows of a source one after the other: number, content, other columns; empty ones too.
+
+    Args:
+        extras: False leaves the other columns out where that saves reading them.
+    """
     path = Path(source.path)
     if source.path.startswith("builtin:"):
         return _builtin(source)
@@ -64,6 +68,8 @@ def read_rows(source: TextSource) -> Iterator[Row]:
                 f"texts: there is no file {path}{about}; --set texts.path=FILE says where it is, and "
                 "--texts sample takes sentences that come with the package"
             )
+        if path.suffix.lower() == ".parquet":
+            return _read_parquet(path, source, extras)
         return readers[path.suffix.lower()](path, source)
     if path.is_file():
         raise ConfigError(f"texts: {path}: the ending says what a file is; known: {', '.join(readers)}")
@@ -239,7 +245,7 @@ def _read_jsonl(path: Path, source: TextSource) -> Iterator[Row]:
         yield number, _content(cells.pop(column), where, column), cells
 
 
-def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
+def _read_parquet(path: Path, source: TextSource, extras: bool = True) -> Iterator[Row]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -247,7 +253,8 @@ def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
         # Each column costs kilobytes as soon as the file is opened.
         with pq.ParquetFile(path, thrift_container_size_limit=MAX_PARQUET_COLUMNS) as file:
             column = _column(source, file.schema_arrow.names, path)
-            batches = file.iter_batches(_ROWS_AT_A_TIME, use_threads=False)
+            columns = None if extras else [column]
+            batches = file.iter_batches(_ROWS_AT_A_TIME, columns=columns, use_threads=False)
             yield from _of_cells((row for batch in batches for row in batch.to_pylist()), column, path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         many = f"it describes more than {MAX_PARQUET_COLUMNS:,} columns or row groups"

@@ -93,10 +93,17 @@ class _TextRows:
         self.where = where
 
     def __iter__(self) -> Iterator[Row]:
+        return self.read()
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return sum(1 for _ in self.read(extras=False))
+
+    def read(self, *, extras: bool = True) -> Iterator[Row]:
         """Give the rows; ConfigError at the end where there was none."""
         least, most = self.source.min_words, self.source.max_words
         filled, fitting, shortest, longest = 0, 0, math.inf, 0
-        for row in read_rows(self.source):
+        for row in read_rows(self.source, extras=extras):
             if not row[1]:
                 continue
             filled += 1
@@ -135,7 +142,7 @@ def _sample_rows(
         return [held[place] for place in choose(held, source, draw, samplers)]
     if source.sampling == "first":
         return list(islice(rows, source.samples))
-    count = sum(1 for _ in rows)
+    count = rows.count()
     places = draw.choice(count, min(source.samples, count), replace=False).tolist()
     drawn = set(places)
     kept = [row for place, row in enumerate(rows) if place in drawn]
