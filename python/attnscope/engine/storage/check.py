@@ -107,7 +107,7 @@ def check_folder(folder: str | Path) -> FolderCheck:
     parts = path / "parts"
     if parts.is_dir() and not parts.is_symlink():
         shards = [part for part in sorted(parts.iterdir()) if re.fullmatch(r"\d+-of-\d+", part.name)]
-        found.shards = [check_folder(part) for part in shards if part.is_dir() and any(part.iterdir())]
+        found.shards = [check_folder(part) for part in shards if (part / "study.yaml").is_file()]
     return found
 
 

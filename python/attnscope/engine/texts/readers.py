@@ -140,7 +140,8 @@ def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
         for number, line in lines:
             yield number, line.strip(), {}
         return
-    first, parts, size = 0, [], 0
+    parts: list[str] = []
+    first, size = 0, 0
     for number, line in lines:
         if line.strip():
             first = first if parts else number

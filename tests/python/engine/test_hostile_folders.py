@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: MIT
+"""Run folders that somebody else has made, damaged or races for: nothing outside them is touched."""
+
+import json
+import os
+import shutil
+import threading
+
+import pytest
+import yaml
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.executors.shards import gather, run_shard
+from attnscope.engine.run import Engine, resume, run
+from attnscope.engine.schema import ResultsError
+from attnscope.engine.storage.files import LinkRefused
+from attnscope.engine.storage.folder_lock import FolderLock, FolderLocked
+from attnscope.models import LoadError
+from folders import sentences, study, table_bytes
+
+
+@pytest.fixture(scope="module")
+def finished(llama, tmp_path_factory):
+    """A finished run and its settings."""
+    home = tmp_path_factory.mktemp("finished")
+    made = study(home, str(llama), str(sentences(home / "texts.txt", 4)), metrics=["fiedler_value"], block=2)
+    run(made, progress=False)
+    return home / "runs" / "a", made
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished run."""
+    return shutil.copytree(finished[0], tmp_path / "runs" / "a")
+
+
+def tree(folder):
+    """Every file below a folder with its bytes."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- two processes that want one folder
+
+
+def planned_meanwhile(monkeypatch, during):
+    """Do something while a run is between its plan and the lock of its folder."""
+    prepare = Engine.prepare
+
+    def prepared(self, found=None):
+        plan = prepare(self, found)
+        monkeypatch.setattr(Engine, "prepare", prepare)
+        during()
+        return plan
+
+    monkeypatch.setattr(Engine, "prepare", prepared)
+
+
+def test_a_run_that_loads_no_model_leaves_the_folder_of_another_run(
+    tmp_path, llama, texts, finished, monkeypatch
+):
+    bad = tmp_path / "bad"
+    shutil.copytree(llama, bad)
+    (bad / "model.safetensors").write_bytes(b"\x10")
+    target = tmp_path / "runs" / "a"
+
+    def other_run():
+        shutil.copytree(finished[0], target)
+
+    planned_meanwhile(monkeypatch, other_run)
+    with pytest.raises(FileExistsError, match="holds another study"):
+        run(study(tmp_path, str(bad), str(texts), metrics=["fiedler_value"]), progress=False)
+    assert tree(target) == tree(finished[0])
+
+
+def test_a_run_that_finds_no_weights_removes_only_a_folder_that_it_made(tmp_path, llama, texts):
+    bad = tmp_path / "bad"
+    shutil.copytree(llama, bad)
+    (bad / "model.safetensors").write_bytes(b"\x10")
+    target = tmp_path / "runs" / "a"
+    target.mkdir(parents=True)
+    with pytest.raises(LoadError):
+        run(study(tmp_path, str(bad), str(texts)), progress=False)
+    assert target.is_dir()
+    shutil.rmtree(target)
+    with pytest.raises(LoadError):
+        run(study(tmp_path, str(bad), str(texts)), progress=False)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("other", ["same", "another"])
+def test_a_folder_that_another_study_finished_meanwhile_is_refused(
+    tmp_path, llama, texts, finished, monkeypatch, other
+):
+    target = tmp_path / "runs" / "a"
+
+    def other_run():
+        shutil.copytree(finished[0], target)
+        if other == "same":
+            shutil.copy(finished[0].parents[1] / "texts.txt", texts)
+            (target / "study.yaml").write_text(made.to_yaml(), "utf-8")
+
+    made = study(
+        tmp_path, str(llama), str(texts), metrics=["fiedler_value"], block=2 if other == "same" else 3
+    )
+    planned_meanwhile(monkeypatch, other_run)
+    with pytest.raises(FileExistsError, match="this very study" if other == "same" else "another study"):
+        run(made, progress=False)
+    assert table_bytes(target) == table_bytes(finished[0])
+    assert not (target / "units" / "set-aside").exists()
+
+
+def test_many_starts_of_one_name_end_with_one_run_and_refusals(tmp_path, llama, texts, monkeypatch):
+    """Threads stand for processes: the file lock keeps two holders of one process apart as well."""
+    made = study(tmp_path, str(llama), str(texts), metrics=["fiedler_value"])
+    barrier, ended = threading.Barrier(3), []
+    prepare = Engine.prepare
+
+    def prepared(self, found=None):
+        plan = prepare(self, found)
+        barrier.wait(60)
+        return plan
+
+    monkeypatch.setattr(Engine, "prepare", prepared)
+
+    def start():
+        try:
+            run(made, progress=False)
+            ended.append("done")
+        except (FileExistsError, FolderLocked) as error:
+            ended.append(type(error).__name__)
+
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended.count("done") == 1, ended
+    assert set(ended) <= {"done", "FileExistsError", "FolderLocked"}
+    assert asc.load(tmp_path / "runs" / "a").provenance["state"] == "finished"
+
+
+# --- links
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".owner", ".lock", ".looks", "units", "tables", "study.yaml", "provenance.json", "parts", "figures"],
+)
+def test_a_link_under_a_name_that_a_run_writes_is_refused(copied, tmp_path, name):
+    outside = tmp_path / "outside"
+    path = copied / name
+    if path.is_file():
+        shutil.move(path, outside)
+    elif path.is_dir() or "." not in name:
+        shutil.move(path, outside) if path.is_dir() else outside.mkdir()
+        (outside / "thesis.tex").write_text("mine", "utf-8")
+    else:
+        outside.write_text("mine", "utf-8")
+    path.symlink_to(outside)
+    before = tree(outside) if outside.is_dir() else outside.read_bytes()
+    with pytest.raises(LinkRefused, match=f"is a link to {outside}"):
+        resume(copied, progress=False)
+    assert (tree(outside) if outside.is_dir() else outside.read_bytes()) == before
+
+
+def test_links_deeper_down_lead_nowhere(copied, tmp_path, finished):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "thesis.tex").write_text("mine", "utf-8")
+    (copied / "units" / "set-aside").symlink_to(outside)
+    with pytest.raises(LinkRefused, match="set-aside"):
+        resume(copied, progress=False)
+    (copied / "units" / "set-aside").unlink()
+    unit = sorted((copied / "units").iterdir())[0]
+    shutil.move(unit, outside / "unit")
+    unit.symlink_to(outside / "unit")
+    table = copied / "tables" / "heads.parquet"
+    table.unlink()
+    table.symlink_to(outside / "thesis.tex")
+    (copied / f".study.yaml.{os.getpid()}.tmp").symlink_to(outside / "thesis.tex")
+    (copied / ".left.tmp").symlink_to(outside)
+    results = resume(copied, progress=False)
+    assert results.provenance["units"]["done_by_this_process"] == 1
+    assert table_bytes(copied) == table_bytes(finished[0])
+    assert (outside / "thesis.tex").read_text("utf-8") == "mine"
+    assert sorted(path.name for path in outside.iterdir()) == ["thesis.tex", "unit"]
+    assert not table.is_symlink()
+
+
+def test_figures_are_not_drawn_through_a_link(copied, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shutil.rmtree(copied / "figures", ignore_errors=True)
+    (copied / "figures").symlink_to(outside)
+    with pytest.raises(LinkRefused, match="figures"):
+        asc.load(copied).figures(names=["depth"])
+    assert list(outside.iterdir()) == []
+
+
+# --- gathering into a folder
+
+
+def test_gather_into_a_folder_of_something_else_is_refused(tmp_path, llama, finished):
+    made = Settings(**{**finished[1].to_dict(), "output": str(tmp_path / "runs")})
+    run_shard(made, "1/1", progress=False)
+    mine = tmp_path / "mine"
+    (mine / "units" / "poem").mkdir(parents=True)
+    (mine / "tables").mkdir()
+    (mine / "tables" / "heads.parquet").write_bytes(b"mine")
+    before = tree(mine)
+    with pytest.raises(FileExistsError, match="is no run folder; choose another folder"):
+        gather([tmp_path / "runs" / "a"], into=mine, progress=False)
+    assert tree(mine) == before
+    assert sorted(path.name for path in mine.iterdir()) == ["tables", "units"]
+    other = study(tmp_path, str(llama), finished[1].texts[0].path, metrics=["attention_entropy"])
+    run(other, name="b", progress=False)
+    with pytest.raises(FileExistsError, match="holds another study"):
+        gather([tmp_path / "runs" / "a"], into=tmp_path / "runs" / "b", progress=False)
+    results = gather([tmp_path / "runs" / "a"], into=tmp_path / "new", progress=False)
+    assert table_bytes(results.path) == table_bytes(finished[0])
+
+
+# --- damaged files
+
+
+DAMAGED_JSON = {
+    "no JSON": b"{",
+    "no UTF-8": b'{"a": "\xff"}',
+    "no object": b"[1]",
+    "machines": b'{"machines": 5}',
+    "a machine": b'{"machines": {"host": 5}}',
+    "models": b'{"models": []}',
+    "skipped": b'{"skipped": [1]}',
+    "tables": b'{"tables": {"heads": 1}}',
+    "shard": b'{"shard": 1}',
+    "deep": b'{"a":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    "digits": b'{"a": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_JSON)
+def test_a_damaged_provenance_is_a_line_from_every_command(copied, call, damage):
+    (copied / "provenance.json").write_bytes(DAMAGED_JSON[damage])
+    for command in ("resume", "tables", "check", "gather"):
+        code, out, err = call(command, copied, *(["--no-draw"] if command in ("resume", "gather") else []))
+        assert code == 1, command
+        assert "Traceback" not in err, command
+        assert "provenance.json" in (out if command == "check" else err)
+        assert len(err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b'{"unit": 5, "files": {}}',
+        b'{"unit": "u"}',
+        b'{"unit": "u", "files": []}',
+        b'{"unit": "u", "files": {"heads": {"sha256": "x"}}}',
+        b'{"unit": "u", "files": {"../heads": {"sha256": "x", "rows": 1}}}',
+        b"[" * 200_000,
+    ],
+)
+def test_a_damaged_manifest_costs_its_unit_alone(copied, finished, content):
+    unit = sorted((copied / "units").iterdir())[1]
+    (unit / "unit.json").write_bytes(content)
+    results = resume(copied, progress=False, say=lambda text: None)
+    assert results.provenance["units"]["done_by_this_process"] == 1
+    assert table_bytes(copied) == table_bytes(finished[0])
+
+
+def bomb(levels=9):
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 10)}]" for at in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bomb(), "more than 200,000 nodes once aliases are expanded"),
+        ("a: " + "[" * 3000 + "]" * 3000, "nested more than 50 deep"),
+        ("a: &a [*a]", "an alias of YAML contains itself"),
+        ("models: &m {<<: *m}", "an alias of YAML contains itself"),
+        ("seed: " + "9" * 5000, "not valid YAML"),
+        ("models: 'a\\0b'\nseed: 2020-99-99", "not valid YAML"),
+        ("# " + "x" * 1024**2, "1,048,578 bytes, at most 1,048,576 are read"),
+    ],
+)
+def test_a_damaged_study_is_a_line(copied, call, content, message):
+    (copied / "study.yaml").write_text(content, "utf-8")
+    code, _, err = call("resume", copied)
+    assert code == 2
+    assert message in err
+    assert len(err.splitlines()) == 1
+    code, _, err = call("tables", copied)
+    assert code == 1
+    assert message in err
+    code, out, _ = call("check", copied)
+    assert code == 1
+    assert message in out
+
+
+def test_pipes_do_not_block(copied, call, llama, texts, tmp_path):
+    for name in ("units", "tables"):
+        folder = sorted((copied / "units").iterdir())[0] if name == "units" else copied / "tables"
+        file = sorted(folder.glob("*.parquet"))[0]
+        file.unlink()
+        os.mkfifo(file)
+    os.mkfifo(copied / "tables" / "more.parquet")
+    code, out, _ = call("check", copied)
+    assert code == 1
+    assert "is no regular file" in out
+    assert "more" in out
+    assert call("tables", copied)[0] in (0, 1)
+    resume(copied, progress=False, say=lambda text: None)
+    model = tmp_path / "model"
+    shutil.copytree(llama, model)
+    os.mkfifo(model / "more.safetensors")
+    with pytest.raises(ConfigError, match=r"more\.safetensors is no regular file"):
+        run(study(tmp_path, str(model), str(texts)), name="b", progress=False)
+    os.mkfifo(tmp_path / "study.yaml")
+    code, _, err = call("run", tmp_path / "study.yaml")
+    assert code == 2
+    assert "there is no file" in err
+
+
+# --- a flipped bit
+
+
+def test_no_flipped_bit_of_a_stored_table_gives_other_numbers(copied, finished):
+    """Of 100 places none gives numbers: the hash is compared before a row is read."""
+    file = copied / "tables" / "heads.parquet"
+    data = file.read_bytes()
+    for place in range(0, 8 * len(data), max(1, 8 * len(data) // 100)):
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with pytest.raises(ResultsError, match=r"heads\.parquet is not as it was written .*attnscope resume"):
+            asc.load(copied).table("heads")
+    assert resume(copied, progress=False).provenance["units"]["done_by_this_process"] == 0
+    assert table_bytes(copied) == table_bytes(finished[0])
+    asc.load(copied).table("heads")
+
+
+def test_pages_of_tables_without_a_stored_hash_have_checksums(copied):
+    """Bits of the data pages: the rest of the file, its schema and places, has no checksum of its own."""
+    import pyarrow.parquet as pq
+
+    facts = json.loads((copied / "provenance.json").read_text("utf-8"))
+    del facts["tables"]
+    (copied / "provenance.json").write_text(json.dumps(facts), "utf-8")
+    file = copied / "tables" / "heads.parquet"
+    data, whole = file.read_bytes(), asc.load(copied).table("heads")
+    column = pq.read_metadata(file).row_group(0).column(whole.columns.get_loc("fiedler_value"))
+    end = column.data_page_offset + column.total_compressed_size
+    for place in range(end - 40, end):
+        flipped = bytearray(data)
+        flipped[place] ^= 4
+        file.write_bytes(flipped)
+        with pytest.raises(ResultsError, match="is not a readable Parquet file"):
+            asc.load(copied).table("heads")
+
+
+# --- attnscope check
+
+
+def test_check_says_what_is_damaged_and_what_is_missing(copied, call):
+    code, out, _ = call("check", copied)
+    assert code == 0
+    assert "complete, and as it was written" in out
+    before = tree(copied)
+    units = sorted((copied / "units").iterdir())
+    table = copied / "tables" / "heads.parquet"
+    shutil.rmtree(units[0])
+    code, out, _ = call("check", copied, "--json")
+    answer = json.loads(out)
+    assert code == 3
+    assert (answer["stored"], answer["planned"], answer["missing"]) == (len(units) - 1, len(units), 1)
+    assert (answer["whole"], answer["complete"], answer["damaged"]) == (True, False, [])
+    code, out, _ = call("check", copied, "--plan")
+    assert code == 3
+    assert f"would run: {units[0].name} " in out
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    (units[1] / "more.txt").write_text("", "utf-8")
+    code, out, _ = call("check", copied)
+    assert code == 1
+    assert "tables/heads.parquet: not as it was written" in out
+    assert f"units/{units[1].name}: more.txt is not listed" in out
+    assert f"attnscope resume {copied}" in out
+    assert call("check", copied / "tables")[0] == 1
+    assert {name for name in tree(copied) if name in before} == {
+        name for name in before if name.parts[:2] != ("units", units[0].name)
+    }, "nothing is changed"
+
+
+def test_check_names_code_that_a_study_wants_run_and_does_not_run_it(copied, call, tmp_path):
+    text = yaml.safe_load((copied / "study.yaml").read_text("utf-8"))
+    text["models"][0]["trust_remote_code"] = True
+    (copied / "study.yaml").write_text(yaml.safe_dump(text), "utf-8")
+    code, out, _ = call("check", copied)
+    assert code == 0
+    assert "study.yaml wants code to be run that comes with a model" in out
+
+
+# --- messages that nobody reads
+
+
+def test_a_message_that_cannot_be_written_does_not_stop_a_run(tmp_path, llama, texts, monkeypatch):
+    class Full:
+        encoding = "utf-8"
+
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+        def flush(self):
+            raise OSError(28, "No space left on device")
+
+        def isatty(self):
+            return False
+
+    monkeypatch.setattr("sys.stderr", Full())
+    lines = [*texts.read_text("utf-8").splitlines(), "the"]
+    texts.write_text("\n".join(lines) + "\n", "utf-8")
+    results = run(study(tmp_path, str(llama), {"path": str(texts), "samples": 99}, metrics=["fiedler_value"]))
+    assert results.provenance["notes"]
+    with FolderLock(tmp_path / "runs" / "a"):
+        pass
