@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Pages as a real browser has them."""
 
+import base64
+import hashlib
 import json
 import shutil
 import subprocess
@@ -24,10 +26,22 @@ def dom(address, profile, *options):
     return done.stdout
 
 
+def complaints(address, profile):
+    """The lines that a page writes to the console, violations of its security policy among them."""
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}",
+         "--enable-logging=stderr", "--virtual-time-budget=4000", "--dump-dom", address],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
 def looked_at(page, folder, fragment="", script=""):
-    """The document of a view after its own script and one more."""
+    """The document of a view after its own script and one more, which its security policy is told of."""
     file = folder / "page.html"
-    file.write_text(page.html().replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    text = page.html().replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
+    file.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
     return Document(dom(f"{file.as_uri()}{fragment}", folder / "profile"))
 
 

@@ -9,6 +9,8 @@ import threading
 import time
 from typing import Any
 
+from attnscope._safe_text import escape_controls
+
 #: Seconds between two lines where there is no terminal.
 EVERY = 10.0
 
@@ -62,7 +64,7 @@ class Lines:
         while not self._ended.wait(EVERY):
             # a log on a full disk, or a terminal that was closed, is no reason to stop
             with contextlib.suppress(OSError):
-                print(f"attnscope: {self}", file=sys.stderr, flush=True)
+                print(f"attnscope: {escape_controls(str(self))}", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:

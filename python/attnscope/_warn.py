@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from attnscope._safe_text import escape_controls
+
 # Frames of a `with` statement's machinery stand between a context manager and its user.
 _INSIDE = (str(Path(__file__).parent), contextlib.__file__)
 
@@ -40,7 +42,9 @@ class NotAttentionWarning(CountedWarning):
 
 
 def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning) -> None:
-    """Warns at the first line outside of this package."""
+    """Warn at the first line outside of this package, in words that send nothing to a terminal."""
+    if isinstance(message, str):
+        message = escape_controls(message)
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1

@@ -18,6 +18,8 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError, Study, TextSource
+from attnscope.engine.executors.shards import run_shard
+from attnscope.engine.schema import ResultsError
 from attnscope.engine.texts.sources import read_sentences
 from attnscope.models import LoadError, find_checkpoints, load_model
 from attnscope.models.loading import load_config, load_tokenizer
@@ -48,8 +50,8 @@ def model(tmp_path):
 
 
 def study(tmp_path, model, texts, **options):
-    options = {"metrics": ["fiedler_value"], "name": "a", **options}
-    return Study(models=str(model), texts=str(texts), output=str(tmp_path / "runs"), **options)
+    options = {"metrics": ["fiedler_value"], "name": "a", "models": str(model), **options}
+    return Study(texts=str(texts), output=str(tmp_path / "runs"), **options)
 
 
 # --- model folders
@@ -103,6 +105,51 @@ def test_code_runs_after_the_explicit_flag_alone(tmp_path, model, monkeypatch):
     with_code(model, marker)
     assert load_config(find_checkpoints(str(model))[0], trust_remote_code=True).model_type == "own"
     assert marker.exists()
+
+
+@pytest.fixture
+def trusting(tmp_path, model, monkeypatch):
+    """The folder of a finished run whose stored study trusts the code that came with its model meanwhile."""
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    texts = sentences(tmp_path / "texts.txt", 2)
+    trusted = {"path": str(model), "trust_remote_code": True}
+    run_shard(study(tmp_path, model, texts, models=trusted, name="shards"), "1/1", progress=False)
+    folder = asc.run(study(tmp_path, model, texts, models=trusted), progress=False).path
+    with_code(model, tmp_path / "ran")
+    return folder
+
+
+@pytest.mark.parametrize("command", ["view", "resume", "gather"])
+def test_consent_that_is_stored_in_a_folder_is_none(tmp_path, trusting, call, command):
+    folder = trusting.parent / "shards" if command == "gather" else trusting
+    status, out, err = call(command, folder)
+    assert not (tmp_path / "ran").exists()
+    assert "a stored setting is no consent" in err
+    assert "--trust-remote-code" in err
+    assert status == (0 if command == "view" else 2)
+    assert "Traceback" not in out + err
+    # with consent the code does run: the test would see it
+    call(command, folder, "--trust-remote-code")
+    assert (tmp_path / "ran").exists()
+
+
+def test_functions_ask_for_consent_too(tmp_path, trusting):
+    results = asc.load(trusting)
+    with pytest.raises(ConfigError, match="resume: the stored study runs Python code that comes with"):
+        asc.resume(trusting, progress=False)
+    with pytest.raises(ResultsError, match="view: the stored study runs Python code that comes with"):
+        asc.view(results, sample=0)
+    assert asc.view(results).contents["maps"] == []
+    with pytest.raises(ValueError, match="trust_remote_code does not go with tensors"):
+        asc.view(torch.eye(4), trust_remote_code=True)
+    results.report(tmp_path / "report.html", drawn={})
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_study_that_trusts_no_code_needs_no_consent(tmp_path, model):
+    results = asc.run(study(tmp_path, model, sentences(tmp_path / "texts.txt", 2)), progress=False)
+    assert len(asc.resume(results.path, progress=False).table("heads")) == 2 * 2 * 4
+    assert len(asc.view(asc.load(results.path), sample=0).contents["maps"]) == 2 * 4
 
 
 def test_code_in_a_tokenizer_does_not_run(tmp_path, model):

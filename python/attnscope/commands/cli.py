@@ -14,7 +14,7 @@ import typer
 from typer import Argument, Option
 
 from attnscope.commands import runs, stored
-from attnscope.commands.exits import DONE, FAILED, Json, exits
+from attnscope.commands.exits import DONE, FAILED, Json, exits, show
 
 app = typer.Typer(
     name="attnscope",
@@ -37,7 +37,7 @@ def _version(asked: bool) -> None:
     if asked:
         from attnscope import __version__
 
-        typer.echo(f"attnscope {__version__}")
+        show(f"attnscope {__version__}")
         raise typer.Exit(DONE)
 
 
@@ -64,12 +64,12 @@ def metrics(
 
     if name:
         text = describe(name)
-        typer.echo(json.dumps({"name": name, "text": text}, ensure_ascii=False) if as_json else text)
+        show(json.dumps({"name": name, "text": text}, ensure_ascii=False) if as_json else text)
         return
     lines = first_lines()
     width = max(map(len, lines))
     text = "\n".join(f"{metric:<{width}}  {line}" for metric, line in lines.items())
-    typer.echo(json.dumps(lines, ensure_ascii=False) if as_json else text)
+    show(json.dumps(lines, ensure_ascii=False) if as_json else text)
 
 
 def configs(
@@ -88,20 +88,20 @@ def configs(
         if not packaged.is_packaged(name):
             raise MissingError(f"there is no packaged study {name!r}{nearest(name, packaged.packaged())}")
         text = packaged.packaged_text(name)
-        typer.echo(json.dumps({"name": name, "yaml": text}) if as_json else text)
+        show(json.dumps({"name": name, "yaml": text}) if as_json else text)
         return
     found = packaged.catalogue()
     parts = packaged.analyses()
     if as_json:
-        typer.echo(json.dumps({"studies": [vars(one) for one in found], "analyses": parts}))
+        show(json.dumps({"studies": [vars(one) for one in found], "analyses": parts}))
         return
     width = max(len(one.name) for one in found)
     for one in found:
         series = f" at {', '.join(one.revisions)}" if one.revisions else ""
-        typer.echo(f"{one.name:<{width}}  {', '.join(one.models) or one.about}{series}")
-    typer.echo("\nAny of them can be cut to one analysis of the paper, attnscope run NAME:ANALYSIS")
+        show(f"{one.name:<{width}}  {', '.join(one.models) or one.about}{series}")
+    show("\nAny of them can be cut to one analysis of the paper, attnscope run NAME:ANALYSIS")
     for name, keys in parts.items():
-        typer.echo(f"{name:<{width}}  {keys['texts.samples']} texts, at most {keys['max_tokens']} tokens")
+        show(f"{name:<{width}}  {keys['texts.samples']} texts, at most {keys['max_tokens']} tokens")
 
 
 def init(
@@ -118,7 +118,7 @@ def init(
     if output.exists():
         raise typer.BadParameter(f"{output} is there already; choose another name with --output")
     write_bytes(output, written(study).encode())
-    typer.echo(f"{output}: name the model and the texts in it, then: attnscope run {output}")
+    show(f"{output}: name the model and the texts in it, then: attnscope run {output}")
 
 
 def doctor(as_json: Json = False) -> None:
@@ -131,14 +131,14 @@ def doctor(as_json: Json = False) -> None:
     checks = examine()
     if as_json:
         report = {"config": facts(), "checks": [vars(check) for check in checks]}
-        typer.echo(json.dumps({**report, "verdict": verdict(checks)}, ensure_ascii=False))
+        show(json.dumps({**report, "verdict": verdict(checks)}, ensure_ascii=False))
     else:
-        typer.echo(show_config() + "\n")
+        show(show_config() + "\n")
         width = max(len(check.name) for check in checks)
         for check in checks:
             mark = "BAD " if not check.ok else "note" if check.note else "ok  "
-            typer.echo(f"{mark}  {check.name:<{width}}  {check.found}")
-        typer.echo(f"\n{verdict(checks)}")
+            show(f"{mark}  {check.name:<{width}}  {check.found}")
+        show(f"\n{verdict(checks)}")
     if not all(check.ok for check in checks):
         raise typer.Exit(FAILED)
 

@@ -14,6 +14,8 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
+from attnscope._safe_text import escape_controls
+
 DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
 
 P = ParamSpec("P")
@@ -22,6 +24,12 @@ R = TypeVar("R")
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes.")]
 Draw = Annotated[bool, typer.Option("--draw/--no-draw", help="Figures and report.html at the end.")]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run the Python code of models for which the stored study asks it."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="The answer as JSON on standard output.")]
 
 
@@ -60,9 +68,18 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def say(text: str) -> None:
+    """Print a message on standard error, in which names send no escape sequence to the terminal."""
     # a log on a full disk, or a terminal that was closed, changes nothing about the work
     with contextlib.suppress(OSError):
-        print(f"attnscope: {text}", file=sys.stderr)
+        print(f"attnscope: {escape_controls(text)}", file=sys.stderr)
+
+
+def show(text: object) -> None:
+    """Print an answer on standard output, in which names send no escape sequence to the terminal.
+
+    JSON stands for the same data as before.
+    """
+    typer.echo(escape_controls(str(text)))
 
 
 def silent(text: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, say, silent
+from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Study
@@ -106,7 +106,12 @@ def run(
 
 
 def resume(
-    folder: Folder, ray: Ray = "", draw: Draw = True, quiet: Quiet = False, as_json: Json = False
+    folder: Folder,
+    ray: Ray = "",
+    trust_remote_code: Trust = False,
+    draw: Draw = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Resume a run that was stopped or killed, from its first missing unit.
 
@@ -114,12 +119,16 @@ def resume(
     """
     from attnscope.engine.run import resume as resume_study
 
-    finished(resume_study(folder, **_said(quiet), executor=_cluster(ray)), quiet, as_json, draw)
+    results = resume_study(
+        folder, **_said(quiet), executor=_cluster(ray), trust_remote_code=trust_remote_code
+    )
+    finished(results, quiet, as_json, draw)
 
 
 def gather(
     folders: Annotated[list[Path], Argument(metavar="DIR...", help="A run folder, or its shards.")],
     into: Annotated[Path | None, Option(help="The run folder; the one of the shards.")] = None,
+    trust_remote_code: Trust = False,
     draw: Draw = True,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -130,7 +139,8 @@ def gather(
     """
     from attnscope.engine.executors.shards import gather as gather_shards
 
-    finished(gather_shards(folders, into=into, **_said(quiet)), quiet, as_json, draw)
+    results = gather_shards(folders, into=into, **_said(quiet), trust_remote_code=trust_remote_code)
+    finished(results, quiet, as_json, draw)
 
 
 def slurm(
@@ -168,7 +178,7 @@ def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
 
     done = run_shard(study, shard, **_said(quiet))
     if as_json:
-        typer.echo(json.dumps(vars(done), ensure_ascii=False, default=str))
+        show(json.dumps(vars(done), ensure_ascii=False, default=str))
     elif not quiet:
         say(f"shard {shard}: {done.stored} units stored in {done.folder}")
         if done.left:
@@ -190,16 +200,16 @@ def demo(
     """
     from attnscope.demo import run_demo
 
-    say = silent if quiet else typer.echo
+    say = silent if quiet else show
     run_demo(folder, samples=samples, progress=not quiet, say=say, steps_before=steps_before)
 
 
 def _plan(study: Study, as_json: bool, draw: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
-    say = silent if as_json else typer.echo
+    say = silent if as_json else show
     estimate = dry_run(study, say, draw=draw and not _not_installed(), started=time.process_time())
-    typer.echo(json.dumps(vars(estimate), ensure_ascii=False) if as_json else str(estimate))
+    show(json.dumps(vars(estimate), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
 
@@ -217,17 +227,17 @@ def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
             "report": None if report is None else str(report),
             "figures_left_out": {one.name: one.reason for one in left_out},
         }
-        typer.echo(json.dumps(answer, ensure_ascii=False))
+        show(json.dumps(answer, ensure_ascii=False))
     elif not quiet:
         tables = Path(str(results.path)) / "tables"
-        typer.echo(f"tables: {tables}" if report is None else f"report: {report}")
+        show(f"tables: {tables}" if report is None else f"report: {report}")
         folder = shlex.quote(str(results.path))
         for command, words in (
             (f"attnscope view {folder}", "every head as a picture"),
             (f"attnscope tables {folder}", "the numbers"),
             (f"attnscope figures {folder} --width single --format pdf", "for a paper"),
         ):
-            typer.echo(f"  {command:<60} {words}")
+            show(f"  {command:<60} {words}")
     if skipped:
         names = ", ".join(entry["checkpoint"] for entry in skipped)
         say(f"finished, {len(skipped)} checkpoint{'s' if len(skipped) > 1 else ''} skipped: {names}")

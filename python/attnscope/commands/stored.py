@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from attnscope.commands.exits import FAILED, SKIPPED, Folder, Json, say
+from attnscope._safe_text import mark_controls, quote_formulas
+from attnscope.commands.exits import FAILED, SKIPPED, Folder, Json, Trust, say, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,7 @@ def report(
 
     Example: attnscope report runs/demo
     """
-    typer.echo(opened(folder).report(output))
+    show(opened(folder).report(output))
 
 
 def figures(
@@ -60,7 +61,7 @@ def figures(
     results = opened(folder)
     if listed:
         for name, figure in figures_of(results).items():
-            typer.echo(f"{name:<22} {figure.caption}")
+            show(f"{name:<22} {figure.caption}")
         return
     left_out: list[LeftOut] = []
     options = {"width": width, "font": font, "font_size": font_size, "letters": letters, "dpi": dpi}
@@ -73,7 +74,7 @@ def figures(
     except NotDrawable as error:
         raise ResultsError(str(error)) from error
     for file in files:
-        typer.echo(file)
+        show(file)
     for one in left_out:
         say(str(one))
     if any(one.failed for one in left_out):
@@ -101,7 +102,7 @@ def tables(
     results = opened(folder)
     if csv is not None:
         for file in results.to_csv(csv):
-            typer.echo(file)
+            show(file)
         return
     if latex and not table and not by:
         from attnscope.plots import NotDrawable
@@ -116,15 +117,15 @@ def tables(
     keys = listed_in(by) or [key for key in ("model", "layer") if key in results.keys(table)]
     frame = statistics(results, table, keys, "" if columns == "all" else columns)
     if as_json:
-        typer.echo(frame.to_json(orient="records"))
+        show(frame.to_json(orient="records"))
     elif latex:
         styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
         floats = [name for name in frame if frame[name].dtype.kind == "f"]
-        typer.echo(styler.format("{:.4g}", subset=floats).to_latex(hrules=True).rstrip())
+        show(mark_controls(styler.format("{:.4g}", subset=floats).to_latex(hrules=True).rstrip()))
     else:
         width = 10_000 if columns else shutil.get_terminal_size((100, 24)).columns
         text, hidden = narrow(frame, kinds_of(results, table), width)
-        typer.echo(text)
+        show(text)
         if hidden:
             say(f"{hidden} more columns: --columns all, or names such as --columns {frame.columns[-1]}")
 
@@ -165,8 +166,8 @@ def compare(
         answer = json.dumps({"statements": found.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:
         with atomic_file(csv) as file:
-            frame.to_csv(file, index=False)
-    typer.echo(answer if as_json else text)
+            quote_formulas(frame).to_csv(file, index=False)
+    show(answer if as_json else text)
 
 
 def check(
@@ -191,17 +192,15 @@ def check(
     if as_json:
         answer = {**asdict(found), "whole": found.is_whole, "complete": found.is_complete}
         answer |= {"pending": pending} if plan else {}
-        typer.echo(json.dumps(answer, ensure_ascii=False, default=str))
+        show(json.dumps(answer, ensure_ascii=False, default=str))
     else:
-        typer.echo(found)
+        show(found)
         for line in pending:
-            typer.echo(f"  would run: {line}")
+            show(f"  would run: {line}")
         if found.damaged or found.missing:
-            typer.echo(
-                f"to set aside what is damaged and to compute what is missing: {command('resume', folder)}"
-            )
+            show(f"to set aside what is damaged and to compute what is missing: {command('resume', folder)}")
         elif found.is_whole and found.is_complete:
-            typer.echo("complete, and as it was written")
+            show("complete, and as it was written")
     if not found.is_whole:
         raise typer.Exit(FAILED)
     if not found.is_complete:
@@ -233,6 +232,7 @@ def view(
     sample: Annotated[
         int | None, Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
     ] = None,
+    trust_remote_code: Trust = False,
 ) -> None:
     """Build an interactive page of every head: maps of all metrics, and the matrices of a sentence.
 
@@ -243,13 +243,13 @@ def view(
 
     results = opened(folder)
     try:
-        page = look_at(results, sample=0 if sample is None else sample)
+        page = look_at(results, sample=0 if sample is None else sample, trust_remote_code=trust_remote_code)
     except ResultsError as error:
         if sample is not None:
             raise
         say(f"without matrices of sentence 0: {error}")
         page = look_at(results)
-    typer.echo(page.save(output or folder / "view.html"))
+    show(page.save(output or folder / "view.html"))
 
 
 def opened(folder: Path) -> Results:

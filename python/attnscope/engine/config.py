@@ -110,6 +110,7 @@ class ModelSource(Strict):
         dtype: of the weights in memory; auto: as they are stored.
         device: "cpu", "cuda", "cuda:1"; auto: a GPU where there is one.
         trust_remote_code: run Python code that comes with the model; without it such a model is refused.
+            Stored in a run folder it is no consent: `resume`, `gather` and `view` ask for it again.
         free_disk: remove a revision's downloaded weights once it is measured, so that a long series fits on
             a small disk.
     """
@@ -321,6 +322,20 @@ def _fault_in(value: Any, where: str = "") -> str:
 
 #: The name under which everybody else knows the settings of a run.
 Study = Settings
+
+
+def refuse_stored_trust(settings: Settings, function: str) -> None:
+    """Raise ConfigError if settings that were read from a run folder let a model's own Python code run.
+
+    Whoever wrote the folder has agreed to that, which says nothing of whoever opens it.
+    """
+    for source in settings.models:
+        if source.trust_remote_code:
+            raise ConfigError(
+                f"{function}: the stored study runs Python code that comes with the model {source.path!r} "
+                "(trust_remote_code: true), and a stored setting is no consent; if you trust that code, pass "
+                "--trust-remote-code (in Python trust_remote_code=True)"
+            )
 
 
 def read_config(source: str | Path) -> dict[str, Any]:

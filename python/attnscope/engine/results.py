@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from attnscope._documents import DocumentError, read_json, read_yaml
 from attnscope._names import file_name_fault
 from attnscope._nearest import nearest
+from attnscope._safe_text import quote_formulas
 from attnscope.engine.migration import is_present, migrated, names_in, version_of, without_placeholders
 from attnscope.engine.schema import (
     AXES,
@@ -181,7 +182,10 @@ class Results:
         return in_rows(self, table)
 
     def to_csv(self, folder: str | Path) -> list[Path]:
-        """Writes every table as `NAME.csv` into a folder, made when missing; lists (tokens) become JSON text.
+        """Write every table as `NAME.csv` into a folder, made when missing; lists (tokens) become JSON text.
+
+        A spreadsheet computes a cell that begins with ``=``, ``+``, ``-`` or ``@``. Text that begins so and
+        is no number gets an apostrophe in front, names of columns too; Parquet holds the text as it is.
 
         Returns:
             the files written.
@@ -194,7 +198,7 @@ class Results:
             for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
                 frame[column] = frame[column].map(_in_csv)
             with atomic_file(file) as out:
-                frame.to_csv(out, index=False)
+                quote_formulas(frame).to_csv(out, index=False)
         return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:

@@ -20,7 +20,8 @@ from typing import Any
 from attnscope import _blas
 from attnscope._memory import give_back_large_blocks, older_objects_aside, tables_given_back
 from attnscope._progress import progress_bar
-from attnscope.engine.config import ConfigError, Settings
+from attnscope._safe_text import escape_controls
+from attnscope.engine.config import ConfigError, Settings, refuse_stored_trust
 from attnscope.engine.discovery import study_class
 from attnscope.engine.executors.executor import Executor, Local, Outcome, Tally, UnitsFailed
 from attnscope.engine.executors.held import HeldModel, about_model
@@ -106,7 +107,12 @@ def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:
 
 
 def resume(
-    folder: str | Path, *, progress: bool = True, say: Say | None = None, executor: Executor | None = None
+    folder: str | Path,
+    *,
+    progress: bool = True,
+    say: Say | None = None,
+    executor: Executor | None = None,
+    trust_remote_code: bool = False,
 ) -> Results:
     """Goes on with a run that was stopped, killed or cut off, from its first missing unit.
 
@@ -116,13 +122,15 @@ def resume(
     Args:
         folder: the run folder.
         progress, say, executor: as `run` takes them.
+        trust_remote_code: consent to run the Python code of models for which the stored study asks it.
 
     Returns:
         the stored results.
 
     Raises:
         FileNotFoundError: the folder holds no run.
-        ConfigError: the texts, the weights or attnscope itself changed since the run began.
+        ConfigError: the texts, the weights or attnscope itself changed since the run began, or the stored
+            study runs code of a model without `trust_remote_code`.
 
     Example:
         >>> import attnscope as asc
@@ -142,6 +150,8 @@ def resume(
     if not file.is_file():
         raise FileNotFoundError(f"resume: {path} holds no study.yaml; a run folder is needed")
     study = Settings.from_yaml(file, output=str(path.resolve().parent), name=path.resolve().name)
+    if not trust_remote_code:
+        refuse_stored_trust(study, "resume")
     engine = Engine(study, progress=progress, say=say, executor=executor)
     refuse = partial(refuse_other_study, engine.folder, engine.settings)
     with engine.begun(resume=True, refuse=refuse) as (facts, lock):
@@ -335,7 +345,7 @@ class Engine:
     def show(self, text: str) -> None:
         """Writes behind the bar what is at work."""
         if self._bar is not None:
-            self._bar.set_postfix_str(text)
+            self._bar.set_postfix_str(escape_controls(text))
 
     def wanted(self, unit: Unit) -> bool:
         """Whether a unit is still to be done."""
@@ -408,4 +418,4 @@ def _say(text: str) -> None:
 
     # a log on a full disk, or a terminal that was closed, is no reason to stop measuring
     with suppress(OSError):
-        tqdm.write(f"attnscope: {text}", file=sys.stderr)
+        tqdm.write(f"attnscope: {escape_controls(text)}", file=sys.stderr)

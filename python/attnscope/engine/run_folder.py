@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import re
 import socket
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -22,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnscope._documents import DocumentError, read_json
+from attnscope._git_state import ask_git, git_state
 from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope._names import file_name_fault
 from attnscope.engine.config import ConfigError, Settings
@@ -152,28 +151,10 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether anything was changed since, None outside of a repository."""
-    commit, changed = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
-    return None if commit is None or changed is None else {"commit": commit, "changed": bool(changed)}
-
-
 def _own_git_state(file: Path) -> dict[str, Any] | None:
     """State of the repository that tracks the package, None for an installed one (in a repository or not)."""
-    tracked = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    tracked = ask_git(file.parent, "ls-files", "--error-unmatch", file.name)
     return None if tracked is None else git_state(file.parent)
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """What git answers in a folder, None where it fails."""
-    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=folder, env=quiet, capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
 
 
 @cache

@@ -35,9 +35,11 @@ from attnscope.models.weight_entries import (
     out_gains,
     outside_of,
     place_of,
+    refuse_empty,
     refuse_quantised,
     setting_of,
     stack_of,
+    whole_setting,
 )
 from attnscope.models.weights import WeightFolder
 
@@ -297,10 +299,10 @@ def _read(
     settings = _settings(config)
     model_type = str(settings.get("model_type") or "")
     family = FAMILIES.get(model_type, Family())
-    heads = int(setting_of(settings, "heads") or 0)
-    kv = int(setting_of(settings, "kv_heads") or heads)
+    heads = setting_of(settings, "heads") or 0
+    kv = setting_of(settings, "kv_heads") or heads
     if family.kv_heads:
-        kv = family.kv_heads(settings, heads)
+        kv = whole_setting("num_kv_heads", family.kv_heads(settings, heads))
     stack = stack_of(shapes, settings)
     limit = setting_of(settings, "layers")
     entries: list[WeightEntry] = []
@@ -308,7 +310,7 @@ def _read(
     for tensor, shape in shapes.items():
         place = place_of(tensor)
         # what lies behind the last block of the configuration predicts further tokens (DeepSeek)
-        if place is None or place.stack != stack or (limit is not None and place.layer >= int(limit)):
+        if place is None or place.stack != stack or (limit is not None and place.layer >= limit):
             continue
         if NO_MATRIX.search(place.name):
             continue
@@ -335,6 +337,7 @@ def _read(
         unembed = embed
     for role, name in (("embed", embed), ("unembed", unembed)):
         if name is not None:
+            refuse_empty(name, shapes[name])
             refuse_quantised(name, shapes[name], dtypes.get(name, "float32"))
             entries.append(WeightEntry(-1, role, None, (shapes[name][0], shapes[name][1]), name))
     final = outside["final_norm"]

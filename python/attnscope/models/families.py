@@ -140,7 +140,7 @@ def _as_many_as_heads(settings: Mapping[str, Any], heads: int) -> int:
 
 def _falcon_kv_heads(settings: Mapping[str, Any], heads: int) -> int:
     if settings.get("new_decoder_architecture", False):
-        return int(settings.get("num_kv_heads") or settings.get("n_head_kv") or heads)
+        return settings.get("num_kv_heads") or settings.get("n_head_kv") or heads
     return 1 if settings.get("multi_query", True) else heads
 
 

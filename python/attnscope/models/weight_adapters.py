@@ -8,7 +8,6 @@ the storage: a transposed base (``fan_in_fan_out``) needs nothing done.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from torch import Tensor
 from attnscope import _warn
 from attnscope.metrics.weights.low_rank import LowRank
 from attnscope.models.families import OUTSIDE
+from attnscope.models.json_files import read_json_object
+from attnscope.models.name_patterns import Steps, matches
 from attnscope.models.weight_entries import WeightEntry, WeightMap, place_of
 from attnscope.models.weights import WeightFolder
 
@@ -52,12 +53,14 @@ class Adapter:
         base_map: its map.
 
     Raises:
-        ValueError: another kind of adapter, a target or shape that the base does not have.
+        ValueError: another kind of adapter, a target or shape that the base does not have, a configuration of
+            another form or with patterns that take too long.
     """
 
     def __init__(self, path: str | Path, base: WeightFolder, base_map: WeightMap) -> None:
         folder = Path(path).expanduser()
-        self._config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        self._config = read_json_object(folder / "adapter_config.json", function="weight_deltas")
+        self._steps = Steps()
         self._refuse_other_kinds(folder)
         self._files = WeightFolder(folder)
         self._targets = self._matched(base_map)
@@ -134,13 +137,30 @@ class Adapter:
         )
 
     def _scale(self, module: str, rank: int) -> float:
-        stated = _of_pattern(self._config.get("rank_pattern"), module, self._config.get("r", rank))
+        """Return what multiplies the product of a module's factors."""
+        stated = self._of_pattern("rank_pattern", module, self._config.get("r", rank))
         if stated != rank:
             raise ValueError(
-                f"weight_deltas: the adapter states rank {stated} for {module}, its factors have rank {rank}"
+                f"weight_deltas: the adapter states rank {_short(stated)} for {module}, its factors have "
+                f"rank {rank}"
             )
-        alpha = _of_pattern(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha", 8))
+        alpha = self._of_pattern("alpha_pattern", module, self._config.get("lora_alpha", 8))
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) < math.inf:
+            raise ValueError(f"weight_deltas: alpha of {module} must be a number, got {_short(alpha)}")
         return float(alpha) / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
+
+    def _of_pattern(self, name: str, module: str, default: Any) -> Any:
+        """Return the value of the first pattern that matches the end of a module's name, as PEFT does."""
+        patterns = self._config.get(name) or {}
+        if not isinstance(patterns, dict):
+            raise ValueError(f"weight_deltas: {name} must be keys and values, got {_short(patterns)}")
+        for key, value in patterns.items():
+            try:
+                if matches(rf"(.*\.)?({key})", module, self._steps):
+                    return value
+            except ValueError as error:
+                raise ValueError(f"weight_deltas: {name}: {error}") from error
+        return default
 
     def _matched(self, base_map: WeightMap) -> dict[_Key, _Target]:
         """Layer, role and expert of the base's matrix -> the adapted module that changes it."""
@@ -175,9 +195,11 @@ class Adapter:
         if (rows := entries[0].rows) is not None:
             height = rows.period * rows.repeats
         shapes = {part: self._files.shapes[name] for part, name in names.items()}
+        if message := _factors_misfit(module, shapes, height):
+            return message
         if "weight" in shapes:
             got = shapes["weight"][-2:][::-1] if entries[0].transposed else shapes["weight"][-2:]
-        elif "lora_embedding_A" in shapes:
+        elif {"lora_embedding_A", "lora_embedding_B"} <= shapes.keys():
             got = (shapes["lora_embedding_A"][-1], shapes["lora_embedding_B"][0])
         elif {"lora_A", "lora_B"} <= shapes.keys():
             got = (shapes["lora_B"][0], shapes["lora_A"][-1])
@@ -188,8 +210,31 @@ class Adapter:
         return f"{module} is {[height, width]} in the base and {list(got)} in the adapter"
 
 
+def _short(value: Any) -> str:
+    """Return a value of a configuration for a message."""
+    # Python refuses to write whole numbers of more than some thousand digits
+    long = isinstance(value, int) and value.bit_length() > 64
+    return "a long number" if long else repr(value)[:80]
+
+
 def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _factors_misfit(module: str, shapes: dict[str, tuple[int, ...]], height: int) -> str:
+    """Return what keeps the factors of a module from being multiplied, "" where nothing does."""
+    for ends in ("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B"):
+        factors = [shapes[end] for end in ends if end in shapes]
+        if any(len(shape) != 2 or 0 in shape for shape in factors):
+            return f"{module} has factors {' and '.join(str(list(shape)) for shape in factors)}, no matrices"
+        if len(factors) == 2 and factors[0][0] != factors[1][1]:
+            return f"{module} has factors of ranks {factors[0][0]} and {factors[1][1]}"
+        if len(factors) == 1:
+            return f"{module} has only {', '.join(sorted(shapes))}"
+    magnitude = shapes.get("lora_magnitude_vector")
+    if magnitude is not None and "lora_A" in shapes and math.prod(magnitude) != height:
+        return f"{module} has {math.prod(magnitude)} magnitudes for {height} rows"
+    return ""
 
 
 def _is_of(entry: WeightEntry, module: str) -> bool:
@@ -199,11 +244,3 @@ def _is_of(entry: WeightEntry, module: str) -> bool:
         return inside is outside and module.rpartition(".")[2] in OUTSIDE[entry.role]
     stacks = sorted((inside.stack, outside.stack), key=len)
     return inside[1:] == outside[1:] and f".{stacks[1]}".endswith(f".{stacks[0]}")
-
-
-def _of_pattern(pattern: dict[str, Any] | None, module: str, default: Any) -> Any:
-    """The value of the first key that is the end of the module's name, as PEFT looks it up."""
-    for key, value in (pattern or {}).items():
-        if re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default

@@ -8,11 +8,12 @@ factors and stays so: `attnscope.metrics.weights.low_rank`.
 
 from __future__ import annotations
 
-import json
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from attnscope import _core
 from attnscope.metrics.weights.delta_statistics import DeltaStatistics, statistics_of
 from attnscope.metrics.weights.low_rank import LowRank
 from attnscope.models.architecture import weight_map
+from attnscope.models.json_files import read_json_object
 from attnscope.models.weight_adapters import Adapter
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 from attnscope.models.weights import WeightFolder
@@ -305,14 +307,22 @@ def _changed_ids(before: Path, after: Path) -> set[int]:
 
 
 def vocabulary_of(folder: Path) -> dict[int, str]:
-    """The tokens of a folder's tokenizer.json by id, empty without one."""
+    """Return the tokens of a folder's tokenizer.json by id, none without such a file.
+
+    Raises:
+        ValueError: the file is no JSON, or of another form.
+    """
     file = folder / "tokenizer.json"
     if not file.is_file():
         return {}
-    stored = json.loads(file.read_text("utf-8"))
-    vocabulary = stored.get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, dict):
-        tokens = {at: token for token, at in vocabulary.items()}
-    else:
-        tokens = {at: one[0] for at, one in enumerate(vocabulary)}
-    return tokens | {one["id"]: one["content"] for one in stored.get("added_tokens", [])}
+    stored = read_json_object(file, function="weight_deltas")
+    model, added = stored.get("model") or {}, stored.get("added_tokens") or []
+    try:
+        vocabulary: Any = model.get("vocab", {})
+        if isinstance(vocabulary, dict):
+            tokens = {operator.index(place): str(token) for token, place in vocabulary.items()}
+        else:
+            tokens = {place: str(entry[0]) for place, entry in enumerate(vocabulary)}
+        return tokens | {operator.index(entry["id"]): str(entry["content"]) for entry in added}
+    except (AttributeError, TypeError, KeyError, IndexError) as error:
+        raise ValueError(f"weight_deltas: {file} is no tokenizer as it is written by tokenizers") from error

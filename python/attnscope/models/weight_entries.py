@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from operator import eq
 from typing import Any, NamedTuple
 
@@ -27,6 +28,8 @@ NO_MATRIX = re.compile(r"(^|[._])(bias|causal_mask|inv_freq|sinks)$|rotary_emb")
 _QUANTISED = re.compile(
     r"_blocks$|_scales$|\.qweight$|\.qzeros$|\.scales$|\.absmax$|quant_state|weight_scale(_inv)?$|\.SCB$"
 )
+#: Above every count of a configuration.
+_MOST = 2**31
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -213,9 +216,29 @@ class WeightMap:
         ]
 
 
-def setting_of(settings: Mapping[str, Any], name: str) -> Any:
-    """A setting of a configuration, whatever name its family gives it."""
-    return next((settings[key] for key in SETTINGS[name] if settings.get(key) is not None), None)
+def setting_of(settings: Mapping[str, Any], name: str) -> int | None:
+    """Return a count of a configuration, whatever name its family gives it; None where it has none.
+
+    Raises:
+        WeightMapError: the configuration has something else there than a whole number.
+    """
+    key = next((key for key in SETTINGS[name] if settings.get(key) is not None), None)
+    if key is None:
+        return None
+    return whole_setting(key, settings[key])
+
+
+def whole_setting(key: str, value: Any) -> int:
+    """Return a count that a configuration states.
+
+    Raises:
+        WeightMapError: it is no whole number, or none that a model has.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < _MOST:
+        # Python refuses to write whole numbers of more than some thousand digits
+        given = "a long number" if isinstance(value, int) and value.bit_length() > 64 else repr(value)[:80]
+        raise WeightMapError(f"weight_map: {key} of the configuration must be a whole number, got {given}")
+    return int(value)
 
 
 def stack_of(shapes: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any]) -> str:
@@ -257,6 +280,7 @@ def entries_of(
     gains: Mapping[str, str],
 ) -> Iterator[WeightEntry]:
     """The entries that one stored tensor holds."""
+    refuse_empty(tensor, shape)
     numbers = NUMBER.findall(place.name)
     if len(shape) + bool(numbers) > 3:
         raise WeightMapError(f"weight_map: {tensor} has shape {list(shape)}, which is no matrix per expert")
@@ -288,6 +312,12 @@ def entries_of(
                 transposed=claim.transposed,
                 out_gain=gains.get(role),
             )
+
+
+def refuse_empty(tensor: str, shape: tuple[int, ...]) -> None:
+    """Raise WeightMapError for a matrix without entries, whose other size may be any."""
+    if 0 in shape:
+        raise WeightMapError(f"weight_map: {tensor} has shape {list(shape)} and so no entry")
 
 
 def refuse_quantised(tensor: str, shape: tuple[int, ...], dtype: str) -> None:

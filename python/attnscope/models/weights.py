@@ -7,8 +7,6 @@ through two mapped models would look, and on a small machine act, like holding b
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,11 +14,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-#: Names of dtypes in safetensors files; what is not here is left to the caller as its own name.
+from attnscope.models.json_files import read_json_object
+from attnscope.models.safetensors_header import read_header
+
+#: Names of dtypes in safetensors files; a dtype that is not here keeps the format's name.
 _DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
-    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-}  # fmt: skip
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_model.safetensors"
 #: Entries of a block: 8 MB in the widest dtype. Blocks of two files then have the same rows in any dtypes.
@@ -32,6 +41,22 @@ class _Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     start: int
+
+
+def _files_of_index(index: Path) -> list[str]:
+    """Return the names of the files that an index divides the tensors among, sorted.
+
+    Raises:
+        ValueError: an index of another form, or the name of a file outside of its folder.
+    """
+    names = read_json_object(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise ValueError(f"{index} must map the names of tensors to names of files under 'weight_map'")
+    files = sorted(set(names.values()))
+    for name in files:
+        if Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name:
+            raise ValueError(f"{index} names {name!r}, which is no file of its folder")
+    return files
 
 
 class WeightFolder:
@@ -47,7 +72,8 @@ class WeightFolder:
         dtypes: by tensor, in torch's words; formats that torch cannot compute with by their own name.
 
     Raises:
-        ValueError: not a folder, no safetensors file, a broken one, a tensor in two files.
+        ValueError: not a folder, no safetensors file, one that breaks a rule of the format, a tensor in two
+            files, a configuration or index that is no JSON object.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -55,27 +81,27 @@ class WeightFolder:
         if not self.path.is_dir():
             raise ValueError(f"{path} is not a folder of config.json and *.safetensors")
         config = self.path / "config.json"
-        self.config: Mapping[str, Any] = json.loads(config.read_text("utf-8")) if config.is_file() else {}
+        self.config: Mapping[str, Any] = read_json_object(config) if config.exists() else {}
         self._tensors: dict[str, _Stored] = {}
         for file in self._files():
-            for name, stored in _header(file):
+            for name, dtype, shape, start in read_header(file):
                 if name in self._tensors:
                     raise ValueError(f"{name} is both in {self._tensors[name].file.name} and in {file.name}")
-                self._tensors[name] = stored
+                self._tensors[name] = _Stored(file, _DTYPES.get(dtype, dtype), shape, start)
         self.shapes = {name: stored.shape for name, stored in self._tensors.items()}
         self.dtypes = {name: stored.dtype for name, stored in self._tensors.items()}
 
     def _files(self) -> list[Path]:
         index = self.path / _INDEX
-        if index.is_file():
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        if index.exists():
+            names = _files_of_index(index)
             if missing := [name for name in names if not (self.path / name).is_file()]:
                 raise ValueError(f"{self.path} lacks {missing[0]}, which {_INDEX} names")
             return [self.path / name for name in names]
         for name in ("model.safetensors", _ADAPTER):
             if (self.path / name).is_file():
                 return [self.path / name]
-        files = sorted(self.path.glob("*.safetensors"))
+        files = sorted(file for file in self.path.glob("*.safetensors") if file.is_file())
         if not files:
             others = sorted(
                 file.name for pattern in ("*.bin", "*.pt", "*.gguf") for file in self.path.glob(pattern)
@@ -120,23 +146,3 @@ class WeightFolder:
                     raise OSError(f"{stored.file} ends inside {name}: it was cut while being read")
                 view = view[got:]
         return torch.frombuffer(buffer, dtype=dtype) if count else torch.empty(0, dtype=dtype)
-
-
-def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
-    """The tensors of a safetensors file: 8 bytes of length, JSON, data."""
-    with open(file, "rb") as data:
-        start = data.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= length <= file.stat().st_size - 8:
-            raise ValueError(f"{file} is not a safetensors file, or not all of it is there")
-        try:
-            header = json.loads(data.read(length))
-        except ValueError as error:
-            raise ValueError(f"{file} is not a safetensors file: its header is no JSON") from error
-    tensors = {name: one for name, one in header.items() if name != "__metadata__"}
-    end = 8 + length + max((one["data_offsets"][1] for one in tensors.values()), default=0)
-    if end > file.stat().st_size:
-        raise ValueError(f"{file} has {file.stat().st_size} bytes of {end}: not all of it is there")
-    for name, one in tensors.items():
-        dtype = _DTYPES.get(one["dtype"], one["dtype"])
-        yield name, _Stored(file, dtype, tuple(one["shape"]), 8 + length + one["data_offsets"][0])

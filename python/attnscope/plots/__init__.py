@@ -18,6 +18,7 @@ from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.engine.discovery import study_of
 from attnscope.engine.storage.files import refuse_links, write_bytes
+from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Results
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
@@ -85,7 +86,7 @@ def draw_all(
 
     An error of one figure does not end the others: that figure is left out and named.
     """
-    own = figures_of(results)
+    own, results = figures_of(results), drawable(results)
     unknown = [name for name in names or () if name not in own]
     if unknown:
         raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], own)}")

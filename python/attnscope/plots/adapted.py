@@ -14,6 +14,7 @@ from matplotlib.colors import is_color_like, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from attnscope.plots.drawable import drawable_name
 from attnscope.plots.style import FONT_SIZE, INK, PALETTE, WIDTH
 
 #: Widths by name, in inches: a column and the text of a two-column page.
@@ -84,8 +85,9 @@ def adapt(figure: Figure, options: Options) -> None:
         if scale != 1:
             text.set_fontsize(float(text.get_fontsize()) * scale)
         for old, new in options.labels.items():
-            if old and old in text.get_text():
-                text.set_text(text.get_text().replace(old, new))
+            for shown in dict.fromkeys((old, drawable_name(old))):
+                if shown and shown in text.get_text():
+                    text.set_text(text.get_text().replace(shown, new))
     if scale != 1:
         for ax in figure.axes:
             for axis in (ax.xaxis, ax.yaxis):

@@ -23,6 +23,7 @@ from attnscope.engine.reading import optional as optional
 from attnscope.engine.results import Results as Results
 from attnscope.plots.adapted import Options as Options
 from attnscope.plots.adapted import adapt, fit_titles, wrap_titles
+from attnscope.plots.drawable import drawable, plain_caption
 from attnscope.plots.style import MUTED, settled, style
 
 
@@ -56,7 +57,8 @@ class Figure:
     caption: str
 
     def __call__(self, results: Results, options: Options | None = None) -> Drawn:
-        """Draws in the style, laid out once and for all."""
+        """Draw in the style, laid out once and for all."""
+        results = drawable(results)
         for name in self.tables:
             stored(results, name)
         options = options or Options()
@@ -75,7 +77,7 @@ class Figure:
             wrap_titles(drawn.figure)
             settled(drawn.figure)
             fit_titles(drawn.figure)
-            return drawn
+            return drawn._replace(caption=plain_caption(drawn.caption))
 
 
 def _lacking(results: Results, error: str) -> str:

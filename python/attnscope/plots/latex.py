@@ -13,14 +13,17 @@ _LETTERS = {
     "<": "$<$", ">": "$>$", "|": "$|$",
 }  # fmt: skip
 
+#: Letters of LaTeX that a backslash does not make ordinary.
+_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+
 
 def escaped(text: str) -> str:
-    r"""Plain text with LaTeX's own letters made ordinary.
+    r"""Return plain text with LaTeX's own letters made ordinary.
 
-    >>> escaped("50 % of a_b")
-    '50 \\% of a\\_b'
+    >>> print(escaped(r"50 % of a_b, \input{x}^2"))
+    50 \% of a\_b, \textbackslash{}input\{x\}\textasciicircum{}2
     """
-    return re.sub(r"([&%$#_{}])", r"\\\1", text)
+    return re.sub(r"[&%$#_{}\\~^]", lambda match: _SPECIAL.get(match[0], rf"\{match[0]}"), text)
 
 
 def pdflatex(source: str) -> str:

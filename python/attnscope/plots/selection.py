@@ -17,6 +17,7 @@ from attnscope.engine.reading import defined, heads_only, in_series, measured_co
 from attnscope.engine.schema import HEAD_KEYS
 from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.metrics.quantity import quantity
+from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Results, stored
 
 #: Samples below which no intervals are given that hold for many means at once.
@@ -38,6 +39,7 @@ def rows_of(given: Any, metric: str, table: str = "heads", threshold: float | No
     [layer, head], [layer, sample, head] or [step, layer, sample, head] that are called `metric`.
     """
     if hasattr(given, "tables"):
+        given = drawable(given)
         if table == "heads":
             return measured_heads(given, ((metric, threshold),))
         return defined(in_series(heads_only(stored(given, table)), given))

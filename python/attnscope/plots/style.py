@@ -7,6 +7,7 @@ shape as well as by colour.
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import re
@@ -21,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
+from attnscope._safe_text import mark_controls
 from attnscope.engine.storage.files import atomic_file
 
 #: Inches: the text width of a two-column page, which figures of several panels have; a panel with its labels.
@@ -255,9 +257,20 @@ def save(
         metadata: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(ending)
         if title and ending in ("pdf", "svg", "png"):
             metadata = {**(metadata or {}), "Title": title}
+        picture = io.BytesIO()
+        figure.savefig(
+            picture, format=ending, bbox_inches="tight", pad_inches=0.04, metadata=metadata, dpi=dpi
+        )
         with atomic_file(file) as out:
-            figure.savefig(
-                out, format=ending, bbox_inches="tight", pad_inches=0.04, metadata=metadata, dpi=dpi
-            )
+            out.write(valid_xml(picture.getvalue()) if ending == "svg" else picture.getvalue())
         files.append(file)
     return files
+
+
+def valid_xml(picture: bytes) -> bytes:
+    r"""Return an SVG picture without the control characters of its texts, which XML does not allow.
+
+    >>> valid_xml("<!-- a\x1bb -->".encode())
+    b'<!-- a\xc2\xb7b -->'
+    """
+    return mark_controls(picture.decode("utf-8", "replace")).encode()

@@ -12,15 +12,17 @@ import io
 import json
 import os
 import re
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timezone
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
+from attnscope._safe_text import mark_controls, quote_formulas
 from attnscope.engine.discovery import study_of
 from attnscope.engine.results import Results, unfinished
 from attnscope.engine.storage.files import write_bytes
@@ -28,7 +30,7 @@ from attnscope.plots.figure import stored
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.report import any_run
 from attnscope.report.numbers import number
-from attnscope.report.section import Page, Table
+from attnscope.report.section import NamedSentence, Page, Table, isolate_name, isolate_names, printable_line
 
 if TYPE_CHECKING:
     from attnscope.plots import Drawn, LeftOut
@@ -62,8 +64,8 @@ def report(
 ) -> Path:
     """Writes `report.html`: each analysis explained, drawn, and given in numbers with interval and baseline.
 
-    The file is self-contained: figures are data URIs, nothing is fetched, and every text that comes from the
-    run (tokens, sentences, names) is escaped.
+    The file is self-contained: figures are data URIs and nothing is fetched. Every text that comes from the
+    run (tokens, sentences, names) is escaped, and the page's security policy lets no script run.
 
     Args:
         results: what `attnscope.load` returns.
@@ -117,7 +119,7 @@ def latex(table: Table) -> str:
         convert_css=True,
         position="t",
         position_float="centering",
-        label=f"tab:{table.label}",
+        label=f"tab:{address_of(table)}",
         caption=escaped(table.caption),
         column_format="l" * table.names + "r" * numbers,
     )
@@ -149,7 +151,12 @@ def render(
             sections.append((section, page.greyed, blocks))
     source = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     template = Template(
-        source, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        source,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=printable,
     )
     others = {name: table for name, table in sorted(page.tables.items()) if name not in shown and len(table)}
     home = getattr(results, "path", None)
@@ -171,7 +178,7 @@ def render(
         files={name: beside(f"figures/{name}.pdf", f"figures/{name}.png") for name in drawn},
         unfinished=unfinished(results) if isinstance(results, Results) else "",
         strongest=any_run.strongest_heads(page, getattr(words, "RANKED", "")),
-        skipped=provenance.get("skipped") or [],
+        skipped=_skipped(provenance),
         sections=sections,
         meanings=page.meanings,
         other_tables=[further(name, table) for name, table in others.items()],
@@ -220,38 +227,82 @@ def _lines(table: Table) -> tuple[list[int], bool]:
     return sorted(lines), small
 
 
-def html(table: Table) -> str:
-    """A table, behind its caption where it is folded."""
+def printable(value: Any) -> Any:
+    """Return what the template prints: text without control characters; markup and numbers as they are."""
+    return mark_controls(value) if type(value) is str else value
+
+
+def address_of(table: Table) -> str:
+    """Return the label of a table as an id in the page and in LaTeX: letters, digits, hyphens, underscores.
+
+    A label that holds anything else, such as the name of a stored file, gets a checksum: two labels have two
+    addresses.
+
+    >>> address_of(Table("within", "", pd.DataFrame())), address_of(Table("a b", "", pd.DataFrame()))
+    ('within', 'a-b-c25fcc30')
+    """
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", table.label)
+    return (
+        plain if plain == table.label else f"{plain}-{zlib.crc32(table.label.encode('utf-8', 'replace')):08x}"
+    )
+
+
+def html(table: Table) -> Markup:
+    """Return a table as HTML, behind its caption where it is folded."""
     columns = range(table.names, len(table.frame.columns))
     lines, small = _lines(table)
-    styler = table.styled("html").set_uuid(table.label)
+    caption = Markup("{}").format(printable_line(table.caption))
+    styler = table.styled("html").set_uuid(address_of(table))
     if not table.folded:
-        styler.set_caption(escape(table.caption))
+        styler.set_caption(caption)
     if small:
         styler.set_table_attributes('class="small"')
     right: list[Any] = [{"selector": f".col{k}", "props": "text-align: right"} for k in columns]
     styler.set_table_styles(
         right + [{"selector": f"td.col{k}", "props": "white-space: nowrap"} for k in lines]
     )
-    text = f'<div class="scroll">{styler.to_html()}</div>{_downloads(table)}'
-    return f"<details><summary>{escape(table.caption)}</summary>{text}</details>" if table.folded else text
+    # the styler has escaped cells and titles, the caption is markup, and every id is an address
+    styled = Markup(styler.to_html())  # noqa: S704
+    text = Markup('<div class="scroll">{}</div>{}').format(styled, _downloads(table))
+    if not table.folded:
+        return text
+    return Markup("<details><summary>{}</summary>{}</details>").format(caption, text)
 
 
-def _downloads(table: Table) -> str:
-    """Links to the table as it stands, as CSV and as LaTeX, inside the page."""
-    files = {"csv": table.frame.to_csv(index=False), "tex": "" if table.folded else latex(table)}
+def _downloads(table: Table) -> Markup:
+    """Return links to the table as CSV, with the quoting of spreadsheets, and as LaTeX, inside the page."""
+    csv = quote_formulas(table.frame).to_csv(index=False)
+    files = {"csv": csv, "tex": "" if table.folded else latex(table)}
+    link = Markup('<a download="{}.{}" href="data:text/plain;base64,{}">{}</a>')
     links = [
-        f'<a download="{escape(table.label)}.{ending}" href="data:text/plain;base64,'
-        f'{base64.b64encode(text.encode()).decode("ascii")}">{ending.upper()}</a>'
+        link.format(address_of(table), ending, _base64(text), ending.upper())
         for ending, text in files.items()
         if text
     ]
-    return f'<p class="downloads">{" ".join(links)}</p>'
+    return Markup('<p class="downloads">{}</p>').format(Markup(" ").join(links))
+
+
+def _base64(text: str) -> str:
+    """Return a text as base64 of its UTF-8; halves of surrogate pairs become question marks."""
+    return base64.b64encode(text.encode("utf-8", "replace")).decode("ascii")
+
+
+def _skipped(provenance: Mapping[str, Any]) -> list[Markup]:
+    """Return the checkpoints that a run could not use, each with its reason; of a damaged list, its text."""
+    entries = provenance.get("skipped") or []
+    lines = []
+    for entry in entries if isinstance(entries, list) else [entries]:
+        if isinstance(entry, Mapping) and "checkpoint" in entry:
+            reason = mark_controls(str(entry.get("reason", "")))
+            lines.append(Markup("{}: {}").format(isolate_name(entry["checkpoint"]), reason))
+        else:
+            lines.append(isolate_name(entry))
+    return lines
 
 
 def _data_uri(figure: Any) -> str:
-    """The picture of a figure inside the page."""
-    from attnscope.plots.style import style
+    """Return the picture of a figure inside the page."""
+    from attnscope.plots.style import style, valid_xml
 
     with style():
         for kind, options in _PICTURES.items():
@@ -259,15 +310,16 @@ def _data_uri(figure: Any) -> str:
             figure.savefig(buffer, bbox_inches="tight", pad_inches=0.04, **options)
             if kind == "png" or buffer.tell() <= _LARGEST_SVG:
                 break
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    picture = valid_xml(buffer.getvalue()) if kind == "svg+xml" else buffer.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
 def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> dict[str, str]:
-    """What was measured, in a few lines."""
-    facts = {}
+    """Return what was measured, in a few lines."""
+    facts: dict[str, str] = {}
     samples = tables.get("samples")
     if samples is not None and not samples.empty:
-        facts["models"] = ", ".join(map(str, samples["model"].unique()))
+        facts["models"] = isolate_names(samples["model"].unique())
         steps = sorted({int(step) for step in samples["step"]})
         if len(steps) > 1:
             facts["checkpoints"] = f"{len(steps)}: steps {', '.join(map(str, steps))}"
@@ -284,8 +336,9 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
             for model, own in heads.groupby("model", sort=False)
         }
         alike = len(set(sizes.values())) == 1
-        named = set(sizes.values()) if alike else [f"{model}: {one}" for model, one in sizes.items()]
-        facts["heads"] = f"{'; '.join(named)}; {len(heads):,} maps measured"
+        named = [NamedSentence(model, size) for model, size in sizes.items()]
+        shown: list[str] = [*set(sizes.values())] if alike else [*named]
+        facts["heads"] = Markup("{}; {:,} maps measured").format(Markup("; ").join(shown), len(heads))
     return facts
 
 

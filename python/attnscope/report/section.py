@@ -8,21 +8,25 @@
 
     SECTIONS = (Section("range", "How far heads look", ("heads",), write),)
 
-`analysis` makes the usual section from its parts. Words are a study's own HTML; nothing that comes from a run
-is put into them. They may break and be indented as the code around them is: a paragraph is set as one line.
-Numbers are tables, which the page sets as HTML and `latex_tables` as LaTeX.
+`analysis` makes the usual section from its parts. Text is escaped wherever it is shown, so that a label of a
+run may stand in it. HTML that a study writes itself is a `markupsafe.Markup` of a literal, into which names
+come by `Markup.format`, which escapes them. Texts may break and be indented as the code around them is: a
+paragraph is set as one line. Numbers are tables, which the page sets as HTML and `latex_tables` as LaTeX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
+from attnscope._safe_text import mark_controls
 from attnscope.engine.reading import NULLS, with_groups
 from attnscope.plots.figure import Drawn, NotDrawable, Results, optional
 from attnscope.plots.selection import measured_heads, series_are
@@ -39,6 +43,47 @@ class Block(NamedTuple):
     content: Any
 
 
+class NamedSentence(str):
+    """A sentence about a name, which a page sets apart from the direction of writing of the rest.
+
+    As text it is the name, a separator and the sentence.
+
+    >>> print(NamedSentence("gpt2", "no head reads."), NamedSentence("<b>", "none.").__html__())
+    gpt2: no head reads. <bdi>&lt;b&gt;</bdi>: none.
+    """
+
+    _name: str
+    _rest: str
+
+    def __new__(cls, name: object, sentence: str, separator: str = ": ") -> NamedSentence:
+        self = super().__new__(cls, f"{name}{separator}{sentence}")
+        self._name, self._rest = str(name), f"{separator}{sentence}"
+        return self
+
+    def __html__(self) -> Markup:
+        """Return the sentence as HTML, escaped."""
+        return isolate_name(self._name) + mark_controls(self._rest)
+
+
+def isolate_name(name: object) -> Markup:
+    """Return a name as HTML whose direction of writing leaves its neighbours as they are.
+
+    >>> isolate_name("a<b")
+    Markup('<bdi>a&lt;b</bdi>')
+    """
+    return Markup("<bdi>{}</bdi>").format(mark_controls(str(name)))
+
+
+def isolate_names(names: Iterable[object]) -> Markup:
+    """Return names as HTML, a comma between them, each with a direction of writing of its own."""
+    return Markup(", ").join(map(isolate_name, names))
+
+
+def printable_line(text: str) -> str:
+    """Return a text in one line, with a mark in the place of each control character."""
+    return re.sub(r"[\t\n]", "·", mark_controls(text))
+
+
 @dataclass(frozen=True)
 class Table:
     """Cells of text under a caption; the first columns hold names, the others numbers."""
@@ -53,7 +98,8 @@ class Table:
     def styled(self, escape: str) -> Styler:
         """For `to_html` or `to_latex`: cells escaped, a first cell that repeats the one above empty."""
         # line ends and other control characters of a token would be read by the page or by LaTeX
-        frame = self.frame.astype(str).replace(r"[\x00-\x1f]", "·", regex=True).reset_index(drop=True)
+        frame = self.frame.astype(str).map(printable_line).reset_index(drop=True)
+        frame.columns = frame.columns.map(lambda name: printable_line(str(name)))
         if self.names < len(frame.columns):
             first = frame.iloc[:, 0]
             frame.iloc[:, 0] = first.where(first != first.shift(), "")
@@ -74,15 +120,18 @@ class Section:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a text, each as one line.
+    r"""Return the paragraphs of a text, each as one line; those of markup are markup.
 
     >>> paragraphs('''What stands
     ...     in the code.
     ...
     ...     What follows.''')
     ['What stands in the code.', 'What follows.']
+    >>> paragraphs(Markup("<i>x</i>\n  is it."))
+    [Markup('<i>x</i> is it.')]
     """
-    return [" ".join(one.split()) for one in text.split("\n\n") if one.strip()]
+    space = Markup(" ") if isinstance(text, Markup) else " "
+    return [space.join(part.split()) for part in text.split("\n\n") if part.strip()]
 
 
 class Page:
@@ -151,20 +200,23 @@ class Page:
                 return None
         return self._heads[asked]
 
-    def words(self, html: str) -> None:
-        """Paragraphs, an empty line between them."""
-        self.blocks += [Block("words", one) for one in paragraphs(html)]
+    def words(self, text: str | Markup) -> None:
+        """Write paragraphs, an empty line between them; text is escaped, markup is set as it is."""
+        self.blocks += [Block("words", part) for part in paragraphs(text)]
 
-    def definition(self, html: str) -> None:
-        """Paragraphs with formulas."""
-        self.blocks += [Block("definition", one) for one in paragraphs(html)]
+    def definition(self, text: str | Markup) -> None:
+        """Write paragraphs with formulas; text is escaped, markup is set as it is."""
+        self.blocks += [Block("definition", part) for part in paragraphs(text)]
 
     def heading(self, text: str) -> None:
         """A heading inside the section."""
         self.blocks.append(Block("heading", text))
 
-    def notes(self, lines: Sequence[str], *, published: bool = False) -> None:
-        """What has to be kept in mind with the numbers, or what the published computation is."""
+    def notes(self, lines: Sequence[str | Markup], *, published: bool = False) -> None:
+        """Write a list of points to keep in mind, or of the published computation.
+
+        Text is escaped, markup is set as it is.
+        """
         if lines:
             self.blocks.append(Block("published" if published else "notes", list(lines)))
 

@@ -59,14 +59,17 @@ def _ids(text: Any, tokenizer: Any) -> torch.Tensor:
     return ids.reshape(1, -1)
 
 
-def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.DataFrame:
-    """Every head's matrix of one sentence, at the last checkpoint that read it.
+def captured_sentence(
+    results: Results, sample: int, model: Any = None, *, trust_remote_code: bool = False
+) -> pd.DataFrame:
+    """Return every head's matrix of one sentence, at the last checkpoint that read it.
 
-    Results of `analyze` remember their model while that is alive.
+    Results of `analyze` remember their model while that is alive. Python code that comes with a model of the
+    stored study runs with `trust_remote_code` only.
     """
     import pandas as pd
 
-    from attnscope.engine.config import Study
+    from attnscope.engine.config import ConfigError, Study, refuse_stored_trust
     from attnscope.engine.forward import self_attention
 
     samples = results.table("samples")
@@ -83,6 +86,11 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
     layers = None
     if model is None:
         study = Study(**results.study)
+        if not trust_remote_code:
+            try:
+                refuse_stored_trust(study, "view")
+            except ConfigError as error:
+                raise ResultsError(str(error)) from error
         model, layers = _loaded(study, wanted), study.layers or None
     ids = torch.tensor([list(row["token_ids"])], device=model.device)
     found = [

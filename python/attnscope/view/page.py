@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
 import json
 import os
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 
+from attnscope._safe_text import mark_controls
 from attnscope._warn import warned_once
 from attnscope.capture.anatomy import instead
 from attnscope.engine.results import Results
@@ -41,18 +44,24 @@ class View:
         self.title, self.contents = title, contents
 
     def html(self) -> str:
-        """The page as text: one HTML file with its data, script and style inside."""
+        """Return the page as text: one HTML file with its data, script and style inside.
+
+        Its security policy lets no script run but that of the package.
+        """
         from jinja2 import StrictUndefined, Template
         from jinja2.utils import htmlsafe_json_dumps
+        from markupsafe import Markup
 
         home = Path(__file__).parent
         template = (home / "template.html").read_text(encoding="utf-8")
+        script = (home / "view.js").read_text(encoding="utf-8")
         # "<" can end a script element or open a comment in it
         plain = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
         return Template(template, autoescape=True, undefined=StrictUndefined).render(
-            title=self.title,
-            script=(home / "view.js").read_text(encoding="utf-8"),
-            data=htmlsafe_json_dumps(self.contents, json.dumps, **plain),
+            title=mark_controls(self.title),
+            script=Markup(script),  # noqa: S704
+            script_digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii"),
+            data=htmlsafe_json_dumps(printable_contents(self.contents), json.dumps, **plain),
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -86,6 +95,7 @@ def view(
     sample: int | None = None,
     head: tuple[int, int] | None = None,
     max_bytes: int = 48_000_000,
+    trust_remote_code: bool = False,
 ) -> View:
     """A page to look at heads with: maps of every metric, and behind a head its attention matrix.
 
@@ -108,6 +118,8 @@ def view(
             checkpoint that read it: its matrices are shown for every head.
         head: (layer, head) that the page opens on.
         max_bytes: how much room the matrices may take in the page; those of the first layers are kept.
+        trust_remote_code: with `sample`, consent to run the Python code of a model for which the stored study
+            asks it; what is stored is no consent.
 
     Returns:
         View: `.save(path)` writes it.
@@ -128,6 +140,7 @@ def view(
     results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
     what = "stored results" if results else "a model" if network else "tensors"
     given = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
+    given["trust_remote_code"] = trust_remote_code or None
     for one, (taker, instead_of_it) in _GOES_WITH.items():
         if given[one] is not None and taker != what:
             raise ValueError(f"view: {one} does not go with {what}, {instead_of_it}")
@@ -136,7 +149,7 @@ def view(
             from attnscope.view.stored import contents_of_results
 
             name = shown.path.resolve().name if shown.path else "results in memory"
-            contents = contents_of_results(shown, max_bytes, sample, model)
+            contents = contents_of_results(shown, max_bytes, sample, model, trust_remote_code)
         elif network:
             path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
             name = "/".join(path.parts[-2:])
@@ -155,6 +168,30 @@ def view(
     return View(title or name, contents)
 
 
+def printable_contents(contents: dict[str, Any]) -> dict[str, Any]:
+    r"""Return what a page shows, its texts without control characters; numbers are not looked at.
+
+    >>> printable_contents({"inputs": ["a\x1bb"], "values": [0.5], "maps": [{"tokens": ["\x00"], "n": 1}]})
+    {'inputs': ['a·b'], 'values': [0.5], 'maps': [{'tokens': ['·'], 'n': 1}]}
+    """
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return mark_controls(value)
+        if isinstance(value, dict):
+            return {key: clean(inner) for key, inner in value.items()}
+        return [clean(inner) for inner in value] if isinstance(value, list) else value
+
+    texts = ("notes", "without", "checkpoints", "inputs", "metrics")
+    shown = {key: clean(value) if key in texts else value for key, value in contents.items()}
+    tokens = ("tokens", "queries")
+    shown["maps"] = [
+        {key: clean(value) if key in tokens else value for key, value in stored.items()}
+        for stored in contents["maps"]
+    ]
+    return shown
+
+
 #: The one kind of input that takes each argument, and the words of the error for any other.
 _GOES_WITH = {
     "text": ("a model", "only with a model"),
@@ -162,4 +199,5 @@ _GOES_WITH = {
     "tokenizer": ("a model", "only with a model and a text"),
     "sample": ("stored results", "it chooses among stored results"),
     "model": ("stored results", "only with results whose attention is captured again"),
+    "trust_remote_code": ("stored results", "only with results whose attention is captured again"),
 }

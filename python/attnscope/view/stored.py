@@ -43,7 +43,11 @@ class _Part(NamedTuple):
 
 
 def contents_of_results(
-    results: Results, max_bytes: int, sample: int | None = None, model: Any = None
+    results: Results,
+    max_bytes: int,
+    sample: int | None = None,
+    model: Any = None,
+    trust_remote_code: bool = False,
 ) -> dict[str, Any]:
     """Reads the tables."""
     names = results.tables()
@@ -84,7 +88,9 @@ def contents_of_results(
 
     maps = Maps(max_bytes)
     stored = optional(results, "examples")
-    examples = stored if sample is None else captured_sentence(results, sample, model)
+    examples = stored
+    if sample is not None:
+        examples = captured_sentence(results, sample, model, trust_remote_code=trust_remote_code)
     if examples is not None:
         _add_examples(maps, examples, results, checkpoints, inputs)
     cubes = [_means(part, checkpoints, inputs, layers, numbers) for part in parts]

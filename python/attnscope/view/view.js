@@ -41,6 +41,7 @@ const emptied = (id) => {
 };
 const short = (text) => (text.length > 10 ? text.slice(0, 9) + "…" : text);
 const visible = (token) => (token.trim() || token.replace(/ /g, "␣") || "∅").replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+const isolated = (text) => `\u2068${text}\u2069`;  // what is written from right to left must not turn the numbers beside it
 const numeric = (value) => (value === null ? null : Number(value));  // JSON has no infinity, which is a word there
 const cells = (metric) => data.values[state.checkpoint][state.input][metric].map((row) => row.map(numeric));
 const uniformOf = (metric) => numeric(data.uniform[state.input][metric]);
@@ -161,7 +162,7 @@ function choose(layer, head) {
   menu.replaceChildren();
   own.forEach((map, index) => {
     const words = [data.checkpoints[map.checkpoint], data.inputs[map.input], map.sample === undefined ? "" : `sample ${map.sample}`];
-    const option = element(menu, "option", words.filter((word) => word).join(", ") || "the sentence");
+    const option = element(menu, "option", words.filter((word) => word).map(isolated).join(", ") || "the sentence");
     option.value = index;
     option.selected = map === state.map;
   });
@@ -231,7 +232,7 @@ function drawMatrix() {
 }
 function say(i, j, lead = "") {
   const { n, matrix, tokens } = state.map, value = matrix[i * n + j];
-  at("cell").textContent = `${lead}${visible((state.map.queries || tokens)[i])} (${i}) → ${visible(tokens[j])} (${j}): ${state.map.causal && j > i ? "not visible" : shown(value)}`;
+  at("cell").textContent = `${lead}${isolated(visible((state.map.queries || tokens)[i]))} (${i}) → ${isolated(visible(tokens[j]))} (${j}): ${state.map.causal && j > i ? "not visible" : shown(value)}`;
 }
 function under(event) {
   const box = at("matrix").getBoundingClientRect(), unit = box.width / 480, side = sideOf(state.map) * unit;
@@ -242,7 +243,7 @@ function under(event) {
 
 function drawTokens() {
   const { n, matrix, tokens, queries, causal } = state.map, holder = emptied("tokens"), row = matrix.subarray(state.query * n, state.query * n + n), top = Math.max(...row);
-  element(holder, "div", `What the query ${visible((queries || tokens)[state.query])} (${state.query}) attends to. Click a token to make it the query.`, "lead");
+  element(holder, "div", `What the query ${isolated(visible((queries || tokens)[state.query]))} (${state.query}) attends to. Click a token to make it the query.`, "lead");
   const asQuery = (node, place) => {
     node.classList.toggle("chosen", place === state.query);
     node.addEventListener("click", () => query(place));
@@ -280,7 +281,7 @@ function drawGraph() {
   for (let k = 0; k < n; k++) {
     const [x, y] = spot(k), node = svg(picture, "circle", { cx: x, cy: y, r: 3 + 7 * degree[k] / most });
     if (k === state.query) node.classList.add("chosen");
-    svg(node, "title", {}, `${visible(tokens[k])} (${k}), ${degree[k]} neighbours`);
+    svg(node, "title", {}, `${isolated(visible(tokens[k]))} (${k}), ${degree[k]} neighbours`);
     node.addEventListener("click", () => query(k));
     if (n > 40) continue;
     const angle = 360 * k / n, flip = angle > 180, [u, v] = spot(k, radius + 13);
@@ -288,7 +289,7 @@ function drawGraph() {
   }
   const hub = degree.indexOf(Math.max(...degree)), total = n * (n - 1) / 2;
   at("graph-facts").textContent = `${edges.length} of ${total} pairs${drawn.length < edges.length ? ` (the strongest ${drawn.length} drawn)` : ""} · β₀ ${components} · β₁ ${loops}` +
-    (edges.length ? ` · hub ${visible(tokens[hub])} (${hub}), degree ${degree[hub]}` : "");
+    (edges.length ? ` · hub ${isolated(visible(tokens[hub]))} (${hub}), degree ${degree[hub]}` : "");
   drawDiagram(t);
 }
 

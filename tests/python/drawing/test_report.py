@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from markupsafe import Markup
 
 import attnscope
 import attnscope.protocols
@@ -354,7 +355,7 @@ def test_two_models_on_the_same_sentences_are_reported_as_that(monkeypatch):
 def test_models_of_different_sizes_are_reported_one_by_one():
     heads = made.make_results().table("heads")
     other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
-    facts = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
+    facts = Markup(_facts({}, heads_only(pd.concat([heads, other])))["heads"]).striptags()
     assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", facts)
 
 

@@ -70,9 +70,21 @@ class Cluster(Executor):
         self.address = address
         self._ray: Any = None
         self._ours = False
+        self._asks_for_token = False
 
     def connect(self) -> None:
-        """Reaches the cluster."""
+        """Reach the cluster; one that is started for the run answers only who knows its token."""
+        # Ray's processes listen on every interface, and older versions ask for no token unless they are told
+        self._asks_for_token = self.address == "local" and "RAY_AUTH_MODE" not in os.environ
+        if self._asks_for_token:
+            os.environ["RAY_AUTH_MODE"] = "token"
+        try:
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self) -> None:
         try:
             import ray
             from ray.job_config import JobConfig
@@ -115,10 +127,13 @@ class Cluster(Executor):
         yield from _Driver(self._ray, engine, needs, self._count(needs)).outcomes()
 
     def close(self) -> None:
-        """Leaves the cluster, unless somebody else had joined it; one that was started for the run ends."""
+        """Leave the cluster, unless somebody else had joined it; end one that was started for the run."""
         if self._ours:
             self._ours = False
             self._ray.shutdown()
+        if self._asks_for_token:
+            self._asks_for_token = False
+            os.environ.pop("RAY_AUTH_MODE", None)
 
     def _nodes(self) -> list[dict[str, float]]:
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]

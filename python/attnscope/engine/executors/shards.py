@@ -24,7 +24,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.config import ConfigError, Settings, refuse_stored_trust
 from attnscope.engine.executors.executor import Local
 from attnscope.engine.plan import Plan
 from attnscope.engine.results import Results, command, load
@@ -231,6 +231,7 @@ def gather(
     into: str | Path | None = None,
     progress: bool = True,
     say: Say | None = None,
+    trust_remote_code: bool = False,
 ) -> Results:
     """Makes one run of its shards: takes in their units, does the stages over the whole run, writes tables.
 
@@ -241,10 +242,12 @@ def gather(
         into: the run folder; None is the one that the shards were started for.
         progress: bars on a terminal.
         say: called with what a person should know.
+        trust_remote_code: consent to run the Python code of models for which the stored study asks it.
 
     Raises:
         FileNotFoundError: no shard lies there.
-        ConfigError: shards of different plans, versions or instruction sets, or a unit in two of them.
+        ConfigError: shards of different plans, versions or instruction sets, a unit in two of them, or the
+            stored study runs code of a model without `trust_remote_code`.
         ResultsError: units are missing; those that are there were taken in.
         FolderLocked: another process writes into the run folder or into a shard.
 
@@ -269,6 +272,8 @@ def gather(
         target = Path(folders[0])
     target = target.resolve()
     settings = Settings(**{**settings.to_dict(), "output": str(target.parent), "name": target.name})
+    if not trust_remote_code:
+        refuse_stored_trust(settings, "gather")
     refuse = partial(refuse_other_study, target, settings)
     refuse()
     engine = Engine(settings, progress=progress, say=say, folder=target)

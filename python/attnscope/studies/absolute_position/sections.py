@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from attnscope.plots.figure import Results, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import claims_frame, interval, number
-from attnscope.report.section import Page, Section
+from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.absolute_position.options import REPLACEMENTS
 from attnscope.studies.absolute_position.sections_precursor import write_leakage
 
@@ -35,13 +36,13 @@ def findings(results: Results) -> list[str]:
     means = optional(results, "layer_means")
     if means is None:
         return []
-    lines = []
+    lines: list[str] = []
     for model, own in last_step(means).groupby("model", sort=False):
         rows = own[own["queries"] == "early"]
-        lines.append(f"{model}: {_residuals(rows)}")
-        lines += [f"{model}: {line}" for line in _control(results, str(model))]
-        lines += [f"{model}: {line}" for line in _readers(results, str(model))]
-        lines += [f"{model}: {line}" for line in _removed(results, str(model))]
+        lines.append(NamedSentence(model, _residuals(rows)))
+        lines += [NamedSentence(model, line) for line in _control(results, str(model))]
+        lines += [NamedSentence(model, line) for line in _readers(results, str(model))]
+        lines += [NamedSentence(model, line) for line in _removed(results, str(model))]
     return lines
 
 
@@ -151,18 +152,21 @@ def _write_claims(page: Page) -> None:
 
 def _write_split(page: Page) -> None:
     page.words(
-        "Rotary scores know the offset of query and key alone, yet attention at one offset changes along the "
-        "text. Part of it is the causal mask: a query sees <i>i</i> + 1 keys. The rest has to come from the "
-        "residual stream, in which queries and keys have become different."
+        Markup(
+            "Rotary scores know the offset of query and key alone, yet attention at one offset changes along "
+            "the text. Part of it is the causal mask: a query sees <i>i</i> + 1 keys. The rest has to come "
+            "from the residual stream, in which queries and keys have become different."
+        )
     )
     page.definition(
-        "Late queries give the profile <i>T<sub>D</sub></i>, the mean score at an offset; early scores less "
-        "it are the residual. Its size is the variance over the keys 1 … <i>i</i>, so that constants of a "
-        "row, "
-        "which no softmax sees, do not count. Sizes are products of the means of different groups of texts: "
-        "unbiased, and negative where there is nothing. <i>Felt</i> weighs keys by the attention that the "
-        "mask leaves; <i>moved</i> is how far attention itself goes. Intervals leave one group of texts "
-        "out at a time (jackknife, Student's t)."
+        Markup(
+            "Late queries give the profile <i>T<sub>D</sub></i>, the mean score at an offset; early scores "
+            "less it are the residual. Its size is the variance over the keys 1 … <i>i</i>, so that "
+            "constants of a row, which no softmax sees, do not count. Sizes are products of the means of "
+            "different groups of texts: unbiased, and negative where there is nothing. <i>Felt</i> weighs "
+            "keys by the attention that the mask leaves; <i>moved</i> is how far attention itself goes. "
+            "Intervals leave one group of texts out at a time (jackknife, Student's t)."
+        )
     )
     for name in ("residual_depth", "position_balance", "residual_maps", "score_split", "encodings"):
         page.figure(name)

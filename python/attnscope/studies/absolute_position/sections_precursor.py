@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from attnscope.plots.figure import optional, stored
 from attnscope.plots.selection import last_step
@@ -16,10 +17,12 @@ from attnscope.studies.absolute_position.published import Q_VALUES
 def write_leakage(page: Page) -> None:
     """The section of the precursor."""
     page.words(
-        "The precursor (<i>Once upon a token</i>) fits the scores of one text without BOS by the offset, and "
-        "again with the positions beside it. The difference measures the text's content too: each text "
-        "stands "
-        "beside itself with its tokens turned round, and the share above is made of means over texts."
+        Markup(
+            "The precursor (<i>Once upon a token</i>) fits the scores of one text without BOS by the offset, "
+            "and again with the positions beside it. The difference measures the text's content too: each "
+            "text stands beside itself with its tokens turned round, and the share above is made of means "
+            "over texts."
+        )
     )
     table = last_step(stored(page.results, "leakage"))
     means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from attnscope.plots.figure import Results, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import claims_frame, interval, number
-from attnscope.report.section import Page, Section
+from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.attention_likelihood.claims import SENTENCES, layers_of
 
 #: Example texts in the report, and characters of each side of the word.
@@ -23,12 +24,12 @@ def findings(results: Results) -> list[str]:
     associations = optional(results, "head_mean_associations")
     if associations is None:
         return []
-    lines = []
+    lines: list[str] = []
     for model, own in last_step(associations).groupby("model", sort=False):
         exact = own[own["protocol"] == "exact"]
-        lines += [f"{model}: {line}" for line in _within(exact)]
-        lines += [f"{model}: {line}" for line in _swap(results, str(model), exact)]
-        lines += [f"{model}: {line}" for line in _control(results, str(model), exact)]
+        lines += [NamedSentence(model, line) for line in _within(exact)]
+        lines += [NamedSentence(model, line) for line in _swap(results, str(model), exact)]
+        lines += [NamedSentence(model, line) for line in _control(results, str(model), exact)]
     return lines
 
 
@@ -183,10 +184,12 @@ def _write_within(page: Page) -> None:
         "of them by construction. Within a text they are the same for every version of the word."
     )
     page.definition(
-        "<i>r<sub>s</sub></i>: Spearman's correlation of log-likelihood <i>L</i> and share over the versions "
-        "of text <i>s</i>; its variance under permutation is 1/(<i>k<sub>s</sub></i> − 1), so that "
-        "<i>z</i> = Σ<i>r<sub>s</sub></i>/√Σ 1/(<i>k<sub>s</sub></i> − 1). Share: what the word's tokens "
-        "give each other, mean over its rows. Slope: least squares with text effects."
+        Markup(
+            "<i>r<sub>s</sub></i>: Spearman's correlation of log-likelihood <i>L</i> and share over the "
+            "versions of text <i>s</i>; its variance under permutation is 1/(<i>k<sub>s</sub></i> − 1), so "
+            "that <i>z</i> = Σ<i>r<sub>s</sub></i>/√Σ 1/(<i>k<sub>s</sub></i> − 1). Share: what the word's "
+            "tokens give each other, mean over its rows. Slope: least squares with text effects."
+        )
     )
     for name in ("likelihood_depth", "likelihood_map", "likelihood_heads"):
         page.figure(name)
@@ -250,8 +253,11 @@ def _write_swap(page: Page) -> None:
         rows = rows[rows["statistic"] == "swap_nats"]
         page.notes(
             [
-                f"{model}: a word costs {number(nats)} {interval(low, high)} nats more away from home, over "
-                f"{pairs} pairs; below 2 nats the exchange tests nothing."
+                NamedSentence(
+                    model,
+                    f"a word costs {number(nats)} {interval(low, high)} nats more away from home, over "
+                    f"{pairs} pairs; below 2 nats the exchange tests nothing.",
+                )
                 for model, nats, low, high, pairs in zip(
                     *(rows[name] for name in ("model", "estimate", "low", "high", "n")), strict=True
                 )
@@ -289,8 +295,11 @@ def _write_budget(page: Page) -> None:
     commonest = rows.groupby(["model", "mode"])["commonest"].first()
     page.notes(
         [
-            f"{model}: mode {mode} puts one and the same first piece into {100 * share:.0f} % of the texts; "
-            "its effect is in part that of one token."
+            NamedSentence(
+                model,
+                f"mode {mode} puts one and the same first piece into {100 * share:.0f} % of the texts; "
+                "its effect is in part that of one token.",
+            )
             for model, mode, share in commonest.reset_index().to_numpy().tolist()
         ]
     )

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from html import escape
-
 import pandas as pd
+from markupsafe import Markup
 
 from attnscope.inference.sink_heads import LEAST_SHARE
 from attnscope.plots.figure import NotDrawable, Results, optional
 from attnscope.plots.selection import estimate, last_step
 from attnscope.report.numbers import every_mean, interval_text, number
-from attnscope.report.section import Page, Section, Table, paragraphs
+from attnscope.report.section import NamedSentence, Page, Section, Table, paragraphs
 from attnscope.studies.attention_sinks.analyses import ANALYSES
 from attnscope.studies.attention_sinks.figures.sinks import sinks
 from attnscope.studies.attention_sinks.small_tables import questions
@@ -24,7 +23,8 @@ _PUBLISHED = """What the authors' published notebooks compute, quirks included, 
 
     Nothing of the exact protocol goes into the published numbers, and the other way round."""
 
-_CAUSAL = """β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whose kept tokens give themselves some
+_CAUSAL = Markup(
+    """β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whose kept tokens give themselves some
     attention, whatever else it attends to.
 
     The eigenvalues of a causal map are its diagonal: their gap says nothing about sinks.
@@ -32,6 +32,7 @@ _CAUSAL = """β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whos
     The alignment of a causal map is the exact one made smaller by the zeros above the diagonal.
 
     Frames by token string and by position disagree where a tokenizer prepends no BOS."""
+)
 
 
 def findings(results: Results) -> list[str]:
@@ -40,7 +41,8 @@ def findings(results: Results) -> list[str]:
         final = last_step(sinks(results))
     except NotDrawable:
         return []
-    lines, verdicts = [], optional(results, "frames")
+    lines: list[str] = []
+    verdicts = optional(results, "frames")
     for series in dict.fromkeys(final["series"]):
         own = final[final["series"] == series]
         table = estimate(own, "sink_share", ["layer", "head"], together=True)
@@ -53,16 +55,16 @@ def findings(results: Results) -> list[str]:
         strong = int((table["mean"] > 0.3).sum())
         # the largest of many is larger than it would be alone: its interval is one of all heads at once
         certain = f"{number(top['mean'])} {interval_text(top['low'], top['high'])}".rstrip()
-        lines.append(
-            f"{series}: {_of_frame(own, verdicts)}{_count(strong, len(table))} give the first key more "
+        sentence = (
+            f"{_of_frame(own, verdicts)}{_count(strong, len(table))} give the first key more "
             f"than 0.3 on average{seen}; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, "
             f"gives it {certain}, uniform attention among the visible keys of its layer {number(uniform)}."
         )
+        lines.append(NamedSentence(series, sentence))
         if "learned_sink_mass" in own and own["learned_sink_mass"].max() > 0:
             mass = estimate(own, "learned_sink_mass", ["series"]).iloc[0]
-            lines.append(
-                f"{series}: a learned sink takes {number(mass['mean'])} of each row, mean over heads."
-            )
+            sentence = f"a learned sink takes {number(mass['mean'])} of each row, mean over heads."
+            lines.append(NamedSentence(series, sentence))
     return lines
 
 
@@ -99,9 +101,13 @@ def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
 
 def _tests(page: Page) -> None:
     """Every question that the stored tables answer, a family of tests each."""
-    page.words("""Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided;
-        Holm and Benjamini-Hochberg are over the tests of the same question, unless it says otherwise. Bold:
-        p &lt; 0.05 after Holm.""")
+    page.words(
+        Markup(
+            """Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided; Holm
+            and Benjamini-Hochberg are over the tests of the same question, unless it says otherwise. Bold:
+            p &lt; 0.05 after Holm."""
+        )
+    )
     for place, (title, words, frame, certain) in enumerate(questions(page.tables, page.heads())):
         page.heading(title)
         page.definition(words)
@@ -132,7 +138,7 @@ def _comparison(page: Page) -> None:
     if table.empty:
         return
     page.heading("Beside the paper's numbers")
-    page.notes([escape(line) for line in found.statements])
+    page.notes(found.statements)
     rows = []
     for row in table.to_dict("records"):
         here, theirs = row["layer"], row["published_layer"]

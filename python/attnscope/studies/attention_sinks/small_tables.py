@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from attnscope.engine.reading import NULLS
 from attnscope.inference import benjamini_hochberg, holm, paired_test, per_sample, welch_test
@@ -200,7 +201,7 @@ def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) ->
     return [one for one in found if len(one.frame)]
 
 
-_OF_INITIALISATIONS = (
+_OF_INITIALISATIONS = Markup(
     "Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than eight there is no "
     "interval and no <i>p</i>. "
 )
@@ -219,9 +220,9 @@ def _against_nulls(table: pd.DataFrame) -> Question:
             tests.append({**row, "compared": f"{row['model']} − {NULLS[kind]}", "n": count})
     return _answered(
         "Does the model differ from its nulls?",
-        "Mean over heads of each text. Shuffled rows are paired with it, and <i>n</i> is of texts. "
+        Markup("Mean over heads of each text. Shuffled rows are paired with it, and <i>n</i> is of texts. ")
         + _OF_INITIALISATIONS * ("unit" in table)
-        + "Corrected over the table <code>null_tests</code>, which holds other quantities too.",
+        + Markup("Corrected over the table <code>null_tests</code>, which holds other quantities too."),
         tests,
     )
 
@@ -261,10 +262,12 @@ def _ablation(table: pd.DataFrame) -> Question:
             tests.append({**about, **difference_of(paired_test(*pair.to_numpy().T))})
     return _answered(
         "Does the model need its sinks?",
-        "Keys masked before the softmax in every layer and head, the sinks being those of the test on the "
-        "mean over layers and heads. Each control masks as many other visible keys near them, mean of five "
-        "draws; texts without such keys are left out, <i>n</i> is of those that are left. Without any there "
-        "is no test.",
+        Markup(
+            "Keys masked before the softmax in every layer and head, the sinks being those of the test on "
+            "the mean over layers and heads. Each control masks as many other visible keys near them, mean "
+            "of five draws; texts without such keys are left out, <i>n</i> is of those that are left. "
+            "Without any there is no test."
+        ),
         tests,
     )
 
@@ -280,11 +283,13 @@ def _removal(table: pd.DataFrame) -> Question:
     ]
     return _answered(
         "Do heads agree more without the strongest keys?",
-        "How much the heads' divergence falls without the keys above the 90th percentile of incoming "
-        "attention, less how much it falls without as many random visible keys near them, mean of five "
-        "draws. <i>n</i> is of texts that have such keys. The keys are chosen by the attention that they "
-        "receive, in an untrained model too. Corrected over the table <code>removal_tests</code>, which "
-        "holds other percentiles too.",
+        Markup(
+            "How much the heads' divergence falls without the keys above the 90th percentile of incoming "
+            "attention, less how much it falls without as many random visible keys near them, mean of five "
+            "draws. <i>n</i> is of texts that have such keys. The keys are chosen by the attention that they "
+            "receive, in an untrained model too. Corrected over the table <code>removal_tests</code>, which "
+            "holds other percentiles too."
+        ),
         tests,
     )
 
@@ -307,9 +312,11 @@ def _layers(table: pd.DataFrame) -> Question:
             rows.append({**row, "n": int((exact if len(exact) else published)["samples"].max())})
     return Question(
         "Which layers differ?",
-        "Pairs among the first, the quarter and the last layers with <i>p</i> &lt; 0.05. The exact count is "
-        "paired by text and corrected over the run's table. The published one is not corrected and treats "
-        "the same text in two layers as two independent texts.",
+        Markup(
+            "Pairs among the first, the quarter and the last layers with <i>p</i> &lt; 0.05. The exact count "
+            "is paired by text and corrected over the run's table. The published one is not corrected and "
+            "treats the same text in two layers as two independent texts."
+        ),
         pd.DataFrame(rows),
     )
 

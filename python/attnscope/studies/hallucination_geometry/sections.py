@@ -11,7 +11,7 @@ import pandas as pd
 from attnscope.engine.claims import NOT_TESTABLE, SUPPORTED
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.report.numbers import claims_frame, number
-from attnscope.report.section import Page, Section
+from attnscope.report.section import NamedSentence, Page, Section
 
 WORDS = {
     "C1": "states tell the buckets apart beyond what words, length and surprise tell",
@@ -213,7 +213,7 @@ def findings(results: Any) -> list[str]:
         for contrast in contrasts_of(own):
             said = verdict(own, contrast, _reference(results))
             name = " ".join(str(one) for one in key[:2] if one)
-            found.append(f"{name}: {said}" if several else said)
+            found.append(NamedSentence(name, said) if several else said)
     return [one for one in found if one]
 
 

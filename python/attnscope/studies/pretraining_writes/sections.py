@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from markupsafe import Markup
 
 from attnscope.engine.claims import NOT_TESTABLE
 from attnscope.report.numbers import claims_frame
-from attnscope.report.section import Page, Section
+from attnscope.report.section import NamedSentence, Page, Section
 
 #: Pairs that the sentences at the top speak of.
 _MOST = 6
@@ -48,10 +49,13 @@ def _claims(page: Page) -> None:
         "subspaces; over pairs and training runs they are t intervals."
     )
     page.definition(
-        "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] "
-        "of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions. On the prediction "
-        "subspace it must be read against what independent errors of all logits would give: with few tokens "
-        "the unembedding has few main directions, and the write side cannot but be concentrated."
+        Markup(
+            "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, "
+            "k] of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions. On the "
+            "prediction subspace it must be read against what independent errors of all logits would give: "
+            "with few tokens the unembedding has few main directions, and the write side cannot but be "
+            "concentrated."
+        )
     )
     claims_frame(page, table, WORDS)
     for name in ("asymmetry", "objectives", "graded"):
@@ -156,13 +160,14 @@ def findings(results: Any) -> list[str]:
         chosen = table[whole & (table["verdict"] != NOT_TESTABLE)]
     names = (chosen["model"] + " " + chosen["revision"].fillna("")).str.strip()
     shown = list(dict.fromkeys(names))[:_MOST]
-    found = []
+    found: list[str] = []
     for name, (_, row) in zip(names, chosen.iterrows(), strict=True):
         if name in shown:
             interval = "" if pd.isna(row["low"]) else f" {_interval(row)}"
             value = "" if pd.isna(row["value"]) else f" {_number(row['value'])}{interval}"
             reason = "" if pd.isna(row["reason"]) else f" ({row['reason']})"
-            found.append(f"{name}, {row['claim']}: {WORDS[row['claim']]}:{value} — {row['verdict']}{reason}.")
+            sentence = f"{row['claim']}: {WORDS[row['claim']]}:{value} — {row['verdict']}{reason}."
+            found.append(NamedSentence(name, sentence, ", "))
     if more := names.nunique() - len(shown):
         found.append(f"{more} more pairs are in the table of claims.")
     return found

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from attnscope.report.numbers import number
-from attnscope.report.section import Section, analysis
+from attnscope.report.section import NamedSentence, Section, analysis
 
 if TYPE_CHECKING:
     from attnscope.plots.figure import Results
@@ -19,22 +21,26 @@ SECTIONS: tuple[Section, ...] = (
         words="""A query's attention along the keys that it sees is a signal; a learned sink is no key and not
             in it. Its power spectrum says whether attention varies slowly, as over whole passages, or from
             key to key.""",
-        definition="""<i>P<sub>k</sub></i> = |Σ<sub><i>t</i></sub> <i>w<sub>t</sub>a<sub>t</sub></i>
+        definition=Markup(
+            """<i>P<sub>k</sub></i> = |Σ<sub><i>t</i></sub> <i>w<sub>t</sub>a<sub>t</sub></i>
             e<sup>−2πi<i>kt</i>/<i>N</i></sup>|², Hann window, one-sided. Bands: below a quarter of the
-            Nyquist frequency, up to three quarters, above. Selectivity is the share of the strongest bin.""",
+            Nyquist frequency, up to three quarters, above. Selectivity is the share of the strongest bin."""
+        ),
         figures=("power_spectra", "band_shares"),
         metrics=(
             *("low_band", "mid_band", "high_band"),
             *("spectral_selectivity", "spectral_flatness", "spectral_entropy"),
         ),
-        caveats="""Uniform attention is a constant: through a Hann window it has 2/3 of its power in bin 0 and
-            1/3 in bin 1, all of it in the low band. A large low band and a large selectivity of an untrained
+        caveats=Markup(
+            """Uniform attention is a constant: through a Hann window it has 2/3 of its power in bin 0 and 1/3
+            in bin 1, all of it in the low band. A large low band and a large selectivity of an untrained
             model are the window's and the mask's, not the model's.
 
-            One-hot attention is white: its bands hold 1/4, 1/2 and 1/4. A sharp head is broadband whatever it
-            attends to.
+            One-hot attention is white: its bands hold 1/4, 1/2 and 1/4. A sharp head is broadband whatever
+            it attends to.
 
-            A sink column is an impulse at key 0; <code>options.drop_first</code> leaves it out.""",
+            A sink column is an impulse at key 0; <code>options.drop_first</code> leaves it out."""
+        ),
     ),
     analysis(
         "wavelets",
@@ -42,10 +48,11 @@ SECTIONS: tuple[Section, ...] = (
         tables=("heads", "signals"),
         words="""The Daubechies transform cuts a signal into a smooth part and details from coarse to fine,
             each with its place. The Morlet scalogram shows the same without a grid.""",
-        definition="""db2 (two vanishing moments, four taps), periodised,
-            floor(log₂(<i>n</i><sub>min</sub>/3)) levels. Energies <i>p<sub>j</sub></i> =
-            <i>E<sub>j</sub></i>/Σ<i>E</i>; wavelet entropy −Σ <i>p<sub>j</sub></i> log₂
-            <i>p<sub>j</sub></i>.""",
+        definition=Markup(
+            """db2 (two vanishing moments, four taps), periodised, floor(log₂(<i>n</i><sub>min</sub>/3))
+            levels. Energies <i>p<sub>j</sub></i> = <i>E<sub>j</sub></i>/Σ<i>E</i>; wavelet entropy −Σ
+            <i>p<sub>j</sub></i> log₂ <i>p<sub>j</sub></i>."""
+        ),
         figures=("scalograms",),
         metrics=(
             *("wavelet_energy_0", "wavelet_energy_1", "wavelet_energy_2", "wavelet_energy_3"),
@@ -61,27 +68,33 @@ SECTIONS: tuple[Section, ...] = (
         tables=("heads", "uncertainty"),
         words="""No signal is sharp in position and in frequency at once. The figure shows how near heads come
             to the bounds that hold for every signal whatever.""",
-        definition="""<i>ψ</i> = √<i>a</i>. Entropies: <i>H<sub>p</sub></i> + <i>H<sub>f</sub></i> ≥ log
-            <i>m</i> for the unitary transform (Maassen and Uffink). Variances: σ<sub>t</sub>²σ<sub>ω</sub>² ≥
-            (1 − |<i>ψ̂</i>(π)|²)²/4 for sequences. ρ: Pearson correlation of <i>H<sub>p</sub></i> and
-            <i>H<sub>s</sub></i> across the heads of a text, then the mean over texts.""",
+        definition=Markup(
+            """<i>ψ</i> = √<i>a</i>. Entropies: <i>H<sub>p</sub></i> + <i>H<sub>f</sub></i> ≥ log <i>m</i> for
+            the unitary transform (Maassen and Uffink). Variances: σ<sub>t</sub>²σ<sub>ω</sub>² ≥ (1 −
+            |<i>ψ̂</i>(π)|²)²/4 for sequences. ρ: Pearson correlation of <i>H<sub>p</sub></i> and
+            <i>H<sub>s</sub></i> across the heads of a text, then the mean over texts."""
+        ),
         figures=("uncertainty",),
         metrics=("position_entropy", "fourier_entropy", "uncertainty_product"),
-        caveats="""σ<sub>t</sub>²σ<sub>ω</sub>² ≥ 1/4 belongs to functions on the line. Attention to one key
-            has product 0, so for sequences it is no bound.
+        caveats=Markup(
+            """σ<sub>t</sub>²σ<sub>ω</sub>² ≥ 1/4 belongs to functions on the line. Attention to one key has
+            product 0, so for sequences it is no bound.
 
-            A strong negative ρ is what the bound makes of any heads that differ in sharpness: compare it with
-            shuffled rows and random weights, in the table <code>uncertainty_variants</code>.""",
+            A strong negative ρ is what the bound makes of any heads that differ in sharpness: compare it
+            with shuffled rows and random weights, in the table <code>uncertainty_variants</code>."""
+        ),
     ),
     analysis(
         "scale-sensitivity",
         "Longer texts",
         tables=("scale_sensitivity",),
         words="How much the wavelet description changes when only the beginning of a text is read.",
-        definition="<i>S</i>(α) = 1 − cos(<i>W</i>(<i>x</i>), <i>W</i>(<i>x</i><sub>α</sub>)).",
+        definition=Markup("<i>S</i>(α) = 1 − cos(<i>W</i>(<i>x</i>), <i>W</i>(<i>x</i><sub>α</sub>))."),
         figures=("scale_sensitivity",),
-        caveats="""Under a causal mask the beginning never sees the rest: its map is the leading block of the
-            whole map, and <i>S</i> compares a map's queries with its own first ones.""",
+        caveats=Markup(
+            """Under a causal mask the beginning never sees the rest: its map is the leading block of the
+            whole map, and <i>S</i> compares a map's queries with its own first ones."""
+        ),
     ),
     analysis(
         "phases",
@@ -97,9 +110,11 @@ SECTIONS: tuple[Section, ...] = (
         tables=("harmonics",),
         words="""A model that reads one token again and again rotates the same query at every position. What
             its activation and its softmax make of that rotation are harmonics of RoPE's frequencies.""",
-        definition="""Power at <i>m</i>θ<sub><i>k</i></sub> over power at θ<sub><i>k</i></sub> behind the
-            model's own activation. Softmax: exp(<i>r</i> cos <i>x</i>) = Σ I<sub><i>n</i></sub>(<i>r</i>)
-            e<sup>i<i>nx</i></sup>.""",
+        definition=Markup(
+            """Power at <i>m</i>θ<sub><i>k</i></sub> over power at θ<sub><i>k</i></sub> behind the model's own
+            activation. Softmax: exp(<i>r</i> cos <i>x</i>) = Σ I<sub><i>n</i></sub>(<i>r</i>)
+            e<sup>i<i>nx</i></sup>."""
+        ),
         figures=("harmonics",),
         caveats="""SiLU, GELU and ReLU are x/2 plus an even function, so they make even harmonics only: odd
             ones are rounding and leakage, in every model.""",
@@ -111,24 +126,26 @@ def findings(results: Results) -> list[str]:
     """The main numbers of the run in sentences that are true of any run."""
     if "phases" not in results.tables():
         return []
-    table, lines = results.table("phases"), []
+    table = results.table("phases")
+    lines: list[str] = []
     nulls = results.variants()
     for model, own in table.groupby("model", sort=False):
         last = own[own["step"] == own["step"].max()].set_index("metric")["mean"]
         if "low_band" in last:
-            lines.append(
-                f"{model}: {number(last['low_band'])} of the power lies in the low band, selectivity "
+            sentence = (
+                f"{number(last['low_band'])} of the power lies in the low band, selectivity "
                 f"{number(last['spectral_selectivity'])}, spectral entropy "
                 f"{number(last['spectral_entropy'])} bits."
             )
+            lines.append(NamedSentence(model, sentence))
         if "rho" in last:
             rho = number(last["rho"])
-            line = f"{model}: position and spectral entropy of a sentence's heads correlate at {rho}"
+            line = f"position and spectral entropy of a sentence's heads correlate at {rho}"
             if len(nulls):
                 kinds = {"row_permutation": "shuffled rows", "random_weights": "random weights"}
                 there = nulls[(nulls["model"] == model) & (nulls["metric"] == "rho")]
                 there = there[there["step"].isin([own["step"].max(), -1])]
                 found = there.groupby("variant")["value"].mean()
                 line += "".join(f"; {kinds[kind]} {number(value)}" for kind, value in found.items())
-            lines.append(f"{line}.")
+            lines.append(NamedSentence(model, f"{line}."))
     return lines
