@@ -32,6 +32,8 @@ _PART = re.compile(
 )
 #: Starts that also change the base weights, so that the stored factors are not the whole change.
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+#: Above every scale of an adapter.
+_MOST_ALPHA = 1e30
 
 
 _Key = tuple[int, str, int | None]
@@ -145,7 +147,7 @@ class Adapter:
                 f"rank {rank}"
             )
         alpha = self._of_pattern("alpha_pattern", module, self._config.get("lora_alpha", 8))
-        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) < math.inf:
+        if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not abs(alpha) < _MOST_ALPHA:
             raise ValueError(f"weight_deltas: alpha of {module} must be a number, got {_short(alpha)}")
         return float(alpha) / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
 

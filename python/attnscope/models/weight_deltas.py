@@ -316,7 +316,7 @@ def vocabulary_of(folder: Path) -> dict[int, str]:
     if not file.is_file():
         return {}
     stored = read_json_object(file, function="weight_deltas")
-    model, added = stored.get("model") or {}, stored.get("added_tokens") or []
+    model, added = stored.get("model", {}), stored.get("added_tokens", [])
     try:
         vocabulary: Any = model.get("vocab", {})
         if isinstance(vocabulary, dict):
