@@ -266,10 +266,15 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     """What stands for the numeric columns by their kind: first within each sentence, then over sentences."""
     from attnscope._nearest import nearest
     from attnscope.engine.reading import grouped, kinds_of
-    from attnscope.engine.schema import MissingError, check_columns
+    from attnscope.engine.schema import MissingError, ResultsError, check_columns
 
     frame = results.table(table)
     keys = results.keys(table)
+    if frame.empty:
+        raise ResultsError(f"tables: table {table!r} has no rows")
+    if not by:
+        names = ", ".join(keys) or "none, and its numbers belong to no model"
+        raise ResultsError(f"tables: say by which keys of table {table!r} to group; there are: {names}")
     for key in by:
         if key not in keys:
             raise MissingError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")
@@ -280,6 +285,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     check_columns(table, names, kinds)
     kinds = {name: kinds[name] for name in names or kinds if frame[name].notna().any()}
     inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
+    kinds.pop("sample", None)  # a number of a text, even where a file does not name it among its keys
     whole = grouped(frame, inner, kinds)
     return whole if inner == list(by) else grouped(whole, list(by), kinds)
 

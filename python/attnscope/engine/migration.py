@@ -32,6 +32,7 @@ from attnscope.engine.schema import (
     head_means_of,
     keys_in,
     stamped,
+    table_metadata,
     variants_of,
     without_empty,
 )
@@ -181,7 +182,7 @@ def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:
 
     if set(_NULL_KEYS_1) <= set(table.column_names):
         return _variants(table)
-    about = json.loads((table.schema.metadata or {}).get(b"attnscope_table", b"{}"))
+    about = table_metadata(table.schema)
     named = about.get("keys", _KEYS_1.get(name, ()))
     keys = [key for key in named if key in table.column_names]
     if "threshold" in keys:
@@ -228,7 +229,7 @@ def _with_supports(table: pa.Table) -> pa.Table:
     found = found.add_column(at + 1, "support", pa.array(supports, pa.string()))
     own = dict(table.schema.metadata or {})
     if b"attnscope_table" in own:
-        about = json.loads(own[b"attnscope_table"])
+        about = table_metadata(table.schema)
         keys = about.get("keys", ())
         about["keys"] = [new for key in keys for new in (("kind", "support") if key == "kind" else (key,))]
         own[b"attnscope_table"] = json.dumps(about).encode()

@@ -165,7 +165,13 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
     one_model_each = "model" in keys and mine["model"].nunique() == theirs["model"].nunique() == 1
     if one_model_each and not set(mine["model"]) & set(theirs["model"]):
         keys.remove("model")
-    both = mine.merge(theirs, on=keys, suffixes=("", "\0other"), validate="one_to_one")
+    if not keys:
+        raise ResultsError(f"compare: table {table!r} has no key columns to match its rows by")
+    try:
+        both = mine.merge(theirs, on=keys, suffixes=("", "\0other"), validate="one_to_one")
+    except (pd.errors.MergeError, TypeError) as error:
+        names = ", ".join(keys)
+        raise ResultsError(f"compare: {names} do not tell the rows of table {table!r} apart") from error
     if both.empty:
         raise ResultsError(f"compare: no row of table {table!r} has the same {', '.join(keys)} in both runs")
     if "sample" in keys and (differ := _other_sentences(results, other, set(both["sample"]))):

@@ -74,16 +74,26 @@ def check_columns(table: str, columns: Sequence[str], present: Iterable[str]) ->
             raise MissingError(f"no column {column!r} in table {table!r}{nearest(column, names)}")
 
 
-def keys_in(schema: pa.Schema) -> list[str]:
-    """The key columns that a table's metadata name; the `AXES` among its columns where they name none."""
+def table_metadata(schema: pa.Schema) -> dict[str, Any]:
+    """Return what the file of a table says of it: its name, version and keys; {} where it says nothing.
+
+    Raises:
+        ResultsError: the metadata are damaged.
+    """
     text = (schema.metadata or {}).get(b"attnscope_table", b"{}")
     try:
         about = parse_json(text.decode())
-        keys = about.get("keys", AXES)
-        if not all(isinstance(key, str) for key in keys):
+        keys = about.get("keys", ())
+        if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
             raise TypeError("a key is no text")
     except (ValueError, TypeError, AttributeError) as error:
         raise ResultsError(f"the keys in a table's metadata cannot be read: {text!r:.80}") from error
+    return dict(about)
+
+
+def keys_in(schema: pa.Schema) -> list[str]:
+    """The key columns that a table's metadata name; the `AXES` among its columns where they name none."""
+    keys = table_metadata(schema).get("keys", AXES)
     return [key for key in dict.fromkeys(keys) if key in schema.names]
 
 

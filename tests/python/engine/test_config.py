@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: MIT
 """One configuration in YAML, on the command line and in Python; mistakes are answered with the right name."""
 
+import shutil
+
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.engine.config import ConfigError, Study, parse_bytes, read_config, set_key
+from attnscope.engine.config import ConfigError, Settings, Study, parse_bytes, read_config, set_key
 from attnscope.engine.discovery import default_study, study_class
 from attnscope.engine.plan import make_plan
+from attnscope.engine.run_folder import default_name
 from attnscope.studies import packaged
 
 
@@ -218,3 +221,69 @@ def test_units_of_memory_are_powers_of_1024():
     for wrong in ("", "-1GB", "0", "4XB", "nan"):
         with pytest.raises(ValueError, match="expected an amount"):
             parse_bytes(wrong)
+
+
+HOSTILE_NAMES = {
+    "line": "a\nb",
+    "return": "a\rb",
+    "tab": "m\ntouch\tPWNED\n#",
+    "escape": "\x1b[31mred",
+    "NUL": "a\0b",
+    "override": "\u202eabc",
+    "isolate": "a\u2066b",
+    "mark": "a\u200fb",
+    "separator": "a\u2028b",
+    "surrogate": "a\ud800",
+    "delete": "a\x7f",
+    "next line": "a\x85b",
+    "long": "x" * 201,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
+@pytest.mark.parametrize("key", ["label", "group", "name"])
+def test_labels_groups_and_names_follow_one_rule(key, name):
+    values = {"models": {"path": "gpt2"}, "texts": {"path": "a.txt"}}
+    target = {"label": values["models"], "group": values["texts"], "name": values}[key]
+    target[key] = name
+    with pytest.raises(ConfigError) as caught:
+        Settings(**values)
+    assert key in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 250
+    target[key] = "Größe 中文 \N{WOMAN}\N{ZERO WIDTH JOINER}\N{MICROSCOPE}"
+    Settings(**values)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["models.path", "models.tokenizer", "models.revisions", "texts.path", "texts.encoding", "output", "bos"],
+)
+def test_nul_anywhere_in_a_study_is_a_line(tmp_path, call, key):
+    file = tmp_path / "study.yaml"
+    outer, _, inner = key.partition(".")
+    values = {"models": {"path": "gpt2"}, "texts": {"path": "a.txt"}}
+    if inner:
+        values[outer][inner] = ["a\0b"] if inner == "revisions" else "a\0b"
+    else:
+        values[outer] = "a\0b"
+    file.write_text(yaml.safe_dump(values), "utf-8")
+    code, _, err = call("run", file)
+    assert code == 2
+    assert "U+0000" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_the_name_of_a_models_folder_follows_the_rule_too(tmp_path, llama, texts):
+    folder = tmp_path / "a\ntouch PWNED"
+    shutil.copytree(llama, folder)
+    with pytest.raises(
+        ConfigError, match=r"models\[0\]: its name in tables holds the character U\+000A.* label"
+    ):
+        make_plan(Settings(models=str(folder), texts=str(texts)))
+    labelled = Settings(models={"path": str(folder), "label": "a"}, texts=str(texts))
+    assert default_name(labelled) == "attention_sinks-a"
+    longest = [{"path": str(folder), "label": f"{place}" + "ü" * 199} for place in range(3)]
+    name = default_name(Settings(models=longest, texts=str(texts)))
+    assert len(name.encode()) <= 200
+    assert name == default_name(Settings(models=longest, texts=str(texts)))

@@ -3,6 +3,7 @@
 
 import json
 import os
+import resource
 import shutil
 import threading
 
@@ -14,7 +15,7 @@ from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run import Engine, resume, run
 from attnscope.engine.schema import ResultsError
-from attnscope.engine.storage.files import LinkRefused
+from attnscope.engine.storage.files import DiskFull, LinkRefused
 from attnscope.engine.storage.folder_lock import FolderLock, FolderLocked
 from attnscope.models import LoadError
 from folders import sentences, study, table_bytes
@@ -362,6 +363,99 @@ def test_pages_of_tables_without_a_stored_hash_have_checksums(copied):
         file.write_bytes(flipped)
         with pytest.raises(ResultsError, match="is not a readable Parquet file"):
             asc.load(copied).table("heads")
+
+
+STANDARD = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "rows", "message"),
+    [
+        ({"attnscope_schema": "zzz"}, 2, "schema version in a table's metadata is no number: b'zzz'"),
+        ({"attnscope_schema": "9" * 5000}, 2, "schema version in a table's metadata is no number"),
+        ({"attnscope_table": "{"}, 2, "the keys in a table's metadata cannot be read: b'{'"),
+        ({"attnscope_table": '{"keys": 5}'}, 2, "cannot be read"),
+        ({"attnscope_table": '{"keys": [5, {}]}'}, 2, "cannot be read"),
+        ({"attnscope_table": '{"keys": "layer"}'}, 2, "cannot be read"),
+        ({"attnscope_table": "[]", "attnscope_schema": "1"}, 2, "cannot be read"),
+        ({"attnscope_table": '{"keys": ["list"]}'}, 2, "say by which keys of table 'heads' to group"),
+        (
+            {"attnscope_table": '{"keys": ["fiedler_value", "none"]}'},
+            2,
+            "say by which keys of table 'heads' to group",
+        ),
+        ({"attnscope_table": json.dumps({"keys": STANDARD})}, 0, "table 'heads' has no rows"),
+    ],
+)
+def test_a_table_that_is_empty_or_lies_about_itself_is_a_line(tmp_path, call, metadata, rows, message):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    whole = pa.table(
+        {
+            "model": ["m"] * 2, "revision": [""] * 2, "step": [-1] * 2, "sample": [0] * 2, "layer": [0] * 2,
+            "head": [0, 1], "protocol": ["exact"] * 2, "fiedler_value": [0.1, 0.2], "list": [[1], [2]],
+        }
+    )  # fmt: skip
+    table = whole.slice(0, rows).replace_schema_metadata({"attnscope_schema": "2", **metadata})
+    (tmp_path / "tables").mkdir()
+    pq.write_table(table, tmp_path / "tables" / "heads.parquet")
+    code, _, err = call("tables", tmp_path)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert message in err
+    code, _, err = call("compare", tmp_path, tmp_path)
+    assert "Traceback" not in err
+    assert code in (0, 1)
+
+
+def test_keys_that_do_not_tell_rows_apart_are_refused_by_compare(tmp_path):
+    import pandas as pd
+
+    frame = pd.DataFrame({"model": ["m", "m"], "layer": [0, 0], "entropy": [1.0, 2.0]})
+    with pytest.raises(ResultsError, match="model, layer do not tell the rows of table 'heads' apart"):
+        asc.Results({"heads": frame}).compare(asc.Results({"heads": frame}))
+    with pytest.raises(ResultsError, match="has no key columns"):
+        asc.Results({"heads": frame[["entropy"]]}).compare(asc.Results({"heads": frame[["entropy"]]}))
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "a/b", "", ".hidden", "a\\b", "a\0b", "a\nb", "x" * 300, "\u202eabc"]
+)
+def test_the_name_of_a_table_is_that_of_a_file_in_the_folder(tmp_path, name):
+    import pandas as pd
+
+    with pytest.raises(ValueError, match="Results: the name of a table "):
+        asc.Results({name: pd.DataFrame({"head": [0]})})
+
+
+# --- exports on a full disk
+
+
+EXPORTS = {
+    "csv": lambda results, folder: results.to_csv(folder),
+    "parquet": lambda results, folder: results.to_parquet(folder),
+    "save": lambda results, folder: results.save(folder / "saved"),
+    "figures": lambda results, folder: results.figures(folder, ["metric_maps"], formats=["png"]),
+}
+
+
+@pytest.mark.usefixtures("unarranged", "unpictured")
+@pytest.mark.parametrize("name", EXPORTS)
+def test_what_is_exported_is_whole_or_not_there_and_the_message_names_the_file(finished, tmp_path, name):
+    results, folder = asc.load(finished[0]), tmp_path / "out"
+    folder.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
+    try:
+        with pytest.raises(DiskFull, match=r"no room for [\w.]+ \(File too large\)") as caught:
+            EXPORTS[name](results, folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(folder) in str(caught.value)
+    assert not list(folder.rglob("*.tmp"))
+    assert all(path.stat().st_size < 700 for path in folder.rglob("*") if path.is_file())
+    written = next(part for part in str(caught.value).split() if "." in part)
+    assert not list(folder.rglob(written))
 
 
 # --- attnscope check

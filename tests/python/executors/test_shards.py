@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 import socket
@@ -11,9 +12,10 @@ import subprocess
 import time
 
 import pytest
+import yaml
 from foreign import NAMES, settings
 
-from attnscope.engine.config import ConfigError
+from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.executors import held
 from attnscope.engine.executors.shards import Shard, gather, parts_of, rounds, run_shard, shares
 from attnscope.engine.executors.slurm import slurm_script
@@ -360,3 +362,57 @@ def test_the_slurm_script_names_study_shards_and_memory(inputs, tmp_path):
         slurm_script(str(file), 0)
     with pytest.raises(ConfigError, match="neither a file nor a packaged study"):
         slurm_script("nope", 2)
+
+
+HOSTILE = [
+    "a b",
+    "a;touch PWNED",
+    "$(touch PWNED)",
+    "`touch PWNED`",
+    "a'b\"c",
+    "% %A {x} {0}",
+    "#SBATCH --mem=1",
+    "-x",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_name_becomes_a_line_of_the_slurm_script(inputs, tmp_path, name):
+    """The script runs with a `sbatch` that does nothing; what it would submit has the same options."""
+    made = Settings(**{**settings(STUDY, inputs, tmp_path / f"runs {name}").to_dict(), "name": ""})
+    made = made.model_copy(update={"models": [made.models[0].model_copy(update={"label": name})]})
+    file = tmp_path / f"{name}.yaml"
+    file.write_text(made.to_yaml(), "utf-8")
+    text = slurm_script(str(file), 2, time="2-12:30:00")
+    options = [line for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert len(options) == 8
+    assert all(re.fullmatch(r"#SBATCH --[a-z-]+(=[A-Za-z0-9._:@%-]+)?", line) for line in options), options
+    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 1\n", "utf-8")
+    (tmp_path / "sbatch").chmod(0o755)
+    script = tmp_path / "sweep.sh"
+    script.write_text(text, "utf-8")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["bash", str(script)], cwd=tmp_path, env={"PATH": path}, check=True)
+    assert not list(tmp_path.rglob("PWNED*"))
+
+
+@pytest.mark.parametrize(
+    "name", ["m\ntouch PWNED", "m\ttouch PWNED\n#", "m\rtouch PWNED", "m\u2028x", "m\0x"]
+)
+def test_names_with_line_breaks_never_come_to_a_slurm_script(inputs, tmp_path, name):
+    values = settings(STUDY, inputs, tmp_path / "runs").to_dict()
+    for changes in ({"name": name}, {"models": [{**values["models"][0], "label": name}]}):
+        file = tmp_path / "study.yaml"
+        file.write_text(yaml.safe_dump({**values, **changes}, allow_unicode=True), "utf-8")
+        with pytest.raises(ConfigError, match=r"holds the character U\+"):
+            slurm_script(str(file), 2)
+
+
+@pytest.mark.parametrize(
+    "time", ["1\n#SBATCH --mem=1", "24:00:00\n", "", "1 day", "1;ls", "1:2:3:4", "٣", "1-"]
+)
+def test_a_time_that_is_none_is_refused(inputs, tmp_path, time):
+    file = tmp_path / "study.yaml"
+    file.write_text(settings(STUDY, inputs, tmp_path / "runs").to_yaml(), "utf-8")
+    with pytest.raises(ConfigError, match="--time: expected a limit such as 24:00:00"):
+        slurm_script(str(file), 2, time=time)

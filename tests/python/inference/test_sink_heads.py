@@ -105,3 +105,15 @@ def test_arguments():
         inference.heads_with_sinks([[[1]]], [[[1]]])
     with pytest.raises(ValueError, match=r"pooled head \(3, 0\) is not among \(1, 1\)"):
         inference.heads_with_sinks([[[1]]], [[[False]]], {(3, 0): 0})
+
+
+def test_a_pooled_place_outside_a_short_text_is_none():
+    """15 from the end of texts of 40 tokens is nowhere in one of 10."""
+    positions, untested = np.full((2, 1, 1), -1), np.zeros((2, 1, 1), bool)
+    for label in (-25, -10, -11, 9, 10, 39):
+        found = inference.frames_of_sinks(
+            positions, untested, lengths=[10, 31], causal=True, pooled={(0, 0): label}
+        )
+        places = [label if label >= 0 else size + label for size in (10, 31)]
+        expected = [place if 0 <= place < size else -1 for place, size in zip(places, (10, 31), strict=True)]
+        assert found.positions.ravel().tolist() == expected, label
