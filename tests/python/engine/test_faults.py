@@ -41,7 +41,8 @@ def computed(llama, tmp_path_factory):
 def quick(computed, monkeypatch):
     """Runs whose units are known; nothing is asked of git."""
     monkeypatch.setattr(Engine, "work", lambda self, unit: computed[2][unit.id])
-    monkeypatch.setattr(run_folder, "_git", lambda *arguments: None)
+    monkeypatch.setattr(run_folder, "git_state", lambda folder: None)
+    monkeypatch.setattr(run_folder, "_own_git_state", lambda file: None)
     return computed
 
 
