@@ -273,8 +273,8 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     if frame.empty:
         raise ResultsError(f"tables: table {table!r} has no rows")
     if not by:
-        names = ", ".join(keys) or "none, and its numbers belong to no model"
-        raise ResultsError(f"tables: say by which keys of table {table!r} to group; there are: {names}")
+        present = ", ".join(keys) or "none, and its numbers belong to no model"
+        raise ResultsError(f"tables: say by which keys of table {table!r} to group; there are: {present}")
     for key in by:
         if key not in keys:
             raise MissingError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")
