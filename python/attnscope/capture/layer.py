@@ -19,6 +19,7 @@ from attnscope._warn import called_from_outside, warn, warned_once
 from attnscope.capture.sites import SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, visibility_of
 from attnscope.metrics.measure import measure, options_taken
+from attnscope.metrics.support import LayerSupport
 
 # Sites with two axes of tokens.
 SQUARE = ("attention", "scores")
@@ -143,15 +144,11 @@ class Layer:
             [[0.25], [0.5]]
         """
         maps, lengths = self.matrices(), self.lengths[:, None]
-        own: dict[str, Any] = {"support": self.visibility.support}
-        if self.sink_logits is not None:
-            own["sink_mass"] = self.states("sink_mass")
         if isinstance(metrics, Iterator):
             metrics = list(metrics)  # they are looked at twice
-        taken = options_taken(metrics)
-        own = {name: value for name, value in own.items() if name in taken and name not in options}
+        seen = LayerSupport.of(self).options(options_taken(metrics) - options.keys())
         with warned_once():
-            return measure(maps, metrics, lengths=lengths, **own, **options)
+            return measure(maps, metrics, lengths=lengths, **seen, **options)
 
     @property
     def sink_mass(self) -> Tensor:

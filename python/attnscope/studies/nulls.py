@@ -14,9 +14,9 @@ from torch import Tensor
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column, Table
-from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.plan import levels
 from attnscope.metrics.quantity import Quantity
+from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
 
 if TYPE_CHECKING:
@@ -73,13 +73,14 @@ def write_baselines(
     nobody: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
     for n, support in supports_of(samples, [run.read(one) for one in tables if one in run.stored.tables()]):
         seen = visible_pairs(support, n)
-        sites = {"attention": uniform_over(seen)[None, None], "support": seen}
+        sites = {"attention": uniform_over(seen)[None, None]}
+        limits = LayerSupport(support if support in ("causal", "full") else seen, None)
         about: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
         for protocol, quantities in chosen(support).items():
             with warnings.catch_warnings():
                 # what has no value on uniform attention is null in the table, which says enough
                 warnings.simplefilter("ignore", RuntimeWarning)
-                found = measure_quantities(sites, quantities)
+                found = measure_layer(sites, quantities, limits)
             for one, values in found.values.items():
                 numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
                 at = levels(one.options["thresholds"], n) if one.axes else math.nan

@@ -8,7 +8,7 @@ that text. A learned sink takes a share of each row that belongs to no key.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column
-from attnscope.metrics.quantity import Quantity, Shared, Site
+from attnscope.metrics.quantity import Quantity
+from attnscope.metrics.support import LayerSupport
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -31,42 +32,25 @@ SUPPORT = Column(
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What the queries of a layer see.
+class Seen(LayerSupport):
+    """The support of a layer, with its name for each text.
 
     Attributes:
-        support: as metrics take it.
-        supports: in a word, of each text by itself.
-        learned: what a learned sink takes of each row [b, h, n], None in models without one.
+        supports: the support in a word, of each text by itself.
     """
 
-    support: Any
     supports: tuple[str, ...]
-    learned: Tensor | None
 
     @classmethod
     def by(cls, layer: Layer, heads: Tensor) -> Seen:
-        """Of a captured layer.
+        """Return the support of a captured layer.
 
         Args:
             heads: its maps [b, h, n, n].
         """
-        learned = None if layer.sink_logits is None else layer.states("sink_mass").cpu()
-        seen = layer.visibility
-        support = seen.support.cpu() if isinstance(seen.support, Tensor) else seen.support
-        return Seen(support, support_names(seen, layer.lengths.tolist(), heads), learned)
-
-    @property
-    def kind(self) -> str:
-        """The support in a word, "mask" for a tensor."""
-        return "mask" if isinstance(self.support, Tensor) else str(self.support)
-
-    def rows(self, *, mean: bool) -> dict[str, Tensor]:
-        """Sites that belong to the rows of the maps: the support, and the learned sink's mass."""
-        found = {"support": self.support} if isinstance(self.support, Tensor) else {}
-        if self.learned is not None:
-            found["sink_mass"] = self.learned.double().mean(1, keepdim=True) if mean else self.learned
-        return found
+        seen = LayerSupport.of(layer)
+        names = support_names(layer.visibility, layer.lengths.tolist(), heads)
+        return Seen(seen.support, seen.learned, names)
 
     def of_text(self, place: int, n: int) -> Tensor:
         """Who sees whom in one text, bool [n, n]."""
@@ -103,28 +87,9 @@ def support_names(seen: Visibility, lengths: Sequence[int], heads: Tensor) -> tu
     return tuple(names)
 
 
-def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -> list[Quantity]:
-    """Exact quantities of maps whose visibility is known.
-
-    Args:
-        kind: "causal", "full", "auto", or "mask": the site `support` holds it.
-        learned: whether the site `sink_mass` holds what a learned sink takes; without one its own quantity
-            is left out.
-    """
-    given: dict[str, Any] = {"support": Site("support") if kind == "mask" else kind}
-    if learned:
-        given["sink_mass"] = Site("sink_mass")
-    found = []
-    for one in quantities:
-        if one.name == "learned_sink_mass" and not learned:
-            continue
-        shared = {
-            name: replace(value, options=(*value.options, ("support", given["support"])))
-            for name, value in one.options.items()
-            if isinstance(value, Shared)
-        }
-        found.append(one.with_options(**given, **shared))
-    return found
+def without_learned_sink(quantities: Sequence[Quantity]) -> list[Quantity]:
+    """Return the quantities of layers that have no learned sink."""
+    return [quantity for quantity in quantities if quantity.name != "learned_sink_mass"]
 
 
 def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[tuple[int, str]]:

@@ -8,7 +8,7 @@ under a causal mask. How far the spectrum is from its law is `marchenko_pastur`'
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from attnscope import _core
 from attnscope.metrics.spectra.marchenko_pastur import marchenko_pastur
 from attnscope.metrics.spectra.singular_values import singular_values
 
+#: Which keys the queries of a map see.
+Word = Literal["auto", "causal", "full"]
 #: Below this many tokens a distribution of singular values says nothing.
 FEWEST = 8
 
@@ -40,23 +42,23 @@ class NullSpectrum(NamedTuple):
     between: tuple[float, float]
 
 
-def undefined_because(attention: torch.Tensor) -> str:
+def undefined_because(attention: torch.Tensor, support: Word = "auto") -> str:
     """Why a map [n, n] has no spectrum to compare with a law; "" where it has one."""
     if len(attention) < FEWEST:
         return "fewer than eight tokens: too few eigenvalues to compare with a law"
     if not bool(attention.isfinite().all()):
         return "the matrix has entries that are not finite"
-    if not bool(_varying(attention, _visible(attention)).any()):
+    if not bool(_varying(attention, _visible(attention, support)).any()):
         return "every row is uniform over its visible keys; there is nothing to compare"
     return ""
 
 
-def null_spectrum(attention: torch.Tensor) -> NullSpectrum:
+def null_spectrum(attention: torch.Tensor, support: Word = "auto") -> NullSpectrum:
     """The squared singular values of the row-standardised map over n, and the law of their null.
 
-    Each row of a map [n, n], causal (zero above the diagonal) or full, is standardised over its visible keys;
-    rows whose visible entries are all equal are dropped. A map that is not square, or has no spectrum as
-    `undefined_because` says, is a ValueError.
+    Each row of a map [n, n], causal or full (`support`; "auto" looks above the diagonal), is standardised
+    over its visible keys; rows whose visible entries are all equal are dropped. A map that is not square, or
+    has no spectrum as `undefined_because` says, is a ValueError.
 
     Example:
         All seven eigenvalues of a Hadamard matrix but for its constant row are 1.
@@ -72,9 +74,9 @@ def null_spectrum(attention: torch.Tensor) -> NullSpectrum:
     """
     if attention.ndim != 2 or attention.shape[0] != attention.shape[1]:
         raise ValueError(f"null_spectrum: attention must be [n, n], got shape {tuple(attention.shape)}")
-    if reason := undefined_because(attention):
+    if reason := undefined_because(attention, support):
         raise ValueError(f"null_spectrum: {reason}")
-    entries, visible = attention.double(), _visible(attention)
+    entries, visible = attention.double(), _visible(attention, support)
     n, count = len(entries), visible.sum(-1, keepdim=True)
     centred = torch.where(visible, entries - (entries * visible).sum(-1, keepdim=True) / count, 0.0)
     deviation = ((centred**2).sum(-1, keepdim=True) / count).sqrt()
@@ -82,7 +84,7 @@ def null_spectrum(attention: torch.Tensor) -> NullSpectrum:
     rows = torch.where(kept[:, None], centred / deviation, 0.0)
     number = int(kept.sum())
     values = (singular_values(rows)[:number] ** 2 / n).flip(-1).numpy()
-    measured = marchenko_pastur(attention)
+    measured = marchenko_pastur(attention, support=support)
     edge, aspect = float(measured.edge), number / n if bool(visible.all()) else None
     law = "Marchenko–Pastur law" if aspect else "triangular law"
     cdf, share = np.array(_core.null_law_cdf(values, aspect)), np.arange(1, number + 1) / number
@@ -107,9 +109,10 @@ def null_law(
     return x, np.array(_core.null_law_cdf(x, aspect))
 
 
-def _visible(attention: torch.Tensor) -> torch.Tensor:
+def _visible(attention: torch.Tensor, support: Word) -> torch.Tensor:
     ones = torch.ones_like(attention, dtype=torch.bool)
-    return ones if bool(attention.triu(1).any()) else ones.tril()
+    is_full = bool(attention.triu(1).any()) if support == "auto" else support == "full"
+    return ones if is_full else ones.tril()
 
 
 def _varying(attention: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:

@@ -177,7 +177,7 @@ class States(Seen):
         if "value" in sites and heads.shape[1] % sites["value"].shape[1]:
             sites["value"] = layer.states("value", per_head=True).cpu()
         seen = Seen.by(layer, heads)
-        given = (seen.support, seen.supports, seen.learned)
+        given = (seen.support, seen.learned, seen.supports)
         return cls(*given, heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites)
 
     def copy(self) -> States:

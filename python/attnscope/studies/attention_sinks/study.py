@@ -21,6 +21,7 @@ from attnscope.engine.units import Stage, Unit, Units
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
+from attnscope.metrics.support import measure_layer
 from attnscope.models.architecture import depth
 from attnscope.studies.attention_sinks import columns, summaries
 from attnscope.studies.attention_sinks.columns import States, write_rows
@@ -30,7 +31,7 @@ from attnscope.studies.attention_sinks.runs import ablation, fisher_rows
 from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
 from attnscope.studies.nulls import shuffled_rows, write_baselines
-from attnscope.studies.supports import keys_of, under
+from attnscope.studies.supports import keys_of, without_learned_sink
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
@@ -59,7 +60,7 @@ class SinkStudy(Study):
         both = len(self._taken) > 1 and any(one.name == "stable_rank" for one in self._taken["exact"])
         self._whole = SHARED[:1] if both else ()
         # one list for each kind of layer: plans are kept by the quantities that they are of
-        self._chosen = functools.cache(self._under)
+        self._chosen = functools.cache(self._quantities)
         needed = {site for some in self._taken.values() for one in some for site in one.needs}
         self._sites = tuple(site for site in columns.SITES if site in needed)
 
@@ -127,12 +128,18 @@ class SinkStudy(Study):
             (None, "means", {"attention": states.mean, **shared}),
             (states.names, "all", {"attention": states.heads, "head_mean": states.mean, **states.sites}),
         ):
-            quantities = self._chosen("exact", what, states.kind, states.learned is not None)
+            quantities = self._chosen("exact", what, states.learned is not None)
             if not quantities and not bars:
                 continue
-            sites |= states.rows(mean=heads is None)
-            whole = (*bars, *self._whole)
-            measured = measure_quantities(sites, quantities, lengths=states.lengths, heads=heads, whole=whole)
+            measured = measure_layer(
+                sites,
+                quantities,
+                states,
+                lengths=states.lengths,
+                heads=heads,
+                mean=heads is None,
+                whole=(*bars, *self._whole),
+            )
             known.append(measured.known(*SHARED))
             more: dict[str, Any] = {}
             if heads is not None and removed and not run.unit.variant:
@@ -165,12 +172,12 @@ class SinkStudy(Study):
         for heads, found in ((None, each.part(slice(1))), (states.names, of_heads)):
             write_rows(run, found, batch, "ruscio2025", number, heads, supports=states.supports)
 
-    def _under(self, protocol: str, what: str, kind: str, learned: bool) -> list[Quantity]:
-        """The quantities of a protocol under the visibility of a layer."""
+    def _quantities(self, protocol: str, what: str, learned: bool) -> list[Quantity]:
+        """Return the quantities of a protocol of a layer with or without a learned sink."""
         some = self._taken[protocol]
         some = columns.of_means(some) if what == "means" else some
         some = columns.of_attention_alone(some) if what == "alone" else some
-        return under(some, kind, learned=learned) if protocol == "exact" else some
+        return some if learned or protocol != "exact" else without_learned_sink(some)
 
     def _permuted(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """The same numbers of maps with shuffled rows, as a control."""
@@ -179,16 +186,21 @@ class SinkStudy(Study):
         maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed, support)
         known: dict[str, torch.Tensor] = {}
         for protocol in self._taken:
-            quantities = self._chosen(protocol, "alone", states.kind, states.learned is not None)
+            quantities = self._chosen(protocol, "alone", states.learned is not None)
             if not quantities:
                 continue
             sites, whole = {"attention": maps, **known}, self._whole if protocol == "exact" else ()
-            if protocol == "exact":
-                sites |= states.rows(mean=True)
-                if states.learned is not None:
-                    sites["sink_mass"] = torch.cat([sites["sink_mass"], states.learned.double()], 1)
-            measured = measure_quantities(
-                sites, quantities, lengths=states.lengths, whole=whole, held=states.heads.dtype
+            if protocol == "exact" and states.learned is not None:
+                mass = states.rows(mean=True)["sink_mass"]
+                sites["sink_mass"] = torch.cat([mass, states.learned.double()], 1)
+            measured = measure_layer(
+                sites,
+                quantities,
+                states,
+                lengths=states.lengths,
+                mean=True,
+                whole=whole,
+                held=states.heads.dtype,
             )
             known = measured.known(*SHARED)
             for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
@@ -197,7 +209,7 @@ class SinkStudy(Study):
 
     def _baselines(self, unit: Unit, run: StageRun) -> None:
         chosen = {protocol: columns.of_attention_alone(some) for protocol, some in self._taken.items()}
-        masked = {**chosen, "exact": under(chosen["exact"], "mask")} if "exact" in chosen else chosen
+        masked = {protocol: without_learned_sink(some) for protocol, some in chosen.items()}
         tables = ("heads", "head_means", "graphs", "head_mean_graphs")
         write_baselines(run, tables, lambda support: chosen if support in ("causal", "full") else masked)
 

@@ -20,11 +20,11 @@ from torch import Tensor
 from attnscope.engine.forward import Batch, head_mean
 from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
-from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.signals.wavelet import ENERGY
+from attnscope.metrics.support import measure_layer
 from attnscope.studies.nulls import shuffled_rows, write_baselines
-from attnscope.studies.supports import Seen, keys_of, under
+from attnscope.studies.supports import Seen, keys_of
 from attnscope.studies.wavelet_heads import summaries
 from attnscope.studies.wavelet_heads.harmonics import harmonics
 from attnscope.studies.wavelet_heads.tables import (
@@ -49,7 +49,7 @@ Descriptions = dict[tuple[int, bool], list[Tensor]]
 
 
 class Chosen(NamedTuple):
-    """Quantities under the visibility of a layer: of `heads`, of the bands, of the scales."""
+    """The quantities of a layer: of `heads`, of the bands, of the scales."""
 
     heads: list[Quantity]
     power: list[Quantity]
@@ -73,7 +73,7 @@ class WaveletStudy(Study):
             scales if options.takes("scale_sensitivity") else [],
         )
         # one choice for each kind of layer: plans are kept by the quantities that they are of
-        self._chosen = functools.cache(self._under)
+        self._chosen = functools.cache(self._quantities)
 
     def stages(self, units: Units) -> list[Stage]:
         """RoPE's harmonics of every checkpoint, the texts, and what is made of them."""
@@ -133,12 +133,12 @@ class WaveletStudy(Study):
     ) -> dict[str, Tensor]:
         """Rows of `heads`, or of `head_means` where no head has a name; its numbers [batch, maps]."""
         control = variant or run.unit.variant
-        chosen = self._chosen(seen.kind, seen.learned is not None)
+        chosen = self._chosen(seen.learned is not None)
         quantities = chosen.heads if control else [*chosen.heads, *chosen.power, *chosen.scales]
         if not quantities:
             return {}
-        sites = {"attention": maps, **seen.rows(mean=names is None)}
-        found = measure_quantities(sites, quantities, lengths=batch.lengths)
+        mean = names is None
+        found = measure_layer({"attention": maps}, quantities, seen, lengths=batch.lengths, mean=mean)
         values = {one.name: found.values[one] for one in chosen.heads}
         if values:
             columns: dict[str, Any] = {name: numbers.flatten().numpy() for name, numbers in values.items()}
@@ -157,10 +157,10 @@ class WaveletStudy(Study):
         whole[number, names is None] = [found.values[one].flatten(2) for one in chosen.scales]
         return values
 
-    def _under(self, kind: str, learned: bool) -> Chosen:
-        """The quantities under the visibility of a layer."""
-        heads, power, scales = (under(some, kind) for some in self._taken)
-        return Chosen(heads + under([LEARNED], kind, learned=learned and bool(heads)), power, scales)
+    def _quantities(self, learned: bool) -> Chosen:
+        """Return the quantities of a layer with or without a learned sink."""
+        heads, power, scales = self._taken
+        return Chosen([*heads, LEARNED] if learned and heads else heads, power, scales)
 
     def _write_uncertainty(
         self, run: StageRun, layers: Sequence[dict[str, Tensor]], batch: Batch, variant: str
@@ -203,10 +203,10 @@ class WaveletStudy(Study):
             for number, layer in run.layers(part):
                 heads = layer.matrices()
                 seen = Seen.by(layer, heads)
-                chosen = self._chosen(seen.kind, seen.learned is not None).scales
+                chosen = self._chosen(seen.learned is not None).scales
                 for maps, names in ((head_mean(heads), None), (heads, list(layer.heads))):
-                    sites = {"attention": maps, **seen.rows(mean=names is None)}
-                    found = measure_quantities(sites, chosen, lengths=lengths)
+                    mean = names is None
+                    found = measure_layer({"attention": maps}, chosen, seen, lengths=lengths, mean=mean)
                     parts = [found.values[one].flatten(2) for one in chosen]
                     energy, coefficients = (
                         (1.0 - torch.nn.functional.cosine_similarity(*pair, dim=-1)).flatten().numpy()
@@ -216,11 +216,11 @@ class WaveletStudy(Study):
                     tokens = np.repeat(lengths, maps.shape[1])
                     table = "head_mean_scale_sensitivity" if names is None else "scale_sensitivity"
                     run.write(table, **keys, n_tokens=tokens, energy=energy, coefficients=coefficients)
-                del heads, layer, maps, sites
+                del heads, layer, maps
 
     def _summaries(self, unit: Unit, run: StageRun) -> None:
-        masked = {"exact": under(self._taken.heads, "mask")} if self._taken.heads else {}
-        write_baselines(run, ("heads", "head_means"), lambda _: masked)
+        chosen = {"exact": self._taken.heads} if self._taken.heads else {}
+        write_baselines(run, ("heads", "head_means"), lambda _: chosen)
         phases = summaries.phases(run.stored)
         for name, rows in (("phases", phases), ("published", summaries.published(phases))):
             if len(rows):
