@@ -2,6 +2,7 @@
 """One word a text and its tokens: blanks, byte fallback, pieces, cuts, BOS dropped or replaced."""
 
 import hashlib
+import unicodedata
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from vocabularies import blanks, byte_letters, word_pieces
 
 import attnscope as asc
 from attnscope.capture.likelihood.vocabulary import BEGINS, GOES_ON, NEITHER, blank_ids, forms, special_ids
-from attnscope.capture.likelihood.words import hashed_draw
+from attnscope.capture.likelihood.words import hashed_draw, unicode_words
 from attnscope.demo.texts import byte_tokenizer
 from attnscope.models import Encoder
 
@@ -219,3 +220,57 @@ def test_bad_input_is_named():
         asc.word_spans(PIECES, [TEXT], ["a", "b"])
     with pytest.raises(ValueError, match="word_spans: inputs must be one for each of 1 texts, got 0"):
         asc.word_spans(PIECES, [TEXT], inputs=[])
+
+
+MARKED = "one on two préférée naïve once on on top"
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_words_keep_their_marks_composed_or_not(form):
+    """ "préférée" is no "pre": all its letters, in a vocabulary whose entries hold them decomposed too."""
+    text = unicodedata.normalize(form, MARKED)
+    whole = [unicodedata.normalize(form, word) for word in ("préférée", "naïve")]
+    letters = "".join(sorted({*"".join(whole)}))
+    tokenizer = blanks(*(f"▁{word}" for word in (*WORDS, "once", *whole)), letters=letters)
+    words = {found(tokenizer, text, "random", seed=seed, min_left=3)[1] for seed in range(40)}
+    assert {unicodedata.normalize("NFC", word) for word in words} == {"préférée", "naïve", "once"}
+    # a word is found whichever way it is written
+    for other in ("NFC", "NFD"):
+        span, word, reason = found(tokenizer, text, [unicodedata.normalize(other, "préférée")], min_left=3)
+        assert (word, reason) == (whole[0], "")
+        assert span == found(tokenizer, text, [whole[0]], min_left=3)[0]
+    assert found(tokenizer, text, ["pre"], min_left=3)[2] == "not in the text"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("हिन्दी में लिखा", ["हिन्दी", "में", "लिखा"]),
+        ("বাংলা ভাষা", ["বাংলা", "ভাষা"]),
+        ("جميلة جداً", ["جميلة", "جداً"]),
+        ("don't go 3 times, e-mail foo_bar", ["don't", "go", "times", "e", "mail", "foo_bar"]),
+        ("한국어 말", ["한국어", "말"]),
+    ],
+)
+def test_words_are_those_of_unicode(text, words):
+    for form in ("NFC", "NFD"):
+        own = unicodedata.normalize(form, text)
+        found_there = unicode_words(own)
+        assert [word for word, _, _ in found_there] == [unicodedata.normalize(form, one) for one in words]
+        assert all(own[start:stop] == word for word, start, stop in found_there)
+
+
+def test_a_word_with_an_apostrophe_is_no_candidate_and_is_not_cut():
+    text = "one on two isn't old cat on top"
+    tokenizer = blanks(*(f"▁{word}" for word in WORDS), "▁isn", "isn")
+    words = {found(tokenizer, text, "random", seed=seed, min_left=2)[1] for seed in range(30)}
+    assert words == {"two", "old", "cat"} or words == {"old", "cat"}
+
+
+def test_ragged_inputs_are_read_as_a_tokenizer_gives_them():
+    texts = ["A cat sat on it", "Here another cat sat"]
+    lists = byte_tokenizer()(texts)
+    assert len({len(row) for row in lists["input_ids"]}) == 2
+    ragged, alone = (asc.word_spans(byte_tokenizer(), texts, inputs=one) for one in (lists, None))
+    assert ragged.words == alone.words
+    assert ragged.spans.tolist() == alone.spans.tolist()

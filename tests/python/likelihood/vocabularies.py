@@ -31,12 +31,12 @@ def word_pieces(*words: str) -> Any:
     )
 
 
-def blanks(*words: str, first: str = "<s>") -> Any:
+def blanks(*words: str, first: str = "<s>", letters: str = "") -> Any:
     """SentencePiece's kind: ``▁`` writes a blank, an unknown character falls back to its bytes."""
     from tokenizers import Tokenizer, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    entries = ["<unk>", first, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", ".", *LETTERS]
+    entries = ["<unk>", first, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", ".", *LETTERS, *letters]
     merges = []
     for word in words:
         done = ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import regex
 
 from attnscope._tokens import byte_of
 
@@ -19,7 +20,8 @@ BEGINS = 1
 #: An entry inside a word.
 GOES_ON = 2
 
-_LETTERS = re.compile(r"[^\W\d_]+")
+#: Letters with their marks, composed or not.
+_LETTERS = regex.compile(r"[\p{L}\p{M}]+")
 _BLANK = "▁"
 _CONTINUED = "##"
 

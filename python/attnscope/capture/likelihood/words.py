@@ -4,20 +4,27 @@
 from __future__ import annotations
 
 import hashlib
-import re
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import regex
 import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
 from attnscope.capture.likelihood.vocabulary import NEITHER, blank_ids, forms, special_ids
+from attnscope.models.forward_inputs import ForwardInputs
 
-#: A maximal run of Unicode letters.
-_RUN = re.compile(r"[^\W\d_]+")
+#: Unicode's own boundaries of words (annex 29), which keep a letter and its marks together.
+_BOUNDARY = regex.compile(r"\b", regex.WORD)
+_LETTER = regex.compile(r"\p{L}")
+_LETTERS = regex.compile(r"[\p{L}\p{M}]+")
+#: What a reader takes for one letter, composed or not.
+_GRAPHEME = regex.compile(r"\X")
 
 
 class WordSpans(NamedTuple):
@@ -50,8 +57,9 @@ def word_spans(
 ) -> WordSpans:
     """Finds one word a text and the tokens that share a character with it.
 
-    A candidate is a maximal run of letters that stands exactly once in the text and is neither its first nor
-    its last run. Its tokens must be contiguous, hold nothing but letters and blanks of its own, and have
+    A candidate is a word by Unicode's boundaries (annex 29) of letters and their marks alone, which stands
+    exactly once in the text and is neither its first nor its last word; composed and decomposed letters are
+    the same. Its tokens must be contiguous, hold nothing but letters and blanks of its own, and have
     four tokens before them and one behind that are not special.
 
     Args:
@@ -92,7 +100,7 @@ def word_spans(
         )
     if isinstance(words, str) and words not in ("middle", "random"):
         raise ValueError(f"{name}: unknown words {words!r}{nearest(words, ('middle', 'random'))}")
-    given = _ids(inputs, len(texts))
+    given = _ids(inputs, name)
     for label, values in (("words", words), ("inputs", given), ("samples", samples)):
         if values is not None and not isinstance(values, str) and len(values) != len(texts):
             raise ValueError(f"{name}: {label} must be one for each of {len(texts)} texts, got {len(values)}")
@@ -126,21 +134,46 @@ class _Tokens:
     special: list[bool]
 
 
-def _ids(inputs: Any, count: int) -> list[list[int]] | None:
-    """Lists of ids, without padding."""
+def _ids(inputs: Any, function: str) -> list[list[int]] | None:
+    """Return lists of ids, without padding."""
     if inputs is None:
         return None
     if isinstance(inputs, Mapping):
-        ids = torch.as_tensor(inputs["input_ids"])
-        mask = inputs.get("attention_mask")
-        real = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
-        return [row[keep.bool()].tolist() for row, keep in zip(ids, real, strict=True)]
-    return [[int(one) for one in row] for row in inputs]
+        ids = ForwardInputs.of(function, {name: inputs[name] for name in _READ if name in inputs}).ids
+        if ids is None:
+            raise ValueError(f"{function}: inputs need input_ids, got {', '.join(map(str, inputs))}")
+        return ids
+    return [[int(token) for token in row] for row in inputs]
 
 
-def _alone(word: str) -> re.Pattern[str]:
-    """The word where no letter stands before or behind it; nothing for an empty one."""
-    return re.compile(rf"(?<![^\W\d_]){re.escape(word)}(?![^\W\d_])" if word else r"(?!)")
+#: What says which tokens a text has.
+_READ = ("input_ids", "attention_mask")
+
+
+def unicode_words(text: str) -> list[tuple[str, int, int]]:
+    """Return the words of a text that hold a letter, each with its first character and one past its last.
+
+    >>> [word for word, _, _ in unicode_words("It's 7 pre\u0301fe\u0301re\u0301e, isn't it?")] == [
+    ...     "It's", "pre\u0301fe\u0301re\u0301e", "isn't", "it"]
+    True
+    """
+    ends = sorted({0, len(text), *(match.start() for match in _BOUNDARY.finditer(text))})
+    spans = pairwise(ends)
+    return [(text[start:stop], start, stop) for start, stop in spans if _LETTER.search(text, start, stop)]
+
+
+def _composed(word: str) -> str:
+    return unicodedata.normalize("NFC", word)
+
+
+def _places(word: str, text: str) -> list[tuple[str, int, int]]:
+    """Return the places of a word where no letter stands before or behind it, composed or not."""
+    forms = {word, _composed(word), unicodedata.normalize("NFD", word)} - {""}
+    if not forms:
+        return []
+    alternatives = "|".join(regex.escape(form) for form in sorted(forms, key=len, reverse=True))
+    pattern = regex.compile(rf"(?<![\p{{L}}\p{{M}}])(?:{alternatives})(?![\p{{L}}\p{{M}}])")
+    return [(match.group(), match.start(), match.end()) for match in pattern.finditer(text)]
 
 
 class _Chooser:
@@ -163,14 +196,19 @@ class _Chooser:
         tokens = self.tokens(text, given)
         if tokens is None:
             return _NONE, "", "ids differ"
-        pattern = _RUN if word is None else _alone(word)
-        runs = [(one.group(), one.start(), one.end()) for one in pattern.finditer(text)]
+        runs = unicode_words(text) if word is None else _places(word, text)
         if word is not None:
             if len(runs) != 1:
                 return _NONE, "", "more than once" if runs else "not in the text"
         else:
-            counts = Counter(run for run, _, _ in runs)
-            runs = [run for run in runs[1:-1] if counts[run[0]] == 1 and len(run[0]) >= min_letters]
+            counts = Counter(_composed(run) for run, _, _ in runs)
+            runs = [
+                run
+                for run in runs[1:-1]
+                if counts[_composed(run[0])] == 1
+                and _LETTERS.fullmatch(run[0])
+                and len(_GRAPHEME.findall(run[0])) >= min_letters
+            ]
         usable, refused = [], Counter[str]()
         for run, start, stop in runs:
             span, reason = self.span(text, tokens, start, stop)
