@@ -14,10 +14,12 @@ from numbers import Integral
 from operator import eq
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
 from attnscope.models.families import LAYOUTS, OUT_GAINS, OUTSIDE, SETTINGS, Claim, FusedRows
+from attnscope.models.weights import WeightFolder
 
 #: A tensor of a block: the list of blocks, the number of the block, the name inside it.
 _PLACE = re.compile(r"(?P<stack>(?:.*?\.)?(?:layers?|h|blocks?))\.(?P<layer>\d+)\.(?P<name>.+)")
@@ -351,3 +353,37 @@ def outside_of(shapes: Mapping[str, tuple[int, ...]], role: str, stack: str) -> 
             found.append(name)
     near = stack.split(".")
     return max(found, key=lambda name: sum(map(eq, name.split("."), near)), default=None)
+
+
+def tied_tables(folder: WeightFolder, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return a common mark by the names of the two tables where they are one; nothing where they are not.
+
+    The tables are read, up to their first difference, only where the configuration ties them.
+
+    Args:
+        folder: of the weights.
+        settings: of the text model.
+    """
+    stack = stack_of(folder.shapes, settings)
+    embed, unembed = (outside_of(folder.shapes, role, stack) for role in ("embed", "unembed"))
+    if embed is None or unembed is None or embed == unembed or not _ties(settings):
+        return {}
+    one, other = ((folder.shapes[name], folder.dtypes[name]) for name in (embed, unembed))
+    if one != other or len(one[0]) != 2:
+        return {}
+    pairs = zip(folder.blocks(embed), folder.blocks(unembed), strict=True)
+    if all(torch.equal(block, others) for (_, block), (_, others) in pairs):
+        return dict.fromkeys((embed, unembed), embed)
+    return {}
+
+
+def _ties(settings: Mapping[str, Any]) -> bool:
+    """Return True where a configuration ties the two tables, itself or by the default of its kind."""
+    if "tie_word_embeddings" in settings:
+        return bool(settings["tie_word_embeddings"])
+    import transformers
+
+    kind = str(settings.get("model_type") or "")
+    if kind not in transformers.CONFIG_MAPPING:
+        return True
+    return bool(getattr(transformers.CONFIG_MAPPING[kind](), "tie_word_embeddings", True))

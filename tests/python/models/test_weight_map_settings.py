@@ -146,3 +146,38 @@ def test_a_quantised_module_is_refused_by_its_dtype():
 def test_a_block_of_a_convolution_alone_has_no_matrix():
     found = asc.weight_map({"layers.0.linear_attn.conv1d.weight": (4, 1, 3)})
     assert (len(found), found.layers) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("flag", "equal", "tied"),
+    [(True, True, True), (True, False, False), (False, True, False), (None, True, False)],
+)
+def test_two_stored_tables_are_tied_where_transformers_ties_them(tmp_path, flag, equal, tied):
+    """Llama's configuration ties nothing unless it says so."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    shape = dict(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False)).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    if equal:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    else:
+        # the last entry alone
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["lm_head.weight"][-1, -1] += 1
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("tie_word_embeddings", None)
+    if flag is not None:
+        config["tie_word_embeddings"] = flag
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    if equal:
+        assert (loaded.lm_head.weight is loaded.model.embed_tokens.weight) == tied
+    assert asc.weight_map(tmp_path).tied == tied
