@@ -7,7 +7,7 @@ import contextlib
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from attnscope._safe_text import escape_controls
@@ -79,6 +79,11 @@ def warned_once(*, rows: bool = False) -> Iterator[None]:
     """
     with counted() as found:
         yield
+    summarize(found, rows=rows)
+
+
+def summarize(found: Sequence[CountedWarning], *, rows: bool = False) -> None:
+    """Give one warning for all counted ones of a kind; `rows` as in `warned_once`."""
     if rows and (first := next((one for one in found if isinstance(one, NotAttentionWarning)), None)):
         warn(first)
     kinds = {NonFiniteWarning: "hold NaN or infinite entries", UndefinedWarning: "have no value"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
@@ -18,24 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope._warn import warn, warned_once
-from attnscope.capture.anatomy import choose, text_argument
+from attnscope._warn import CountedWarning, counted, summarize, warn
+from attnscope.capture.anatomy import choose, instead
 from attnscope.capture.sites import SITES
-from attnscope.engine.forward import Batch, batch_of, head_mean, padded, self_attention
+from attnscope.engine.forward import Batch, head_mean, self_attention
 from attnscope.engine.results import Results
 from attnscope.engine.schema import HEAD_KEYS
 from attnscope.engine.tables import Rows, Table
-from attnscope.engine.texts.encoding import batches, samples_table
-from attnscope.engine.texts.sources import Sentence
-from attnscope.engine.units import Input, Unit
+from attnscope.engine.texts.prepared import prepare_texts
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.homology.barcodes import bar_columns
-from attnscope.metrics.measure import Measured, Metrics, measure_quantities, metric_names, requests_of
+from attnscope.metrics.measure import Measured, Metrics, metric_names, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS, levels
 from attnscope.metrics.quantity import Quantity, Shared, Site
+from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
-from attnscope.models.architecture import depth, text_config
-from attnscope.models.loading import context_length
+from attnscope.models.architecture import depth, largest_setting, text_config
+from attnscope.models.text_inputs import read_inputs
+from attnscope.models.text_settings import context_length
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -56,8 +56,9 @@ def analyze(
     metrics: Metrics | None = None,
     *,
     tokenizer: Any = None,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | int | None = None,
     name: str = "",
+    column: str = "",
     **options: Any,
 ) -> Results:
     """Measures the attention of a model on some inputs, one layer at a time, without writing anything.
@@ -66,8 +67,9 @@ def analyze(
 
     Args:
         model: a transformers model in evaluation mode, or a folder or hub id.
-        inputs: a sentence, sentences, a tensor of token ids [batch, n], or the mapping that a tokenizer
-            returns (`input_ids`, `attention_mask`).
+        inputs: a sentence, sentences, a tensor of token ids [batch, n], a column of pandas, a table with a
+            column of texts, pairs of texts, messages of a conversation, or a mapping of what the model's
+            forward pass takes, as a tokenizer or a processor returns it: all of it reaches the model.
         metrics: names of metrics or of columns, or a mapping from names of columns to options, as `measure`
             takes them; None takes every quantity with a number per map, or per map and threshold, that the
             model can give.
@@ -75,6 +77,8 @@ def analyze(
             model that is a folder or hub id, its own.
         layers: only these layers.
         name: of the model in the tables; empty takes its own.
+        column: of a table, the one that holds the texts; empty takes text, sentence, content, or the only
+            column of texts.
         options: given to every metric that takes an option of that name. Metrics that compare attention with
             states (`geometric_semantic_alignment`, `reference_influence`) take `space`: "value", the head's
             own value vectors (the head mean has none: NaN), or "hidden", the residual stream entering the
@@ -86,11 +90,15 @@ def analyze(
         `layers` (per layer), `graphs` (per map and threshold), `vectors` (per map and query, key or rank),
         `bars` (persistence). Columns are called as the quantities, in the stored tables of studies too.
         The same of each layer's mean over its heads: `head_means`, `head_mean_graphs`, `head_mean_vectors`,
-        `head_mean_bars`. Sample, layer and head count from 0; what has no value is null.
+        `head_mean_bars`. Sample, layer and head count from 0; what has no value is null. Columns that got no
+        value at all are in `results.left_out`, each with the reason; with metrics=None the tables lack them.
+        Of an encoder-decoder the encoder is measured; where the mapping holds `decoder_input_ids`, its
+        decoder too, whose layers count on behind the encoder's.
 
     Raises:
-        ValueError: inputs of the wrong kind, an unknown metric, a layer that is not there.
-        TypeError: what is no tokenizer.
+        ValueError: inputs of the wrong kind, an input that the model does not take, an unknown metric, a
+            layer that is not there.
+        TypeError: an object that is no model, no tokenizer or no names of metrics.
         LoadError: the model or the tokenizer cannot be loaded, or the model not captured.
 
     Example:
@@ -102,41 +110,131 @@ def analyze(
         >>> dict(results.to_xarray().sizes)
         {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 4}
     """
+    _check_first_arguments(model, metrics)
     recipe = _everything(options) if metrics is None else _chosen(metrics, options)
     loaded, tokenizer, own_name = _model_of(model, tokenizer)
     label = name or own_name
-    text = text_config(loaded.config)
+    layers = [layers] if isinstance(layers, int) else layers
     choose(layers, depth(loaded), f"layers of {type(loaded).__name__}")
-    limit = context_length(loaded.config, tokenizer)
-    encoder = Encoder(tokenizer, limit, "keep", getattr(text, "vocab_size", None))
-    texts = _inputs_of(inputs, encoder)
-    if cut := sum(one.encoded.truncated for one in texts):
-        warn(f"analyze: {cut} of {len(texts)} texts were longer than {limit} tokens and are cut")
-    heads = int(getattr(text, "num_attention_heads", None) or 1)
+    limit = context_length(loaded.config, tokenizer, loaded)
+    encoder = Encoder(tokenizer, limit, "keep", largest_setting(text_config(loaded.config), "vocab_size"))
+    texts = prepare_texts("analyze", loaded, read_inputs("analyze", inputs, column), encoder)
+    if cut := sum(one.encoded.truncated for one in texts.inputs):
+        warn(f"analyze: {cut} of {len(texts.inputs)} texts were longer than {limit} tokens and are cut")
     rows: dict[str, Rows] = {}
     states = recipe.states()
     # of everything, what the model gives
     needed, wished = ((), states) if metrics is None else (states, ())
-    unit = Unit("", "", "analyze", Checkpoint(label, "", -1, "", False), inputs=tuple(texts))
     whose = {"model": label, "revision": "", "step": -1}
-    with warned_once():
-        for group in batches(unit, heads):
-            batch = batch_of(group, encoder)
-            tensors = padded(batch, encoder.pad_id, loaded.device)
+    left_out = LeftOut(recipe.columns)
+    with counted() as undefined:
+        for one in texts.passes(label, loaded):
             for number, layer in self_attention(
-                loaded, tensors, layers=layers, sites=("attention", *needed), extra=wished
+                loaded,
+                one.arguments,
+                layers=layers,
+                sites=("attention", *needed),
+                extra=wished,
+                reasons=left_out.sites,
             ):
-                for table, columns in recipe.measure(layer, number, batch):
+                batch = one.batch_of(layer)
+                for table, columns in recipe.measure(layer, number, batch, left_out):
                     declared = Table(table, _KEYS[table], None)
                     if table != "layers" and "head" not in columns:
                         declared = declared.head_means()
                     own = rows.setdefault(declared.name, Rows(declared, "analyze", whose))
                     own.add(**columns)
-    tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze")}
-    tables |= {table: own.arrow() for table, own in rows.items()}
-    results = Results(tables, provenance={"model": label, "architecture": type(loaded).__name__})
-    results.model = weakref.ref(loaded)
+    summarize(undefined)
+    reasons = left_out.reasons(undefined)
+    tables = {table: own.arrow() for table, own in rows.items()}
+    if metrics is None:
+        tables = {table: _without(own, reasons) for table, own in tables.items()}
+    if reasons:
+        warn(
+            f"analyze: {len(reasons)} of {len(recipe.columns)} columns have no value; "
+            "results.left_out has the reasons"
+        )
+    tables = {"samples": texts.samples_table(label), **tables}
+    about = {"model": label, "architecture": type(loaded).__name__, "left_out": reasons}
+    results = Results(tables, provenance={**about, "inputs": texts.names})
+    results.model, results.inputs = weakref.ref(loaded), texts.arguments
     return results
+
+
+def _check_first_arguments(model: Any, metrics: Any) -> None:
+    """Raise for an argument that stands in another one's place."""
+    if isinstance(model, (Tensor, np.ndarray)):
+        raise TypeError(
+            "analyze: the first argument must be a model, got "
+            f"{'a tensor' if isinstance(model, Tensor) else 'an array'} of shape {tuple(model.shape)}; "
+            "measure(attention, metrics) takes attention"
+        )
+    if metrics is not None and (
+        hasattr(metrics, "convert_tokens_to_ids") or not isinstance(metrics, Iterable)
+    ):
+        raise TypeError(
+            f"analyze: metrics must be names, got a {type(metrics).__name__}; a tokenizer is given as "
+            "tokenizer=..."
+        )
+
+
+def _without(table: Any, names: Collection[str]) -> Any:
+    """Return a table without the columns of these names that hold no value."""
+    empty = [name for name in names if name in table.column_names]
+    return table.drop_columns([name for name in empty if table.column(name).null_count == len(table)])
+
+
+class LeftOut:
+    """The columns that got no value, each with the reason.
+
+    Attributes:
+        sites: of the sites that the model does not let be captured, the reason.
+    """
+
+    def __init__(self, columns: Sequence[Quantity]) -> None:
+        self._columns = {column.name: column for column in columns}
+        self._measured: set[str] = set()
+        self._maps, self._lengths, self._supports = 0, set[int](), set[str]()
+        self.sites: dict[str, str] = {}
+
+    def add(self, measured: Measured, lengths: Sequence[int], support: str) -> None:
+        """Note which columns have a value in some measured maps of texts of these lengths."""
+        self._maps += measured.finite.numel()
+        self._lengths |= set(lengths)
+        self._supports.add(support)
+        self._measured |= {column.name for column, defined in measured.defined.items() if bool(defined.any())}
+
+    def reasons(self, undefined: Sequence[CountedWarning]) -> dict[str, str]:
+        """Return the reason of every column without a value.
+
+        Args:
+            undefined: the warnings of all calls.
+        """
+        words: dict[str, str] = {}
+        for warning in undefined:
+            words.setdefault(warning.function, str(warning).partition(": ")[2])
+        found = {}
+        for name, column in self._columns.items():
+            if name in self._measured:
+                continue
+            site = next((site for site in column.needs if site in self.sites), "")
+            reason = f"{site} are not captured: {self.sites[site]}" if site else words.get(column.metric, "")
+            found[name] = reason or (
+                f"undefined for all {self._maps} maps of {_span(self._lengths)} tokens, visibility "
+                f"{' and '.join(sorted(self._supports))}: {column.metric.lstrip('_')} needs more "
+                "tokens, more visible keys, sinks or more variation"
+            )
+        return found
+
+
+def _span(numbers: Collection[int]) -> str:
+    """Return the smallest and the largest of some numbers in words.
+
+    >>> _span({7, 9, 8}), _span({7})
+    ('7 to 9', '7')
+    """
+    low, high = min(numbers, default=0), max(numbers, default=0)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 class _Recipe(NamedTuple):
@@ -146,24 +244,42 @@ class _Recipe(NamedTuple):
     bars: bool
 
     def states(self) -> tuple[str, ...]:
-        """The sites beside maps that the columns read."""
+        """Return the captured sites beside attention that the columns read."""
         sites = (site for column in self.columns for site in column.needs)
-        return tuple(dict.fromkeys(site for site in sites if site not in MAPS))
+        return tuple(dict.fromkeys(site for site in sites if site in SITES and site != "attention"))
 
-    def measure(self, layer: Layer, number: int, batch: Batch) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The numbers of a layer's heads and of their mean: rows of tables as `place` gives them."""
-        heads, mean = layer.matrices(), head_mean(layer.matrices())
-        shared = {site: layer.states(site).cpu() for site in layer.tensors if site in self.states()}
-        states = dict(shared)
-        if shared.pop("value", None) is not None:
+    def measure(
+        self, layer: Layer, number: int, batch: Batch, left_out: LeftOut
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the numbers of a layer's heads and of their mean: rows of tables as `place` gives them."""
+        heads, mean, seen = layer.matrices(), head_mean(layer.matrices()), LayerSupport.of(layer)
+        captured = [site for site in layer.tensors if site in self.states()]
+        states = {site: layer.states(site).cpu() for site in captured if site != "scores"}
+        shared = {site: tensor for site, tensor in states.items() if site != "value"}
+        if "value" in states:
             states["value"] = layer.states("value", per_head=True).cpu()
+        if "scores" in captured:
+            states["scores"] = layer.matrices("scores").cpu()
         for sites, names in (
             ({"attention": mean, **shared}, None),
             ({"attention": heads, "head_mean": mean, **states}, list(layer.heads)),
         ):
-            wanted = [one for one in self.columns if names is not None or one.scope == "map"]
-            whole = ("persistence",) if self.bars else ()
-            measured = measure_quantities(sites, wanted, lengths=layer.lengths, heads=names, whole=whole)
+            wanted = [
+                column
+                for column in self.columns
+                # scores are heads' own: their mean is no argument of a softmax
+                if names is not None or (column.scope == "map" and "scores" not in column.needs)
+            ]
+            measured = measure_layer(
+                sites,
+                wanted,
+                seen,
+                lengths=layer.lengths,
+                heads=names,
+                mean=names is None,
+                whole=("persistence",) if self.bars else (),
+            )
+            left_out.add(measured, batch.lengths, layer.visibility.name)
             yield from place(wanted, measured, batch, number, names)
 
 
@@ -305,6 +421,11 @@ def _asked_columns(
         agreeing = [one for one in agreeing if len(_settings(one)) == fewest]
     if space is not None:
         agreeing = [one for one in agreeing if space in one.needs] or [_moved(one, space) for one in agreeing]
+    sites = {site for one in agreeing for site in one.needs} - {*MAPS, *SITES}
+    if sites:
+        raise ValueError(
+            f"analyze: {key} reads {' and '.join(sorted(sites))}, which no model gives; use measure"
+        )
     bound = [one.with_options(**options) if options else one for one in agreeing]
     placed = [one for one in bound if table_of(one)]
     if not placed and metric != "persistence":
@@ -354,47 +475,11 @@ def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
         if config is None:
             raise ValueError(f"analyze: {type(model).__name__} has no config; a transformers model is needed")
         return model, tokenizer, str(getattr(config, "_name_or_path", "") or type(model).__name__)
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(
+            f"analyze: model must be a transformers model, a folder or a hub id, got {type(model).__name__}"
+            f"{instead(model)}"
+        )
     checkpoint = find_checkpoints(str(model))[-1]
     loaded = load_model(checkpoint)
     return loaded.model, tokenizer or load_tokenizer(checkpoint), checkpoint.model
-
-
-def _rows_of(encoded: Mapping[str, Any]) -> list[list[int]]:
-    """The token ids of what a tokenizer gives, padding left out."""
-    ids = torch.as_tensor(encoded["input_ids"])
-    ids = ids if ids.ndim > 1 else ids[None]
-    keep = torch.as_tensor(encoded["attention_mask"]).bool() if "attention_mask" in encoded else ids >= 0
-    return [row[own].tolist() for row, own in zip(ids, keep.expand_as(ids), strict=True)]
-
-
-def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
-    if isinstance(inputs, (str, Mapping)):
-        inputs = [inputs]
-    elif isinstance(inputs, Tensor):
-        inputs = (inputs if inputs.ndim > 1 else inputs[None]).tolist()
-    elif not isinstance(inputs, Iterable):
-        raise ValueError(
-            "analyze: inputs must be sentences, token ids or what a tokenizer gives, "
-            f"not {type(inputs).__name__}"
-        )
-    lines = [row for one in inputs for row in (_rows_of(one) if isinstance(one, Mapping) else [one])]
-    found = []
-    for sample, line in enumerate(lines):
-        if not isinstance(line, Iterable):
-            raise ValueError(
-                f"analyze: input {sample} must be a sentence or a list of token ids, got {line!r}; "
-                "the ids of one text are [[1, 2, 3]]"
-            )
-        text = text_argument("analyze", f"input {sample}", line) if isinstance(line, str) else None
-        if text is not None and encoder.tokenizer is None:
-            raise ValueError(
-                "analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)"
-            )
-        token_ids = None if text is not None else tuple(line)
-        encoded = encoder.encode(text, token_ids, sample)
-        if not len(encoded.ids):
-            raise ValueError(f"analyze: input {sample} has no token")
-        found.append(Input(Sentence(sample, "text", text, token_ids, "", sample), encoded))
-    if not found:
-        raise ValueError("analyze: there are no inputs")
-    return found

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from attnscope.capture.sites import PER_HEAD
+from attnscope._warn import warn
 from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
 from attnscope.models.architecture import depth
+from attnscope.models.prompt_learning import virtual_tokens
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Recording
@@ -79,47 +81,100 @@ def padded(batch: Batch, pad_id: int, device: Any) -> dict[str, Tensor]:
 
 def self_attention(
     model: Any,
-    inputs: dict[str, Any],
+    inputs: Mapping[str, Any],
     *,
     layers: Sequence[int] | None = None,
     sites: Sequence[str] = ("attention",),
     extra: Sequence[str] = (),
     outputs: list[Any] | None = None,
+    reasons: dict[str, str] | None = None,
 ) -> Iterator[tuple[int, Layer]]:
     """Streams the self-attention layers of one forward pass with a number that is unique in the model.
 
     The vocabulary head is left out: its logits can outweigh all else. Of an encoder-decoder the encoder is
-    run. `extra` sites are captured too where the model lets them; `outputs` gets what the model returns.
+    run, unless the decoder has inputs. `extra` sites are captured too where the model lets them, and
+    `reasons` takes why one is not; `outputs` gets what the model returns.
+
+    Raises:
+        LoadError: the model cannot be captured, or no layer has a map of tokens by the same tokens.
     """
-    seq2seq = getattr(model.config, "is_encoder_decoder", False)
-    body = model.get_encoder() if seq2seq else getattr(model, "base_model", model)
+    body = attention_body(model, inputs)
     count = depth(model)
     stacks: dict[tuple[str, int], int] = {}
+    uneven: list[str] = []
     with ExitStack() as stack:
-        own = tuple(site for site in extra if site not in PER_HEAD)
-        # what a model's attention does not hand out must not cost the states around it
-        choices = dict.fromkeys([(*sites, *extra), (*sites, *own), tuple(sites)])
-        recording = _opened(stack, body, layers, list(choices))
+        recording = _opened(stack, body, layers, sites, extra, inputs, {} if reasons is None else reasons)
         for layer in recording.run(**inputs):
-            if layer.cross or layer.attention.shape[-1] != layer.attention.shape[-2]:
+            if layer.cross:
+                continue
+            queries, keys = layer.attention.shape[-2:]
+            if queries != keys:
+                uneven.append(f"layer {layer.index} of {layer.stack}: {queries} x {keys}")
                 continue
             # a second stack, or a module that runs twice, counts on where the first one ends
             place = stacks.setdefault((layer.stack, layer.call), len(stacks))
             yield place * count + layer.index, layer
         if outputs is not None:
             outputs.append(recording.output)
+    name = type(model).__name__
+    if not stacks:
+        shapes = f"; its maps are no squares: {', '.join(uneven[:3])}" if uneven else ""
+        raise LoadError(f"{name}: no layer gave a map of the tokens by the same tokens{shapes}")
+    if uneven:
+        warn(f"{name}: {len(uneven)} layers are left out, whose maps are no squares: {', '.join(uneven[:3])}")
+
+
+def attention_body(model: Any, inputs: Collection[str]) -> Any:
+    """Return the part of a model that is run for its self-attention.
+
+    Args:
+        model: of transformers, or of peft around it.
+        inputs: names of the arguments of the forward pass.
+
+    Raises:
+        LoadError: a learned prefix, whose keys make no map of tokens by the same tokens.
+    """
+    virtual = virtual_tokens(model)
+    if virtual.number and not virtual.are_queries:
+        raise LoadError(
+            f"{type(model).__name__}: {virtual.number} virtual keys are before each text (prefix tuning), so "
+            "its maps are no squares; capture(model) gives them, and view(model, text) shows them"
+        )
+    if virtual.number:
+        return model
+    decoder = any(name.startswith("decoder_") for name in inputs)
+    if getattr(model.config, "is_encoder_decoder", False) and not decoder:
+        return model.get_encoder()
+    return getattr(model, "base_model", model)
 
 
 def _opened(
-    stack: ExitStack, body: Any, layers: Sequence[int] | None, choices: Sequence[tuple[str, ...]]
+    stack: ExitStack,
+    body: Any,
+    layers: Sequence[int] | None,
+    sites: Sequence[str],
+    extra: Sequence[str],
+    inputs: Mapping[str, Any],
+    reasons: dict[str, str],
 ) -> Recording:
-    """The capture with the first of the choices of sites that the model allows."""
+    """Return the open capture of the sites, and of those extra ones that the model allows."""
     from attnscope.capture import capture
 
-    reasons = []
-    for sites in choices:
+    def refusal(names: Sequence[str]) -> str:
+        """Return why these sites cannot be captured together; nothing runs before a layer is asked for."""
         try:
-            return stack.enter_context(capture(body, layers=layers, sites=sites))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the capture that is kept says it
+                with capture(body, layers=layers, sites=names) as recording:
+                    recording.run(**inputs)
         except (RuntimeError, TypeError, ValueError) as error:
-            reasons.append(str(error))
-    raise LoadError(reasons[-1])
+            return str(error)
+        return ""
+
+    if extra and refusal((*sites, *extra)):
+        each = {site: refusal((*sites, site)) for site in extra}
+        reasons |= {site: why for site, why in each.items() if why}
+        extra = [site for site, why in each.items() if not why]
+    if reason := refusal((*sites, *extra)):
+        raise LoadError(reason)
+    return stack.enter_context(capture(body, layers=layers, sites=(*sites, *extra)))

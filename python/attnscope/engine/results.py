@@ -83,6 +83,7 @@ class Results:
         self.provenance: dict[str, Any] = dict(provenance or {})
         self.path = None if path is None else Path(path)
         self.model: Callable[[], Any] | None = None  # a weak reference, of results made in memory
+        self.inputs: dict[int, Any] = {}  # of samples that are more than token ids
         self._tables: dict[str, Any] = dict(tables or {})
         self.files = {name: list(some) for name, some in (files or {}).items()}
         self._verified: set[Path] = set()
@@ -104,6 +105,14 @@ class Results:
         shown = pd.DataFrame(rows, names, ["rows", "keys"])
         where = html.escape(str(self.path) if self.path else "in memory")
         return f"<p>Results, {where}; <code>results[name]</code> is a DataFrame</p>{shown.to_html()}"
+
+    @property
+    def left_out(self) -> pd.DataFrame:
+        """The columns without any value, a row for each: column, reason."""
+        import pandas as pd
+
+        reasons = dict(self.provenance.get("left_out") or {})
+        return pd.DataFrame({"column": list(reasons), "reason": list(reasons.values())}, dtype=str)
 
     def tables(self) -> list[str]:
         """Names of the tables: `samples`, then the others by name."""

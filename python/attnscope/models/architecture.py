@@ -20,7 +20,7 @@ import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from torch import nn
 
@@ -39,6 +39,7 @@ from attnscope.models.weight_entries import (
     refuse_quantised,
     setting_of,
     stack_of,
+    tied_tables,
     whole_setting,
 )
 from attnscope.models.weights import WeightFolder
@@ -121,9 +122,28 @@ def text_config(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
+@overload
+def largest_setting(config: Any, name: str) -> int | None: ...
+
+
+@overload
+def largest_setting(config: Any, name: str, default: int) -> int: ...
+
+
+def largest_setting(config: Any, name: str, default: int | None = None) -> int | None:
+    """Return a whole number of a configuration, the largest one where its layers or its stacks differ."""
+    if getattr(config, "is_heterogeneous", False):
+        values = [getattr(layer, name, None) for layer in config.per_layer_config]
+    else:
+        value: Any = getattr(config, name, None)
+        value = value.values() if isinstance(value, Mapping) else value
+        values = [value] if value is None or isinstance(value, (int, float)) else list(value)
+    return max((int(value) for value in values if value), default=default)
+
+
 def depth(model: nn.Module) -> int:
     """Number of layers that the model's configuration names; 1 where it names none."""
-    return int(getattr(text_config(getattr(model, "config", None)), "num_hidden_layers", None) or 1)
+    return largest_setting(text_config(getattr(model, "config", None)), "num_hidden_layers", 1)
 
 
 def blocks(model: nn.Module, modules: Mapping[str, nn.Module], known: Sequence[str]) -> list[str]:
@@ -253,8 +273,9 @@ def weight_map(
     """Where a transformer keeps the matrices of its blocks, one entry for each.
 
     Args:
-        source: folder of config.json and safetensors files, of which only headers are read; a model; or the
-            shapes of its tensors by name.
+        source: folder of config.json and safetensors files, of which only headers are read (and a head's
+            table where the configuration ties it to an embedding of its own); a model; or the shapes of its
+            tensors by name.
         config: configuration (object or mapping), where the source has none. Without any, fused queries, keys
             and values cannot be separated.
 
@@ -289,7 +310,8 @@ def weight_map(
     if isinstance(source, Mapping):
         return _read(dict(source), {}, config, {})
     folder = WeightFolder(source)
-    return _read(folder.shapes, folder.dtypes, config or folder.config, {})
+    config = config or folder.config
+    return _read(folder.shapes, folder.dtypes, config, tied_tables(folder, _settings(config)))
 
 
 def _read(
@@ -332,7 +354,8 @@ def _read(
         )
     outside = {role: outside_of(shapes, role, stack) for role in OUTSIDE}
     embed, unembed = outside["embed"], outside["unembed"]
-    tied = unembed is None or (embed is not None and bool(same) and same[embed] == same[unembed])
+    marks = [same[name] for name in (embed, unembed) if name is not None and name in same]
+    tied = unembed is None or (len(marks) == 2 and marks[0] == marks[1])
     if unembed is None and settings.get("tie_word_embeddings", True):
         unembed = embed
     for role, name in (("embed", embed), ("unembed", unembed)):

@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from attnscope._evaluation import evaluating
 from attnscope._warn import warn
 from attnscope.models.architecture import text_config
+from attnscope.models.forward_inputs import ForwardInputs, names_taken
+from attnscope.models.prompt_learning import virtual_tokens
 
 #: Tokens of the trial pass, of which the later half differs between its two texts.
 _TRIAL = 6
@@ -137,22 +139,36 @@ class LastStates:
         ids: [B, n].
         mask: [B, n], True at tokens, False at padding.
         function: whose name errors begin with.
+        more: what else the forward pass takes for these texts.
     """
 
-    def __init__(self, model: nn.Module, ids: Tensor, mask: Tensor, function: str = "row_logits") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        ids: Tensor,
+        mask: Tensor,
+        function: str = "row_logits",
+        more: ForwardInputs | None = None,
+    ) -> None:
         self.model, self.plan = model, head_plan(model, function)
-        device = next(model.parameters()).device
-        inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device, torch.int64)}
+        parameter = next(model.parameters())
+        inputs = {} if more is None else more.to(parameter.device, parameter.dtype)
+        inputs["input_ids"] = ids.to(parameter.device)
+        if getattr(inputs.get("attention_mask"), "ndim", 2) == 2:
+            inputs["attention_mask"] = mask.to(parameter.device, torch.int64)
+        body = None if self.plan.body is None else model.get_submodule(self.plan.body)
+        # what the body alone does not take, the whole model does
+        self.is_whole = body is None or not set(inputs) <= names_taken(body)
         with evaluating(model), torch.no_grad():
-            if self.plan.body is None:
-                self.states = _logits(model(**inputs))
+            if self.is_whole or body is None:
+                self.states = _aligned(_logits(model(**inputs)), ids.shape[1], model, function)
             else:
-                self.states = _first(model.get_submodule(self.plan.body)(**inputs))
+                self.states = _first(body(**inputs))
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logits [B, r, V] of positions [r] or [B, r]."""
         chosen = gathered(self.states, rows)
-        if self.plan.body is None:
+        if self.is_whole:
             return chosen
         with evaluating(self.model), torch.no_grad():
             return _run_head(self.model, self.plan, chosen)
@@ -178,6 +194,16 @@ def _run_head(model: nn.Module, plan: HeadPlan, states: Tensor) -> Tensor:
 def _logits(output: Any) -> Any:
     """The logits over the vocabulary; a model with a second head has them under another name."""
     return getattr(output, "logits", getattr(output, "prediction_logits", None))
+
+
+def _aligned(logits: Tensor, n: int, model: nn.Module, function: str) -> Tensor:
+    """Return the logits of the n tokens of a text, without those of virtual tokens before it."""
+    virtual = virtual_tokens(model)
+    if logits.shape[1] not in (n, n + virtual.number):
+        raise NotImplementedError(
+            f"{function}: {type(model).__name__} gave {logits.shape[1]} rows of logits for {n} tokens"
+        )
+    return logits[:, -n:]
 
 
 def _first(output: Any) -> Any:
@@ -232,13 +258,19 @@ def _make(model: nn.Module, function: str) -> HeadPlan:
         for one, place in inside.items():
             hooks.enter_context(one.register_forward_hook(listener(place)))
         logits = _logits(model(**inputs))
+    if torch.is_tensor(logits) and logits.ndim == 3:
+        logits = _aligned(logits, _TRIAL, model, function)
     text = model.config.get_text_config()  # type: ignore[operator, union-attr]
     if not torch.is_tensor(logits) or logits.ndim != 3 or logits.shape[-1] < text.vocab_size:
         raise NotImplementedError(
             f"{function}: {name} has no vocabulary head; load it with one, or take the likelihood from "
             "another model of the same vocabulary (likelihood_from)"
         )
-    causal = _is_causal(name, model, logits)
+    inner: Any = getattr(model, "get_base_model", None)
+    causal = _is_causal(name if inner is None else type(inner()).__name__, model, logits)
+    if virtual := virtual_tokens(model).number:
+        note = f"{name} puts {virtual} virtual tokens before a text; its full logits are computed"
+        return HeadPlan(None, None, causal, int(logits.shape[-1]), note)
     base: Any = getattr(model, "base_model", None)
     first = inside.get(base)
     for place in sorted(seen, key=lambda one: one != first):

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from attnscope.models.architecture import text_config
 from attnscope.models.checkpoints import Checkpoint
 from attnscope.models.hub import hub_answers
 
@@ -128,21 +127,6 @@ def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code:
         if path:
             place = {"pretrained_model_name_or_path": path, "trust_remote_code": trust_remote_code}
         return transformers.AutoTokenizer.from_pretrained(**place)
-
-
-def context_length(config: Any, tokenizer: Any) -> int | None:
-    """The most tokens a model takes, None where nothing bounds them."""
-    text = text_config(config)
-    limits = []
-    positions = getattr(text, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions > 0:
-        # RoBERTa counts positions from padding_idx + 1
-        offset = (text.pad_token_id or 0) + 1 if "roberta" in str(text.model_type) else 0
-        limits.append(positions - offset)
-    longest = getattr(tokenizer, "model_max_length", None)
-    if isinstance(longest, int) and 0 < longest < 10**9:
-        limits.append(longest)
-    return min(limits, default=None)
 
 
 def free_disk(loaded: LoadedModel) -> int:

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from attnscope._warn import warn
 from attnscope.capture import capture
-from attnscope.capture.anatomy import text_argument
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
+from attnscope.metrics.support import LayerSupport
+from attnscope.models.forward_inputs import ForwardInputs, names_taken
+from attnscope.models.prompt_learning import virtual_names, virtual_tokens
+from attnscope.models.text_inputs import encode_text, read_inputs
+from attnscope.models.text_settings import context_length
 from attnscope.models.tokens import Encoder
 from attnscope.view.measured import Stack
 
@@ -21,42 +30,132 @@ if TYPE_CHECKING:
 
 
 def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
-    """Every layer's attention of one sentence; of an encoder-decoder its three kinds."""
-    config = getattr(model, "config", None)
+    """Return every layer's attention of one text, layers of one kind together."""
     if text is None:
         raise ValueError('view: a model needs a text: view(model, "a sentence", tokenizer=tokenizer)')
-    both = bool(getattr(config, "is_encoder_decoder", False))
-    texts = text if both and isinstance(text, (tuple, list)) and len(text) == 2 else [text]
-    if both and len(texts) != 2:
-        raise ValueError("view: an encoder-decoder needs two texts: (for the encoder, for the decoder)")
-    ids = [_ids(one, tokenizer).to(getattr(model, "device", None)) for one in texts]
-    inputs = {"input_ids": ids[0]} | ({"decoder_input_ids": ids[1]} if both else {})
-    names = [Encoder(tokenizer).names(one[0].tolist()) for one in ids]
-    kinds: dict[str, list[torch.Tensor]] = {}
+    inputs, limit = _inputs_of(model, text, tokenizer)
+    group = inputs.only(model)
+    if limit is not None and group.n is not None and group.n > limit:
+        warn(f"view: the text of {group.n} tokens is longer than {limit} and is cut")
+        group = group.cut(limit)
+    encoder = Encoder(tokenizer)
+    own, virtual = encoder.names(group.ids[0]) if group.ids else [], virtual_tokens(model).number
+    decoder = group.tensors.get("decoder_input_ids")
+    names = {
+        "own": own,
+        "with virtual tokens": [*virtual_names(virtual), *own],
+        "decoder": [] if decoder is None else encoder.names(decoder[0].tolist()),
+    }
+    stacks: dict[str, list[tuple[Tensor, LayerSupport]]] = {}
+    kinds: dict[str, tuple[bool, bool]] = {}
+    arguments = group.to(getattr(model, "device", None), getattr(model, "dtype", None))
     with capture(model) as recording, torch.no_grad():
-        for layer in recording.run(**inputs):
-            kind = "cross" if layer.cross else "decoder" if both and "decoder" in layer.stack else "encoder"
-            kinds.setdefault(kind if both else "", []).append(layer.attention[0].float().cpu())
-    if not kinds:
+        for layer in recording.run(**arguments):
+            maps = layer.attention[0][..., layer.valid[0].to(layer.attention.device)]
+            square = not layer.cross and layer.attention.shape[-1] == layer.attention.shape[-2]
+            seen = LayerSupport.of(layer) if square else LayerSupport("auto", None)
+            maps = layer.matrices()[0] if square else maps
+            stacks.setdefault(layer.stack, []).append((maps.float().cpu(), seen))
+            kinds[layer.stack] = layer.cross, "decoder" in layer.stack and decoder is not None
+    if not stacks:
         raise ValueError(f"view: {type(model).__name__} gave no attention")
-    own = dict.fromkeys(kinds, names[0]) | {"decoder": names[-1]}
     return [
-        Stack(kind, maps, own[kind], names[-1] if kind == "cross" else None) for kind, maps in kinds.items()
+        Stack(
+            title,
+            [maps for maps, _ in part],
+            *_tokens(part, names, *kinds[stack]),
+            [seen for _, seen in part],
+        )
+        for stack, (title, part) in _one_size(stacks, kinds, decoder is not None).items()
     ]
 
 
-def _ids(text: Any, tokenizer: Any) -> torch.Tensor:
-    """Token ids [1, n] of one sentence."""
-    if isinstance(text, str):
+def _one_size(
+    stacks: Mapping[str, list[tuple[Tensor, LayerSupport]]],
+    kinds: Mapping[str, tuple[bool, bool]],
+    has_decoder: bool,
+) -> dict[str, tuple[str, list[tuple[Tensor, LayerSupport]]]]:
+    """Return the stacks with a title each: of an encoder-decoder its three kinds, of others their names."""
+    titled = {}
+    for stack, part in stacks.items():
+        cross, of_decoder = kinds[stack]
+        title = "cross" if cross else "decoder" if of_decoder else "encoder" if has_decoder else stack
+        titled[stack] = ("" if len(stacks) == 1 else title, part)
+    titles = [title for title, _ in titled.values()]
+    # two stacks of one kind keep their own names
+    return {
+        stack: (title if titles.count(title) == 1 else stack, part) for stack, (title, part) in titled.items()
+    }
+
+
+def _tokens(
+    part: Sequence[tuple[Tensor, LayerSupport]],
+    names: Mapping[str, Sequence[str]],
+    cross: bool,
+    of_decoder: bool,
+) -> tuple[Sequence[str], Sequence[str] | None]:
+    """Return the names of keys, and of queries where they are others."""
+    queries, keys = part[0][0].shape[-2:]
+
+    def names_of(size: int, *kinds: str) -> Sequence[str]:
+        fitting = (names[kind] for kind in kinds if len(names[kind]) == size)
+        return next(fitting, [str(place) for place in range(size)])
+
+    if cross:
+        return names_of(keys, "own"), names_of(queries, "decoder")
+    own = ("decoder",) if of_decoder else ("own", "with virtual tokens")
+    if queries != keys:  # keys of a learned prefix attend to nothing
+        return names_of(keys, "with virtual tokens"), names_of(queries, *own)
+    return names_of(keys, *own), None
+
+
+def _inputs_of(model: Any, text: Any, tokenizer: Any) -> tuple[ForwardInputs, int | None]:
+    """Return what the forward pass takes for one text, and the most tokens that the model reads."""
+    config = getattr(model, "config", None)
+    limit = None if config is None else context_length(config, tokenizer, model)
+    both = bool(getattr(config, "is_encoder_decoder", False))
+    if both and isinstance(text, (tuple, list)) and len(text) == 2:
+        first, second = (_one_text(model, part, tokenizer, limit) for part in text)
+        ids = second.tensors.get("input_ids")
+        if ids is None:
+            raise ValueError("view: the decoder's text must be a sentence or token ids")
+        return replace(first, tensors={**first.tensors, "decoder_input_ids": ids}), limit
+    inputs = _one_text(model, text, tokenizer, limit)
+    if both and not any(name.startswith("decoder_") for name in inputs.tensors):
+        raise ValueError("view: an encoder-decoder needs two texts: (for the encoder, for the decoder)")
+    return inputs, limit
+
+
+def _one_text(model: Any, text: Any, tokenizer: Any, limit: int | None) -> ForwardInputs:
+    """Return what the forward pass takes for one text, without a mask that hides nothing."""
+    if isinstance(text, Sequence) and text and all(isinstance(token, (int, np.integer)) for token in text):
+        text = [list(text)]
+    entries = [[]] if isinstance(text, list) and not text else read_inputs("view", text, name="text")
+    if len(entries) != 1:
+        raise ValueError(f"view: a page is of one text, got {len(entries)}")
+    entry = entries[0]
+    if isinstance(entry, Mapping):
+        mapping = dict(entry)
+    elif isinstance(entry, list):
+        if not entry:
+            raise ValueError("view: a text needs at least one token, got none")
+        mapping = {"input_ids": [entry]}
+    else:
         if tokenizer is None:
             raise ValueError("view: a sentence needs a tokenizer: view(model, text, tokenizer=tokenizer)")
-        text = tokenizer(text_argument("view", "text", text))
-    ids = torch.as_tensor(text["input_ids"] if hasattr(text, "keys") else text)
-    if not ids.numel():
-        raise ValueError(f"view: want at least one token, got shape {tuple(ids.shape)}")
-    if ids.is_floating_point() or not 1 <= ids.ndim <= 2 or (ids.ndim == 2 and len(ids) != 1):
-        raise ValueError(f"view: want token ids of one sentence, got shape {tuple(ids.shape)} of {ids.dtype}")
-    return ids.reshape(1, -1)
+        mapping = encode_text("view", entry, tokenizer, None)
+        n = len(mapping["input_ids"][0])
+        if limit is not None and n > limit:
+            warn(f"view: the text of {n} tokens is longer than {limit} and is cut")
+            mapping = encode_text("view", entry, tokenizer, limit)
+        # segments that only some models take
+        names = names_taken(model)
+        mapping = {name: value for name, value in mapping.items() if name in (*names, "input_ids")}
+    inputs = ForwardInputs.of("view", mapping)
+    if inputs.size != 1:
+        shape = tuple(inputs.tensors[inputs.main].shape)
+        raise ValueError(f"view: a page is of one text, got {inputs.main} of shape {shape}")
+    return inputs
 
 
 def captured_sentence(
@@ -92,13 +191,27 @@ def captured_sentence(
             except ConfigError as error:
                 raise ResultsError(str(error)) from error
         model, layers = _loaded(study, wanted), study.layers or None
-    ids = torch.tensor([list(row["token_ids"])], device=model.device)
+    arguments = {"input_ids": torch.tensor([list(row["token_ids"])], device=model.device)}
+    more = results.provenance.get("inputs")
+    if group := results.inputs.get(sample):
+        arguments = group().to(model.device, getattr(model, "dtype", None))
+    elif more and (sample in results.inputs or not results.inputs):
+        raise ResultsError(
+            f"view: sample {sample} was read with {', '.join(more)}, which stored results do not hold; view "
+            "the results of analyze themselves, or view(model, inputs)"
+        )
     found = [
-        {"layer": number, "head": head, "attention": matrix.numpy().ravel()}
-        for number, layer in self_attention(model, {"input_ids": ids}, layers=layers)
-        for head, matrix in zip(layer.heads, layer.attention[0].float().cpu(), strict=True)
+        {
+            "layer": number,
+            "head": head,
+            "attention": matrix.numpy().ravel(),
+            "n_tokens": len(matrix),
+            "support": layer.visibility.name,
+        }
+        for number, layer in self_attention(model, arguments, layers=layers)
+        for head, matrix in zip(layer.heads, layer.matrices()[0].float().cpu(), strict=True)
     ]
-    return pd.DataFrame(found).assign(**row[[*CHECKPOINT_KEYS, "sample"]], n_tokens=ids.shape[1])
+    return pd.DataFrame(found).assign(**row[[*CHECKPOINT_KEYS, "sample"]])
 
 
 def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:

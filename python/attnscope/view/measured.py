@@ -23,9 +23,9 @@ from attnscope._warn import UndefinedWarning
 from attnscope.metrics.discovery import found
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
-from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity, causal, full
-from attnscope.metrics.spectra.null_law import null_spectrum, undefined_because
+from attnscope.metrics.spectra.null_law import Word, null_spectrum, undefined_because
+from attnscope.metrics.support import LayerSupport, measure_layer
 
 _LAW_POINTS = 240
 
@@ -69,9 +69,22 @@ class Maps:
         self._room = max_bytes
 
     def add(
-        self, attention: Tensor, tokens: Sequence[str], queries: Sequence[str] | None = None, **place: Any
+        self,
+        attention: Tensor,
+        tokens: Sequence[str],
+        queries: Sequence[str] | None = None,
+        support: Any = "auto",
+        **place: Any,
     ) -> None:
-        """Adds a matrix, unless the page is full; queries of another text make it a matrix and no graph."""
+        """Add a matrix, unless the page is full; queries of another text make it a matrix and no graph.
+
+        Args:
+            attention: the matrix.
+            tokens: names of its keys.
+            queries: names of its queries, where they are others.
+            support: which keys a query sees: a word, or anything else for a window or a mask.
+            place: where it belongs on the page.
+        """
         n = attention.shape[-1]
         lower = queries is None and not bool(attention.triu(1).any())
         # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.
@@ -99,13 +112,20 @@ class Maps:
             for birth, death in rows
         ]
         shown["betti"] = _betti_steps(barcodes)
-        shown["spectrum"] = self._spectrum(attention.double())
+        shown["spectrum"] = self._spectrum(attention.double(), support)
 
-    def _spectrum(self, attention: Tensor) -> dict[str, Any]:
-        """The eigenvalues of the row-standardised map, the law they are compared with and their distance."""
-        if reason := undefined_because(attention):
+    def _spectrum(self, attention: Tensor, support: Any) -> dict[str, Any]:
+        """Return the eigenvalues of the row-standardised map, the law and the distance between both."""
+        words: dict[str, Word] = {"auto": "auto", "causal": "causal", "full": "full"}
+        word = words.get(support) if isinstance(support, str) else None
+        if word is None:
+            return {
+                "reason": "The queries of this layer see a window of keys or a mask, for whose spectrum no "
+                "law is known in closed form. The distance to shuffled rows is among the numbers."
+            }
+        if reason := undefined_because(attention, word):
             return {"reason": f"{reason.capitalize()}."}
-        found = null_spectrum(attention)
+        found = null_spectrum(attention, word)
         key = f"{found.law} {found.edge:.9f}"
         if key not in self.laws:
             keep = np.unique(np.linspace(0, len(found.law_x) - 1, _LAW_POINTS).astype(int))
@@ -128,10 +148,15 @@ class Maps:
 class Stack(NamedTuple):
     """The layers of one kind of attention in one pass, each [heads, queries, keys], and their tokens."""
 
-    name: str  # "encoder", "decoder", "cross", or "" where a model has one kind
+    name: str  # "encoder", "decoder", "cross", a stack of modules, or "" where a model has one kind
     layers: Sequence[Tensor]
     keys: Sequence[str]
     queries: Sequence[str] | None = None  # the tokens that attend, where they are others
+    supports: Sequence[LayerSupport] = ()  # of each layer; none where nothing is known
+
+    def support(self, layer: int) -> LayerSupport:
+        """Return what the queries of a layer see."""
+        return self.supports[layer] if self.supports else LayerSupport("auto", None)
 
 
 def contents_of_tensors(
@@ -152,17 +177,18 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
     depth = max(len(one.layers) for one in stacks)
     heads = max(len(layer) for one in stacks for layer in one.layers)
     values = np.full((len(stacks), len(wanted), depth, heads), np.nan)
-    uniform = np.full((len(stacks), len(wanted)), np.nan)
+    uniform = np.full((len(stacks), len(wanted), depth), np.nan)
     collected = Maps(max_bytes)
     for at, stack in enumerate(stacks):
-        if stack.queries is None:
-            uniform[at] = _of_uniform(stack.layers[0], wanted)
         for layer, maps in enumerate(stack.layers):
+            seen = stack.support(layer)
             if stack.queries is None:
-                values[at, :, layer, : len(maps)] = _numbers(maps, wanted)
+                values[at, :, layer, : len(maps)] = _numbers(maps, wanted, seen)
+                same = layer and _is_like(seen, maps, stack.support(layer - 1), stack.layers[layer - 1])
+                uniform[at, :, layer] = uniform[at, :, layer - 1] if same else _of_uniform(maps, wanted, seen)
             for head, matrix in enumerate(maps):
                 place = {"layer": layer, "head": head, "checkpoint": 0, "input": at}
-                collected.add(matrix, stack.keys, stack.queries, **place)
+                collected.add(matrix, stack.keys, stack.queries, seen.support, **place)
     kept = ~np.isnan(values).all((0, 2, 3))
     notes, without = [], "There is no such head here."
     if collected.refused:
@@ -184,28 +210,51 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
             for one in itertools.compress(wanted, kept)
         ],
         "values": [plain(values[:, kept])],
-        "uniform": plain(uniform[:, kept]),
+        "uniform": [[_by_layer(row) for row in rows] for rows in uniform[:, kept]],
         "laws": collected.laws,
         "maps": collected.stored,
         "without": without,
     }
 
 
-def _numbers(maps: Tensor, wanted: Sequence[Quantity]) -> Tensor:
-    """Values of the heads of a layer, [quantity, head], NaN where there is none."""
-    measured = measure_quantities({"attention": maps[None]}, wanted, heads=range(len(maps)))
+def _numbers(maps: Tensor, wanted: Sequence[Quantity], seen: LayerSupport) -> Tensor:
+    """Return values of the heads of a layer, [quantity, head], NaN where there is none."""
+    measured = measure_layer({"attention": maps[None]}, wanted, seen, heads=range(len(maps)))
     return torch.stack(
         [measured.values[one][0].double().where(measured.defined[one][0], torch.nan) for one in wanted]
     )
 
 
-def _of_uniform(maps: Tensor, wanted: Sequence[Quantity]) -> Tensor:
-    """What uniform attention of that size gives, [quantity]."""
-    uniform = (full if maps.triu(1).any() else causal)(maps.shape[-1])
+def _is_like(seen: LayerSupport, maps: Tensor, other: LayerSupport, others: Tensor) -> bool:
+    """Return True where uniform attention of two layers is the same map."""
+    if seen.kind != other.kind or maps.shape[-1] != others.shape[-1]:
+        return False
+    if isinstance(seen.support, Tensor):
+        return torch.equal(seen.support, other.support)
+    return seen.kind != "auto" or bool(maps.triu(1).any()) == bool(others.triu(1).any())
+
+
+def _of_uniform(maps: Tensor, wanted: Sequence[Quantity], seen: LayerSupport) -> Tensor:
+    """Return what uniform attention to the visible keys of every query gives, [quantity]."""
+    n = maps.shape[-1]
+    if isinstance(seen.support, Tensor):
+        visible = seen.support.reshape(-1, n, n).any(0).double()
+        uniform = visible / visible.sum(-1, keepdim=True).clamp_min(1)
+    else:
+        is_full = seen.support == "full" or (seen.support == "auto" and bool(maps.triu(1).any()))
+        uniform = (full if is_full else causal)(n)
     with warnings.catch_warnings():
         # Of uniform heads nothing differs, and their rows have nothing to standardise.
         warnings.simplefilter("ignore", UndefinedWarning)
-        return _numbers(uniform[None], wanted)[:, 0]
+        return _numbers(uniform[None], wanted, LayerSupport(seen.support, None))[:, 0]
+
+
+def _by_layer(values: np.ndarray[Any, Any]) -> Any:
+    """Return a number that all layers share, else a list with that of each."""
+    known = values[~np.isnan(values)]
+    if len(known) and (known == known[0]).all():
+        return plain(known[0])
+    return plain(values) if len(known) else None
 
 
 def _quantities() -> list[Quantity]:

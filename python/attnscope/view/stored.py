@@ -177,9 +177,15 @@ def _add_examples(
         maps.add(
             torch.tensor(np.asarray(row["attention"], dtype=float).reshape(n, n)),
             [str(token) for token in tokens],
+            support=_support_of(row.get("support")),
             layer=int(row["layer"]),
             head=int(row["head"]),
             sample=int(row["sample"]),
             checkpoint=checkpoints.index(checkpoint),
             input=inputs.index(group) if group in inputs else 0,
         )
+
+
+def _support_of(name: Any) -> str:
+    """Return the support of a stored matrix by its name, "auto" where none is stored."""
+    return name if isinstance(name, str) and name else "auto"

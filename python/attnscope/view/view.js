@@ -44,7 +44,11 @@ const visible = (token) => (token.trim() || token.replace(/ /g, "␣") || "∅")
 const isolated = (text) => `\u2068${text}\u2069`;  // what is written from right to left must not turn the numbers beside it
 const numeric = (value) => (value === null ? null : Number(value));  // JSON has no infinity, which is a word there
 const cells = (metric) => data.values[state.checkpoint][state.input][metric].map((row) => row.map(numeric));
-const uniformOf = (metric) => numeric(data.uniform[state.input][metric]);
+// a number for all layers, or one for each
+const uniformOf = (metric) => {
+  const value = data.uniform[state.input][metric];
+  return numeric(Array.isArray(value) ? value[data.layers.indexOf(state.layer)] : value);
+};
 const valueOf = (metric, layer, head) => cells(metric)[data.layers.indexOf(layer)][data.heads.indexOf(head)];
 const known = (metric) => cells(metric).flat().filter((v) => v !== null);
 const nameOf = (map) => `${map.layer} ${map.head}`;

@@ -258,7 +258,12 @@ def test_bad_input_is_named(function):
         (MASKED, None, {}, "context 'masked' needs a tokenizer with a mask token, got no tokenizer"),
         (CAUSAL, None, {"context": "lef"}, "unknown context 'lef'; did you mean 'left'"),
         (CAUSAL, {"input_ids": torch.ones(3, 4)}, {}, "input_ids must be integers, got torch.float32"),
-        (CAUSAL, {"input_ids": torch.ones(4).long()}, {}, r"input_ids must have shape \[B, n\], got \(4,\)"),
+        (
+            CAUSAL,
+            {"input_ids": torch.ones(3, 1, 4).long()},
+            {},
+            r"input_ids must have shape \[texts, tokens\], got \(3, 1, 4\)",
+        ),
         (
             CAUSAL,
             {
@@ -272,7 +277,7 @@ def test_bad_input_is_named(function):
             CAUSAL,
             {"input_ids": torch.ones(3, 4).long(), "attention_mask": torch.ones(3, 3)},
             {},
-            r"attention_mask must have the shape of input_ids, \(3, 4\), got \(3, 3\)",
+            r"attention_mask must have shape \(3, 4\), or that of queries by keys, got \(3, 3\)",
         ),
         (
             CAUSAL,
@@ -287,9 +292,11 @@ def test_bad_input_is_named(function):
         with pytest.raises(ValueError, match=f"{function}: .*{words}"):
             call(model, changed, **options)
     with pytest.raises(
-        TypeError, match=f"{function}: inputs must be a mapping with a tensor input_ids, got list"
+        ValueError, match=f"{function}: input 0 must be a sentence or a list of token ids, got 1"
     ):
         call(CAUSAL, [1, 2])
+    with pytest.raises(ValueError, match=f"{function}: input 1 is a text, which needs tokenizer="):
+        call(CAUSAL, [[1, 2], "a cat"])
     no_mask = word_pieces("cat")
     no_mask.mask_token = None
     with pytest.raises(ValueError, match="a mask token, got TokenizersBackend without one"):

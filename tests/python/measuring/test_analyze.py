@@ -245,3 +245,70 @@ def test_a_text_longer_than_the_context_is_cut_and_said(llama):
     with pytest.warns(RuntimeWarning, match=rf"1 of 2 texts were longer than {longest} tokens and are cut"):
         found = asc.analyze(llama, [[1, 2, 3], [1] * (longest + 1)], ["sink_share"])
     assert found["samples"]["truncated"].tolist() == [False, True]
+
+
+@pytest.fixture(scope="module")
+def sharp():
+    """A causal model in which some heads have a sink."""
+    model = tiny("gpt_oss", num_hidden_layers=2, sliding_window=None, layer_types=["full_attention"] * 2)
+    return model
+
+
+def test_every_metric_that_is_accepted_has_a_finite_number(sharp):
+    """On a causal model; what has no place in tables, or reads what no model gives, is refused instead."""
+    from attnscope.metrics.measure import metric_names
+
+    ids = text(sharp, batch=2, n=48)["input_ids"]
+    ids[:, 8] = 5
+    refused = {}
+    for name in metric_names():
+        try:
+            results = asc.analyze(sharp, ids, [name], layers=[1])
+        except ValueError as error:
+            refused[name] = str(error)
+            continue
+        tables = [results.table(one) for one in results.tables() if one != "samples"]
+        numbers = [
+            table[column].dropna().astype(float)
+            for table in tables
+            for column in table.select_dtypes("number")
+            if column not in ("step", "sample", "layer", "head", "n_tokens", "index", "threshold")
+        ]
+        assert any(np.isfinite(one).any() for one in numbers), name
+        if name != "reference_influence":  # of queries outside a head's sinks, where it has some
+            assert results.left_out.empty, (name, results.left_out.to_dict())
+    assert set(refused) == {"betti_curve", "morlet_scalogram", "scale_sensitivity", "span_attention"}
+    assert "reads special_keys and word_span, which no model gives" in refused["span_attention"]
+
+
+def test_scores_are_captured_for_what_reads_them(llama):
+    ids = text(llama, batch=1, n=20)["input_ids"]
+    heads = asc.analyze(llama, ids, ["offset_fit", "fiedler_value"]).to_xarray("heads")
+    with asc.capture(llama, sites=("attention", "scores")) as recording, torch.no_grad():
+        for layer in recording.run(input_ids=ids):
+            want = asc.offset_fit(layer.scores)
+            own = heads.sel(layer=layer.index, head=range(4)).squeeze()
+            np.testing.assert_allclose(own["offset_r2"], want.r2[0], rtol=1e-12)
+            np.testing.assert_allclose(own["offset_r2_added"], want.added[0], rtol=1e-9)
+
+
+def test_columns_without_a_value_are_left_out_with_a_reason(tmp_path):
+    bloom = tiny("bloom")  # its attention hands out maps alone
+    ids = text(bloom, batch=1, n=6)["input_ids"]
+    words = r"analyze: \d+ of \d+ columns have no value; results.left_out has the reasons"
+    with pytest.warns(RuntimeWarning, match=words):
+        results = asc.analyze(bloom, ids)
+    reasons = results.left_out.set_index("column")["reason"]
+    assert reasons["offset_r2"].startswith("scores are not captured: capture: BloomModel does not let")
+    assert "fewer than 8 tokens" in reasons["mp_ks"]
+    kept = {column for name in results.tables() for column in results.table(name)}
+    assert not kept & set(reasons.index)
+    assert {"fiedler_value", "alignment_hidden", "entropy"} <= kept
+    stored = asc.load(results.save(tmp_path / "run").path)
+    pd.testing.assert_frame_equal(stored.left_out, results.left_out)
+    # a column that was asked for stays, and is null
+    with pytest.warns(RuntimeWarning, match=words):
+        asked = asc.analyze(bloom, ids, ["marchenko_pastur"])
+    assert asked["heads"]["mp_ks"].isna().all()
+    assert "mp_ks" in set(asked.left_out["column"])
+    assert asc.analyze(bloom, ids, ["fiedler_value"]).left_out.empty

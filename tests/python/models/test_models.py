@@ -8,10 +8,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from attnscope.models import Encoder, LoadError, find_checkpoints, hub, load_model, load_tokenizer, step_of
 from attnscope.models.checkpoints import fingerprint
-from attnscope.models.loading import context_length
+from attnscope.models.text_settings import context_length
 from folders import model_folder, series, tokenizer
 
 
@@ -100,15 +101,56 @@ def test_dtype_is_kept_or_as_asked(tmp_path):
         load_model(checkpoint, device="no such device")
 
 
-def test_context_lengths():
-    def config(kind="llama", positions=512, pad=1):
-        return SimpleNamespace(model_type=kind, max_position_embeddings=positions, pad_token_id=pad)
+#: Kind of model: the changes of its configuration, and the longest text of twenty positions.
+POSITIONS = {
+    "Llama": ({}, 20),
+    "Bert": ({}, 20),
+    "Roberta": ({}, 18),
+    "Camembert": ({}, 18),
+    "XLMRoberta": ({}, 18),
+    "MPNet": ({}, 18),
+    "Data2VecText": ({}, 18),
+    "Longformer": ({"attention_window": [4]}, 18),
+    "Luke": ({"entity_vocab_size": 5}, 18),
+    "Esm": ({"mask_token_id": 4, "position_embedding_type": "absolute"}, 18),
+    "Xmod": ({"default_language": "en_XX"}, 18),
+    "IBert": ({}, 18),
+    "OPT": ({"ffn_dim": 32, "word_embed_proj_dim": 32}, 20),
+    "GPT2": ({"n_positions": 20, "n_embd": 32, "n_layer": 1, "n_head": 4}, 20),
+    "Bart": ({"d_model": 32, "encoder_layers": 1, "decoder_layers": 1}, 20),
+}
 
-    assert context_length(config(), None) == 512
-    assert context_length(config("xlm-roberta", 514), None) == 512
-    assert context_length(config("bloom", None), None) is None
-    assert context_length(config(positions=100), SimpleNamespace(model_max_length=64)) == 64
-    assert context_length(config(positions=100), SimpleNamespace(model_max_length=10**30)) == 100
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_a_text_is_as_long_as_the_position_table_allows(kind):
+    """The table's rows less its offset: a text of that length runs, and one more token has no row."""
+    import transformers
+
+    changes, longest = POSITIONS[kind]
+    shape = dict(vocab_size=40, hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    shape |= dict(intermediate_size=32, max_position_embeddings=20, pad_token_id=1)
+    if kind in ("GPT2", "Bart"):
+        shape = {name: shape[name] for name in ("vocab_size", "pad_token_id", "max_position_embeddings")}
+        shape |= {} if kind == "Bart" else {"max_position_embeddings": 20}
+    config = getattr(transformers, f"{kind}Config")(**{**shape, **changes})
+    model = getattr(transformers, f"{kind}Model")(config).eval()
+    assert context_length(config, None) == longest
+    assert context_length(config, None, model) == longest
+    assert context_length(config, SimpleNamespace(model_max_length=7), model) == 7
+    assert context_length(config, SimpleNamespace(model_max_length=10**30), model) == longest
+    body = model.get_encoder() if kind == "Bart" else model
+    with torch.no_grad():
+        body(input_ids=torch.randint(5, 40, (1, longest)))
+        if kind not in ("Llama", "Longformer"):  # no table; one that pads texts
+            with pytest.raises((IndexError, RuntimeError, ValueError)):
+                body(input_ids=torch.randint(5, 40, (1, longest + 1)))
+
+
+def test_a_configuration_without_positions_bounds_nothing():
+    import transformers
+
+    assert context_length(transformers.BloomConfig(hidden_size=32, n_layer=1, n_head=2), None) is None
+    assert context_length(SimpleNamespace(max_position_embeddings=100), None) == 100
 
 
 def test_an_encoder_keeps_the_token_at_its_end_when_it_cuts(tmp_path):

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
+import attnscope as asc
 import models
 from attnscope.capture import capture
 from attnscope.engine.config import Study
@@ -161,3 +162,61 @@ def test_entropies_of_shuffled_rows_are_the_same_under_any_support(case):
         assert row["learned_sink_mass"] == pytest.approx(
             own["learned_sink_mass"].mean(), rel=1e-6, nan_ok=True
         )
+
+
+#: Columns of a map, or of a head among those of its layer, that depend on what queries see.
+OF_SUPPORT = [
+    *("entropy", "entropy_normalized", "sink_share", "sink_share_uniform", "sink_boost", "mp_ks"),
+    *("top_mass", "head_divergence"),
+]
+
+
+def test_study_analyze_view_and_layer_give_the_same_numbers(case):
+    """Texts of two lengths in one batch; windows, full attention, a learned sink."""
+    name, results, _ = case
+    model = models.tiny(name)
+    every = list(results.table("samples")["token_ids"])
+    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(list(one)) for one in every], batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(one)) for one in every], batch_first=True).long()
+    keys, columns = ["sample", "layer", "head"], list(OF_SUPPORT)
+    stored = results.table("heads")
+    if name == "gpt_oss":
+        columns.append("learned_sink_mass")
+    stored = stored.set_index(keys)[columns].sort_index().astype(float)
+    found = asc.analyze(model, {"input_ids": ids, "attention_mask": mask}, METRICS)["heads"]
+    found = found.set_index(keys)[columns].sort_index().astype(float)
+    pd.testing.assert_frame_equal(found, stored, rtol=1e-6, atol=1e-8)
+
+    with capture(model) as recording, torch.no_grad():
+        for layer in recording.run(input_ids=ids, attention_mask=mask):
+            measured = layer.measure(
+                {"attention_entropy": {}, "sink_share": {}, "marchenko_pastur_deviation": {}, "even": {
+                    "metric": "attention_entropy", "normalized": True}, "head_divergence": {}},
+            )  # fmt: skip
+            own = stored.xs(layer.index, level="layer")
+            for column, values in (
+                ("entropy", measured["attention_entropy"].nanmean(-1)),
+                ("entropy_normalized", measured["even"].nanmean(-1)),
+                ("sink_boost", measured["sink_share"].boost),
+                ("mp_ks", measured["marchenko_pastur_deviation"]),
+                ("head_divergence", measured["head_divergence"]),
+            ):
+                want = own[column].unstack("head").to_numpy()
+                np.testing.assert_allclose(values, want, rtol=2e-5, atol=1e-7, err_msg=column)
+            if name == "gpt_oss":
+                want = own["learned_sink_mass"].unstack("head").to_numpy()
+                np.testing.assert_allclose(measured["sink_share"].learned, want, rtol=1e-6)
+
+    text = int(mask.sum(1).argmax())
+    page = asc.view(model, list(every[text])).contents
+    shown = {one["name"]: np.array(page["values"][0][0][at], float) for at, one in enumerate(page["metrics"])}
+    for column in columns:
+        if column not in shown:  # what uniform attention gives is shown beside each column
+            assert column == "sink_share_uniform"
+            continue
+        want = stored.xs(text, level="sample")[column].unstack("head").to_numpy()
+        np.testing.assert_allclose(shown[column], want, rtol=1e-4, atol=1e-5, err_msg=column)
+    at = [one["name"] for one in page["metrics"]].index("sink_share")
+    uniform = np.broadcast_to(np.array(page["uniform"][0][at], float), len(models.LAYER_KINDS[name]))
+    want = stored.xs(text, level="sample")["sink_share_uniform"].groupby("layer").first()
+    np.testing.assert_allclose(uniform, want, rtol=1e-5)

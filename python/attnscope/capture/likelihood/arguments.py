@@ -4,35 +4,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from attnscope._nearest import nearest
+from attnscope.models.forward_inputs import ForwardInputs
 from attnscope.models.head_rows import head_plan
+from attnscope.models.text_inputs import encode_text, read_inputs
+from attnscope.models.text_settings import table_length
 
 CONTEXTS = ("auto", "left", "masked", "own")
 
 
-def texts_argument(function: str, inputs: Any) -> tuple[Tensor, Tensor]:
-    """input_ids [B, n] int64 and the mask of real tokens [B, n], both on the CPU."""
-    if not isinstance(inputs, Mapping) or not torch.is_tensor(inputs.get("input_ids")):
-        raise TypeError(
-            f"{function}: inputs must be a mapping with a tensor input_ids, got {type(inputs).__name__}"
-        )
-    ids = inputs["input_ids"]
-    if ids.ndim != 2 or 0 in ids.shape:
-        raise ValueError(f"{function}: input_ids must have shape [B, n], got {tuple(ids.shape)}")
-    if ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"{function}: input_ids must be integers, got {ids.dtype}")
-    ids = ids.detach().cpu().to(torch.int64)
-    mask = inputs.get("attention_mask")
-    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else torch.as_tensor(mask).cpu().bool()
-    if real.shape != ids.shape:
+class Texts(NamedTuple):
+    """Texts of which likelihoods are asked for.
+
+    Attributes:
+        ids: [B, n] int64, on the CPU.
+        real: which of them are tokens [B, n].
+        more: what the forward pass takes for the same texts.
+    """
+
+    ids: Tensor
+    real: Tensor
+    more: ForwardInputs
+
+
+def texts_argument(function: str, model: nn.Module, inputs: Any, tokenizer: Any) -> Texts:
+    """Return texts padded on the right, with all that the model's forward pass takes for them.
+
+    Args:
+        function: whose name errors begin with.
+        model: whose forward pass takes the inputs.
+        inputs: a mapping with input_ids, or what `read_inputs` reads.
+        tokenizer: for texts.
+    """
+    given = inputs if isinstance(inputs, Mapping) and "input_ids" in inputs else None
+    if given is None:
+        given = _encoded(function, inputs, tokenizer)
+    pad_id = getattr(tokenizer, "pad_token_id", None) or 0
+    more = ForwardInputs.of(function, given, pad_id)
+    more = more.only(model)
+    ids, real = more.tensors["input_ids"].detach().cpu().to(torch.int64), more.real
+    assert real is not None
+    longest = table_length(model)
+    if longest is not None and ids.shape[1] > longest:
         raise ValueError(
-            f"{function}: attention_mask must have the shape of input_ids, {tuple(ids.shape)}, "
-            f"got {tuple(real.shape)}"
+            f"{function}: texts of {ids.shape[1]} tokens are longer than the {longest} positions of "
+            f"{type(model).__name__}"
         )
     if not bool(real.any(1).all()):
         raise ValueError(f"{function}: text {int((~real.any(1)).int().argmax())} has no token")
@@ -41,7 +62,28 @@ def texts_argument(function: str, inputs: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"{function}: texts must be padded on the right, got padding before a token in text {row}"
         )
-    return ids, real
+    if more.size > 1 and not more.is_divisible:
+        _ = [more.texts_axis(name) for name in more.tensors]  # names the tensor
+        raise ValueError(f"{function}: {', '.join(more.others)} cannot go with single texts")
+    return Texts(ids, real, more)
+
+
+def _encoded(function: str, inputs: Any, tokenizer: Any) -> dict[str, list[Any]]:
+    """Return texts of any kind as lists of what a tokenizer gives for each."""
+    rows: list[Mapping[str, Any]] = []
+    for place, entry in enumerate(read_inputs(function, inputs)):
+        if isinstance(entry, list):
+            rows.append({"input_ids": [entry]})
+        elif isinstance(entry, Mapping):
+            raise TypeError(
+                f"{function}: inputs must be texts or one mapping with input_ids, got a mapping of "
+                f"{', '.join(map(str, entry))}"
+            )
+        elif tokenizer is None:
+            raise ValueError(f"{function}: input {place} is a text, which needs tokenizer=...")
+        else:
+            rows.append(encode_text(function, entry, tokenizer, None))
+    return {name: [row[name][0] for row in rows] for name in rows[0] if all(name in row for row in rows)}
 
 
 def spans_argument(function: str, spans: Any, real: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
 from attnscope.capture.likelihood.tokens import entropy, log_likelihood, row_blocks
 from attnscope.metrics._named import shown_by_shape
+from attnscope.models.forward_inputs import ForwardInputs
 from attnscope.models.head_rows import LastStates
 
 
@@ -32,13 +32,13 @@ class WordLikelihood(NamedTuple):
 
 
 def word_likelihood(
-    model: nn.Module, inputs: Mapping[str, Any], spans: Any, *, tokenizer: Any = None, context: str = "auto"
+    model: nn.Module, inputs: Any, spans: Any, *, tokenizer: Any = None, context: str = "auto"
 ) -> WordLikelihood:
     """Log-likelihood of one word a text, piece by piece.
 
     Args:
         model: of transformers with a vocabulary head; run in evaluation mode.
-        inputs: input_ids [B, n] and attention_mask, padded on the right.
+        inputs: as `token_likelihood` takes them.
         spans: first piece and one past the last of each text's word [B, 2]; (−1, −1) where there is none.
         tokenizer: names the mask token of a masked-language model.
         context: "left" for causal models; "masked": the pieces k and later are masked while piece k is
@@ -70,14 +70,21 @@ def word_likelihood(
         Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
     """
     name = "word_likelihood"
-    ids, real = texts_argument(name, inputs)
+    ids, real, more = texts_argument(name, model, inputs, tokenizer)
     span = spans_argument(name, spans, real)
     kind, mask_id = context_argument(name, context, model, tokenizer)
-    return scored(model, ids, real, span, kind, mask_id, name)[0]
+    return scored(model, ids, real, span, kind, mask_id, name, more)[0]
 
 
 def scored(
-    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, kind: str, mask_id: int, function: str
+    model: nn.Module,
+    ids: Tensor,
+    real: Tensor,
+    span: Tensor,
+    kind: str,
+    mask_id: int,
+    function: str,
+    more: ForwardInputs | None = None,
 ) -> tuple[WordLikelihood, Tensor]:
     """`word_likelihood` of checked arguments, and the entropy of q_0 [B] in nats from the same passes.
 
@@ -85,20 +92,27 @@ def scored(
         ids: [B, n].
         real: which of them are tokens [B, n].
         span: of the words [B, 2].
+        more: what else the forward pass takes for these texts.
     """
     pieces = (span[:, 1] - span[:, 0]).double()
     total, rest, uncertain = torch.full((3, len(ids)), torch.nan, dtype=torch.float64)
     some = span[:, 0] >= 0
     if kind == "left":
-        total, rest, uncertain = _left(model, ids, real, span, function)
+        total, rest, uncertain = _left(model, ids, real, span, function, more)
     elif bool(some.any()):
         read = _masked if kind == "masked" else _own
-        total[some], uncertain[some] = read(model, ids[some], real[some], span[some], mask_id, function)
+        part = some_texts(more, some.nonzero()[:, 0])
+        total[some], uncertain[some] = read(model, ids[some], real[some], span[some], mask_id, function, part)
     return WordLikelihood(total, total / pieces, total + rest), uncertain
 
 
+def some_texts(more: ForwardInputs | None, texts: Tensor) -> ForwardInputs | None:
+    """Return the inputs of some texts, in that order."""
+    return more if more is None or (more.size == 1 and len(texts) == 1) else more.select(texts)
+
+
 def _left(
-    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str
+    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str, more: ForwardInputs | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """L of the word and of what follows it, entropy of the first piece [B]."""
     columns = torch.arange(ids.shape[1])
@@ -110,7 +124,7 @@ def _left(
     wanted = (inside | behind)[:, 1:].any(0).nonzero()[:, 0]
     none = span[:, 0] <= 0
     if len(wanted):
-        states = LastStates(model, ids, real, function)
+        states = LastStates(model, ids, real, function, more)
         for block in row_blocks(len(wanted), len(ids), states.plan.vocabulary):
             rows = wanted[block]
             scores[:, rows + 1] = log_likelihood(states.logits(rows), ids[:, rows + 1])
@@ -120,7 +134,13 @@ def _left(
 
 
 def _masked(
-    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, mask_id: int, function: str
+    model: nn.Module,
+    ids: Tensor,
+    real: Tensor,
+    span: Tensor,
+    mask_id: int,
+    function: str,
+    more: ForwardInputs | None,
 ) -> tuple[Tensor, Tensor]:
     total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64)
     columns = torch.arange(ids.shape[1])
@@ -129,7 +149,8 @@ def _masked(
         text = (pieces > k).nonzero()[:, 0]
         place = span[text, :1] + k
         masked = masked_from(ids[text], place, span[text, 1:], columns, mask_id)
-        logits = LastStates(model, masked, real[text], function).logits(place)
+        part = some_texts(more, text)
+        logits = LastStates(model, masked, real[text], function, part).logits(place)
         total[text] += log_likelihood(logits, ids[text].gather(1, place))[:, 0]
         if k == 0:
             uncertain = entropy(logits)[:, 0]
@@ -142,9 +163,15 @@ def masked_from(ids: Tensor, place: Tensor, stop: Tensor, columns: Tensor, mask_
 
 
 def _own(
-    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, _mask_id: int, function: str
+    model: nn.Module,
+    ids: Tensor,
+    real: Tensor,
+    span: Tensor,
+    _mask_id: int,
+    function: str,
+    more: ForwardInputs | None,
 ) -> tuple[Tensor, Tensor]:
-    states = LastStates(model, ids, real, function)
+    states = LastStates(model, ids, real, function, more)
     total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64)
     pieces = span[:, 1] - span[:, 0]
     for k in range(int(pieces.max())):

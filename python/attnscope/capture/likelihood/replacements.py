@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from attnscope._nearest import nearest
 from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
-from attnscope.capture.likelihood.chain import masked_from
+from attnscope.capture.likelihood.chain import masked_from, some_texts
 from attnscope.capture.likelihood.tokens import texts_a_pass
 from attnscope.capture.likelihood.vocabulary import NEITHER, forms, special_ids
 from attnscope.capture.likelihood.words import hashed_draw
@@ -49,7 +49,7 @@ class Replacements(NamedTuple):
 
 def replacements(
     model: nn.Module,
-    inputs: Mapping[str, Any],
+    inputs: Any,
     spans: Any,
     modes: Iterable[str],
     *,
@@ -68,7 +68,7 @@ def replacements(
 
     Args:
         model: of transformers with a vocabulary head; run in evaluation mode.
-        inputs: input_ids [B, n] and attention_mask, padded on the right.
+        inputs: as `token_likelihood` takes them.
         spans: first piece and one past the last of each text's word [B, 2]; (−1, −1) where there is none.
         modes: names, each once.
         tokenizer: says which ids begin a word, go on, or are special, and which masks.
@@ -109,7 +109,7 @@ def replacements(
         Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
     """
     name = "replacements"
-    ids, real = texts_argument(name, inputs)
+    ids, real, more = texts_argument(name, model, inputs, tokenizer)
     span = spans_argument(name, spans, real)
     wanted = modes_argument(name, modes)
     if candidates not in ("same_form", "all"):
@@ -146,7 +146,8 @@ def replacements(
             if mask_id >= 0:
                 read = masked_from(read, place, stop, torch.arange(ids.shape[1]), mask_id)
             rows = place if mask_id >= 0 else place - 1
-            states = LastStates(model, read, real[texts].repeat_interleave(apart, 0), name)
+            each = texts.repeat_interleave(apart)
+            states = LastStates(model, read, real[each], name, some_texts(more, each))
             logits = states.logits(rows)[:, 0].double().cpu()
             for text, own in zip(texts.tolist(), torch.split(logits, apart), strict=True):
                 order, log_q = _ranked(own, chosen[text][0][k])

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.likelihood.arguments import context_argument, texts_argument
+from attnscope.capture.likelihood.arguments import Texts, context_argument, texts_argument
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.head_rows import HeadPlan, LastStates, head_plan
 
@@ -35,14 +35,16 @@ class TokenLikelihood(NamedTuple):
 
 
 def token_likelihood(
-    model: nn.Module, inputs: Mapping[str, Any], *, tokenizer: Any = None, context: str = "auto"
+    model: nn.Module, inputs: Any, *, tokenizer: Any = None, context: str = "auto"
 ) -> TokenLikelihood:
     """Log-likelihood log q_t(x_t) of every token, q_t the softmax over the whole vocabulary, in float64.
 
     Args:
         model: of transformers with a vocabulary head; run in evaluation mode.
-        inputs: input_ids [B, n] and, where texts differ in length, attention_mask, padded on the right.
-        tokenizer: names the mask token of a masked-language model.
+        inputs: a mapping of what the forward pass takes (input_ids [B, n] and, where texts differ in length,
+            attention_mask, padded on the right; token_type_ids, position_ids, ... reach the model), or texts,
+            pairs, a column of a table, as `analyze` reads them.
+        tokenizer: of texts; names the mask token of a masked-language model.
         context: what q_t conditions on. "left": the tokens before t, from the logits at t − 1 (causal
             models). "masked": the text with t masked (masked-language models, n passes a text). "own": the
             whole text, nothing masked: how well a token is kept, not how well it is expected. "auto": "left"
@@ -76,7 +78,7 @@ def token_likelihood(
         Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
     """
     name = "token_likelihood"
-    ids, real = texts_argument(name, inputs)
+    ids, real, more = texts_argument(name, model, inputs, tokenizer)
     kind, mask_id = context_argument(name, context, model, tokenizer)
     shape = tuple(ids.shape)
     found = TokenLikelihood(
@@ -85,9 +87,9 @@ def token_likelihood(
         torch.full(shape, -1, dtype=torch.int64),
     )
     if kind == "masked":
-        _fill_masked(found, model, ids, real, mask_id, name)
+        _fill_masked(found, model, Texts(ids, real, more), mask_id, name)
         return found
-    states = LastStates(model, ids, real, name)
+    states = LastStates(model, ids, real, name, more)
     shift = int(kind == "left")
     for rows in row_blocks(shape[1] - shift, len(ids), states.plan.vocabulary):
         columns = rows + shift
@@ -98,16 +100,16 @@ def token_likelihood(
     return found
 
 
-def _fill_masked(
-    found: TokenLikelihood, model: nn.Module, ids: Tensor, real: Tensor, mask_id: int, function: str
-) -> None:
+def _fill_masked(found: TokenLikelihood, model: nn.Module, read: Texts, mask_id: int, function: str) -> None:
+    ids, real, more = read
     texts, columns = real.nonzero(as_tuple=True)
     size = texts_a_pass(head_plan(model, function), ids.shape[1])
     for start in range(0, len(texts), size):
         text, column = texts[start : start + size], columns[start : start + size]
         masked = ids[text]
         masked[torch.arange(len(text)), column] = mask_id
-        logits = LastStates(model, masked, real[text], function).logits(column[:, None])
+        rest = more if more.size == 1 and len(text) == 1 else more.select(text)
+        logits = LastStates(model, masked, real[text], function, rest).logits(column[:, None])
         for whole, part in zip(found, statistics(logits, ids[text, column][:, None]), strict=True):
             whole[text, column] = part[:, 0]
 

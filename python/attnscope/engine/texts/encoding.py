@@ -17,8 +17,9 @@ from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.texts.windows import windows
 from attnscope.engine.units import Input, Unit
 from attnscope.models import Encoder, LoadError, load_tokenizer
-from attnscope.models.architecture import text_config
-from attnscope.models.loading import context_length, load_config
+from attnscope.models.architecture import largest_setting, text_config
+from attnscope.models.loading import load_config
+from attnscope.models.text_settings import context_length
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +45,7 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
         plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
     text, context = text_config(config), context_length(config, tokenizer)
     limit = min((one for one in (context, settings.max_tokens) if one is not None), default=None)
-    encoder = Encoder(tokenizer, limit, settings.bos, getattr(text, "vocab_size", None), settings.seed)
+    encoder = Encoder(tokenizer, limit, settings.bos, largest_setting(text, "vocab_size"), settings.seed)
     read: list[Input] = []
     windowed = any(one.per == "window" for one in settings.texts)
     sentences: Sequence[Sentence] = plan.sentences
@@ -68,10 +69,10 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
         "without_bos": sum(not one.encoded.starts_with_bos for one in read),
     }
     plan.encoders[position] = encoder
-    plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
-    plan.layers[position] = len(settings.layers) or int(getattr(text, "num_hidden_layers", None) or 1)
-    width = int(getattr(text, "hidden_size", None) or 1)
-    plan.widths[position] = width, int(getattr(text, "intermediate_size", None) or 4 * width)
+    plan.heads[position] = largest_setting(text, "num_attention_heads", 1)
+    plan.layers[position] = len(settings.layers) or largest_setting(text, "num_hidden_layers", 1)
+    width = largest_setting(text, "hidden_size", 1)
+    plan.widths[position] = width, largest_setting(text, "intermediate_size", 4 * width)
     plan.counts[model] = counts
     plan.notes += _notes(model, counts, settings, limit)
     return [one for one in read if one.n_tokens]

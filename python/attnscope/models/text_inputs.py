@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""The reader of what users hand over as texts, for every function that takes some.
+
+A sentence, sentences, token ids, a column of pandas or of a data set, pairs, a conversation, or the mapping
+that a tokenizer or a processor gives. Everything else is refused by its kind: a table's column names, or a
+path, would be measured as texts without a word.
+
+Example:
+    >>> from attnscope.models.text_inputs import read_inputs
+    >>> read_inputs("f", "a cat"), read_inputs("f", {"text": ["a cat", "a dog"], "label": [0, 1]})
+    (['a cat'], ['a cat', 'a dog'])
+    >>> read_inputs("f", [("a cat", "it sat")]), read_inputs("f", [[1, 2, 3]])
+    ([Pair(first='a cat', second='it sat')], [[1, 2, 3]])
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from attnscope.models.forward_inputs import MAIN
+
+#: Columns of a table that are texts, the first that it has.
+TEXT_COLUMNS = ("text", "sentence", "content")
+
+
+class Pair(NamedTuple):
+    """Two texts that a model reads together."""
+
+    first: str
+    second: str
+
+
+class Chat(NamedTuple):
+    """A conversation: messages with a role and a content."""
+
+    messages: list[Mapping[str, Any]]
+
+
+#: A text, its token ids, two texts, a conversation, or the arguments of a forward pass.
+Entry = str | list[int] | Pair | Chat | Mapping[str, Any]
+
+
+def read_inputs(function: str, inputs: Any, column: str = "", name: str = "inputs") -> list[Entry]:
+    """Return the entries of inputs of any kind.
+
+    Args:
+        function: whose name errors begin with.
+        inputs: see the module.
+        column: of a table; empty takes its column text, sentence or content, or its only column of texts.
+        name: of the argument, for errors.
+
+    Raises:
+        ValueError: no entries, an existing file, a table without such a column, an entry of another kind.
+        TypeError: an object of another kind.
+    """
+    entries = _entries(function, inputs, column, name)
+    if not entries:
+        raise ValueError(f"{function}: there are no inputs")
+    return entries
+
+
+def _entries(function: str, inputs: Any, column: str, name: str) -> list[Entry]:
+    if isinstance(inputs, (str, os.PathLike)):
+        return [_text(function, name, inputs)]
+    if _is_table(inputs):
+        return _of_columns(function, inputs, column)
+    if column:
+        raise ValueError(f"{function}: column {column!r} goes with a table, got {type(inputs).__name__}")
+    if isinstance(inputs, Mapping) or _is_encoding(inputs):
+        mapping = dict(inputs.items())
+        if "role" in mapping and "content" in mapping:
+            return [Chat([mapping])]
+        return [mapping]
+    if isinstance(inputs, (Tensor, np.ndarray)):
+        return _of_array(function, inputs)
+    if isinstance(inputs, (bytes, bytearray)) or not isinstance(inputs, Iterable):
+        raise ValueError(
+            f"{function}: inputs must be sentences, token ids, a table with a column of texts, messages or "
+            f"what a tokenizer gives, got {type(inputs).__name__}"
+        )
+    items = list(inputs)
+    if items and all(_is_message(item) for item in items):
+        return [Chat(items)]
+    return [_entry(function, place, item) for place, item in enumerate(items)]
+
+
+def _entry(function: str, place: int, item: Any) -> Entry:
+    name = f"input {place}"
+    if isinstance(item, (str, os.PathLike)):
+        return _text(function, name, item)
+    if isinstance(item, Mapping) or _is_encoding(item):
+        mapping = dict(item.items())
+        if not set(MAIN) & set(mapping):
+            raise ValueError(
+                f"{function}: {name} is a mapping of {', '.join(map(str, mapping))}, not of inputs"
+            )
+        return mapping
+    if isinstance(item, (Tensor, np.ndarray)) and item.ndim == 1 and _is_whole(item):
+        return [int(token) for token in item.tolist()]
+    if isinstance(item, Sequence):
+        items = list(item)
+        if len(items) == 2 and all(isinstance(part, str) for part in items):
+            return Pair(*(_text(function, name, part) for part in items))
+        if items and all(_is_message(part) for part in items):
+            return Chat(items)
+        if all(isinstance(part, (int, np.integer)) and not isinstance(part, bool) for part in items):
+            return [int(part) for part in items]
+    raise ValueError(
+        f"{function}: {name} must be a sentence or a list of token ids, got {_shown(item)}; the ids of one "
+        "text are [[1, 2, 3]]"
+    )
+
+
+def _shown(item: Any) -> str:
+    words = repr(item)
+    return words if len(words) <= 60 else f"{words[:57]}..."
+
+
+def _text(function: str, name: str, text: Any) -> str:
+    """Return a text that has something to read in it and is no file."""
+    if isinstance(text, os.PathLike):
+        raise ValueError(f"{function}: {name} is a path, {os.fspath(text)!r}; read the file first")
+    words: str = text
+    if not words.strip():
+        raise ValueError(f"{function}: {name} is an empty text: {words!r}")
+    if len(words) < 256 and "\n" not in words and "\0" not in words and Path(words).is_file():
+        raise ValueError(
+            f"{function}: {name} is a path, {words!r}; read the file first, or attnscope run --texts"
+        )
+    return words
+
+
+def _is_encoding(given: Any) -> bool:
+    """Return True for what a tokenizer or a processor gives, which is a mapping by its manners."""
+    return (
+        hasattr(given, "data") and hasattr(given, "items") and hasattr(given, "keys") and not _is_table(given)
+    )
+
+
+def _is_message(given: Any) -> bool:
+    return isinstance(given, Mapping) and "role" in given and "content" in given
+
+
+def _is_whole(given: Any) -> bool:
+    kind = str(given.dtype)
+    return "int" in kind
+
+
+def _is_table(given: Any) -> bool:
+    """Return True for tables of pandas, pyarrow, polars and datasets, and for columns of texts by name."""
+    if isinstance(given, Mapping):
+        columns = list(given.values())
+        plain = not set(MAIN) & set(given) and not _is_message(given)
+        return plain and any(isinstance(values, (list, tuple)) or _is_series(values) for values in columns)
+    return _column_names(given) is not None
+
+
+def _column_names(given: Any) -> list[str] | None:
+    """Return the names of a table's columns; None for other objects."""
+    if isinstance(given, Mapping):
+        return [str(name) for name in given]
+    for name in ("column_names", "columns"):
+        names = getattr(given, name, None)
+        if names is None or callable(names) or isinstance(names, Mapping):
+            continue
+        listed = list(names)
+        if all(isinstance(one, (str, int)) for one in listed):
+            return [str(one) for one in listed]
+    return None
+
+
+def _is_series(given: Any) -> bool:
+    return hasattr(given, "tolist") or hasattr(given, "to_list") or hasattr(given, "to_pylist")
+
+
+def _values(function: str, table: Any, name: str) -> list[Any]:
+    """Return the cells of a column."""
+    column = table[name]
+    for method in ("tolist", "to_list", "to_pylist"):
+        if hasattr(column, method):
+            return list(getattr(column, method)())
+    return list(column)
+
+
+def _of_columns(function: str, table: Any, column: str) -> list[Entry]:
+    names = _column_names(table) or []
+    kind = type(table).__name__
+    if column and column not in names:
+        raise ValueError(f"{function}: the {kind} has no column {column!r}, only {', '.join(names)}")
+    if not column and "input_ids" in names:
+        known = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "bbox")
+        return [{name: _values(function, table, name) for name in names if name in known}]
+    chosen = column or next((name for name in TEXT_COLUMNS if name in names), "")
+    if not chosen:
+        texts = [
+            name
+            for name in names
+            if (cells := _values(function, table, name)) and all(isinstance(cell, str) for cell in cells)
+        ]
+        if len(texts) != 1:
+            raise ValueError(
+                f"{function}: which column of the {kind} holds the texts? It has "
+                f"{', '.join(names) or 'none'}; hand over that column alone"
+            )
+        chosen = texts[0]
+    return [_cell(function, chosen, row, cell) for row, cell in enumerate(_values(function, table, chosen))]
+
+
+def _cell(function: str, column: str, row: int, cell: Any) -> Entry:
+    if isinstance(cell, str):
+        if not cell.strip():
+            raise ValueError(f"{function}: row {row} of column {column} is an empty text: {cell!r}")
+        return cell
+    return _entry(function, row, cell)
+
+
+def _of_array(function: str, given: Any) -> list[Entry]:
+    if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
+        return [_entry(function, place, item) for place, item in enumerate(given.ravel().tolist())]
+    if not _is_whole(given) or given.ndim not in (1, 2):
+        raise ValueError(
+            f"{function}: a tensor of inputs must hold token ids [tokens] or [texts, tokens], got shape "
+            f"{tuple(given.shape)} of {given.dtype}"
+        )
+    rows = given if given.ndim == 2 else given[None]
+    return [[int(token) for token in row.tolist()] for row in rows]
+
+
+def encode_text(function: str, text: str | Pair | Chat, tokenizer: Any, limit: int | None) -> dict[str, Any]:
+    """Return all that a tokenizer makes of a text, a pair or a conversation, as a batch of one.
+
+    Args:
+        function: whose name errors begin with.
+        text: as `read_inputs` gives it.
+        tokenizer: of transformers.
+        limit: most tokens; None for no bound.
+    """
+    if isinstance(text, Chat):
+        if not getattr(tokenizer, "chat_template", None):
+            raise ValueError(
+                f"{function}: {type(tokenizer).__name__} has no chat template for a conversation of "
+                f"{len(text.messages)} messages"
+            )
+        ids = tokenizer.apply_chat_template(text.messages, tokenize=True, return_dict=False)
+        return {"input_ids": [[int(token) for token in ids]]}
+    texts = (text.first, text.second) if isinstance(text, Pair) else (text,)
+    cut = {} if limit is None else {"truncation": True, "max_length": limit}
+    return {name: [list(values)] for name, values in tokenizer(*texts, **cut).items()}
