@@ -34,8 +34,8 @@ from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.architecture import depth, largest_setting, text_config
-from attnscope.models.text_inputs import read_inputs
-from attnscope.models.text_settings import context_length
+from attnscope.models.inputs.context_length import context_length
+from attnscope.models.inputs.text_inputs import read_inputs
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer

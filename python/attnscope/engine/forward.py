@@ -17,7 +17,7 @@ from attnscope._warn import warn
 from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
 from attnscope.models.architecture import depth
-from attnscope.models.prompt_learning import virtual_tokens
+from attnscope.models.inputs.prompt_learning import virtual_tokens
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Recording

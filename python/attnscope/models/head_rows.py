@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from attnscope._evaluation import evaluating
 from attnscope._warn import warn
 from attnscope.models.architecture import text_config
-from attnscope.models.forward_inputs import ForwardInputs, names_taken
-from attnscope.models.prompt_learning import virtual_tokens
+from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
+from attnscope.models.inputs.prompt_learning import virtual_tokens
 
 #: Tokens of the trial pass, of which the later half differs between its two texts.
 _TRIAL = 6

@@ -16,10 +16,10 @@ from attnscope.capture import capture
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
 from attnscope.metrics.support import LayerSupport
-from attnscope.models.forward_inputs import ForwardInputs, names_taken
-from attnscope.models.prompt_learning import virtual_names, virtual_tokens
-from attnscope.models.text_inputs import encode_text, read_inputs
-from attnscope.models.text_settings import context_length
+from attnscope.models.inputs.context_length import context_length
+from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
+from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
+from attnscope.models.inputs.text_inputs import encode_text, read_inputs
 from attnscope.models.tokens import Encoder
 from attnscope.view.measured import Stack
 

@@ -12,7 +12,7 @@ import torch
 
 from attnscope.models import Encoder, LoadError, find_checkpoints, hub, load_model, load_tokenizer, step_of
 from attnscope.models.checkpoints import fingerprint
-from attnscope.models.text_settings import context_length
+from attnscope.models.inputs.context_length import context_length
 from folders import model_folder, series, tokenizer
 
 

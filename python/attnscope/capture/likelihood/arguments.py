@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._nearest import nearest
-from attnscope.models.forward_inputs import ForwardInputs
 from attnscope.models.head_rows import head_plan
-from attnscope.models.text_inputs import encode_text, read_inputs
-from attnscope.models.text_settings import table_length
+from attnscope.models.inputs.context_length import table_length
+from attnscope.models.inputs.forward_inputs import ForwardInputs
+from attnscope.models.inputs.text_inputs import encode_text, read_inputs
 
 CONTEXTS = ("auto", "left", "masked", "own")
 

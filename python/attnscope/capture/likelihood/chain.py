@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
 from attnscope.capture.likelihood.tokens import entropy, log_likelihood, row_blocks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.models.forward_inputs import ForwardInputs
 from attnscope.models.head_rows import LastStates
+from attnscope.models.inputs.forward_inputs import ForwardInputs
 
 
 @shown_by_shape

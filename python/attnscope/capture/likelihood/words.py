@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope._nearest import nearest
 from attnscope.capture.likelihood.vocabulary import NEITHER, blank_ids, forms, special_ids
-from attnscope.models.forward_inputs import ForwardInputs
+from attnscope.models.inputs.forward_inputs import ForwardInputs
 
 #: Unicode's own boundaries of words (annex 29), which keep a letter and its marks together.
 _BOUNDARY = regex.compile(r"\b", regex.WORD)

@@ -18,8 +18,8 @@ from attnscope.engine.texts.windows import windows
 from attnscope.engine.units import Input, Unit
 from attnscope.models import Encoder, LoadError, load_tokenizer
 from attnscope.models.architecture import largest_setting, text_config
+from attnscope.models.inputs.context_length import context_length
 from attnscope.models.loading import load_config
-from attnscope.models.text_settings import context_length
 
 if TYPE_CHECKING:
     import pyarrow as pa

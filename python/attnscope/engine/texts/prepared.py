@@ -21,9 +21,9 @@ from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.models import Checkpoint, Encoded, Encoder
 from attnscope.models.architecture import largest_setting, text_config
-from attnscope.models.forward_inputs import ForwardInputs, names_taken
-from attnscope.models.prompt_learning import virtual_names, virtual_tokens
-from attnscope.models.text_inputs import Chat, Entry, Pair, encode_text
+from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
+from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
+from attnscope.models.inputs.text_inputs import Chat, Entry, Pair, encode_text
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@ that a tokenizer or a processor gives. Everything else is refused by its kind: a
 path, would be measured as texts without a word.
 
 Example:
-    >>> from attnscope.models.text_inputs import read_inputs
+    >>> from attnscope.models.inputs.text_inputs import read_inputs
     >>> read_inputs("f", "a cat"), read_inputs("f", {"text": ["a cat", "a dog"], "label": [0, 1]})
     (['a cat'], ['a cat', 'a dog'])
     >>> read_inputs("f", [("a cat", "it sat")]), read_inputs("f", [[1, 2, 3]])
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from attnscope.models.forward_inputs import MAIN
+from attnscope.models.inputs.forward_inputs import MAIN
 
 #: Columns of a table that are texts, the first that it has.
 TEXT_COLUMNS = ("text", "sentence", "content")

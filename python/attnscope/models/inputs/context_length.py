@@ -6,7 +6,7 @@ counts positions from behind the padding id, OPT from 2). The table and its offs
 modules, so that no family is known by name.
 
 Example:
-    >>> from attnscope.models.text_settings import rows_for_tokens
+    >>> from attnscope.models.inputs.context_length import rows_for_tokens
     >>> from torch import nn
     >>> rows_for_tokens(nn.Embedding(20, 4)), rows_for_tokens(nn.Embedding(20, 4, padding_idx=1))
     (20, 18)

@@ -6,7 +6,7 @@ along the tokens or along the texts goes with them, and what cannot go with them
 
 Example:
     >>> import torch
-    >>> from attnscope.models.forward_inputs import ForwardInputs
+    >>> from attnscope.models.inputs.forward_inputs import ForwardInputs
     >>> lists = {"input_ids": [[1, 2, 3], [4, 5]], "token_type_ids": [[0, 0, 1], [0, 1]]}
     >>> texts = ForwardInputs.of("f", lists)
     >>> texts.lengths, texts.tensors["token_type_ids"].tolist()
