@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""Dependencies: floors above known holes, workflows with least rights, actions pinned to commits."""
+
+import os
+import re
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from attnscope.engine.executors.cluster import Cluster
+
+ROOT = Path(__file__).resolve().parents[3]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+#: Versions below which a hole is known, with its number.
+HOLES = {
+    "pyarrow": ("14.0.1", "CVE-2023-47248: a pickle runs while a schema is read"),
+    "filelock": ("3.20.3", "CVE-2025-68146, CVE-2026-22701: the target of a link is truncated"),
+    "torch": ("2.6", "CVE-2025-32434: a pickle runs in spite of weights_only"),
+    "jinja2": ("3.1.6", "CVE-2025-27516: a template leaves its sandbox"),
+    "tqdm": ("4.66.3", "CVE-2024-34062: arguments are evaluated"),
+    "pydantic": ("2.4", "CVE-2024-3772: a regular expression never ends"),
+    "ray": ("2.52", "CVE-2025-62593: a web page runs code; token authentication"),
+}
+
+
+def requirements():
+    """The lower bounds of everything that a user installs, by package."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    table = text[text.index("dependencies = [") : text.index("[project.scripts]")]
+    found = {}
+    for line in re.findall(r'"([A-Za-z][^"]*[<>=][^"]*)"', table):
+        parsed = Requirement(line)
+        for bound in parsed.specifier:
+            if bound.operator == ">=":
+                found.setdefault(parsed.name.lower(), set()).add(Version(bound.version))
+    return found
+
+
+def test_floors_are_above_known_holes():
+    floors = requirements()
+    assert len(floors) > 25
+    for package, (version, why) in HOLES.items():
+        assert min(floors[package]) >= Version(version), why
+
+
+def test_the_job_of_the_lowest_versions_installs_them():
+    lowest = {
+        parsed.name: next(iter(parsed.specifier)).version
+        for parsed in map(Requirement, (ROOT / ".ci" / "floors.txt").read_text("utf-8").split())
+    }
+    floors = requirements()
+    assert len(lowest) > 18
+    for package, version in lowest.items():
+        assert {Version(version)} == floors[package], package
+    needed = {"torch", "numpy", "pandas", "pyarrow", "filelock", "transformers", "safetensors", "jinja2"}
+    assert needed <= lowest.keys()
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_workflows_have_least_rights_pins_and_limits(file):
+    text = file.read_text("utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {"contents": "read"}
+    for name, job in workflow["jobs"].items():
+        assert 0 < job["timeout-minutes"] <= 180, name
+        written = {right for right, level in job.get("permissions", {}).items() if level != "read"}
+        assert written <= {"id-token", "attestations"}, name
+        for step in job["steps"]:
+            # what an event carries is text of strangers, and a shell would run it
+            assert not re.search(r"\$\{\{[^}]*github\.event", step.get("run", "")), name
+            if "uses" not in step:
+                continue
+            assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", step["uses"]), step["uses"]
+            if step["uses"].startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False, name
+    pinned = re.findall(r"uses: \S+@[0-9a-f]{40}(.*)", text)
+    assert pinned
+    assert all(re.fullmatch(r" # v\d+\.\d+\.\d+", comment) for comment in pinned)
+
+
+def test_one_commit_for_each_action():
+    pins = {}
+    for file in WORKFLOWS:
+        for action, commit in re.findall(r"uses: (\S+)@(\S+)", file.read_text("utf-8")):
+            pins.setdefault(action, set()).add(commit)
+    assert {action: commits for action, commits in pins.items() if len(commits) > 1} == {}
+
+
+def test_dependencies_are_updated_and_audited():
+    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text("utf-8"))["updates"]
+    assert {one["package-ecosystem"] for one in updates} == {"github-actions", "pip"}
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8"))["jobs"]
+    commands = {name: " ".join(step.get("run", "") for step in job["steps"]) for name, job in jobs.items()}
+    assert ".ci/audit" in commands["audit"]
+    assert ".ci/floors" in commands["floors"]
+    for script in ("audit", "floors"):
+        assert os.access(ROOT / ".ci" / script, os.X_OK)
+
+
+# --- Ray
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """A module in the place of Ray that remembers how it was started."""
+    made = types.ModuleType("ray")
+    made.started = []
+    made.is_initialized = lambda: False
+    made.init = lambda *arguments, **options: made.started.append(os.environ.get("RAY_AUTH_MODE"))
+    made.shutdown = lambda: None
+    job = types.ModuleType("ray.job_config")
+    job.JobConfig = dict
+    monkeypatch.setitem(sys.modules, "ray", made)
+    monkeypatch.setitem(sys.modules, "ray.job_config", job)
+    monkeypatch.setattr("attnscope.engine.executors.cluster._knock", lambda address: None)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    return made
+
+
+def test_a_cluster_that_is_started_here_asks_for_a_token(ray):
+    cluster = Cluster("local")
+    cluster.connect()
+    assert ray.started == ["token"]
+    cluster.close()
+    assert "RAY_AUTH_MODE" not in os.environ
+
+
+def test_a_cluster_of_somebody_else_and_a_choice_are_left_alone(ray, monkeypatch):
+    cluster = Cluster("auto")
+    cluster.connect()
+    cluster.close()
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    local = Cluster("local")
+    local.connect()
+    local.close()
+    assert ray.started == [None, "disabled"]
+    assert os.environ["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_a_cluster_that_cannot_be_started_leaves_the_environment(ray):
+    def fail(*arguments, **options):
+        raise RuntimeError("no room")
+
+    ray.init = fail
+    with pytest.raises(ValueError, match="--ray local: no room"):
+        Cluster("local").connect()
+    assert "RAY_AUTH_MODE" not in os.environ
