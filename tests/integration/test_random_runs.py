@@ -111,13 +111,13 @@ def test_texts_of_several_lengths_and_one_cut_come_to_their_tables(tmp_path):
     draw = random.Random(4)
     model = model_folder(tmp_path / "m", num_hidden_layers=1)
     texts = drawn_texts(tmp_path / "texts.txt", draw, most=5)
+    options = {"thresholds": [0.05]}
     made = Settings(
-        models=str(model), texts=str(texts), max_tokens=40, output=str(tmp_path), name="a",
-        metrics=["sink_share", "sink_position", "sink_test"], options={"controls": 1},
-    )  # fmt: skip
+        models=str(model), texts=str(texts), max_tokens=40, output=str(tmp_path), name="a", options=options
+    )
     results = run(made, progress=False, say=lambda text: None)
     assert set(results.table("samples")["n_tokens"]) > {40}
-    assert "frames" in results.tables()
+    assert len(results.table("frames")) == 1
 
 
 @pytest.mark.slow
