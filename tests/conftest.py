@@ -57,6 +57,28 @@ pyarrow.set_cpu_count(1)
 pyarrow.set_io_thread_count(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--implementation",
+        choices=("core", "torch"),
+        default="core",
+        help="what measures CPU tensors: the compiled kernels, or the torch operations of attnscope.devices",
+    )
+
+
+@pytest.fixture(autouse=True)
+def implementation(request: pytest.FixtureRequest):
+    """Measure CPU tensors by the implementation that the command line names."""
+    name = request.config.getoption("--implementation")
+    if name == "core":
+        yield
+        return
+    import attnscope
+
+    with attnscope.devices.use(name):
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):

@@ -2,6 +2,7 @@
 # The public names and the modules that they come from; `__init__.py` reads them here.
 
 from attnscope import _core as _core
+from attnscope import devices as devices
 from attnscope import inference as inference
 from attnscope import protocols as protocols
 from attnscope.capture import capture as capture

@@ -8,7 +8,6 @@ shape (2, 4, 7, 8)`. Nothing is copied on the way.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 import warnings
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from attnscope import _core
+from attnscope.devices import placement
 from attnscope._memory import SMALLEST_BATCH, announce
 from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
@@ -66,7 +66,10 @@ def attention_argument(
     name: str = "attention",
     rows: bool = True,
 ) -> Attention:
-    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where `rows` do not sum to 1."""
+    """Check `attention` [..., n, n] and `lengths`, without a copy, and warn where `rows` do not sum to 1.
+
+    Maps on an accelerator stay there if the function is measured there.
+    """
     tensor = square_tensor(function, name, attention)
     given = None
     if lengths is not None:
@@ -76,7 +79,7 @@ def attention_argument(
         longest = checked.n if given is None else int(given.max())
         announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
-        found = _core.first_invalid(tensor, given, LARGEST_ENTRY)
+        found = _core.first_invalid(placement.host_copy(tensor), given, LARGEST_ENTRY)
         if found is not None:
             matrix, row, column, value = found
             index = (*map(int, np.unravel_index(matrix, checked.leading)), row, column)
@@ -108,10 +111,12 @@ def heads_argument(
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
-    """`value` as a float tensor [..., n, n] on the CPU."""
+    """Return `value` as a float tensor [..., n, n], on the CPU unless the function is measured on its device."""
     if _core.is_plain_batch(value):
         return value
-    tensor = to_host(float_tensor(function, name, value))
+    tensor = float_tensor(function, name, value)
+    if not placement.stays(function, tensor):
+        tensor = to_host(tensor)
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
         raise ValueError(f"{function}: {name} must have at least two dimensions [..., n, n], {got}")
@@ -144,34 +149,9 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor` itself when it lives on the CPU; otherwise a host copy, as no kernel has a device version.
-
-    A CUDA tensor goes through a pinned buffer on a stream of its own, which waits for the caller's stream
-    and not for the whole device, so kernels that the caller has queued elsewhere keep running.
-    """
-    if tensor.device.type == "cpu":
-        return tensor
-    _warn_of_copies(tensor.device)
-    if tensor.device.type != "cuda":
-        return tensor.cpu()
-    side = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(tensor.device))
-    with torch.cuda.stream(side):
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        host.copy_(tensor, non_blocking=True)
-        tensor.record_stream(side)
-    side.synchronize()
+    """Return `tensor` itself if the CPU holds it, else a copy in pinned memory, for what the core alone computes."""
+    host: torch.Tensor = placement.host_copy(tensor)
     return host
-
-
-@functools.cache
-def _warn_of_copies(device: torch.device) -> None:
-    """Warns at the first tensor on a device."""
-    warn(
-        f"attnscope computes on the CPU: tensors on {device} are copied to pinned host memory once per "
-        "call, and results come back on the CPU",
-        UserWarning,
-    )
 
 
 def _shared(value: Any) -> Any:
@@ -335,11 +315,17 @@ def flags_argument(
     return to_host(tensor)
 
 
+def call_kernel(kernel: Callable[..., Any], checked: Attention, *arguments: Any) -> Any:
+    """Return the results of a function of the core, computed where the maps are; all results are on the CPU."""
+    run = placement.computed_on(kernel, checked.tensor)
+    return run(checked.tensor, checked.lengths, *arguments)
+
+
 def computed(
     kernel: Callable[..., Any], function: str, checked: Attention, *arguments: Any, unit: str = "matrices"
 ) -> Any:
     """What a function of the core gives for a checked argument, `finished`: one result or several."""
-    *results, non_finite = kernel(checked.tensor, checked.lengths, *arguments)
+    *results, non_finite = call_kernel(kernel, checked, *arguments)
     return finished(function, checked, results[0] if len(results) == 1 else results, non_finite, unit)
 
 

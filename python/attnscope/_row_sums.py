@@ -48,7 +48,7 @@ def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
         return maps[..., -1, :]
     n = maps.shape[-1]
     at = (lengths - 1)[..., None, None].expand(*maps.shape[:-2], 1, n)
-    return maps.gather(-2, at).squeeze(-2) * (torch.arange(n) < lengths[..., None])
+    return maps.gather(-2, at).squeeze(-2) * (torch.arange(n, device=maps.device) < lengths[..., None])
 
 
 def _is_off(maps: Tensor, lengths: Tensor | None) -> bool:
@@ -66,6 +66,7 @@ def judge_rows(function: str, maps: Tensor, lengths: Tensor | None, *, refuse: b
 
     Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
     """
+    lengths = None if lengths is None else lengths.to(maps.device)
     fine = _FINE.get()
     if fine is not None and any(one is maps for one in fine):
         return None

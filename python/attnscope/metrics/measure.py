@@ -248,7 +248,8 @@ def _plan_for(quantities: tuple[Quantity, ...], whole: tuple[str, ...], n: int) 
 def _finite(maps: Tensor, lengths: Tensor | None) -> Tensor:
     """Which of [batch, maps, n, n] hold finite entries only, inside their lengths."""
     each = None if lengths is None else lengths.expand(maps.shape[:2]).contiguous()
-    return _core.finite_matrices(maps, each)
+    finite: Tensor = _checks.call_kernel(_core.finite_matrices, _checks.Attention(maps, each))
+    return finite
 
 
 def _where_defined(one: Quantity, values: Tensor, finite: Tensor | None) -> tuple[Tensor, Tensor]:

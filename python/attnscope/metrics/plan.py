@@ -21,6 +21,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._row_sums import judged_once
+from attnscope.devices.placement import shared_copies
 from attnscope.metrics.discovery import found
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks
@@ -164,7 +165,7 @@ class Execution:
 
     def results(self) -> list[Any]:
         """What every request gets, in their order."""
-        with judged_once():
+        with judged_once(), shared_copies():
             for group in self.plan.groups:
                 self._read_once(group)
             return [self._answer(*one) for one in zip(self.plan.requests, self.plan.calls, strict=True)]

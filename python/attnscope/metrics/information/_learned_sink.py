@@ -40,7 +40,7 @@ def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
         seen = torch.ones(n, n, dtype=torch.bool)
     else:
         real = attention.inside()
-        above = (attention.tensor != 0) & ~lower & real[..., None] & real[..., None, :]
+        above = (_checks.to_host(attention.tensor) != 0) & ~lower & real[..., None] & real[..., None, :]
         causal = ~above.any(-1).any(-1)[..., None, None]
         if attention.lengths is not None:
             causal &= (attention.lengths.reshape(attention.leading) > 1)[..., None, None]
@@ -71,8 +71,8 @@ def top_mass_with(
 ) -> torch.Tensor:
     """Share of all mass, the learned sink's in it, that the k strongest of n + 1 keys hold, [...]."""
     mass = sink_mass_argument(function, sink_mass, attention)
-    keys = torch.where(visible_pairs(attention, support), attention.tensor.double(), 0.0).sum(-2)
+    keys = torch.where(visible_pairs(attention, support), _checks.to_host(attention.tensor).double(), 0.0).sum(-2)
     every = torch.cat([keys, mass.sum(-1, keepdim=True)], -1)
     top = every.topk(min(k, every.shape[-1])).values.sum(-1) / every.sum(-1)
-    finite = _core.finite_matrices(attention.tensor, attention.lengths)
+    finite = _checks.call_kernel(_core.finite_matrices, attention)
     return torch.where(finite, top, torch.nan)

@@ -90,9 +90,8 @@ def divergence_of(
     """`head_divergence`, to the same bits, where `attention_entropy` of the same maps may be at hand."""
     name = "head_divergence"
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
-    result, non_finite = _core.head_divergence(
-        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), entropy
-    )
+    seen = _checks.support_argument(name, support, checked)
+    result, non_finite = _checks.call_kernel(_core.head_divergence, checked, seen, entropy)
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         more = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
@@ -149,9 +148,9 @@ def sink_removal(
     """
     name = "sink_removal"
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
-    before, after, excluded, attention, non_finite = _core.sink_removal(
-        checked.tensor,
-        checked.lengths,
+    before, after, excluded, attention, non_finite = _checks.call_kernel(
+        _core.sink_removal,
+        checked,
         _checks.support_argument(name, support, checked),
         _keys(name, keys, checked),
         _checks.flag(name, "keep_attention", keep_attention),

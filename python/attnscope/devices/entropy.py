@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: MIT
+"""Entropy of each query's attention in torch operations; the definition is `attnscope.attention_entropy`'s."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope.devices.slabs import Slab, per_map
+
+
+def attention_entropy(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor, normalized: bool
+) -> tuple[Tensor, int]:
+    """Return the entropy of every query [..., n] and how many maps are not finite."""
+
+    def compute(slab: Slab) -> tuple[Tensor, ...]:
+        entropy = slab.row_entropy
+        if normalized:
+            visible = slab.visible_keys
+            entropy = torch.where(visible > 1, entropy / visible.to(slab.dtype).log(), torch.nan)
+        return slab.undefined_outside(entropy), slab.finite
+
+    result: tuple[Tensor, int] = per_map(compute, attention, lengths, support)
+    return result

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: MIT
+"""Near attention over far attention, in torch operations; the definition is `attnscope.local_global_ratio`'s."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope.devices.slabs import Slab, per_map
+
+
+def local_global_ratio(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor, window: float, drop_first: bool
+) -> tuple[Tensor, int]:
+    """Return attention to keys at most `window` away over attention to all others, of every map."""
+
+    def compute(slab: Slab) -> tuple[Tensor, Tensor]:
+        # a window below 1 is a fraction of each map's own number of tokens
+        width = window * slab.lengths.double() if window < 1 else torch.full_like(slab.lengths, int(window))
+        apart = (slab.positions[:, None] - slab.positions).abs()
+        near = apart <= width.long()[:, None, None]
+        entries = slab.attention[..., 1:] if drop_first else slab.attention
+        near = near[..., 1:] if drop_first else near
+        local = torch.where(near, entries, 0.0).flatten(1).sum(-1)
+        distant = torch.where(near, 0.0, entries).flatten(1).sum(-1)
+        return slab.undefined_where_not_finite(local / distant), slab.finite
+
+    result: tuple[Tensor, int] = per_map(compute, attention, lengths, support)
+    return result

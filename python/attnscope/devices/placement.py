@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""Which implementation of a measure a tensor gets: the core's, or torch operations on the tensor's device."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Functions of the core that have a twin in torch operations, with the module of this package that holds it.
+MODULES = {
+    "attention_entropy": "entropy",
+    "far_attention": "sink_test",
+    "fiedler_value": "fiedler",
+    "fiedler_vector": "fiedler",
+    "finite_matrices": "validity",
+    "geometric_semantic_alignment": "alignment",
+    "head_divergence": "divergence",
+    "laplacian_eigenvalues": "laplacian",
+    "local_global_ratio": "locality",
+    "participation_ratio": "participation_ratio",
+    "reference_influence": "reference_influence",
+    "singular_values": "singular_values",
+    "sink_removal": "divergence",
+    "sink_statistics": "sinks",
+    "sink_tokens": "sinks",
+    "span_attention": "span_attention",
+}
+
+#: Public functions whose maps stay on their device, because a function of MODULES computes them.
+STAYS_ON_DEVICE = frozenset(
+    """attention_entropy entropy_magnitude_correlation fiedler_value fiedler_vector geometric_semantic_alignment
+    head_divergence incoming_attention laplacian_eigenvalues laplacian_gap local_global_ratio
+    measure measure_quantities participation_ratio reference_influence
+    singular_values sink_position sink_rate sink_removal sink_share sink_test sink_tokens span_attention
+    spectral_gap spectral_ratio stable_rank effective_rank top_mass""".split()
+)
+
+#: Decompositions that one H200 did slower than a copy to the CPU and the core there, with the number of tokens up
+#: to which that holds; `benchmarks/devices.py` measures them again.
+CUDA_IS_SLOWER: dict[str, int] = {}
+
+
+class NotOnDevice(Exception):  # noqa: N818  an answer, not an error that a user sees
+    """Raised by an implementation in torch operations for options that only the core computes."""
+
+
+_TORCH_ON_CPU: ContextVar[bool] = ContextVar("torch operations for CPU tensors", default=False)
+_WHERE: dict[str, set[str]] = {}
+
+
+@contextmanager
+def use(implementation: str) -> Iterator[None]:
+    """Choose what measures tensors on the CPU, for the calls inside the `with` block.
+
+    Args:
+        implementation: "core", the compiled kernels, which is the default; "torch", the torch operations that
+            tensors on an accelerator get.
+
+    Raises:
+        ValueError: any other name.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> with asc.devices.use("torch"):
+        ...     asc.attention_entropy(torch.full((2, 2), 0.5), base=2)
+        tensor([1., 1.], dtype=torch.float64)
+    """
+    if implementation not in ("core", "torch"):
+        raise ValueError(f"use: implementation must be 'core' or 'torch', got {implementation!r}")
+    token = _TORCH_ON_CPU.set(implementation == "torch")
+    try:
+        yield
+    finally:
+        _TORCH_ON_CPU.reset(token)
+
+
+def computed_on(kernel: Callable[..., Any], tensor: Tensor) -> Callable[..., Any]:
+    """Return the function that computes `kernel`, a function of the core, for this tensor.
+
+    It takes the arguments of `kernel` and returns its results, on the CPU.
+    """
+    if tensor.is_cpu and not _TORCH_ON_CPU.get():
+        return kernel
+    return _Placed(kernel)
+
+
+def stays(function: str, tensor: Tensor) -> bool:
+    """Return True if the maps of a public function are measured on the device that holds them."""
+    return not tensor.is_cpu and function in STAYS_ON_DEVICE
+
+
+def measured_where() -> dict[str, list[str]]:
+    """Return which measures this process computed where so far, by device: "cuda", "cpu (copied)" and so on."""
+    return {device: sorted(names) for device, names in sorted(_WHERE.items())}
+
+
+class _Placed:
+    """A function of the core as torch operations compute it, or the core itself on a copy of the tensor."""
+
+    def __init__(self, kernel: Callable[..., Any]) -> None:
+        self._kernel = kernel
+
+    def __call__(self, tensor: Tensor, lengths: Tensor | None, *arguments: Any) -> Any:
+        name = self._kernel.__name__
+        slower = tensor.device.type == "cuda" and tensor.shape[-1] <= CUDA_IS_SLOWER.get(name, 0)
+        if name in MODULES and not slower:
+            module = importlib.import_module(f"attnscope.devices.{MODULES[name]}")
+            try:
+                result = getattr(module, name)(tensor, lengths, *arguments)
+            except NotOnDevice:
+                pass
+            else:
+                _note(name, tensor.device.type)
+                return result
+        if not tensor.is_cpu:
+            _note(name, "cpu (copied)")
+        return self._kernel(host_copy(tensor), lengths, *map(host_copy, arguments))
+
+
+def _note(name: str, device: str) -> None:
+    _WHERE.setdefault(device, set()).add(name)
+
+
+# Inside `shared_copies`, the host copies that were made, with the tensors they were made of.
+_COPIES: ContextVar[list[tuple[Tensor, Tensor]] | None] = ContextVar("host copies", default=None)
+
+
+@contextmanager
+def shared_copies() -> Iterator[None]:
+    """Copy a device tensor to the CPU once for all calls inside the block; nobody may change it meanwhile."""
+    if _COPIES.get() is not None:
+        yield
+        return
+    token = _COPIES.set([])
+    try:
+        yield
+    finally:
+        _COPIES.reset(token)
+
+
+def host_copy(value: Any) -> Any:
+    """Return a tensor that the CPU can read: the tensor itself, or a copy in pinned memory.
+
+    The copy is made on a stream of its own, which waits for the caller's stream and not for the whole device, so
+    kernels that the caller has queued elsewhere go on running. Anything but a tensor is returned as it is.
+    """
+    if not isinstance(value, Tensor) or value.is_cpu:
+        return value
+    copies = _COPIES.get()
+    for original, copy in copies or ():
+        if original is value:
+            return copy
+    host = _copied(value)
+    if copies is not None:
+        copies.append((value, host))
+    return host
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    side = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream(tensor.device))
+    with torch.cuda.stream(side):
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(side)
+    side.synchronize()
+    return host

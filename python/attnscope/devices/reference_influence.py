@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+"""Part of a head's output that comes from reference tokens, in torch operations.
+
+The definition is that of `attnscope.reference_influence`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attnscope.devices.slabs import Slab, per_map
+
+
+def reference_influence(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    states: Tensor,
+    reference: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return relative magnitude, direction and change by the reference of every query outside of it, [..., n]."""
+
+    def compute(slab: Slab, vectors: Tensor, marked: Tensor) -> list[Tensor]:
+        wide = torch.where(slab.inside[..., None], vectors, 0).to(slab.dtype)
+        finite = wide.isfinite().flatten(1).all(-1)
+        wide = torch.where(finite[:, None, None], wide, 0.0)
+        finite = finite & slab.finite
+        from_reference = torch.where(marked[:, None, :], slab.attention, 0.0) @ wide
+        from_others = torch.where(marked[:, None, :], 0.0, slab.attention) @ wide
+        output = from_reference + from_others
+        norm_r, norm_n, norm = (
+            torch.linalg.vector_norm(part, dim=-1) for part in (from_reference, from_others, output)
+        )
+        across = (from_reference * from_others).sum(-1)
+        relative = torch.where(norm > 0, norm_r / norm, math.nan)
+        direction = torch.where(
+            (norm > 0) & (norm_r > 0), ((norm_r**2 + across) / norm_r / norm).clamp(-1, 1), math.nan
+        )
+        # half the squared distance of the unit vectors, in terms that do not cancel where c_R is small
+        turn = -(norm_r**2 + 2 * across) / (norm + norm_n) / norm
+        part = norm_r / norm
+        change = 0.5 * (part**2 + 2 * (across / norm / norm_n) * turn + turn**2)
+        change = torch.where((norm > 0) & (norm_n > 0), change.clamp(0, 2), math.nan)
+        answered = slab.inside & ~marked & finite[:, None]
+        return [*(torch.where(answered, rows, math.nan) for rows in (relative, direction, change)), finite]
+
+    marks = reference.expand(*attention.shape[:-1])
+    result: tuple[Tensor, Tensor, Tensor, int] = per_map(
+        compute, attention, lengths, support, (states, marks)
+    )
+    return result

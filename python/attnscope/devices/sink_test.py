@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: MIT
+"""The sums that `attnscope.sink_test` rests on, in torch operations."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attnscope.devices.slabs import Slab, per_map
+
+
+def far_attention(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
+    """Return mass, expected mass, variance, largest entry, uniform mass and number of far queries by key."""
+
+    def compute(slab: Slab) -> list[Tensor]:
+        size = slab.lengths
+        distance = torch.maximum((size + 9) // 10, (size // 4).clamp(max=4)).clamp(min=1)[:, None, None]
+        apart = (slab.positions[:, None] - slab.positions).abs()
+        far = slab.seen & (apart >= distance)
+        entries = torch.where(far, slab.wide, 0.0)
+        count = far.sum(-1, keepdim=True).to(slab.dtype)
+        mean = entries.sum(-1, keepdim=True) / count.clamp(min=1)
+        variance = torch.where(far, slab.wide - mean, 0.0).square().sum(-1, keepdim=True) / count.clamp(min=1)
+        largest = torch.where(far, slab.wide, -math.inf).amax(-1, keepdim=True)
+        uniform = 1 / slab.visible_keys.clamp(min=1).to(slab.dtype)[..., None]
+        sums = [entries.sum(-2)]
+        sums += [torch.where(far, of_row, 0.0).sum(-2) for of_row in (mean, variance)]
+        sums.append(torch.where(far, largest, 0.0).amax(-2).clamp(min=0))
+        sums.append(torch.where(far, uniform, 0.0).sum(-2))
+        queries = far.sum(-2) * slab.finite[:, None]
+        return [*map(slab.undefined_outside, sums), queries, slab.finite]
+
+    result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int] = per_map(
+        compute, attention, lengths, support
+    )
+    return result

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Attention that keys receive, and the paper's rule for sinks, in torch operations.
+
+The definitions are those of `attnscope.incoming_attention`, `sink_share`, `top_mass` and `sink_tokens`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from attnscope.devices.slabs import Slab, per_map
+
+
+def _required_queries(slab: Slab, min_visibility: float) -> Tensor:
+    """Return ⌈min_visibility·length⌉ of each map, [m, 1]; rounding must not lift it over a whole number."""
+    return torch.ceil(min_visibility * slab.lengths.to(slab.dtype) - 1e-9)[:, None]
+
+
+def _incoming(slab: Slab, mass: Tensor) -> Tensor:
+    """Return the mean attention that each key receives from the queries that see it, NaN where none does."""
+    queries = slab.visible_queries
+    return torch.where(queries > 0, mass / queries, math.nan)
+
+
+def _strongest_key(slab: Slab, incoming: Tensor, min_visibility: float) -> Tensor:
+    """Return the first key of largest incoming attention among those that enough queries see, or −1."""
+    eligible = slab.visible_queries >= _required_queries(slab, min_visibility).clamp(min=1)
+    eligible &= slab.inside
+    values = torch.where(eligible, incoming, -math.inf)
+    first = torch.where(values == values.amax(-1, keepdim=True), slab.positions, slab.n).amin(-1)
+    return torch.where(eligible.any(-1) & slab.finite, first, -1)
+
+
+def _share(slab: Slab, first: int, queries: int) -> tuple[Tensor, Tensor]:
+    """Return the mean mass on the first keys over the last queries, and its value for uniform attention."""
+    counted = slab.inside & (slab.positions >= slab.lengths[:, None] - queries) & (slab.visible_keys > 0)
+    number = counted.sum(-1)
+    entries, seen = slab.first_keys(first)
+    mass = entries.sum(-1)
+    uniform = seen.sum(-1) / slab.visible_keys.to(slab.dtype)
+    share, uniform = (torch.where(counted, part, 0.0).sum(-1) / number for part in (mass, uniform))
+    return slab.undefined_where_not_finite(share), slab.undefined_where_not_finite(uniform)
+
+
+def _top_mass(slab: Slab, mass: Tensor, k: int) -> Tensor:
+    total = mass.sum(-1)
+    top = mass.topk(min(k, slab.n)).values.sum(-1)
+    return slab.undefined_where_not_finite(torch.where(total == 0, math.nan, top / total))
+
+
+def sink_statistics(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    incoming: bool,
+    entropy: bool,
+    min_visibility: float | None,
+    first_and_queries: tuple[int, int] | None,
+    top: int,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, int]:
+    """Return incoming attention, entropy, strongest key, share, uniform share and top mass of every map.
+
+    Each is None where it is not asked for; the last number counts the maps that are not finite.
+    """
+
+    def compute(slab: Slab) -> list[Tensor]:
+        results = []
+        mass = slab.key_mass
+        received = _incoming(slab, mass)
+        if incoming:
+            results.append(slab.undefined_outside(received))
+        if entropy:
+            results.append(slab.undefined_outside(slab.row_entropy))
+        if min_visibility is not None:
+            results.append(_strongest_key(slab, received, min_visibility))
+        if first_and_queries is not None:
+            results += _share(slab, *first_and_queries)
+        if top > 0:
+            results.append(_top_mass(slab, mass, top))
+        return [*results, slab.finite]
+
+    *results, non_finite = per_map(compute, attention, lengths, support)
+    share = first_and_queries is not None
+    asked = (incoming, entropy, min_visibility is not None, share, share, top > 0)
+    answers = iter(results)
+    fields = [next(answers) if is_asked else None for is_asked in asked]
+    return fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], non_finite
+
+
+def sink_tokens(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    tau: float | None,
+    gamma: float,
+    min_visibility: float,
+) -> tuple[Tensor, int]:
+    """Return the keys that are sinks by the frequency rule, bool [..., n]."""
+
+    def compute(slab: Slab) -> tuple[Tensor, Tensor]:
+        level = _visible_quantile(slab, 0.9) if tau is None else tau
+        limit = torch.as_tensor(level, dtype=slab.dtype, device=slab.maps.device).reshape(-1, 1, 1)
+        counts = ((slab.wide >= limit) & slab.seen).sum(-2)
+        queries = slab.visible_queries
+        is_sink = (queries > 0) & (queries >= _required_queries(slab, min_visibility))
+        is_sink &= counts / queries.to(slab.dtype) >= gamma
+        return is_sink & slab.inside & slab.finite[:, None], slab.finite
+
+    result: tuple[Tensor, int] = per_map(compute, attention, lengths, support)
+    return result
+
+
+def _visible_quantile(slab: Slab, share: float) -> Tensor:
+    """Return a quantile of each map's visible entries, [m], by linear interpolation; NaN without one."""
+    count = slab.seen.flatten(1).sum(-1)
+    ordered = torch.where(slab.seen, slab.wide, math.inf).flatten(1).sort(-1).values
+    position = share * (count - 1).clamp(min=0).to(slab.dtype)
+    rank = position.floor()
+    below = rank.long()[:, None]
+    at = ordered.gather(1, below).squeeze(1)
+    after = ordered.gather(1, (below + 1).clamp(max=ordered.shape[1] - 1)).squeeze(1)
+    between = torch.where(position == rank, at, at + (after - at) * (position - rank))
+    return torch.where(count > 0, between, math.nan)

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: MIT
+"""One loop over the maps of a batch, in slabs whose temporaries fit on the device.
+
+A measure in torch operations is written for a slab: maps [m, n, n] with what is known of them. This module cuts a
+batch into slabs, and puts the slabs' results together in the order of the batch, on the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Copies of a slab in float64 that a measure may hold at a time.
+TEMPORARIES = 8
+#: Bytes for the temporaries of a slab where the device does not say how much memory is free.
+DEFAULT_BYTES = 1 << 28
+
+
+class Slab:
+    """Some maps of a batch, [m, n, n], and what a measure asks about them; each answer is computed once.
+
+    Attributes:
+        maps: as the caller holds them, any of the four element types.
+        lengths: tokens of each map, int64 [m].
+        support: "auto", "causal", "full", or bool [m, n, n].
+    """
+
+    def __init__(self, maps: Tensor, lengths: Tensor, support: str | Tensor) -> None:
+        self.maps, self.lengths, self.support = maps, lengths, support
+
+    @property
+    def n(self) -> int:
+        return int(self.maps.shape[-1])
+
+    @functools.cached_property
+    def dtype(self) -> torch.dtype:
+        """The type of all arithmetic: float64, and float32 on devices that have no other."""
+        return torch.float32 if self.maps.device.type == "mps" else torch.float64
+
+    @functools.cached_property
+    def positions(self) -> Tensor:
+        return torch.arange(self.n, device=self.maps.device)
+
+    @functools.cached_property
+    def inside(self) -> Tensor:
+        """True for tokens that belong to their map, [m, n]."""
+        return self.positions < self.lengths[:, None]
+
+    @functools.cached_property
+    def _block(self) -> Tensor:
+        """True for the entries of each map's own block, [m, n, n]."""
+        return self.inside[:, :, None] & self.inside[:, None, :]
+
+    @functools.cached_property
+    def is_ragged(self) -> bool:
+        return bool((self.lengths < self.n).any())
+
+    @functools.cached_property
+    def finite(self) -> Tensor:
+        """True for maps without a NaN or infinite entry in their own block, [m]."""
+        finite = self.maps.isfinite()
+        if self.is_ragged:
+            finite = finite | ~self._block
+        return finite.flatten(1).all(-1)
+
+    @functools.cached_property
+    def wide(self) -> Tensor:
+        """The maps in the type of the arithmetic; 0 outside their blocks and in maps that are not finite."""
+        keep = self.finite[:, None, None]
+        if self.is_ragged:
+            keep = keep & self._block
+        return torch.where(keep, self.maps, torch.zeros((), dtype=self.maps.dtype, device=self.maps.device)).to(
+            self.dtype
+        )
+
+    @functools.cached_property
+    def causal(self) -> Tensor:
+        """True for maps that are judged causal: everything above the diagonal is exactly 0, [m]."""
+        above = (self.wide.triu(1) != 0).flatten(1).any(-1)
+        return ~above & (self.lengths >= 2)
+
+    @functools.cached_property
+    def seen(self) -> Tensor:
+        """True where a query sees a key, [m, n, n]; always within the map's own block."""
+        lower = self.positions[:, None] >= self.positions
+        if isinstance(self.support, Tensor):
+            visible = self.support
+        elif self.support == "causal":
+            visible = lower.expand(self.maps.shape)
+        elif self.support == "full":
+            visible = torch.ones_like(lower).expand(self.maps.shape)
+        else:
+            visible = lower | ~self.causal[:, None, None]
+        return visible & self._block if self.is_ragged else visible
+
+    @functools.cached_property
+    def attention(self) -> Tensor:
+        """The maps in the type of the arithmetic, 0 where a key is not visible."""
+        return torch.where(self.seen, self.wide, 0.0)
+
+    @functools.cached_property
+    def is_causal(self) -> Tensor:
+        """True for maps whose queries see no later key, [m]; of a boolean support nothing is known."""
+        if self.support == "causal":
+            return torch.ones_like(self.finite)
+        return self.causal if self.support == "auto" else torch.zeros_like(self.finite)
+
+    @functools.cached_property
+    def visible_keys(self) -> Tensor:
+        """Number of keys that each query sees, [m, n]."""
+        if isinstance(self.support, Tensor):
+            return self.seen.sum(-1)
+        count = torch.where(self.is_causal[:, None], self.positions + 1, self.lengths[:, None])
+        return torch.where(self.inside, count, 0)
+
+    @functools.cached_property
+    def visible_queries(self) -> Tensor:
+        """Number of queries that see each key, [m, n]."""
+        if isinstance(self.support, Tensor):
+            return self.seen.sum(-2)
+        later = self.lengths[:, None] - self.positions
+        count = torch.where(self.is_causal[:, None], later, self.lengths[:, None])
+        return torch.where(self.inside, count, 0)
+
+    @functools.cached_property
+    def key_mass(self) -> Tensor:
+        """Attention that each key receives from all queries, [m, n]."""
+        return self.attention.sum(-2)
+
+    @functools.cached_property
+    def row_entropy(self) -> Tensor:
+        """−Σ_j A_ij log A_ij of every row in nats, [m, n]; a negative entry makes its row NaN."""
+        return -torch.xlogy(self.attention, self.attention).sum(-1)
+
+    def first_keys(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first columns of the maps in the arithmetic's type, and where they are seen, [m, n, count]."""
+        keys = self.positions[:count]
+        if isinstance(self.support, Tensor):
+            seen = self.seen[..., :count]
+        else:
+            seen = (self.positions[:, None] >= keys) | ~self.is_causal[:, None, None]
+            seen = seen & self.inside[:, :, None] & self.inside[:, None, :count]
+        entries = torch.where(seen & self.finite[:, None, None], self.maps[..., :count].to(self.dtype), 0.0)
+        return entries, seen
+
+    def undefined_outside(self, rows: Tensor) -> Tensor:
+        """Return numbers per token [m, n] with NaN behind the lengths and in maps that are not finite."""
+        return torch.where(self.inside & self.finite[:, None], rows, math.nan)
+
+    def undefined_where_not_finite(self, values: Tensor) -> Tensor:
+        """Return numbers per map [m, ...] with NaN in maps that are not finite."""
+        return torch.where(self.finite.reshape(-1, *[1] * (values.ndim - 1)), values, math.nan)
+
+
+def per_map(
+    compute: Callable[..., Sequence[Tensor]],
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: Any = "full",
+    beside: Sequence[Tensor | None] = (),
+    *,
+    maps_together: int = 1,
+    temporaries: int = TEMPORARIES,
+) -> tuple[Any, ...]:
+    """Compute a measure of every map of a batch, slab by slab.
+
+    Args:
+        compute: takes a `Slab` and the slab's part of each tensor `beside`, and returns tensors [m, ...]. Its last
+            one is bool, False for what counts as not finite.
+        attention: maps [..., n, n] on any device.
+        lengths: tokens of each map, or None.
+        support: as the core takes it.
+        beside: tensors [..., *shape] with the leading axes of `attention`, or None.
+        maps_together: consecutive maps that belong together, such as the heads of a layer.
+        temporaries: float64 copies of a slab that `compute` holds at a time.
+
+    Returns:
+        The tensors of `compute` without the last, with the leading axes of the batch (of layers, where it returns
+        one entry for `maps_together` maps), on the CPU; and how many entries of the last are False.
+    """
+    leading, n, device = attention.shape[:-2], attention.shape[-1], attention.device
+    count = math.prod(leading)
+    maps = attention.reshape(count, n, n)
+    sizes = torch.full((count,), n) if lengths is None else lengths.expand(leading).reshape(count)
+    masks = support.expand(attention.shape).reshape(count, n, n) if isinstance(support, Tensor) else None
+    parts = [None if part is None else part.reshape(count, *part.shape[len(leading) :]) for part in beside]
+    step = _slab_size(n, device, temporaries)
+    slab_type = _slab_type(device, masks)
+    results: list[Sequence[Tensor]] = []
+    at = 0
+    while at < count or not results:
+        stop = min(count, at + max(1, step // maps_together) * maps_together)
+        here = slice(at, stop)
+
+        def moved(part: Tensor | None, here: slice = here) -> Tensor | None:
+            return None if part is None else part[here].to(device)
+
+        mask = support if masks is None else moved(masks)
+        try:
+            slab = slab_type(maps[here], sizes[here].to(device), mask)
+            results.append([result.cpu() for result in compute(slab, *map(moved, parts))])
+        except torch.OutOfMemoryError as error:
+            if step <= maps_together:
+                raise MemoryError(
+                    f"{device} has no memory for {maps_together} map(s) of {n} tokens beside what is there: {error}"
+                ) from None
+            step //= 2
+            continue
+        at = stop
+    *tensors, defined = (torch.cat(column) for column in zip(*results, strict=True))
+    shaped = (
+        tensor.reshape((*(leading if len(tensor) == count else leading[:-1]), *tensor.shape[1:])) for tensor in tensors
+    )
+    return *shaped, int((~defined).sum())
+
+
+def _slab_type(device: torch.device, masks: Tensor | None) -> type[Slab]:
+    """Return the class that reads maps fastest on a device: one fused read where there is Triton."""
+    if masks is None and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"):
+        try:
+            from attnscope.devices.fused_read import FusedSlab
+        except ImportError:
+            return Slab
+        return FusedSlab
+    return Slab
+
+
+def _slab_size(n: int, device: torch.device, temporaries: int) -> int:
+    """Return how many maps fit at a time: their temporaries take at most an eighth of the free memory."""
+    free = DEFAULT_BYTES * 8
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+        # what the caching allocator holds without using it can be had too
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    elif device.type == "mps":
+        free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
+    return max(1, free // 8 // (temporaries * 8 * n * n))

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""Attention of a span of tokens, in torch operations; the definition is `attnscope.span_attention`'s."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from attnscope.devices.slabs import Slab, per_map
+
+
+def span_attention(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    spans: Sequence[int],
+    special: Tensor | None,
+) -> tuple[tuple[Tensor, ...], int]:
+    """Return share, uniform, boost, diagonal, special, context, received and received_uniform of every map."""
+    leading = attention.shape[:-2]
+    ends = torch.tensor(spans, dtype=torch.int64).reshape(-1, 2)
+    ends = ends.expand(math.prod(leading), 2).reshape(*leading, 2)
+    marks = None if special is None else special.expand(*leading, attention.shape[-1])
+
+    def compute(slab: Slab, borders: Tensor, marked: Tensor | None) -> list[Tensor]:
+        start, stop = borders[:, :1], borders[:, 1:]
+        in_span = (slab.positions >= start) & (slab.positions < stop)
+        size = (stop - start).squeeze(1).to(slab.dtype)
+        marked = torch.zeros_like(in_span) if marked is None else marked
+
+        def mean_over_span(rows: Tensor) -> Tensor:
+            return torch.where(in_span, rows, 0.0).sum(-1) / size
+
+        def to_keys(keys: Tensor) -> Tensor:
+            return torch.where(keys[:, None, :], slab.attention, 0.0).sum(-1)
+
+        inward = to_keys(in_span)
+        seen_of_span = (slab.seen & in_span[:, None, :]).sum(-1)
+        uniform = seen_of_span / slab.visible_keys.clamp(min=1).to(slab.dtype)
+        share, uniform_share = mean_over_span(inward), mean_over_span(uniform)
+        outside = slab.inside & ~in_span
+        queries = outside & (seen_of_span > 0)
+        number = queries.sum(-1).to(slab.dtype)
+        number = torch.where(number > 0, number, math.nan)
+        fields = [
+            share,
+            uniform_share,
+            share / uniform_share,
+            mean_over_span(slab.attention.diagonal(dim1=-2, dim2=-1)),
+            mean_over_span(to_keys(outside & marked)),
+            mean_over_span(to_keys(outside & ~marked)),
+            torch.where(queries, inward, 0.0).sum(-1) / number,
+            torch.where(queries, uniform, 0.0).sum(-1) / number,
+        ]
+        answered = slab.finite & (borders[:, 0] >= 0)
+        return [*(torch.where(answered, field, math.nan) for field in fields), slab.finite]
+
+    *fields, non_finite = per_map(compute, attention, lengths, support, (ends, marks))
+    return tuple(fields), non_finite
