@@ -118,7 +118,9 @@ def measures(maps: torch.Tensor, states: torch.Tensor) -> dict[str, Callable[[to
         "sink_test": asc.sink_test,
         "local_global_ratio": asc.local_global_ratio,
         "head_divergence": asc.head_divergence,
-        "geometric_semantic_alignment": lambda maps: asc.geometric_semantic_alignment(maps, on[maps.device.type]),
+        "geometric_semantic_alignment": lambda maps: asc.geometric_semantic_alignment(
+            maps, on[maps.device.type]
+        ),
         "participation_ratio": asc.participation_ratio,
         "fiedler_value": asc.fiedler_value,
         "laplacian_eigenvalues": asc.laplacian_eigenvalues,
@@ -146,10 +148,50 @@ def largest_difference(left: Any, right: Any) -> float:
     return float(apart.nan_to_num(0.0).max()) if apart.numel() else 0.0
 
 
+def lazy_rows(layer: Layer, lengths: str, least: float, device: str) -> list[dict[str, Any]]:
+    """Time measures from queries and keys against the flash attention of the same layer, in bfloat16."""
+    from attnscope.devices.lazy_attention import key_measures, row_measures
+
+    rows = []
+    print("\nfrom queries and keys, as a share of scaled_dot_product_attention on the same tensors")
+    for n in map(int, lengths.split(",")):
+        with torch.no_grad():
+            q, k, v = layer.attention(torch.randn(1, n, HIDDEN, device=device, dtype=torch.bfloat16))
+        attend = torch.nn.functional.scaled_dot_product_attention
+
+        def both() -> Any:
+            found = row_measures(q, k)  # noqa: B023
+            return key_measures(q, k, found.log_z)  # noqa: B023
+
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        both()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        peer = seconds(lambda: attend(q, k, v, is_causal=True, enable_gqa=True), least, device)  # noqa: B023
+        row = {
+            "n": n,
+            "attention (ms)": 1e3 * peer,
+            "row measures": seconds(lambda: row_measures(q, k), least, device) / peer,  # noqa: B023
+            "entropy alone": seconds(lambda: row_measures(q, k, ["entropy"]), least, device) / peer,  # noqa: B023
+            "rows and incoming attention": seconds(both, least, device) / peer,
+            "peak memory (MB)": peak / 1e6,
+        }
+        rows.append(row)
+        print("  " + "  ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
+    return rows
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "none")
     parser.add_argument("--sizes", default="128,512,1024,2048")
+    parser.add_argument(
+        "--lengths", default="512,4096,16384,32768", help="tokens of the measures from q and k"
+    )
     parser.add_argument("--quick", action="store_true", help="less time for each row")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "devices.json")
     options = parser.parse_args()
@@ -198,7 +240,11 @@ def main() -> int:
                 "largest difference": difference,
             }
             rows.append(row)
-            share = "" if row["of the bandwidth"] is None else f"  {100 * row['of the bandwidth']:.0f} % of bandwidth"
+            share = (
+                ""
+                if row["of the bandwidth"] is None
+                else f"  {100 * row['of the bandwidth']:.0f} % of bandwidth"
+            )
             print(
                 f"  {name:30s} {row['ms']:9.3f} ms  {row['faster than copying']:7.1f}x copying  "
                 f"{row['of the forward pass']:7.2f} of forward  difference {difference:.0e}{share}",
@@ -209,6 +255,9 @@ def main() -> int:
         del maps, states
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1), encoding="utf-8")
+    from_queries_and_keys = lazy_rows(layer, options.lengths, least, device) if device == "cuda" else []
+    report = {"facts": facts, "rows": rows, "from queries and keys": from_queries_and_keys}
+    options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     print("\nmeasured where:", asc.devices.measured_where())
     for line in lagging:
         print("below target:", line)

@@ -79,7 +79,9 @@ def sink_removal(
         after = _divergence(rescaled, rescaled.sum(1, keepdim=True) / survivors[..., None])
         if mass is not None:
             rest = torch.where(survives, learned / scale, 0.0)
-            before = before + torch.xlogy(learned, learned) - torch.xlogy(learned, learned.mean(1, keepdim=True))
+            before = (
+                before + torch.xlogy(learned, learned) - torch.xlogy(learned, learned.mean(1, keepdim=True))
+            )
             mean_rest = rest.sum(1, keepdim=True) / survivors
             after = after + torch.xlogy(rest, rest) - torch.xlogy(rest, mean_rest)
         finite = _finite_layers(slab, count)

@@ -94,7 +94,11 @@ def fiedler_value(
         # a power of two that brings the largest entry near 1 keeps factors in range and changes no digit
         largest = slab.wide.abs().flatten(1).amax(-1)
         exponent = torch.where(largest > 0, torch.frexp(largest).exponent, 0)
-        scale = torch.ldexp(torch.ones_like(largest), -exponent) if threshold is None else torch.ones_like(largest)
+        scale = (
+            torch.ldexp(torch.ones_like(largest), -exponent)
+            if threshold is None
+            else torch.ones_like(largest)
+        )
         weights = graph_weights(slab, symmetrize, threshold) * scale[:, None, None]
         ordinary = (weights >= 0).flatten(1).all(-1)
         connected = (component_counts(slab, weights) == 1) & (slab.lengths > 1)
@@ -132,7 +136,9 @@ def fiedler_vector(
         _, _, shifted = _shifted(slab, weights, normalized)
         vector = torch.linalg.eigh(shifted).eigenvectors[..., 0]
         size = vector.abs()
-        first = torch.where(size == size.amax(-1, keepdim=True), slab.positions, slab.n).amin(-1, keepdim=True)
+        first = torch.where(size == size.amax(-1, keepdim=True), slab.positions, slab.n).amin(
+            -1, keepdim=True
+        )
         vector = vector * vector.gather(-1, first).sign()
         defined = (slab.lengths > 1)[:, None]
         return torch.where(defined, slab.undefined_outside(vector), math.nan), slab.finite

@@ -85,7 +85,9 @@ class FusedSlab(Slab):
         count, n = self.maps.shape[0], self.n
         device = self.maps.device
         column_blocks = triton.cdiv(n, COLUMNS)
-        row_blocks = max(1, min(triton.cdiv(n, ROWS), triton.cdiv(ENOUGH_PROGRAMS, max(1, column_blocks * count))))
+        row_blocks = max(
+            1, min(triton.cdiv(n, ROWS), triton.cdiv(ENOUGH_PROGRAMS, max(1, column_blocks * count)))
+        )
         rows_per_program = triton.cdiv(triton.cdiv(n, row_blocks), ROWS) * ROWS
         row_blocks = triton.cdiv(n, rows_per_program)
         entropy = torch.empty((count, column_blocks, n), dtype=torch.float64, device=device)

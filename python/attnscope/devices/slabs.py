@@ -75,9 +75,9 @@ class Slab:
         keep = self.finite[:, None, None]
         if self.is_ragged:
             keep = keep & self._block
-        return torch.where(keep, self.maps, torch.zeros((), dtype=self.maps.dtype, device=self.maps.device)).to(
-            self.dtype
-        )
+        return torch.where(
+            keep, self.maps, torch.zeros((), dtype=self.maps.dtype, device=self.maps.device)
+        ).to(self.dtype)
 
     @functools.cached_property
     def causal(self) -> Tensor:
@@ -215,7 +215,8 @@ def per_map(
         at = stop
     *tensors, defined = (torch.cat(column) for column in zip(*results, strict=True))
     shaped = (
-        tensor.reshape((*(leading if len(tensor) == count else leading[:-1]), *tensor.shape[1:])) for tensor in tensors
+        tensor.reshape((*(leading if len(tensor) == count else leading[:-1]), *tensor.shape[1:]))
+        for tensor in tensors
     )
     return *shaped, int((~defined).sum())
 

@@ -13,5 +13,3 @@ def finite_matrices(attention: Tensor, lengths: Tensor | None) -> Tensor:
     finite, _ = per_map(lambda slab: (slab.finite, slab.finite), attention, lengths, temporaries=1)
     result: Tensor = finite
     return result
-
-

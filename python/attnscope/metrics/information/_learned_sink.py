@@ -71,7 +71,9 @@ def top_mass_with(
 ) -> torch.Tensor:
     """Share of all mass, the learned sink's in it, that the k strongest of n + 1 keys hold, [...]."""
     mass = sink_mass_argument(function, sink_mass, attention)
-    keys = torch.where(visible_pairs(attention, support), _checks.to_host(attention.tensor).double(), 0.0).sum(-2)
+    keys = torch.where(
+        visible_pairs(attention, support), _checks.to_host(attention.tensor).double(), 0.0
+    ).sum(-2)
     every = torch.cat([keys, mass.sum(-1, keepdim=True)], -1)
     top = every.topk(min(k, every.shape[-1])).values.sum(-1) / every.sum(-1)
     finite = _checks.call_kernel(_core.finite_matrices, attention)

@@ -1,0 +1,466 @@
+# SPDX-License-Identifier: MIT
+"""Row and key measures of attention from its queries and keys, without the map, as Triton kernels.
+
+A map of n tokens takes n² numbers, its queries and keys 2·n·d. Two kernels visit all visible pairs in tiles:
+
+* rows: one program for each head and block of queries, keys in a loop with an online softmax; log Z and the row sums.
+* keys: one program for each head and block of keys, queries in a loop, log Z known; what each key receives.
+
+Neither uses atomics, so equal inputs give equal bits. Products are made in float32 ("ieee") for float32 inputs and by
+the matrix units for half precision; sums of a row are float32 over tiles, so a sum of weights is right to about 1e-5.
+Hidden scores are a large finite number, because 0 times infinity is not 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+#: Row measures that one pass gives, in the order of the kernel's outputs.
+ROW_MEASURES = ("entropy", "collision", "largest", "distance", "first_mass", "near_mass")
+BLOCK = 64
+LOG2_E = math.log2(math.e)
+
+
+class RowMeasures(NamedTuple):
+    """Measures of every query's attention [batch, heads, queries], float32; None where not asked for.
+
+    log_z: log of the sum of exponentials, a learned sink in it. entropy: −Σ A log A over the real keys, in nats.
+    collision: Σ A². largest: max A. distance: Σ A·|i − j|. first_mass: Σ A over the first keys. near_mass: Σ A over
+    the keys less than `near` positions away.
+    """
+
+    log_z: Tensor
+    entropy: Tensor | None
+    collision: Tensor | None
+    largest: Tensor | None
+    distance: Tensor | None
+    first_mass: Tensor | None
+    near_mass: Tensor | None
+
+
+class KeyMeasures(NamedTuple):
+    """What every key receives [batch, heads, keys], float32: Σ_i A_ij and Σ_i A_ij²."""
+
+    mass: Tensor
+    squares: Tensor | None
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _scores(
+    q,
+    k,
+    i,
+    j,
+    length,
+    slope,
+    scale_log2,
+    softcap_log2,
+    window,
+    CAUSAL: tl.constexpr,  # noqa: N803  compile-time parameters are in capitals in Triton
+    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
+    HAS_WINDOW: tl.constexpr,  # noqa: N803
+    HAS_SLOPES: tl.constexpr,  # noqa: N803
+    PRECISION: tl.constexpr,  # noqa: N803
+):
+    """Return the scores of a tile times log2 e, −1e30 where hidden, and the distances i − j."""
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+    if HAS_SOFTCAP:
+        u = tl.exp2(tl.abs(s) * (-2.0 * 1.4426950408889634 / softcap_log2))
+        s = tl.where(s < 0, -softcap_log2, softcap_log2) * (1.0 - u) / (1.0 + u)
+    distance = i[:, None] - j[None, :]
+    if HAS_SLOPES:
+        s -= slope * 1.4426950408889634 * tl.abs(distance).to(tl.float32)
+    seen = j[None, :] < length
+    if CAUSAL:
+        seen = seen & (distance >= 0)
+    if HAS_WINDOW:
+        seen = seen & (distance < window)
+    return tl.where(seen, s, -1e30), distance
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rows(
+    q_ptr,
+    k_ptr,
+    length_ptr,
+    slope_ptr,
+    sink_ptr,
+    out_ptr,
+    heads,
+    group,
+    queries,
+    keys,
+    q_batch,
+    q_head,
+    q_row,
+    k_batch,
+    k_head,
+    k_row,
+    scale_log2,
+    softcap_log2,
+    window,
+    near,
+    plane,
+    ENTROPY: tl.constexpr,  # noqa: N803
+    COLLISION: tl.constexpr,  # noqa: N803
+    LARGEST: tl.constexpr,  # noqa: N803
+    DISTANCE: tl.constexpr,  # noqa: N803
+    FIRST: tl.constexpr,  # noqa: N803
+    NEAR: tl.constexpr,  # noqa: N803
+    HAS_SINK: tl.constexpr,  # noqa: N803
+    CAUSAL: tl.constexpr,  # noqa: N803
+    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
+    HAS_WINDOW: tl.constexpr,  # noqa: N803
+    HAS_SLOPES: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    PADDED: tl.constexpr,  # noqa: N803
+    BQ: tl.constexpr,  # noqa: N803
+    BK: tl.constexpr,  # noqa: N803
+    PRECISION: tl.constexpr,  # noqa: N803
+):
+    """Measure a block of queries of one head; the position of query r is r + keys − queries."""
+    program = tl.program_id(1)
+    batch, head = program // heads, program % heads
+    r = tl.program_id(0) * BQ + tl.arange(0, BQ)
+    c = tl.arange(0, PADDED)
+    length = tl.load(length_ptr + batch)
+    i = r + keys - queries
+    q_base = q_ptr + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    k_base = k_ptr + batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    q = tl.load(
+        q_base + r[:, None].to(tl.int64) * q_row + c[None, :],
+        mask=(r[:, None] < queries) & (c[None, :] < WIDTH),
+        other=0.0,
+    )
+    slope = 0.0
+    if HAS_SLOPES:
+        slope = tl.load(slope_ptr + head)
+    top = tl.full([BQ], -1e30, tl.float32)
+    mass = tl.zeros([BQ], tl.float32)
+    sum_ps = tl.zeros([BQ], tl.float32)
+    sum_pp = tl.zeros([BQ], tl.float32)
+    sum_pd = tl.zeros([BQ], tl.float32)
+    sum_first = tl.zeros([BQ], tl.float32)
+    sum_near = tl.zeros([BQ], tl.float32)
+    begin = 0
+    end = length
+    if CAUSAL:
+        end = tl.minimum(length, (tl.program_id(0) + 1) * BQ + keys - queries)
+    if HAS_WINDOW:
+        begin = tl.maximum(0, (tl.program_id(0) * BQ + keys - queries - window + 1) // BK * BK)
+    for j0 in range(begin, end, BK):
+        j = j0 + tl.arange(0, BK)
+        k = tl.load(
+            k_base + j[:, None].to(tl.int64) * k_row + c[None, :],
+            mask=(j[:, None] < length) & (c[None, :] < WIDTH),
+            other=0.0,
+        )
+        s, distance = _scores(
+            q, k, i, j, length, slope, scale_log2, softcap_log2, window,
+            CAUSAL, HAS_SOFTCAP, HAS_WINDOW, HAS_SLOPES, PRECISION,
+        )  # fmt: skip
+        higher = tl.maximum(top, tl.max(s, 1))
+        drop = tl.maximum(top - higher, -1e4)
+        factor = tl.exp2(drop)
+        t = s - higher[:, None]
+        p = tl.exp2(t)
+        p = tl.where(s > -1e29, p, 0.0)
+        if ENTROPY:  # before the mass, whose value up to here it needs
+            sum_ps = factor * (sum_ps + drop * mass) + tl.sum(p * tl.maximum(t, -1e4), 1)
+        if COLLISION:
+            sum_pp = factor * factor * sum_pp + tl.sum(p * p, 1)
+        if DISTANCE:
+            sum_pd = factor * sum_pd + tl.sum(p * tl.abs(distance).to(tl.float32), 1)
+        if FIRST > 0:
+            sum_first = factor * sum_first + tl.sum(tl.where(j[None, :] < FIRST, p, 0.0), 1)
+        if NEAR:
+            sum_near = factor * sum_near + tl.sum(tl.where(tl.abs(distance) < near, p, 0.0), 1)
+        mass = factor * mass + tl.sum(p, 1)
+        top = higher
+    z = mass
+    if HAS_SINK:
+        # the learned sink may lie above every score
+        sink = tl.load(sink_ptr + head) * 1.4426950408889634
+        higher = tl.maximum(top, sink)
+        factor = tl.exp2(tl.maximum(top - higher, -1e4))
+        drop = tl.maximum(top - higher, -1e4)
+        sum_ps = factor * (sum_ps + drop * mass)
+        sum_pp = factor * factor * sum_pp
+        sum_pd = factor * sum_pd
+        sum_first = factor * sum_first
+        sum_near = factor * sum_near
+        mass = factor * mass
+        z = mass + tl.exp2(sink - higher)
+        peak = factor / z
+        top = higher
+    else:
+        peak = 1.0 / z
+    at = out_ptr + (batch * heads + head).to(tl.int64) * queries + r
+    kept = (r < queries) & (i < length)
+    log2_z = top + tl.log2(z)
+    nothing = float("nan")
+    tl.store(at, tl.where(kept, log2_z * 0.6931471805599453, nothing), mask=r < queries)
+    if ENTROPY:
+        h = 0.6931471805599453 * (mass * tl.log2(z) - sum_ps) / z
+        tl.store(at + plane, tl.where(kept, h, nothing), mask=r < queries)
+    if COLLISION:
+        tl.store(at + 2 * plane, tl.where(kept, sum_pp / z / z, nothing), mask=r < queries)
+    if LARGEST:
+        tl.store(at + 3 * plane, tl.where(kept, peak, nothing), mask=r < queries)
+    if DISTANCE:
+        tl.store(at + 4 * plane, tl.where(kept, sum_pd / z, nothing), mask=r < queries)
+    if FIRST > 0:
+        tl.store(at + 5 * plane, tl.where(kept, sum_first / z, nothing), mask=r < queries)
+    if NEAR:
+        tl.store(at + 6 * plane, tl.where(kept, sum_near / z, nothing), mask=r < queries)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keys(
+    q_ptr,
+    k_ptr,
+    length_ptr,
+    slope_ptr,
+    log_z_ptr,
+    mass_ptr,
+    squares_ptr,
+    heads,
+    group,
+    queries,
+    keys,
+    q_batch,
+    q_head,
+    q_row,
+    k_batch,
+    k_head,
+    k_row,
+    scale_log2,
+    softcap_log2,
+    window,
+    SQUARES: tl.constexpr,  # noqa: N803
+    CAUSAL: tl.constexpr,  # noqa: N803
+    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
+    HAS_WINDOW: tl.constexpr,  # noqa: N803
+    HAS_SLOPES: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    PADDED: tl.constexpr,  # noqa: N803
+    BQ: tl.constexpr,  # noqa: N803
+    BK: tl.constexpr,  # noqa: N803
+    PRECISION: tl.constexpr,  # noqa: N803
+):
+    """Add up what a block of keys of one head receives, with log Z of every query known."""
+    program = tl.program_id(1)
+    batch, head = program // heads, program % heads
+    j = tl.program_id(0) * BK + tl.arange(0, BK)
+    c = tl.arange(0, PADDED)
+    length = tl.load(length_ptr + batch)
+    q_base = q_ptr + batch.to(tl.int64) * q_batch + head.to(tl.int64) * q_head
+    k_base = k_ptr + batch.to(tl.int64) * k_batch + (head // group).to(tl.int64) * k_head
+    k = tl.load(
+        k_base + j[:, None].to(tl.int64) * k_row + c[None, :],
+        mask=(j[:, None] < length) & (c[None, :] < WIDTH),
+        other=0.0,
+    )
+    slope = 0.0
+    if HAS_SLOPES:
+        slope = tl.load(slope_ptr + head)
+    mass = tl.zeros([BK], tl.float32)
+    squares = tl.zeros([BK], tl.float32)
+    begin = 0
+    end = queries
+    if CAUSAL:
+        begin = tl.maximum(0, (tl.program_id(0) * BK - keys + queries) // BQ * BQ)
+    if HAS_WINDOW:
+        end = tl.minimum(queries, (tl.program_id(0) + 1) * BK + window - keys + queries)
+    for r0 in range(begin, end, BQ):
+        r = r0 + tl.arange(0, BQ)
+        i = r + keys - queries
+        q = tl.load(
+            q_base + r[:, None].to(tl.int64) * q_row + c[None, :],
+            mask=(r[:, None] < queries) & (c[None, :] < WIDTH),
+            other=0.0,
+        )
+        # queries outside the text get an infinite log Z, so that their weights are 0
+        inside = (r < queries) & (i < length)
+        log_z = tl.load(
+            log_z_ptr + (batch * heads + head).to(tl.int64) * queries + r, mask=inside, other=1e30
+        )
+        s, _ = _scores(
+            q, k, i, j, length, slope, scale_log2, softcap_log2, window,
+            CAUSAL, HAS_SOFTCAP, HAS_WINDOW, HAS_SLOPES, PRECISION,
+        )  # fmt: skip
+        p = tl.exp2(s - log_z[:, None] * 1.4426950408889634)
+        mass += tl.sum(p, 0)
+        if SQUARES:
+            squares += tl.sum(p * p, 0)
+    at = (batch * heads + head).to(tl.int64) * keys + j
+    kept = j < length
+    nothing = float("nan")
+    tl.store(mass_ptr + at, tl.where(kept, mass, nothing), mask=j < keys)
+    if SQUARES:
+        tl.store(squares_ptr + at, tl.where(kept, squares, nothing), mask=j < keys)
+
+
+class _Inputs(NamedTuple):
+    """Checked queries and keys with everything that both kernels take."""
+
+    query: Tensor
+    key: Tensor
+    numbers: dict[str, object]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        batch, heads, queries, _ = self.query.shape
+        return batch, heads, queries, int(self.key.shape[2])
+
+
+def _inputs(
+    query: Tensor,
+    key: Tensor,
+    scaling: float | None,
+    causal: bool,
+    window: int | None,
+    softcap: float | None,
+    slopes: Tensor | None,
+    lengths: Tensor | None,
+) -> _Inputs:
+    if query.ndim != 4 or key.ndim != 4 or query.shape[-1] != key.shape[-1] or query.shape[0] != key.shape[0]:
+        raise ValueError(
+            "lazy attention: query must be [batch, heads, queries, d] and key [batch, key heads, keys, d], got shapes "
+            f"{tuple(query.shape)} and {tuple(key.shape)}"
+        )
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"lazy attention: {key.shape[1]} key heads do not divide {query.shape[1]} query heads into groups"
+        )
+    query, key = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key))
+    batch, heads, queries, width = query.shape
+    keys = key.shape[2]
+    device = query.device
+    sizes = torch.full((batch,), keys) if lengths is None else lengths
+    numbers: dict[str, object] = {
+        "length_ptr": sizes.to(device=device, dtype=torch.int32),
+        "slope_ptr": torch.zeros(1, device=device) if slopes is None else slopes.to(device, torch.float32),
+        "heads": heads,
+        "group": heads // key.shape[1],
+        "queries": queries,
+        "keys": keys,
+        **dict(zip(("q_batch", "q_head", "q_row"), query.stride(), strict=False)),
+        **dict(zip(("k_batch", "k_head", "k_row"), key.stride(), strict=False)),
+        "scale_log2": (width**-0.5 if scaling is None else scaling) * LOG2_E,
+        "softcap_log2": (softcap or 1.0) * LOG2_E,
+        "window": window or keys,
+        "CAUSAL": causal,
+        "HAS_SOFTCAP": softcap is not None,
+        "HAS_WINDOW": window is not None,
+        "HAS_SLOPES": slopes is not None,
+        "WIDTH": width,
+        "PADDED": max(16, triton.next_power_of_2(width)),
+        "BQ": BLOCK,
+        "BK": BLOCK,
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+    }
+    return _Inputs(query, key, numbers)
+
+
+def row_measures(
+    query: Tensor,
+    key: Tensor,
+    measures: Collection[str] = ROW_MEASURES,
+    *,
+    scaling: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    sink_logits: Tensor | None = None,
+    lengths: Tensor | None = None,
+    first: int = 1,
+    near: int = 64,
+) -> RowMeasures:
+    """Measure every query's attention from queries and keys, in one visit of all visible pairs.
+
+    Args:
+        query: [batch, heads, queries, d], float16, bfloat16 or float32, on the device.
+        key: [batch, key heads, keys, d]; key heads divide heads. The last query sits at the last key.
+        measures: names from ROW_MEASURES.
+        scaling: of the scores; None is 1/√d.
+        causal: whether a query sees no later key.
+        window: a query sees keys less than so many positions before it; None: all.
+        softcap: scores become softcap·tanh(score/softcap).
+        slopes: of ALiBi, [heads]; scores lose slope·|i − j|.
+        sink_logits: of a learned sink, [heads]; it joins the denominator alone.
+        lengths: tokens of each text, [batch].
+        first: how many leading keys `first_mass` counts.
+        near: distance below which `near_mass` counts a key.
+
+    Returns:
+        RowMeasures, NaN behind the lengths.
+
+    Raises:
+        ValueError: shapes that do not belong together, or an unknown measure.
+    """
+    if unknown := sorted(set(measures) - set(ROW_MEASURES)):
+        raise ValueError(f"row_measures: unknown measure {unknown[0]!r}; there are {', '.join(ROW_MEASURES)}")
+    inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, lengths)
+    batch, heads, queries, _ = inputs.shape
+    planes = torch.empty((7, batch, heads, queries), dtype=torch.float32, device=query.device)
+    _rows[(triton.cdiv(queries, BLOCK), batch * heads)](
+        inputs.query,
+        inputs.key,
+        sink_ptr=planes if sink_logits is None else sink_logits.to(query.device, torch.float32),
+        out_ptr=planes,
+        plane=batch * heads * queries,
+        near=near,
+        ENTROPY="entropy" in measures,
+        COLLISION="collision" in measures,
+        LARGEST="largest" in measures,
+        DISTANCE="distance" in measures,
+        FIRST=first if "first_mass" in measures else 0,
+        NEAR="near_mass" in measures,
+        HAS_SINK=sink_logits is not None,
+        **inputs.numbers,
+    )
+    answers = (planes[1 + place] if name in measures else None for place, name in enumerate(ROW_MEASURES))
+    return RowMeasures(planes[0], *answers)
+
+
+def key_measures(
+    query: Tensor,
+    key: Tensor,
+    log_z: Tensor,
+    *,
+    squares: bool = False,
+    scaling: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> KeyMeasures:
+    """Measure what every key receives, with log Z of the queries from `row_measures`; arguments are the same.
+
+    Returns:
+        KeyMeasures, NaN behind the lengths.
+    """
+    inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, lengths)
+    batch, heads, _, keys = inputs.shape
+    mass = torch.empty((batch, heads, keys), dtype=torch.float32, device=query.device)
+    second = torch.empty_like(mass)
+    _keys[(triton.cdiv(keys, BLOCK), batch * heads)](
+        inputs.query,
+        inputs.key,
+        log_z_ptr=log_z.contiguous(),
+        mass_ptr=mass,
+        squares_ptr=second,
+        SQUARES=squares,
+        **inputs.numbers,
+    )
+    return KeyMeasures(mass, second if squares else None)

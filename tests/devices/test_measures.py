@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: MIT
+"""Measures in torch operations against the compiled core, on the CPU and on an accelerator where there is one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+
+CPU, CUDA = "cpu", "cuda"
+DEVICES = [
+    pytest.param(CPU, id="torch on the CPU"),
+    pytest.param(
+        CUDA,
+        id="cuda",
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
+    ),
+]
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::attnscope._warn.NonFiniteWarning", "ignore::attnscope._warn.NotAttentionWarning"
+)
+
+
+def attention(kind: str, n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return two layers of three heads [2, 3, n, n]; one map of the second layer holds a NaN."""
+    generator = torch.Generator().manual_seed(n)
+    logits = 2 * torch.randn(2, 3, n, n, generator=generator, dtype=torch.float64)
+    if kind == "causal":
+        logits.masked_fill_(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf)
+    if kind == "sink":
+        logits[..., 0] += 5
+    maps = logits.softmax(-1)
+    if kind == "two components":
+        maps[..., : n // 2, n // 2 :] = 0
+        maps[..., n // 2 :, : n // 2] = 0
+        maps /= maps.sum(-1, keepdim=True)
+    maps = maps.to(dtype)
+    if n > 4:
+        maps[1, 1, 2, 3] = math.nan
+    return maps
+
+
+def on_device(function, device: str, maps: torch.Tensor, *arguments, **options):
+    """Return the function's result as torch operations on the device compute it."""
+    if device == CPU:
+        with asc.devices.use("torch"):
+            return function(maps, *arguments, **options)
+    moved = [part.to(device) if isinstance(part, torch.Tensor) else part for part in arguments]
+    return function(maps.to(device), *moved, **options)
+
+
+def assert_equal(
+    function, device: str, maps: torch.Tensor, *arguments, bound: float = 1e-11, **options
+) -> None:
+    """Raise where a result differs from the core's by more than the bound, relative to 1 + its size."""
+    expected = function(maps, *arguments, **options)
+    computed = on_device(function, device, maps, *arguments, **options)
+    if isinstance(expected, torch.Tensor):
+        expected, computed = (expected,), (computed,)
+    for want, have in zip(expected, computed, strict=True):
+        if want is None:
+            assert have is None
+            continue
+        assert have.device.type == CPU
+        assert (have.shape, have.dtype) == (want.shape, want.dtype)
+        if want.dtype.is_floating_point:
+            np.testing.assert_allclose(have, want, rtol=bound, atol=bound, equal_nan=True)
+        else:
+            assert torch.equal(have, want)
+
+
+def lengths_of(n: int) -> torch.Tensor:
+    return torch.tensor([[max(1, n - 3)], [n]])
+
+
+SUPPORTS = ("auto", "causal", "full", "mask")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("n", [1, 2, 9, 34])
+@pytest.mark.parametrize("kind", ["causal", "full", "sink", "two components"])
+def test_row_and_key_measures_equal_the_core(device, dtype, n, kind):
+    if kind == "two components" and n < 2:
+        pytest.skip("one token has no two components")
+    maps = attention(kind, n, dtype)
+    mask = torch.rand(n, n, generator=torch.Generator().manual_seed(1)) < 0.7
+    for lengths in (None, lengths_of(n)):
+        for support in SUPPORTS:
+            options = {"lengths": lengths, "support": mask if support == "mask" else support}
+            assert_equal(asc.attention_entropy, device, maps, **options)
+            assert_equal(asc.attention_entropy, device, maps, normalized=True, **options)
+            assert_equal(asc.incoming_attention, device, maps, **options)
+            assert_equal(asc.sink_share, device, maps, first=2, queries=4, **options)
+            assert_equal(asc.top_mass, device, maps, 2, **options)
+            assert_equal(asc.sink_test, device, maps, **options)
+            assert_equal(asc.sink_tokens, device, maps, rule="frequency", **options)
+            assert_equal(asc.sink_tokens, device, maps, rule="frequency", tau=0.1, **options)
+            assert_equal(asc.local_global_ratio, device, maps, window=0.2, drop_first=True, **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [1, 2, 9, 34])
+@pytest.mark.parametrize("kind", ["causal", "full", "sink"])
+def test_measures_of_layers_and_states_equal_the_core(device, n, kind):
+    maps = attention(kind, n, torch.float32)
+    states = torch.randn(2, 1, n, 4, generator=torch.Generator().manual_seed(2))
+    marked = torch.arange(n) % 3 == 0
+    learned = torch.full((2, 3, n), 0.25, dtype=torch.float64)
+    for lengths in (None, lengths_of(n)):
+        for support in ("auto", "causal", "full"):
+            options = {"lengths": lengths, "support": support}
+            assert_equal(asc.head_divergence, device, maps, **options)
+            assert_equal(asc.head_divergence, device, maps, sink_mass=learned, **options)
+            assert_equal(asc.sink_removal, device, maps, marked, **options)
+            assert_equal(
+                asc.sink_removal, device, maps, marked, sink_mass=learned, keep_attention=False, **options
+            )
+            assert_equal(asc.geometric_semantic_alignment, device, maps, states, bound=1e-9, **options)
+            assert_equal(asc.reference_influence, device, maps, states, marked, **options)
+            assert_equal(asc.span_attention, device, maps, (0, 1), **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", [1, 2, 3, 9, 34, 130])
+@pytest.mark.parametrize("kind", ["causal", "full", "sink", "two components"])
+def test_spectra_equal_the_core(device, n, kind):
+    if kind == "two components" and n < 2:
+        pytest.skip("one token has no two components")
+    maps = attention(kind, n, torch.float32)
+    for lengths in (None, lengths_of(n)):
+        for threshold in (None, 0.1):
+            for normalized in (False, True):
+                options = {"threshold": threshold, "normalized": normalized, "lengths": lengths}
+                assert_equal(asc.fiedler_value, device, maps, bound=1e-9, **options)
+                assert_equal(asc.laplacian_eigenvalues, device, maps, **options)
+        assert_equal(asc.participation_ratio, device, maps, lengths=lengths)
+        assert_equal(asc.participation_ratio, device, maps, spectrum="laplacian", lengths=lengths)
+        assert_equal(asc.singular_values, device, maps, lengths=lengths)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_graphs_with_known_spectra(device):
+    """A star has 1, a path 2 − 2cos(π/n), a ring 2 − 2cos(2π/n), a complete graph n, two parts 0."""
+    n = 24
+    path = torch.zeros(n, n, dtype=torch.float64)
+    path[range(n - 1), range(1, n)] = 1
+    ring = path.clone()
+    ring[n - 1, 0] = 1
+    star = torch.zeros(n, n, dtype=torch.float64)
+    star[1:, 0] = 1
+    complete = 1 - torch.eye(n, dtype=torch.float64)
+    parts = complete.clone()
+    parts[: n // 2, n // 2 :] = 0
+    parts[n // 2 :, : n // 2] = 0
+    graphs = torch.stack([star, path, ring, complete, parts])
+    expected = [1, 2 - 2 * math.cos(math.pi / n), 2 - 2 * math.cos(2 * math.pi / n), n, 0]
+    for scale in (1.0, 2.0**-200, 2.0**200):
+        values = on_device(asc.fiedler_value, device, graphs * scale, symmetrize="max")
+        np.testing.assert_allclose(values / scale, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_strides_and_heads_in_front_are_read_where_they_lie(device):
+    maps = attention("causal", 20, torch.float32)
+    packed = maps.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    transposed = maps.mT.contiguous().mT
+    shared = maps[:, :1].expand(2, 3, 20, 20)
+    for view in (packed, transposed, shared):
+        assert_equal(asc.attention_entropy, device, view)
+        assert_equal(asc.incoming_attention, device, view)
+        assert_equal(asc.fiedler_value, device, view, bound=1e-9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_measure_gives_the_results_of_the_functions(device):
+    maps = attention("causal", 16, torch.float32)
+    names = ["fiedler_value", "incoming_attention", "total_persistence", "stable_rank", "sink_share"]
+    assert_equal(lambda tensor: tuple(asc.measure(tensor, names).values())[:4], device, maps)
+
+
+def test_slabs_give_the_results_of_the_whole_batch(monkeypatch):
+    """Temporaries that fit one map at a time change no bit."""
+    from attnscope.devices import slabs
+
+    maps = attention("causal", 16, torch.float32)
+    calls = (asc.attention_entropy, asc.sink_test, asc.head_divergence, asc.fiedler_value)
+    together = [on_device(call, CPU, maps) for call in calls]
+    monkeypatch.setattr(slabs, "DEFAULT_BYTES", 1)
+    for call, expected in zip(calls, together, strict=True):
+        alone = on_device(call, CPU, maps)
+        pairs = [(alone, expected)] if isinstance(alone, torch.Tensor) else zip(alone, expected, strict=True)
+        for have, want in pairs:
+            assert torch.equal(have.nan_to_num(-7), want.nan_to_num(-7))
+
+
+def test_a_device_without_memory_gets_smaller_slabs_and_then_a_clear_error(monkeypatch):
+    from attnscope.devices import slabs
+
+    maps = attention("causal", 8, torch.float32)
+    sizes = []
+    original = slabs.Slab.attention.func
+
+    def scarce(slab, most):
+        sizes.append(len(slab.maps))
+        if len(slab.maps) > most:
+            raise torch.OutOfMemoryError("no memory left")
+        return original(slab)
+
+    expected = on_device(asc.attention_entropy, CPU, maps)
+    monkeypatch.setattr(slabs.Slab, "attention", property(lambda slab: scarce(slab, 2)))
+    assert torch.equal(on_device(asc.attention_entropy, CPU, maps).nan_to_num(-7), expected.nan_to_num(-7))
+    assert max(sizes) > 2
+    monkeypatch.setattr(slabs.Slab, "attention", property(lambda slab: scarce(slab, 0)))
+    with pytest.raises(MemoryError, match=r"cpu has no memory for 1 map\(s\) of 8 tokens"):
+        on_device(asc.attention_entropy, CPU, maps)
+
+
+def test_an_unknown_implementation_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"use: implementation must be 'core' or 'torch', got 'gpu'"):
+        asc.devices.use("gpu").__enter__()
+
+
+def test_every_twin_has_the_parameters_of_the_core():
+    """Names of parameters in the stub of the core and in its twin are the same, in the same order."""
+    import ast
+    import importlib
+    import inspect
+    from pathlib import Path
+
+    from attnscope.devices.placement import MODULES
+
+    stub = ast.parse(Path(asc.__file__).with_name("_core.pyi").read_text(encoding="utf-8"))
+    core = {
+        node.name: [a.arg for a in node.args.args] for node in stub.body if isinstance(node, ast.FunctionDef)
+    }
+    for name, module in MODULES.items():
+        function = getattr(importlib.import_module(f"attnscope.devices.{module}"), name)
+        assert list(inspect.signature(function).parameters) == core[name], name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_a_copy_to_the_cpu_does_not_wait_for_other_streams():
+    other = torch.cuda.Stream()
+    maps = attention("causal", 32, torch.float32).cuda()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(2_000_000_000)
+        event = torch.cuda.Event()
+        event.record(other)
+    asc.total_persistence(maps)
+    assert not event.query()
+    other.synchronize()
