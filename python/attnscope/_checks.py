@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from attnscope import _core
-from attnscope.devices import placement
 from attnscope._memory import SMALLEST_BATCH, announce
 from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
+from attnscope.devices import placement
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attention in half precision can exceed 1 by rounding; a hundredth is far above that and far below a bug.
@@ -111,7 +111,7 @@ def heads_argument(
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
-    """Return `value` as a float tensor [..., n, n], on the CPU unless the function is measured on its device."""
+    """Return `value` as a float tensor [..., n, n]; on the CPU, unless its device measures the function."""
     if _core.is_plain_batch(value):
         return value
     tensor = float_tensor(function, name, value)
@@ -149,7 +149,7 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return `tensor` itself if the CPU holds it, else a copy in pinned memory, for what the core alone computes."""
+    """Return `tensor` itself if the CPU holds it, else a copy in pinned memory."""
     host: torch.Tensor = placement.host_copy(tensor)
     return host
 
@@ -316,7 +316,7 @@ def flags_argument(
 
 
 def call_kernel(kernel: Callable[..., Any], checked: Attention, *arguments: Any) -> Any:
-    """Return the results of a function of the core, computed where the maps are; all results are on the CPU."""
+    """Return the results of a function of the core, computed where the maps are; they are on the CPU."""
     run = placement.computed_on(kernel, checked.tensor)
     return run(checked.tensor, checked.lengths, *arguments)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Measures in torch operations against the compiled core, on the CPU and on an accelerator where there is one."""
+"""Measures in torch operations against the compiled core, on the CPU and on an accelerator."""
 
 import math
 
@@ -22,6 +22,15 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 pytestmark = pytest.mark.filterwarnings(
     "ignore::attnscope._warn.NonFiniteWarning", "ignore::attnscope._warn.NotAttentionWarning"
 )
+
+
+@pytest.fixture(autouse=True)
+def every_size_on_the_device(monkeypatch):
+    """Measure small maps on the device too, where the CPU would be faster."""
+    from attnscope.devices import placement
+
+    monkeypatch.setattr(placement, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(placement, "CUDA_IS_SLOWER", {})
 
 
 def attention(kind: str, n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -250,6 +259,6 @@ def test_a_copy_to_the_cpu_does_not_wait_for_other_streams():
         torch.cuda._sleep(2_000_000_000)
         event = torch.cuda.Event()
         event.record(other)
-    asc.total_persistence(maps)
+    asc.persistence(maps)
     assert not event.query()
     other.synchronize()

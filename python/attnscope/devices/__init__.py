@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Measures in torch operations, for tensors that live on an accelerator.
 
-A tensor on a device is measured there wherever the measure is a reduction or dense linear algebra. Each module of
-this package holds such measures under the stem that the same measure has everywhere else, with the arguments and
-results of the core's function of that name; a metric does not know which of the two computes it. The other measures
-copy the tensor to the CPU once. `use("torch")` runs the torch operations on CPU tensors too, so that they can be
-compared with the core without a device.
+A tensor on a device is measured there wherever the measure is a reduction or dense linear algebra. Each
+module of this package holds such measures under the stem that the same measure has everywhere else, with
+the arguments and results of the core's function of that name; a metric does not know which of the two
+computes it. The other measures copy the tensor to the CPU once. `use("torch")` runs the torch operations on
+CPU tensors too, so that they can be compared with the core without a device.
 
     >>> import torch, attnscope as asc
     >>> star = torch.zeros(4, 4); star[:, 0] = 1

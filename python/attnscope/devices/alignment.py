@@ -57,7 +57,8 @@ def geometric_semantic_alignment(
 
 
 def states_in_block(slab: Slab, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return states [m, n, d] in the arithmetic's type, 0 behind the lengths, and which of them are finite, [m].
+    """Return states [m, n, d] in the arithmetic's type, 0 behind the lengths, and which of them are finite,
+    [m].
 
     Their largest entry is taken out, so that no square overflows.
     """

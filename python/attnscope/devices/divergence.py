@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Divergence of heads from the mean of their layer, and removal of keys, in torch operations.
 
-The definitions are those of `attnscope.head_divergence` and `attnscope.sink_removal`. All heads of a layer are in one
-slab.
+The definitions are those of `attnscope.head_divergence` and `attnscope.sink_removal`. All heads of a layer
+are in one slab.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ def head_divergence(
         return means.flatten(), finite
 
     divergence, non_finite = per_map(
-        compute, heads, lengths, support, (entropy,), maps_together=count, temporaries=10
+        compute,
+        heads,
+        lengths,
+        support,
+        (entropy,),
+        maps_together=count,
+        temporaries=10,
+        needs_entropy=entropy is None,
     )
     return divergence, non_finite
 
@@ -59,7 +66,7 @@ def sink_removal(
     keep_attention: bool,
     sink_mass: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
-    """Return divergences before and after keys are taken out, excluded rows, and the rescaled maps or None."""
+    """Return divergences before and after the removal, excluded rows, and the rescaled maps or None."""
     count, n = heads.shape[-3], heads.shape[-1]
     removed = keys.expand(*heads.shape[:-3], n).unsqueeze(-2).expand(*heads.shape[:-2], n)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Entropy of each query's attention in torch operations; the definition is `attnscope.attention_entropy`'s."""
+"""Entropy of each query in torch operations; the definition is `attnscope.attention_entropy`'s."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def attention_entropy(
             entropy = torch.where(visible > 1, entropy / visible.to(slab.dtype).log(), torch.nan)
         return slab.undefined_outside(entropy), slab.finite
 
-    result: tuple[Tensor, int] = per_map(compute, attention, lengths, support)
+    result: tuple[Tensor, int] = per_map(compute, attention, lengths, support, needs_entropy=True)
     return result

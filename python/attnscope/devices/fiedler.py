@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""λ2 and its vector in torch operations; the definitions are `attnscope.fiedler_value`'s and `fiedler_vector`'s.
+"""λ2 and its vector in torch operations; the definitions are `attnscope.fiedler_value`'s and
+`fiedler_vector`'s.
 
-λ2 is the smallest eigenvalue of M = L + s·uuᵀ with u the unit null vector and s above λ2. Eigensolvers of devices are
-slow for batches of small matrices, so M is factorised, M = CCᵀ, and Lanczos steps with its inverse find 1/λ2, for all
-maps of a slab side by side. Each step is two products with C⁻¹. Maps whose residual has not fallen when the steps end
-are the core's.
+λ2 is the smallest eigenvalue of M = L + s·uuᵀ with u the unit null vector and s above λ2. Eigensolvers of
+devices are slow for batches of small matrices, and Lanczos steps are many launches of little work. So M is
+factorised and inverted for all maps of a slab side by side, and the inverse is squared until only the
+eigenspace of its largest eigenvalue is left: k squarings are the power 2^k, a few large products. λ2 is the
+Rayleigh quotient of L with the vector that remains. A map whose residual has not fallen when the squarings
+end is the core's.
 """
 
 from __future__ import annotations
@@ -18,66 +21,45 @@ from attnscope import _core
 from attnscope.devices.laplacian import above_all, component_counts, graph_weights, laplacian
 from attnscope.devices.slabs import Slab, per_map
 
-#: Relative residual of 1/λ2 at which the steps end, and the most steps.
-TOLERANCE, MOST_STEPS = 1e-11, 64
-#: Steps between two looks at the residuals.
-STEPS_BETWEEN_LOOKS = 8
+#: Residual, relative to λ2, at which the squarings end. The error of λ2 is of its square.
+TOLERANCE = 1e-9
+#: Squarings between two looks at the residuals; their sum resolves eigenvalues that differ in the ninth
+#: digit.
+SQUARINGS = (10, 8, 8, 6)
 
 
 def _shifted(slab: Slab, weights: Tensor, normalized: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return L, u, and M = L + s·uuᵀ with the padding's eigenvalues above all others."""
     matrix, null = laplacian(slab, weights, normalized)
     mean_degree = weights.flatten(1).sum(-1) / slab.lengths
-    shift = 2 * mean_degree
-    shift = torch.full_like(shift, 2.0) if normalized else torch.where(shift > 0, shift, 1.0)
+    # λ2 is at most twice the mean degree, for two tokens exactly that; normalized at most 2
+    shift = 4 * mean_degree
+    shift = torch.full_like(shift, 4.0) if normalized else torch.where(shift > 0, shift, 1.0)
     lifted = matrix + shift[:, None, None] * null[:, :, None] * null[:, None, :]
     return matrix, null, above_all(slab, lifted)
 
 
-def _start(slab: Slab, null: Tensor) -> Tensor:
-    """Return a start vector that no symmetry of a graph respects, orthogonal to the null vector, [m, n, 1]."""
-    start = torch.sin(1 + 1.618033988749895 * (slab.positions.to(slab.dtype) + 1) ** 2)
-    start = torch.where(slab.inside, start, 0.0)
-    start = start - (start * null).sum(-1, keepdim=True) * null
-    return (start / torch.linalg.vector_norm(start, dim=-1, keepdim=True).clamp(min=1e-300))[..., None]
-
-
-def _largest_of_inverse(slab: Slab, shifted: Tensor, null: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest eigenvalue θ of M⁻¹ and its relative residual, [m]; NaN where M has no factor."""
+def _smallest(matrix: Tensor, shifted: Tensor, floor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return λ2 of L, [m], from L and L + s·uuᵀ, and True where its residual is small enough."""
     factor, info = torch.linalg.cholesky_ex(shifted)
-    identity = torch.eye(slab.n, dtype=slab.dtype, device=shifted.device).expand(shifted.shape)
-    inverse = torch.linalg.solve_triangular(factor, identity, upper=False)
-    basis = [_start(slab, null)]
-    diagonal: list[Tensor] = []
-    beside: list[Tensor] = []
-    theta = residual = torch.full_like(null[:, 0], math.nan)
-    steps = min(MOST_STEPS, slab.n)
-    for step in range(1, steps + 1):
-        vector = basis[-1]
-        image = inverse.mT @ (inverse @ vector)
-        diagonal.append((vector * image).sum((-2, -1)))
-        known = torch.cat(basis, -1)
-        # twice, because one pass leaves what rounding makes of it
-        image = image - known @ (known.mT @ image)
-        image = image - known @ (known.mT @ image)
-        length = torch.linalg.vector_norm(image, dim=(-2, -1))
-        if step % STEPS_BETWEEN_LOOKS == 0 or step == steps:
-            tridiagonal = torch.diag_embed(torch.stack(diagonal, -1))
-            if beside:
-                off = torch.stack(beside, -1)
-                tridiagonal = tridiagonal + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
-            values, vectors = torch.linalg.eigh(torch.nan_to_num(tridiagonal.cpu()))
-            theta = values[:, -1].to(null.device)
-            last = vectors[:, -1, -1].abs().to(null.device)
-            residual = length * last / theta.clamp(min=1e-300)
-            if bool((residual <= TOLERANCE).all()):
-                break
-        # a Krylov space that is exhausted goes on as zeros
-        scale = torch.where(length > 1e-14 * diagonal[0].abs(), length, math.inf)
-        beside.append(torch.where(scale.isinf(), 0.0, length))
-        basis.append(image / scale[:, None, None])
-    failed = info != 0
-    return torch.where(failed, math.nan, theta), torch.where(failed, math.inf, residual)
+    n = shifted.shape[-1]
+    identity = torch.eye(n, dtype=shifted.dtype, device=shifted.device).expand(shifted.shape)
+    inverse_factor = torch.linalg.solve_triangular(factor, identity, upper=False)
+    power = inverse_factor.mT @ inverse_factor
+    for squarings in SQUARINGS:
+        for _ in range(squarings):
+            power = power / power.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+            power = power @ power
+        strongest = power.diagonal(dim1=-2, dim2=-1).argmax(-1)
+        vector = power.gather(-1, strongest[:, None, None].expand(-1, n, 1))
+        vector = vector / torch.linalg.vector_norm(vector, dim=-2, keepdim=True)
+        image = matrix @ vector
+        value = (vector * image).sum((-2, -1))
+        residual = torch.linalg.vector_norm(image - value[:, None, None] * vector, dim=(-2, -1))
+        solved = (info == 0) & ((residual <= TOLERANCE * value) | (residual <= floor))
+        if bool(solved.all()):
+            break
+    return value, solved
 
 
 def fiedler_value(
@@ -106,11 +88,12 @@ def fiedler_value(
         identity = (slab.positions[:, None] != slab.positions).to(slab.dtype)
         # maps without a connected graph hold the complete one, so that every factor exists
         safe = torch.where(solvable[:, None, None], weights, identity)
-        _, null, shifted = _shifted(slab, safe, normalized)
-        theta, residual = _largest_of_inverse(slab, shifted, null)
-        values = torch.where(solvable, 1 / theta, 0.0)
+        matrix, _, shifted = _shifted(slab, safe, normalized)
+        degree = torch.ones_like(largest) if normalized else safe.sum(-1).amax(-1)
+        value, solved = _smallest(matrix, shifted, slab.n * 2.0**-50 * degree)
+        values = torch.where(solvable, value, 0.0)
         values = values if normalized else values / scale
-        undecided = slab.finite & ((solvable & ~(residual <= TOLERANCE)) | ~ordinary)
+        undecided = slab.finite & ((solvable & ~solved) | ~ordinary)
         if bool(undecided.any()):
             chosen = undecided.nonzero().flatten()
             maps, sizes = slab.maps[chosen].cpu(), slab.lengths[chosen].cpu()

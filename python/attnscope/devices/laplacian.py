@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Graph Laplacians and their spectra in torch operations; the definitions are `attnscope.laplacian_eigenvalues`'.
+"""Graph Laplacians and their spectra in torch operations; the definitions are
+`attnscope.laplacian_eigenvalues`'.
 
-The padding of a ragged batch becomes isolated nodes, whose diagonal entry puts their eigenvalues above all others.
+The padding of a ragged batch becomes isolated nodes, whose diagonal entry puts their eigenvalues above all
+others.
 """
 
 from __future__ import annotations

@@ -3,12 +3,13 @@
 
 A map of n tokens takes n² numbers, its queries and keys 2·n·d. Two kernels visit all visible pairs in tiles:
 
-* rows: one program for each head and block of queries, keys in a loop with an online softmax; log Z and the row sums.
+* rows: one program for each head and block of queries, keys in a loop with an online softmax; log Z and the
+row sums.
 * keys: one program for each head and block of keys, queries in a loop, log Z known; what each key receives.
 
-Neither uses atomics, so equal inputs give equal bits. Products are made in float32 ("ieee") for float32 inputs and by
-the matrix units for half precision; sums of a row are float32 over tiles, so a sum of weights is right to about 1e-5.
-Hidden scores are a large finite number, because 0 times infinity is not 0.
+Neither uses atomics, so equal inputs give equal bits. Products are made in float32 ("ieee") for float32
+inputs and by the matrix units for half precision; sums of a row are float32 over tiles, so a sum of weights
+is right to about 1e-5. Hidden scores are a large finite number, because 0 times infinity is not 0.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ from torch import Tensor
 
 #: Row measures that one pass gives, in the order of the kernel's outputs.
 ROW_MEASURES = ("entropy", "collision", "largest", "distance", "first_mass", "near_mass")
-BLOCK = 64
+#: Queries and keys of a tile, warps and stages of each kernel; measured by `benchmarks/devices.py`.
+ROW_TILE = {"BQ": 64, "BK": 128, "num_warps": 4, "num_stages": 2}
+KEY_TILE = {"BQ": 128, "BK": 64, "num_warps": 4, "num_stages": 3}
 LOG2_E = math.log2(math.e)
 
 
 class RowMeasures(NamedTuple):
     """Measures of every query's attention [batch, heads, queries], float32; None where not asked for.
 
-    log_z: log of the sum of exponentials, a learned sink in it. entropy: −Σ A log A over the real keys, in nats.
-    collision: Σ A². largest: max A. distance: Σ A·|i − j|. first_mass: Σ A over the first keys. near_mass: Σ A over
-    the keys less than `near` positions away.
+    log_z: log of the sum of exponentials, a learned sink in it. entropy: −Σ A log A over the real keys, in
+    nats. collision: Σ A². largest: max A. distance: Σ A·|i − j|. first_mass: Σ A over the first keys.
+    near_mass: Σ A over the keys less than `near` positions away.
     """
 
     log_z: Tensor
@@ -53,36 +56,28 @@ class KeyMeasures(NamedTuple):
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _scores(
-    q,
-    k,
+def _softcapped(s, softcap_log2):
+    """Return softcap·tanh(s/softcap), both times log2 e, by e^(−2|x|), which does not overflow."""
+    u = tl.exp2(tl.abs(s) * (-2.0 * 1.4426950408889634 / softcap_log2))
+    return tl.where(s < 0, -softcap_log2, softcap_log2) * (1.0 - u) / (1.0 + u)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _seen(
     i,
     j,
     length,
-    slope,
-    scale_log2,
-    softcap_log2,
     window,
-    CAUSAL: tl.constexpr,  # noqa: N803  compile-time parameters are in capitals in Triton
-    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
-    HAS_WINDOW: tl.constexpr,  # noqa: N803
-    HAS_SLOPES: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    CAUSAL: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
 ):
-    """Return the scores of a tile times log2 e, −1e30 where hidden, and the distances i − j."""
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
-    if HAS_SOFTCAP:
-        u = tl.exp2(tl.abs(s) * (-2.0 * 1.4426950408889634 / softcap_log2))
-        s = tl.where(s < 0, -softcap_log2, softcap_log2) * (1.0 - u) / (1.0 + u)
-    distance = i[:, None] - j[None, :]
-    if HAS_SLOPES:
-        s -= slope * 1.4426950408889634 * tl.abs(distance).to(tl.float32)
-    seen = j[None, :] < length
+    """Return which queries see which keys of a tile."""
+    seen = (j[None, :] < length) & (i[:, None] >= -1)
     if CAUSAL:
-        seen = seen & (distance >= 0)
+        seen = seen & (i[:, None] >= j[None, :])
     if HAS_WINDOW:
-        seen = seen & (distance < window)
-    return tl.where(seen, s, -1e30), distance
+        seen = seen & (i[:, None] - j[None, :] < window)
+    return seen
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -108,22 +103,22 @@ def _rows(
     window,
     near,
     plane,
-    ENTROPY: tl.constexpr,  # noqa: N803
-    COLLISION: tl.constexpr,  # noqa: N803
-    LARGEST: tl.constexpr,  # noqa: N803
-    DISTANCE: tl.constexpr,  # noqa: N803
-    FIRST: tl.constexpr,  # noqa: N803
-    NEAR: tl.constexpr,  # noqa: N803
-    HAS_SINK: tl.constexpr,  # noqa: N803
-    CAUSAL: tl.constexpr,  # noqa: N803
-    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
-    HAS_WINDOW: tl.constexpr,  # noqa: N803
-    HAS_SLOPES: tl.constexpr,  # noqa: N803
-    WIDTH: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
-    BQ: tl.constexpr,  # noqa: N803
-    BK: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    ENTROPY: tl.constexpr,
+    COLLISION: tl.constexpr,
+    LARGEST: tl.constexpr,
+    DISTANCE: tl.constexpr,
+    FIRST: tl.constexpr,
+    NEAR: tl.constexpr,
+    HAS_SINK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BQ: tl.constexpr,
+    BK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Measure a block of queries of one head; the position of query r is r + keys − queries."""
     program = tl.program_id(1)
@@ -149,40 +144,60 @@ def _rows(
     sum_pd = tl.zeros([BQ], tl.float32)
     sum_first = tl.zeros([BQ], tl.float32)
     sum_near = tl.zeros([BQ], tl.float32)
+    first_position = tl.program_id(0) * BQ + keys - queries
     begin = 0
     end = length
+    # tiles before `clear` hold no key that any query of the block does not see
+    clear = length // BK * BK
     if CAUSAL:
-        end = tl.minimum(length, (tl.program_id(0) + 1) * BQ + keys - queries)
+        end = tl.minimum(length, first_position + BQ)
+        clear = tl.minimum(clear, tl.maximum(0, first_position + 1) // BK * BK)
     if HAS_WINDOW:
-        begin = tl.maximum(0, (tl.program_id(0) * BQ + keys - queries - window + 1) // BK * BK)
+        begin = tl.maximum(0, (first_position - window + 1) // BK * BK)
+        clear = begin
+    offset = tl.arange(0, BK)
     for j0 in range(begin, end, BK):
-        j = j0 + tl.arange(0, BK)
+        j = j0 + offset
         k = tl.load(
             k_base + j[:, None].to(tl.int64) * k_row + c[None, :],
             mask=(j[:, None] < length) & (c[None, :] < WIDTH),
             other=0.0,
         )
-        s, distance = _scores(
-            q, k, i, j, length, slope, scale_log2, softcap_log2, window,
-            CAUSAL, HAS_SOFTCAP, HAS_WINDOW, HAS_SLOPES, PRECISION,
-        )  # fmt: skip
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        if HAS_SOFTCAP:
+            s = _softcapped(s, softcap_log2)
+        if HAS_SLOPES:
+            s -= slope * 1.4426950408889634 * tl.abs(i[:, None] - j[None, :]).to(tl.float32)
+        if j0 >= clear:
+            s = tl.where(_seen(i, j, length, window, CAUSAL, HAS_WINDOW), s, -1e30)
         higher = tl.maximum(top, tl.max(s, 1))
         drop = tl.maximum(top - higher, -1e4)
         factor = tl.exp2(drop)
-        t = s - higher[:, None]
+        # a row that has seen nothing yet has the maximum of hidden scores, and no weight
+        t = s - tl.where(higher > -1e29, higher, 0.0)[:, None]
         p = tl.exp2(t)
-        p = tl.where(s > -1e29, p, 0.0)
+        tile_mass = tl.sum(p, 1)
         if ENTROPY:  # before the mass, whose value up to here it needs
             sum_ps = factor * (sum_ps + drop * mass) + tl.sum(p * tl.maximum(t, -1e4), 1)
         if COLLISION:
             sum_pp = factor * factor * sum_pp + tl.sum(p * p, 1)
         if DISTANCE:
-            sum_pd = factor * sum_pd + tl.sum(p * tl.abs(distance).to(tl.float32), 1)
+            if CAUSAL:  # Σ p (i − j) without an integer for each pair
+                tile_distance = (i - j0).to(tl.float32) * tile_mass - tl.sum(
+                    p * offset.to(tl.float32)[None, :], 1
+                )
+            else:
+                tile_distance = tl.sum(p * tl.abs(i[:, None] - j[None, :]).to(tl.float32), 1)
+            sum_pd = factor * sum_pd + tile_distance
         if FIRST > 0:
-            sum_first = factor * sum_first + tl.sum(tl.where(j[None, :] < FIRST, p, 0.0), 1)
+            sum_first = factor * sum_first
+            if j0 < FIRST:
+                sum_first += tl.sum(tl.where(j[None, :] < FIRST, p, 0.0), 1)
         if NEAR:
-            sum_near = factor * sum_near + tl.sum(tl.where(tl.abs(distance) < near, p, 0.0), 1)
-        mass = factor * mass + tl.sum(p, 1)
+            sum_near = factor * sum_near
+            if j0 + BK > first_position - near:
+                sum_near += tl.sum(tl.where(tl.abs(i[:, None] - j[None, :]) < near, p, 0.0), 1)
+        mass = factor * mass + tile_mass
         top = higher
     z = mass
     if HAS_SINK:
@@ -244,16 +259,16 @@ def _keys(
     scale_log2,
     softcap_log2,
     window,
-    SQUARES: tl.constexpr,  # noqa: N803
-    CAUSAL: tl.constexpr,  # noqa: N803
-    HAS_SOFTCAP: tl.constexpr,  # noqa: N803
-    HAS_WINDOW: tl.constexpr,  # noqa: N803
-    HAS_SLOPES: tl.constexpr,  # noqa: N803
-    WIDTH: tl.constexpr,  # noqa: N803
-    PADDED: tl.constexpr,  # noqa: N803
-    BQ: tl.constexpr,  # noqa: N803
-    BK: tl.constexpr,  # noqa: N803
-    PRECISION: tl.constexpr,  # noqa: N803
+    SQUARES: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    BQ: tl.constexpr,
+    BK: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Add up what a block of keys of one head receives, with log Z of every query known."""
     program = tl.program_id(1)
@@ -275,10 +290,15 @@ def _keys(
     squares = tl.zeros([BK], tl.float32)
     begin = 0
     end = queries
+    # from `clear` on every query of a block sees every key of this program, or has a log Z that makes its
+    # weight 0
+    clear = 0
     if CAUSAL:
         begin = tl.maximum(0, (tl.program_id(0) * BK - keys + queries) // BQ * BQ)
+        clear = (tl.program_id(0) + 1) * BK - keys + queries
     if HAS_WINDOW:
         end = tl.minimum(queries, (tl.program_id(0) + 1) * BK + window - keys + queries)
+        clear = queries
     for r0 in range(begin, end, BQ):
         r = r0 + tl.arange(0, BQ)
         i = r + keys - queries
@@ -292,11 +312,15 @@ def _keys(
         log_z = tl.load(
             log_z_ptr + (batch * heads + head).to(tl.int64) * queries + r, mask=inside, other=1e30
         )
-        s, _ = _scores(
-            q, k, i, j, length, slope, scale_log2, softcap_log2, window,
-            CAUSAL, HAS_SOFTCAP, HAS_WINDOW, HAS_SLOPES, PRECISION,
-        )  # fmt: skip
-        p = tl.exp2(s - log_z[:, None] * 1.4426950408889634)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
+        if HAS_SOFTCAP:
+            s = _softcapped(s, softcap_log2)
+        if HAS_SLOPES:
+            s -= slope * 1.4426950408889634 * tl.abs(i[:, None] - j[None, :]).to(tl.float32)
+        s -= log_z[:, None] * 1.4426950408889634
+        if r0 < clear:
+            s = tl.where(_seen(i, j, length, window, CAUSAL, HAS_WINDOW), s, -1e30)
+        p = tl.exp2(s)
         mass += tl.sum(p, 0)
         if SQUARES:
             squares += tl.sum(p * p, 0)
@@ -332,9 +356,10 @@ def _inputs(
     lengths: Tensor | None,
 ) -> _Inputs:
     if query.ndim != 4 or key.ndim != 4 or query.shape[-1] != key.shape[-1] or query.shape[0] != key.shape[0]:
+        shapes = f"{tuple(query.shape)} and {tuple(key.shape)}"
         raise ValueError(
-            "lazy attention: query must be [batch, heads, queries, d] and key [batch, key heads, keys, d], got shapes "
-            f"{tuple(query.shape)} and {tuple(key.shape)}"
+            "lazy attention: query must be [batch, heads, queries, d] and key [batch, key heads, keys, d], "
+            f"got shapes {shapes}"
         )
     if query.shape[1] % key.shape[1]:
         raise ValueError(
@@ -363,8 +388,6 @@ def _inputs(
         "HAS_SLOPES": slopes is not None,
         "WIDTH": width,
         "PADDED": max(16, triton.next_power_of_2(width)),
-        "BQ": BLOCK,
-        "BK": BLOCK,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }
     return _Inputs(query, key, numbers)
@@ -412,7 +435,7 @@ def row_measures(
     inputs = _inputs(query, key, scaling, causal, window, softcap, slopes, lengths)
     batch, heads, queries, _ = inputs.shape
     planes = torch.empty((7, batch, heads, queries), dtype=torch.float32, device=query.device)
-    _rows[(triton.cdiv(queries, BLOCK), batch * heads)](
+    _rows[(triton.cdiv(queries, ROW_TILE["BQ"]), batch * heads)](
         inputs.query,
         inputs.key,
         sink_ptr=planes if sink_logits is None else sink_logits.to(query.device, torch.float32),
@@ -427,6 +450,7 @@ def row_measures(
         NEAR="near_mass" in measures,
         HAS_SINK=sink_logits is not None,
         **inputs.numbers,
+        **ROW_TILE,
     )
     answers = (planes[1 + place] if name in measures else None for place, name in enumerate(ROW_MEASURES))
     return RowMeasures(planes[0], *answers)
@@ -454,7 +478,7 @@ def key_measures(
     batch, heads, _, keys = inputs.shape
     mass = torch.empty((batch, heads, keys), dtype=torch.float32, device=query.device)
     second = torch.empty_like(mass)
-    _keys[(triton.cdiv(keys, BLOCK), batch * heads)](
+    _keys[(triton.cdiv(keys, KEY_TILE["BK"]), batch * heads)](
         inputs.query,
         inputs.key,
         log_z_ptr=log_z.contiguous(),
@@ -462,5 +486,6 @@ def key_measures(
         squares_ptr=second,
         SQUARES=squares,
         **inputs.numbers,
+        **KEY_TILE,
     )
     return KeyMeasures(mass, second if squares else None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Near attention over far attention, in torch operations; the definition is `attnscope.local_global_ratio`'s."""
+"""Near over far attention in torch operations; the definition is `attnscope.local_global_ratio`'s."""
 
 from __future__ import annotations
 

@@ -34,19 +34,47 @@ MODULES = {
 
 #: Public functions whose maps stay on their device, because a function of MODULES computes them.
 STAYS_ON_DEVICE = frozenset(
-    """attention_entropy entropy_magnitude_correlation fiedler_value fiedler_vector geometric_semantic_alignment
-    head_divergence incoming_attention laplacian_eigenvalues laplacian_gap local_global_ratio
-    measure measure_quantities participation_ratio reference_influence
-    singular_values sink_position sink_rate sink_removal sink_share sink_test sink_tokens span_attention
-    spectral_gap spectral_ratio stable_rank effective_rank top_mass""".split()
+    {
+        "attention_entropy",
+        "effective_rank",
+        "entropy_magnitude_correlation",
+        "fiedler_value",
+        "fiedler_vector",
+        "geometric_semantic_alignment",
+        "head_divergence",
+        "incoming_attention",
+        "laplacian_eigenvalues",
+        "laplacian_gap",
+        "local_global_ratio",
+        "measure",
+        "measure_quantities",
+        "participation_ratio",
+        "reference_influence",
+        "singular_values",
+        "sink_position",
+        "sink_rate",
+        "sink_removal",
+        "sink_share",
+        "sink_test",
+        "sink_tokens",
+        "span_attention",
+        "spectral_gap",
+        "spectral_ratio",
+        "stable_rank",
+        "top_mass",
+    }
 )
 
-#: Decompositions that one H200 did slower than a copy to the CPU and the core there, with the number of tokens up
-#: to which that holds; `benchmarks/devices.py` measures them again.
-CUDA_IS_SLOWER: dict[str, int] = {}
+#: Decompositions that a CUDA device does slower than a pinned copy to the CPU and the core there, with the
+#: number of tokens up to which that was measured: 32 maps, one H200 against 16 CPU threads
+#: (`benchmarks/devices.py`).
+CUDA_IS_SLOWER = {"fiedler_value": 128, "laplacian_eigenvalues": 512, "singular_values": 2048}
+#: Maps of fewer bytes are copied to the CPU, because launching the operations takes longer than the core
+#: does.
+FEWEST_BYTES = 4 << 20
 
 
-class NotOnDevice(Exception):  # noqa: N818  an answer, not an error that a user sees
+class NotOnDevice(Exception):
     """Raised by an implementation in torch operations for options that only the core computes."""
 
 
@@ -96,7 +124,7 @@ def stays(function: str, tensor: Tensor) -> bool:
 
 
 def measured_where() -> dict[str, list[str]]:
-    """Return which measures this process computed where so far, by device: "cuda", "cpu (copied)" and so on."""
+    """Return the measures of this process so far, by device: "cuda", "cpu (copied)" and so on."""
     return {device: sorted(names) for device, names in sorted(_WHERE.items())}
 
 
@@ -108,7 +136,10 @@ class _Placed:
 
     def __call__(self, tensor: Tensor, lengths: Tensor | None, *arguments: Any) -> Any:
         name = self._kernel.__name__
-        slower = tensor.device.type == "cuda" and tensor.shape[-1] <= CUDA_IS_SLOWER.get(name, 0)
+        slower = tensor.device.type == "cuda" and (
+            tensor.shape[-1] <= CUDA_IS_SLOWER.get(name, 0)
+            or tensor.numel() * tensor.element_size() < FEWEST_BYTES
+        )
         if name in MODULES and not slower:
             module = importlib.import_module(f"attnscope.devices.{MODULES[name]}")
             try:
@@ -147,8 +178,9 @@ def shared_copies() -> Iterator[None]:
 def host_copy(value: Any) -> Any:
     """Return a tensor that the CPU can read: the tensor itself, or a copy in pinned memory.
 
-    The copy is made on a stream of its own, which waits for the caller's stream and not for the whole device, so
-    kernels that the caller has queued elsewhere go on running. Anything but a tensor is returned as it is.
+    The copy is made on a stream of its own, which waits for the caller's stream and not for the whole
+    device, so kernels that the caller has queued elsewhere go on running. Anything but a tensor is returned
+    as it is.
     """
     if not isinstance(value, Tensor) or value.is_cpu:
         return value

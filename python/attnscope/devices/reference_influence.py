@@ -21,7 +21,7 @@ def reference_influence(
     states: Tensor,
     reference: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return relative magnitude, direction and change by the reference of every query outside of it, [..., n]."""
+    """Return relative magnitude, direction and change of every query outside the reference, [..., n]."""
 
     def compute(slab: Slab, vectors: Tensor, marked: Tensor) -> list[Tensor]:
         wide = torch.where(slab.inside[..., None], vectors, 0).to(slab.dtype)

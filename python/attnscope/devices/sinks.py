@@ -82,7 +82,7 @@ def sink_statistics(
             results.append(_top_mass(slab, mass, top))
         return [*results, slab.finite]
 
-    *results, non_finite = per_map(compute, attention, lengths, support)
+    *results, non_finite = per_map(compute, attention, lengths, support, needs_entropy=entropy)
     share = first_and_queries is not None
     asked = (incoming, entropy, min_visibility is not None, share, share, top > 0)
     answers = iter(results)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """One loop over the maps of a batch, in slabs whose temporaries fit on the device.
 
-A measure in torch operations is written for a slab: maps [m, n, n] with what is known of them. This module cuts a
-batch into slabs, and puts the slabs' results together in the order of the batch, on the CPU.
+A measure in torch operations is written for a slab: maps [m, n, n] with what is known of them. This module
+cuts a batch into slabs, and puts the slabs' results together in the order of the batch, on the CPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from torch import Tensor
 TEMPORARIES = 8
 #: Bytes for the temporaries of a slab where the device does not say how much memory is free.
 DEFAULT_BYTES = 1 << 28
+#: Numbers of results that travel to the CPU in one transfer.
+MOST_TOGETHER = 1 << 20
 
 
 class Slab:
@@ -29,10 +31,15 @@ class Slab:
         maps: as the caller holds them, any of the four element types.
         lengths: tokens of each map, int64 [m].
         support: "auto", "causal", "full", or bool [m, n, n].
+        is_ragged: False if every map is known to have n tokens.
+        needs_entropy: whether the measure asks for entropies of rows.
     """
 
-    def __init__(self, maps: Tensor, lengths: Tensor, support: str | Tensor) -> None:
+    def __init__(
+        self, maps: Tensor, lengths: Tensor, support: str | Tensor, *, is_ragged: bool, needs_entropy: bool
+    ) -> None:
         self.maps, self.lengths, self.support = maps, lengths, support
+        self.is_ragged, self.needs_entropy = is_ragged, needs_entropy
 
     @property
     def n(self) -> int:
@@ -56,10 +63,6 @@ class Slab:
     def _block(self) -> Tensor:
         """True for the entries of each map's own block, [m, n, n]."""
         return self.inside[:, :, None] & self.inside[:, None, :]
-
-    @functools.cached_property
-    def is_ragged(self) -> bool:
-        return bool((self.lengths < self.n).any())
 
     @functools.cached_property
     def finite(self) -> Tensor:
@@ -139,7 +142,7 @@ class Slab:
         return -torch.xlogy(self.attention, self.attention).sum(-1)
 
     def first_keys(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the first columns of the maps in the arithmetic's type, and where they are seen, [m, n, count]."""
+        """Return the first `count` columns of the maps, wide, and where they are seen, [m, n, count]."""
         keys = self.positions[:count]
         if isinstance(self.support, Tensor):
             seen = self.seen[..., :count]
@@ -167,58 +170,84 @@ def per_map(
     *,
     maps_together: int = 1,
     temporaries: int = TEMPORARIES,
+    needs_entropy: bool = False,
 ) -> tuple[Any, ...]:
     """Compute a measure of every map of a batch, slab by slab.
 
     Args:
-        compute: takes a `Slab` and the slab's part of each tensor `beside`, and returns tensors [m, ...]. Its last
-            one is bool, False for what counts as not finite.
+        compute: takes a `Slab` and the slab's part of each tensor `beside`, and returns tensors [m, ...]. Its
+            last one is bool, False for what counts as not finite.
         attention: maps [..., n, n] on any device.
         lengths: tokens of each map, or None.
         support: as the core takes it.
         beside: tensors [..., *shape] with the leading axes of `attention`, or None.
         maps_together: consecutive maps that belong together, such as the heads of a layer.
         temporaries: float64 copies of a slab that `compute` holds at a time.
+        needs_entropy: whether `compute` asks for entropies of rows.
 
     Returns:
-        The tensors of `compute` without the last, with the leading axes of the batch (of layers, where it returns
-        one entry for `maps_together` maps), on the CPU; and how many entries of the last are False.
+        The tensors of `compute` without the last, with the leading axes of the batch (of layers, where it
+        returns one entry for `maps_together` maps), on the CPU; and how many entries of the last are False.
+
+    Raises:
+        MemoryError: the device has no memory for the fewest maps that can be measured at a time.
     """
     leading, n, device = attention.shape[:-2], attention.shape[-1], attention.device
     count = math.prod(leading)
     maps = attention.reshape(count, n, n)
-    sizes = torch.full((count,), n) if lengths is None else lengths.expand(leading).reshape(count)
+    if lengths is None:
+        sizes = torch.full((count,), n, device=device)
+    else:
+        sizes = lengths.expand(leading).reshape(count).to(device)
     masks = support.expand(attention.shape).reshape(count, n, n) if isinstance(support, Tensor) else None
     parts = [None if part is None else part.reshape(count, *part.shape[len(leading) :]) for part in beside]
-    step = _slab_size(n, device, temporaries)
+    step = _slab_size(n, count, device, temporaries)
     slab_type = _slab_type(device, masks)
-    results: list[Sequence[Tensor]] = []
-    at = 0
-    while at < count or not results:
-        stop = min(count, at + max(1, step // maps_together) * maps_together)
-        here = slice(at, stop)
+    results: list[list[Tensor]] = []
+    first = 0
+    while first < count or not results:
+        last = min(count, first + max(1, step // maps_together) * maps_together)
 
-        def moved(part: Tensor | None, here: slice = here) -> Tensor | None:
-            return None if part is None else part[here].to(device)
+        def part_of(tensor: Tensor | None, first: int = first, last: int = last) -> Tensor | None:
+            return None if tensor is None else tensor[first:last].to(device)
 
-        mask = support if masks is None else moved(masks)
         try:
-            slab = slab_type(maps[here], sizes[here].to(device), mask)
-            results.append([result.cpu() for result in compute(slab, *map(moved, parts))])
+            slab = slab_type(
+                maps[first:last],
+                sizes[first:last],
+                support if masks is None else part_of(masks),
+                is_ragged=lengths is not None,
+                needs_entropy=needs_entropy,
+            )
+            results.append(_to_host(compute(slab, *map(part_of, parts))))
         except torch.OutOfMemoryError as error:
             if step <= maps_together:
-                raise MemoryError(
-                    f"{device} has no memory for {maps_together} map(s) of {n} tokens beside what is there: {error}"
-                ) from None
+                words = f"{device} has no memory for {maps_together} map(s) of {n} tokens"
+                raise MemoryError(f"{words} next to what it holds: {error}") from None
             step //= 2
             continue
-        at = stop
-    *tensors, defined = (torch.cat(column) for column in zip(*results, strict=True))
+        first = last
+    columns = (
+        results[0] if len(results) == 1 else [torch.cat(column) for column in zip(*results, strict=True)]
+    )
+    *tensors, defined = columns
     shaped = (
         tensor.reshape((*(leading if len(tensor) == count else leading[:-1]), *tensor.shape[1:]))
         for tensor in tensors
     )
     return *shaped, int((~defined).sum())
+
+
+def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors on the CPU; small ones travel together, because each transfer waits for the device."""
+    if tensors[0].is_cpu:
+        return list(tensors)
+    if tensors[0].device.type == "mps" or sum(tensor.numel() for tensor in tensors) > MOST_TOGETHER:
+        return [tensor.cpu() for tensor in tensors]
+    # counts and flags are exact in float64
+    packed = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in tensors]).cpu()
+    parts = packed.split([tensor.numel() for tensor in tensors])
+    return [part.to(tensor.dtype).reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _slab_type(device: torch.device, masks: Tensor | None) -> type[Slab]:
@@ -232,8 +261,13 @@ def _slab_type(device: torch.device, masks: Tensor | None) -> type[Slab]:
     return Slab
 
 
-def _slab_size(n: int, device: torch.device, temporaries: int) -> int:
+def _slab_size(n: int, count: int, device: torch.device, temporaries: int) -> int:
     """Return how many maps fit at a time: their temporaries take at most an eighth of the free memory."""
+    bytes_of_map = temporaries * 8 * n * n
+    if (
+        count * bytes_of_map <= DEFAULT_BYTES
+    ):  # asking a device for its free memory takes longer than a small slab
+        return max(1, count)
     free = DEFAULT_BYTES * 8
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
@@ -241,4 +275,4 @@ def _slab_size(n: int, device: torch.device, temporaries: int) -> int:
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     elif device.type == "mps":
         free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
-    return max(1, free // 8 // (temporaries * 8 * n * n))
+    return max(1, free // 8 // bytes_of_map)

@@ -19,7 +19,7 @@ def span_attention(
     spans: Sequence[int],
     special: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], int]:
-    """Return share, uniform, boost, diagonal, special, context, received and received_uniform of every map."""
+    """Return the eight fields of `attnscope.SpanAttention` of every map."""
     leading = attention.shape[:-2]
     ends = torch.tensor(spans, dtype=torch.int64).reshape(-1, 2)
     ends = ends.expand(math.prod(leading), 2).reshape(*leading, 2)
