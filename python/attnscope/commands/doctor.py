@@ -63,7 +63,7 @@ def facts() -> dict[str, str]:
 
     here = machine()
     beside = ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")
-    cuda = "kernels run on the CPU; tensors are brought over"
+    cuda = "reductions and dense linear algebra run there; other measures copy the tensor to the CPU once"
     return {
         "attnscope": here["attnscope"],
         "core": str(getattr(_core, "__file__", "")),
