@@ -3,8 +3,8 @@
 
     python benchmarks/devices.py [--quick] [--sizes 128,512] [--json benchmarks/results/devices.json]
 
-Maps [32, n, n] in float32 lie on the device. Each measure is timed there, against (a) a pinned copy to the
-CPU and the compiled core on all its threads, and (b) the forward pass of a layer of an 8-billion-parameter
+Maps [32, n, n] in float32 lie on the device. Each measure is timed there, against (a) `maps.cpu()` and the
+compiled core on all its threads, and (b) the forward pass of a layer of an 8-billion-parameter
 shape over n tokens in bfloat16. Answers are compared first. Row measures are also given as a share of the
 device's memory bandwidth, counting one read of the maps. The last table times the measures from queries and
 keys against the flash attention of the same layer. Without an accelerator the script says so and ends with

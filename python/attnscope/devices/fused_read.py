@@ -24,7 +24,7 @@ ENOUGH_PROGRAMS = 2048
 ROWS, COLUMNS = 32, 256
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _log_of_float32(x):
     """Return log x in float64 of positive normal numbers of float32, to a few units in the last place.
 
@@ -53,7 +53,7 @@ def _log_of_float32(x):
     return k.to(tl.float64) * 0.6931471805599453 + 2.0 * s * (1.0 + z * series)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _read(
     maps,
     lengths,
@@ -113,7 +113,7 @@ def _read(
     tl.store(flags + part * tl.num_programs(0) + column_block, flag)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _add_parts(
     entropy_parts,
     mass_parts,
@@ -169,8 +169,9 @@ class FusedSlab(Slab):
         size = count * n
         entropies = size * (column_blocks + 1) if self.needs_entropy else 0
         numbers = torch.empty(size * (row_blocks + 1) + entropies, dtype=torch.float64, device=device)
-        mass_parts, mass, entropy_parts, entropy = numbers.split(
-            [size * row_blocks, size, *([size * column_blocks, size] if self.needs_entropy else [0, 0])]
+        mass_parts, mass, entropy_parts, entropy = torch.split(
+            numbers,
+            [size * row_blocks, size, *([size * column_blocks, size] if self.needs_entropy else [0, 0])],
         )
         flags = torch.empty(count * row_blocks * column_blocks, dtype=torch.int32, device=device)
         status = torch.empty((count, 2), dtype=torch.bool, device=device)

@@ -55,14 +55,14 @@ class KeyMeasures(NamedTuple):
     squares: Tensor | None
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _softcapped(s, softcap_log2):
     """Return softcap·tanh(s/softcap), both times log2 e, by e^(−2|x|), which does not overflow."""
     u = tl.exp2(tl.abs(s) * (-2.0 * 1.4426950408889634 / softcap_log2))
     return tl.where(s < 0, -softcap_log2, softcap_log2) * (1.0 - u) / (1.0 + u)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _seen(
     i,
     j,
@@ -80,7 +80,7 @@ def _seen(
     return seen
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _rows(
     q_ptr,
     k_ptr,
@@ -237,7 +237,7 @@ def _rows(
         tl.store(at + 6 * plane, tl.where(kept, sum_near / z, nothing), mask=r < queries)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _keys(
     q_ptr,
     k_ptr,

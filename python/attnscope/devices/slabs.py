@@ -215,7 +215,7 @@ def per_map(
             slab = slab_type(
                 maps[first:last],
                 sizes[first:last],
-                support if masks is None else part_of(masks),
+                support if masks is None else masks[first:last].to(device),
                 is_ragged=lengths is not None,
                 needs_entropy=needs_entropy,
             )
@@ -246,7 +246,7 @@ def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor.cpu() for tensor in tensors]
     # counts and flags are exact in float64
     packed = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in tensors]).cpu()
-    parts = packed.split([tensor.numel() for tensor in tensors])
+    parts = torch.split(packed, [tensor.numel() for tensor in tensors])
     return [part.to(tensor.dtype).reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 

@@ -39,8 +39,9 @@ def measure(
     function of that name returns.
 
     Args:
-        attention: attention maps [..., n, n]; what its device does not measure is copied to the CPU once. For metrics of all heads
-            of a layer (`head_divergence`, `sink_removal`) the axis before the last two is the head.
+        attention: attention maps [..., n, n]; what its device does not measure is copied to the CPU once. For
+            metrics of all heads of a layer (`head_divergence`, `sink_removal`) the axis before the last two
+            is the head.
         metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options;
             the option ``metric`` names the function where the key is not its name.
         lengths: tokens per map, broadcast against the leading axes.
