@@ -2,7 +2,7 @@
 """The tables of the README, made from stored results alone: python benchmarks/tables.py [--collect]
 
 --collect takes what the benchmarks have written to results/ into measured.json first, which is committed.
-What highway.cpp has printed, `results/highway.txt`, is measured apart, and stays where there is none.
+What simd/highway.cpp has printed, `results/highway.txt`, is measured apart, and stays where there is none.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 //
 //   apt-get install libhwy-dev && rm -f benchmarks/results/highway.txt
 //   for isa in v2 "v3 -maes -mpclmul" "v4 -maes -mpclmul"; do
-//     g++ -O3 -std=c++20 -DATTNSCOPE_LANES -march=x86-64-$isa -Icpp benchmarks/highway.cpp -o /tmp/highway &&
+//     g++ -O3 -std=c++20 -DATTNSCOPE_LANES -march=x86-64-$isa -Icpp benchmarks/simd/highway.cpp -o /tmp/highway &&
 //       /tmp/highway >> benchmarks/results/highway.txt
 //   done
 //
