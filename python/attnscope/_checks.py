@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _core
+from attnscope import _core, _placement
 from attnscope._memory import SMALLEST_BATCH, announce
 from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
-from attnscope.devices import placement
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attention in half precision can exceed 1 by rounding; a hundredth is far above that and far below a bug.
@@ -79,7 +78,7 @@ def attention_argument(
         longest = checked.n if given is None else int(given.max())
         announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
-        found = _core.first_invalid(placement.host_copy(tensor), given, LARGEST_ENTRY)
+        found = _core.first_invalid(_placement.host_copy(tensor), given, LARGEST_ENTRY)
         if found is not None:
             matrix, row, column, value = found
             index = (*map(int, np.unravel_index(matrix, checked.leading)), row, column)
@@ -115,7 +114,7 @@ def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     if _core.is_plain_batch(value):
         return value
     tensor = float_tensor(function, name, value)
-    if not placement.stays(function, tensor):
+    if not _placement.stays(function, tensor):
         tensor = to_host(tensor)
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
@@ -150,7 +149,7 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return `tensor` itself if the CPU holds it, else a copy in pinned memory."""
-    host: torch.Tensor = placement.host_copy(tensor)
+    host: torch.Tensor = _placement.host_copy(tensor)
     return host
 
 
@@ -317,7 +316,7 @@ def flags_argument(
 
 def call_kernel(kernel: Callable[..., Any], checked: Attention, *arguments: Any) -> Any:
     """Return the results of a function of the core, computed where the maps are; they are on the CPU."""
-    run = placement.computed_on(kernel, checked.tensor)
+    run = _placement.computed_on(kernel, checked.tensor)
     return run(checked.tensor, checked.lengths, *arguments)
 
 

@@ -27,10 +27,10 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(autouse=True)
 def every_size_on_the_device(monkeypatch):
     """Measure small maps on the device too, where the CPU would be faster."""
-    from attnscope.devices import placement
+    from attnscope import _placement
 
-    monkeypatch.setattr(placement, "FEWEST_BYTES", 0)
-    monkeypatch.setattr(placement, "CUDA_IS_SLOWER", {})
+    monkeypatch.setattr(_placement, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(_placement, "CUDA_IS_SLOWER", {})
 
 
 def attention(kind: str, n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -240,7 +240,7 @@ def test_every_twin_has_the_parameters_of_the_core():
     import inspect
     from pathlib import Path
 
-    from attnscope.devices.placement import MODULES
+    from attnscope._placement import MODULES
 
     stub = ast.parse(Path(asc.__file__).with_name("_core.pyi").read_text(encoding="utf-8"))
     core = {

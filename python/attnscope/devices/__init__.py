@@ -14,6 +14,6 @@ CPU tensors too, so that they can be compared with the core without a device.
     tensor([1., 0., 0., 0.], dtype=torch.float64)
 """
 
-from attnscope.devices.placement import CUDA_IS_SLOWER, computed_on, measured_where, use
+from attnscope._placement import CUDA_IS_SLOWER, computed_on, measured_where, use
 
 __all__ = ["CUDA_IS_SLOWER", "computed_on", "measured_where", "use"]

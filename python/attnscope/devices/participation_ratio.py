@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope.devices.placement import NotOnDevice
+from attnscope._placement import NotOnDevice
 from attnscope.devices.slabs import Slab, per_map
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._placement import shared_copies
 from attnscope._row_sums import judged_once
-from attnscope.devices.placement import shared_copies
 from attnscope.metrics.discovery import found
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _checks, _core, _placement
 from attnscope._warn import NonFiniteWarning, warn
-from attnscope.devices import placement
 from attnscope.metrics.information.entropy import attention_entropy
 from attnscope.metrics.quantity import Known, Quantity, Shared, Site, aligned, causal
 
@@ -96,7 +95,7 @@ def states_argument(function: str, states: Any, attention: _checks.Attention) ->
 def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Tensor:
     """Return `states` [..., n, d], one for each of n tokens, where the function is measured."""
     tensor = _checks.float_tensor(function, name, states)
-    if not placement.stays(function, tensor):
+    if not _placement.stays(function, tensor):
         tensor = _checks.to_host(tensor)
     if tensor.ndim < 2 or tensor.shape[-2] != n or tensor.shape[-1] == 0:
         needed = f"[..., n, d] with n = {n} and d >= 1"
