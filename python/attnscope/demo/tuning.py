@@ -46,7 +46,7 @@ _COLUMNS = (
 )
 #: What a smaller model of the same kind gave: three layers of width 96, three seeds, arms of 30 steps.
 STAND_IN = {
-    "C1b": "dpo − ce at equal size −0.58 [−1.10, −0.07] octaves: contradicted",
+    "C1c": "dpo − ce at equal size −0.58 [−1.10, −0.07] octaves: contradicted",
     "C2b": "−1.07 [−1.25, −0.90] octaves: contradicted",
     "C3": "supported on both sides, at losses of 1.405, 1.408 and 1.406",
     "C4": "supported",

@@ -227,6 +227,8 @@ class Estimate:
         draws: random draws behind p, which cannot give a p below 1/(1 + draws); None for a p from a law.
         controls: each must not do as well.
         spread: smallest and largest of several values; shown as a range, never as an interval.
+        objection: in words, a condition of the claim that fails; it takes support away and gives nothing.
+        premise: in words, a premise without which the claim has no content; it leaves the claim undecided.
         about: words that are true in every case, such as the layer.
         more: verdict -> words that are true in that case.
     """
@@ -240,6 +242,8 @@ class Estimate:
     draws: int | None = None
     controls: Sequence[Control] = ()
     spread: tuple[float, float] = (math.nan, math.nan)
+    objection: str = ""
+    premise: str = ""
     about: str = ""
     more: Mapping[str, str] = field(default_factory=dict)
 
@@ -342,6 +346,8 @@ def decide(
     rule = rule or Rule()
     if reason := _untestable_reason(estimate, rule.alpha):
         return NOT_TESTABLE, [reason]
+    if estimate.premise:
+        return UNDECIDED, [estimate.premise]
     region = estimate.region
     p_adjusted = estimate.p_value if math.isnan(p_adjusted) else p_adjusted
     tested = not math.isnan(p_adjusted)
@@ -364,6 +370,8 @@ def decide(
         reasons.append(f"adjusted p {_number(p_adjusted)} is above {rule.alpha:g}")
     if estimate.speaks == "against" and not estimate.has_interval:
         reasons.append("a test that does not reject is no support")
+    if estimate.objection:
+        reasons.append(estimate.objection)
     fewest = rule.fewest_controls
     absent = [control for control in estimate.controls if len(control.finite()) < fewest]
     for control in estimate.controls:

@@ -21,6 +21,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -267,6 +268,10 @@ class Structure:
         return name, enters, call
 
 
+#: Model -> its parameters when its map was read, and the map.
+_MAPS: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], WeightMap]] = WeakKeyDictionary()
+
+
 def weight_map(
     source: str | Path | nn.Module | Mapping[str, tuple[int, ...]], *, config: Any = None
 ) -> WeightMap:
@@ -306,7 +311,14 @@ def weight_map(
         shapes = {name: tuple(one.shape) for name, one in parameters.items()}
         dtypes = {name: str(one.dtype).removeprefix("torch.") for name, one in parameters.items()}
         same = {name: str(id(one)) for name, one in parameters.items()}
-        return _read(shapes, dtypes, config or getattr(source, "config", None), same)
+        config = config or getattr(source, "config", None)
+        # a model is asked again for every edit of a matrix; its parameters say whether the answer still holds
+        state = (tuple(shapes.items()), tuple(dtypes.items()), tuple(same.items()), str(_settings(config)))
+        kept = _MAPS.get(source)
+        if kept is None or kept[0] != state:
+            kept = (state, _read(shapes, dtypes, config, same))
+            _MAPS[source] = kept
+        return kept[1]
     if isinstance(source, Mapping):
         return _read(dict(source), {}, config, {})
     folder = WeightFolder(source)

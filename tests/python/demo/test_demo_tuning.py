@@ -121,7 +121,7 @@ def test_the_study_runs_over_a_few_arms(start, tmp_path):
     results = tune(tmp_path, **given, processes=2)
     claims = results.table("claims")
     whole = claims[claims["model"] == "all arms"].set_index("claim")["verdict"]
-    assert set(whole.index) == {"C1b", "C2b", "C3", "C4", "C5"}
+    assert set(whole.index) == {"C1c", "C2b", "C3", "C4", "C5"}
     assert list(whole[whole == "not testable here"].index) == ["C5"]  # one number of negatives
     matched = claims[claims["model"] == "all arms at equal ‖ΔW‖"].set_index("claim")["verdict"]
     assert list(matched[matched == "not testable here"].index) == ["C3", "C5"]

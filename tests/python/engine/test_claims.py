@@ -53,6 +53,10 @@ def verdict(*values, p=math.nan, **fields):
         ((1.0, 0.5, 1.5), {"p": 0.04}, SUPPORTED),
         ((1.0, 0.5, 1.5), {"p": 0.06}, UNDECIDED),
         ((1.0, -0.1, 1.5), {"p": 0.04}, UNDECIDED),
+        ((1.0, 0.5, 1.5), {"objection": "the sign changes with k"}, UNDECIDED),
+        ((-1.0, -1.5, -0.5), {"objection": "the sign changes with k"}, CONTRADICTED),
+        ((1.0, 0.5, 1.5), {"premise": "neither is concentrated"}, UNDECIDED),
+        ((-1.0, -1.5, -0.5), {"premise": "neither is concentrated"}, UNDECIDED),
         # a test alone: one-sided tests never contradict
         ((1.0,), {"p": 0.01}, SUPPORTED),
         ((1.0,), {"p": 0.4}, UNDECIDED),

@@ -1,50 +1,315 @@
 # SPDX-License-Identifier: MIT
-"""Claims over several pairs, and the sentences at the top of a report of many."""
+"""Claims of the study of weight changes: of a pair, over pairs, over training runs, and the report's "
+"sentences."""
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from attnscope.studies.pretraining_writes.claims import _over_pairs
+from attnscope.engine.claims import Untestable
+from attnscope.studies.pretraining_writes import claims as study_claims
+from attnscope.studies.pretraining_writes.arm_claims import ARM_CLAIMS, Arms
+from attnscope.studies.pretraining_writes.claims import (
+    BASE_CLAIMS,
+    PAIR_CLAIMS,
+    PAIRS_CLAIMS,
+    SERIES_CLAIMS,
+    Series,
+)
 from attnscope.studies.pretraining_writes.evidence import Mean
-from attnscope.studies.pretraining_writes.sections import findings
+from attnscope.studies.pretraining_writes.options import WeightsOptions
+from attnscope.studies.pretraining_writes.sections import describe_claim, findings, pair_rows
+
+SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+NOT_TESTABLE = "not testable here"
+OPTIONS = WeightsOptions()
 
 
 class Pair:
-    """A pair whose means are known."""
+    """A pair whose means are known, in octaves above isotropic.
 
-    def __init__(self, model, step, value):
-        self.keys, self.value = {"model": model, "step": step}, value
+    Args:
+        read: q, k on their own inputs.
+        write: o, down on theirs.
+        prediction: o, down on the prediction subspace.
+        texts: half of the jackknife interval; None without one.
+        deviation: over random subspaces.
+        nulls: variant -> octaves.
+    """
 
-    def mean(self, roles, side, subspace):
-        return Mean(self.value if side == "in" else self.value / 10, math.nan, math.nan, 0.1)
+    def __init__(self, read=0.0, write=0.0, prediction=0.0, *, texts=0.02, deviation=0.02, nulls=None,
+                 model="a", step=-1, noise=0.0):  # fmt: skip
+        self.keys = {"model": model, "step": step, "revision": "", "reference": "base"}
+        self.noise, self.unchanged, self.step_ratio = noise, 0.97, 0.01
+        self._values = {
+            (("q", "k"), "in"): read,
+            (("o", "down"), "in"): write,
+            (("o", "down"), "out"): prediction,
+        }
+        self._texts, self._deviation, self._nulls = texts, deviation, nulls or {}
+        self.mechanism = pd.DataFrame(columns=["side", "predicted", "observed"])
+
+    def _made(self, value, spread=1.0):
+        half = math.nan if self._texts is None else self._texts * spread
+        return Mean(value, value - half, value + half, self._deviation * spread)
+
+    def mean(self, roles, side, subspace, null=""):
+        if null:
+            return self._made(self._nulls[null]) if null in self._nulls else None
+        value = self._values[tuple(roles), side]
+        made = self._made(value)
+        # the prediction subspace does not depend on texts
+        return made._replace(low=math.nan, high=math.nan) if subspace == "prediction" else made
 
     def contrast(self, *_):
-        return None
+        return self._made(self._values[("q", "k"), "in"] - self._values[("o", "down"), "in"], math.sqrt(2))
+
+    def logit_isotropic(self, roles):
+        return 9.0
 
 
-def test_pairs_are_the_unit_and_a_series_counts_once():
-    pairs = [Pair("a", 1, -5.0), Pair("a", 2, 1.0), Pair("b", -1, 2.0), Pair("c", -1, 3.0)]
-    found = {one.claim: one for one in _over_pairs(pairs)}
+def of_pair(pair, options=OPTIONS):
+    return {row.claim: row for row in PAIR_CLAIMS.decide({"": pair}, options)}
+
+
+@pytest.mark.parametrize(
+    ("pair", "verdict", "reason"),
+    [
+        (Pair(2.0), SUPPORTED, ""),
+        (Pair(0.01), CONTRADICTED, "is not above 1.25"),
+        (Pair(0.4, deviation=0.1), UNDECIDED, "is not wholly above 1.25"),
+        (Pair(2.0, nulls={"weights": 2.5}), UNDECIDED, "the base's own matrices give 5.66: as much as"),
+        (Pair(2.0, nulls={"weights": 1.0, "other_layer": 0.5}), SUPPORTED, "the base's own matrices 2.00"),
+        (Pair(2.0, nulls={"random_weights": 1.99}), UNDECIDED, "models with random weights give 3.97"),
+        (Pair(2.0, texts=None), NOT_TESTABLE, "one group of texts: no interval"),
+        (Pair(2.0, noise=0.9), NOT_TESTABLE, "below the rounding floor: 97 % of entries unchanged"),
+    ],
+)
+def test_the_read_side(pair, verdict, reason):
+    row = of_pair(pair)["C1"]
+    assert row.verdict == verdict
+    assert reason in row.reason
+
+
+@pytest.mark.parametrize(
+    ("pair", "verdict", "reason"),
+    [
+        (Pair(2.0, 0.5), SUPPORTED, "q, k 4.00 ["),
+        (Pair(0.5, 2.0), CONTRADICTED, "is not above 0"),
+        (Pair(1.0, 0.99), UNDECIDED, "is not wholly above 0"),
+        (Pair(0.092, 0.0, texts=0.018, deviation=0.048), UNDECIDED, "neither pathway is concentrated"),
+        (Pair(-0.05, 0.0, texts=0.001, deviation=0.01), UNDECIDED, "neither pathway is concentrated"),
+        (Pair(2.0, 0.5, texts=None), NOT_TESTABLE, "one group of texts"),
+    ],
+)
+def test_the_contrast_of_pathways(pair, verdict, reason):
+    """The interval holds the change's own error: what the texts alone call certain is one draw of noise."""
+    row = of_pair(pair)["C1b"]
+    assert row.verdict == verdict
+    assert reason in row.reason
+    if verdict == SUPPORTED:
+        assert row.p_adjusted <= 0.05
+
+
+def test_both_errors_are_in_the_interval():
+    mean = Mean(0.092, 0.067, 0.117, 0.05)
+    low, high = mean.interval()
+    assert high - 0.092 == pytest.approx(math.hypot(0.025, 1.959964 * 0.05))
+    assert low < 0 < high
+    assert Mean(0.5, math.nan, math.nan, 0.1).interval()[0] == pytest.approx(0.5 - 0.1959964)
+    assert mean.interval(4)[1] - 0.092 == pytest.approx(math.hypot(0.025, 2.497705 * 0.05))
+    assert mean.exceedance() == pytest.approx(0.032884, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("octaves", "deviation", "verdict"),
+    [(0.0, 0.02, SUPPORTED), (0.0, 0.4, UNDECIDED), (2.0, 0.02, CONTRADICTED), (-2.0, 0.02, CONTRADICTED)],
+)
+def test_the_write_side(octaves, deviation, verdict):
+    row = of_pair(Pair(prediction=octaves, deviation=deviation))["C2"]
+    assert row.verdict == verdict
+    assert math.isnan(row.p_value)
+    assert "independent logit errors would give the last layer 9.00" in row.reason
+
+
+def test_borders_come_from_options():
+    row = of_pair(Pair(0.4), WeightsOptions(band=(0.5, 2.0)))["C1"]
+    assert (row.verdict, row.null) == (CONTRADICTED, 2.0)
+    with pytest.raises(ValueError, match="expected a ratio below 1 and one above it"):
+        WeightsOptions(band=(1.1, 1.2))
+
+
+def over_pairs(pairs):
+    return {row.claim: row for row in PAIRS_CLAIMS.decide({"": pairs}, OPTIONS)}
+
+
+def test_pairs_are_the_unit():
+    found = over_pairs([Pair(value, 0.0) for value in (1.0, 2.0, 3.0)])
     # mean 2, deviation 1, three pairs: t(.975, 2) = 4.302653
-    assert found["C1"].value == pytest.approx(2.0)
-    assert found["C1"].high - 2 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
-    assert found["C1"].verdict == "undecided"
-    assert found["C1"].reason.startswith("3 of 3 pairs above 0")
-    assert found["C1b"].verdict == "not testable here"
-    close = [Pair(name, -1, 0.1) for name in "abc"]
-    found = {one.claim: one for one in _over_pairs(close)}
-    assert found["C1"].verdict == "supported"
-    assert found["C2"].verdict == "supported"  # 0.01 octaves: inside the band
+    row = found["C1"]
+    assert row.value == pytest.approx(4.0)
+    assert math.log2(row.high) - 2 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert row.verdict == UNDECIDED
+    assert row.reason.startswith("3 of 3 pairs above 1.25; pairs of one base are no independent ones")
+    assert found["C1b"].verdict == UNDECIDED
+    alike = over_pairs([Pair(value, 0.1, 0.01) for value in (1.0, 1.01, 1.02)])
+    assert {code: row.verdict for code, row in alike.items()} == dict.fromkeys(alike, SUPPORTED)
+    flat = over_pairs([Pair(value, value) for value in (0.0, 0.01, -0.01)])
+    assert flat["C1"].verdict == CONTRADICTED
+    assert (flat["C1b"].verdict, "neither pathway" in flat["C1b"].reason) == (UNDECIDED, True)
+    assert {row.verdict for row in over_pairs([Pair(1.0)]).values()} == {NOT_TESTABLE}
+
+
+def test_the_largest_of_a_series_pays_for_the_choice():
+    def last(values, **fields):
+        series = Series([Pair(prediction=value, step=step, **fields) for step, value in enumerate(values)])
+        return SERIES_CLAIMS.decide({"": series}, OPTIONS)[0]
+
+    assert last([0.0, 0.5]).verdict == SUPPORTED
+    assert last([0.0, 0.0]).verdict == CONTRADICTED
+    # above 1.25 by 2.1 deviations: enough alone, not as the largest of four
+    octaves = math.log2(1.25) + 2.1 * 0.05
+    assert last([octaves, octaves], deviation=0.05).verdict == UNDECIDED
+    assert "step 1 of 4 pairs" in last([0.0, 0.5, 0.1, 0.2]).reason
+    assert last([1.0]).reason == "one pair; a trajectory needs a series of checkpoints"
+
+
+def of_arms(**arms):
+    runs = {arm: {str(at): pair for at, pair in enumerate(pairs)} for arm, pairs in arms.items()}
+    return {row.claim: row for row in ARM_CLAIMS.decide({"": Arms(runs)}, OPTIONS)}
+
+
+def runs(*values, **fields):
+    """Three training runs that differ a little."""
+    return [Pair(*(value + shift for value in values), **fields) for shift in (-0.02, 0.0, 0.02)]
+
+
+def test_objectives_are_compared_over_training_runs():
+    found = of_arms(ce=runs(2.0, 1.0, 1.0), dpo=runs(3.0, 1.0, 2.0))
+    assert found["C1c"].value == pytest.approx(1.0)
+    assert (found["C1c"].verdict, found["C2b"].verdict, found["C4"].verdict) == (
+        SUPPORTED, CONTRADICTED, SUPPORTED
+    )  # fmt: skip
+    assert "dpo less ce, 3 training runs of each arm" in found["C1c"].reason
+    reversed_ = of_arms(ce=runs(2.0, 1.0, 2.0), dpo=runs(1.5, 1.0, 1.0))
+    assert (reversed_["C1c"].verdict, reversed_["C2b"].verdict) == (CONTRADICTED, SUPPORTED)
+    single = of_arms(ce=runs(2.0)[:1], dpo=runs(3.0)[:1])
+    assert single["C1c"].verdict == NOT_TESTABLE
+    assert "one training run: no interval" in single["C1c"].reason
+    assert {row.verdict for row in of_arms().values()} == {NOT_TESTABLE}
+    assert of_arms(ce=runs(2.0), noise=runs(0.0))["C4"].verdict == CONTRADICTED
+    wide = [Pair(value) for value in (0.0, 0.7, 1.4)]
+    assert of_arms(ce=runs(2.0), noise=wide)["C4"].verdict == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("white_in", "white_out", "verdict"),
+    [
+        ((0.2, 1.9), (1.9, 0.2), SUPPORTED),
+        ((1.9, 1.9), (1.9, 0.2), CONTRADICTED),
+        ((0.2, 0.2), (1.9, 0.2), CONTRADICTED),
+        ((0.97, 1.9), (1.9, 0.2), UNDECIDED),
+    ],
+)
+def test_whitening_is_judged_by_the_margin_that_says_least(white_in, white_out, verdict):
+    found = of_arms(
+        plain=runs(2.0, 0.0, 2.0),
+        white_in=runs(white_in[0], 0.0, white_in[1]),
+        white_out=runs(white_out[0], 0.0, white_out[1]),
+    )["C3"]
+    assert found.verdict == verdict
+    assert "white_in leaves" in found.reason
+    assert not math.isnan(found.low)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "verdict"),
+    [((0.3, 0.31, 0.29), SUPPORTED), ((-0.05, -0.27, 0.18), UNDECIDED), ((-0.3, -0.31, -0.29), CONTRADICTED),
+     ((0.3,), NOT_TESTABLE)],
+)  # fmt: skip
+def test_the_slope_over_negatives(slopes, verdict):
+    arms = {
+        f"contrastive_{2**power}": [Pair(prediction=slope * power) for slope in slopes] for power in (0, 2, 4)
+    }
+    row = of_arms(**arms)["C5"]
+    assert row.verdict == verdict
+    assert row.value == pytest.approx(np.mean(slopes))
+
+
+def test_what_is_true_by_construction_is_no_finding():
+    classes = (("prediction", 0.07), ("complement", 0.035))
+    rows = pd.DataFrame(
+        [
+            {
+                "sample": sample,
+                "layer": 1,
+                "role": "down",
+                "direction": name,
+                "kl": kl * (1 + 0.1 * sample),
+                "predicted_kl": kl,
+            }
+            for sample in range(4)
+            for name, kl in classes
+        ]
+    )
+    row = BASE_CLAIMS.decide({"": rows}, OPTIONS)[0]
+    assert row.verdict == NOT_TESTABLE
+    assert row.reason.startswith("true by construction, of any base")
+    assert row.value == pytest.approx(2.0)
+
+
+class Run:
+    """A run that keeps what is written."""
+
+    def __init__(self):
+        self.rows, self.stored = [], self
+
+    def tables(self):
+        return {"fractions": None, "deltas": None}
+
+    def read(self, name):
+        return pd.DataFrame()
+
+    def write(self, table, **row):
+        self.rows.append(row)
+
+
+def written(monkeypatch, pairs, **options):
+    made = Run()
+    monkeypatch.setattr(study_claims, "pairs_of", lambda tables: pairs)
+    study_claims.write(made, WeightsOptions(**options))
+    return pd.DataFrame(made.rows)
+
+
+def test_what_is_of_the_run_is_written_once(monkeypatch):
+    """Eight pairs: C2b, C4, C5, C6 and C7 have one row, not one for each pair."""
+    table = written(monkeypatch, [Pair(2.0, 1.0, 0.0, model=f"m{at}") for at in range(8)])
+    counts = table["claim"].value_counts()
+    assert {code: counts[code] for code in ("C2b", "C4", "C5", "C6", "C7", "C1c")} == dict.fromkeys(
+        ("C2b", "C4", "C5", "C6", "C7", "C1c"), 1
+    )
+    assert counts["C1"] == 9
+    assert not table.duplicated(["model", "revision", "step", "reference", "claim"]).any()
+    assert len(pair_rows(table[table["reference"] == "base"])) == 8
+    series = written(monkeypatch, [Pair(step=step) for step in (10, 1, 2)])
+    rows = series[series["claim"] == "C7"]
+    assert rows["step"].tolist() == [10]
+    several = written(monkeypatch, [Pair(1.0, model=name, step=step) for name in "abc" for step in (1, 2)])
+    assert len(several[several["claim"] == "C7"]) == 3
+    assert (
+        several[(several["claim"] == "C1") & (several["model"] == "all pairs")]["reason"]
+        .iloc[0]
+        .startswith("3 of 3 pairs")
+    )
 
 
 class Results:
-    """Stored claims of many models."""
+    """Stored claims."""
 
-    def __init__(self, models):
-        columns = {"revision": "", "claim": "C1", "value": 2.0, "low": 1.0, "high": 3.0, "reason": ""}
-        self._table = pd.DataFrame({"model": models}).assign(**columns, verdict="supported")
+    def __init__(self, table):
+        self._table = table
 
     def tables(self):
         return ["claims"]
@@ -53,10 +318,38 @@ class Results:
         return self._table
 
 
-def test_the_top_of_the_report_speaks_of_a_few_pairs_or_of_all():
-    said = findings(Results([f"m{at}" for at in range(9)]))
-    assert len(said) == 7
-    assert said[-1] == "3 more pairs are in the table of claims."
-    said = findings(Results(["m0", "all arms", "m1"]))
-    assert len(said) == 1
-    assert said[0].startswith("all arms, C1")
+def test_the_top_of_the_report_speaks_of_a_few_pairs_or_of_all(monkeypatch):
+    few = written(monkeypatch, [Pair(2.0, model=f"m{at}") for at in range(2)])
+    said = findings(Results(few))
+    assert len(said) == 6
+    assert said[0].startswith("m0, C1: q, k change along what they read: supported; 4 [")
+    assert "times an isotropic change" in said[0]
+    many = written(monkeypatch, [Pair(2.0 + 0.01 * at, model=f"m{at}") for at in range(8)])
+    said = findings(Results(many))
+    assert all(line.startswith("all pairs, ") for line in said)
+    assert "times an isotropic change" in said[0]
+    assert "8 of 8 pairs above 1.25" in said[0]
+
+
+def test_sentences_are_made_of_the_case_that_holds(monkeypatch):
+    """Every verdict of every claim: the sentence holds it and nothing that another verdict would need."""
+    pairs = {
+        SUPPORTED: Pair(2.0, 0.5, 0.0),
+        CONTRADICTED: Pair(0.0, 2.0, 2.0),
+        UNDECIDED: Pair(0.3, 0.3, 0.3, deviation=0.2),
+        NOT_TESTABLE: Pair(2.0, noise=0.9),
+    }
+    for verdict, pair in pairs.items():
+        rows = of_pair(pair)
+        for code in ("C1", "C1b", "C2"):
+            text = describe_claim(pd.Series(vars(rows[code])))
+            assert f": {verdict};" in text or f": {verdict} (" in text, text
+            assert "cannot but" not in text
+        assert ("is not wholly" in describe_claim(pd.Series(vars(rows["C1"])))) == (verdict == UNDECIDED)
+    noise = of_pair(Pair(0.055, 0.0, texts=0.02, deviation=0.06))["C1b"]
+    text = describe_claim(pd.Series(vars(noise)))
+    assert text.startswith(
+        "C1b: q, k change along what they read more than o, down along what those read: undecided"
+    )
+    assert "neither pathway is concentrated" in text
+    assert isinstance(PAIR_CLAIMS.declared["C3"].measure(Pair(), OPTIONS), Untestable)

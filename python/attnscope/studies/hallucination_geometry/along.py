@@ -26,11 +26,12 @@ from attnscope.engine.config import ConfigError
 from attnscope.inference import benjamini_hochberg, max_t
 from attnscope.studies.hallucination_geometry import notebooks
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
+from attnscope.studies.hallucination_geometry.evidence import exceedance
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
-    from attnscope.studies.hallucination_geometry.options import HallucinationOptions, SensitivityOptions
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 
 Array = np.ndarray[Any, Any]
 KINDS: tuple[Literal["isotropic", "covariance", "labels"], ...] = ("isotropic", "covariance", "labels")
@@ -44,6 +45,7 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
         return
     stored = Stored(run)
     every = contrasts(table, options, run.rng("contrasts"))
+    spreads: dict[tuple[str, int], Tensor] = {}
     means: dict[tuple[str, int], Tensor] = {}
     nulls: dict[tuple[str, int], dict[str, Tensor]] = {}
     layers = [layer for layer in stored.layers() if layer >= 0]
@@ -62,16 +64,17 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
             nulls[contrast.name, layer] = directions_of_chance(
                 contrast, own, options.sensitivity.directions, run.settings.seed
             )
+            spreads[contrast.name, layer] = spread(contrast, own)
             if read is not None:
-                some = asc.null_directions(
-                    spread(contrast, own), "covariance", draws=options.permutations, seed=run.settings.seed
-                )
-                gains[contrast.name, layer] = read.gain(some).numpy()
+                gains[contrast.name, layer] = read.gain(
+                    many_directions(run, spreads, contrast, layer)
+                ).numpy()
     if "ruscio2026" in run.settings.protocols:
         notebooks.measure(run, table, every, good, options)
     if read is not None:
         _readout(run, read, every, good, means, nulls, gains, options)
-    _sensitivity(run, table, every, good, means, nulls, options.sensitivity)
+    gradients = _sensitivity(run, table, every, good, means, nulls, options)
+    _refusal_tests(run, every, good, means, gradients, spreads)
 
 
 def exact_model(run: StageRun, wanted: str) -> tuple[Any, str]:
@@ -95,21 +98,44 @@ def exact_model(run: StageRun, wanted: str) -> tuple[Any, str]:
     return copy.deepcopy(loaded.model).to(kind), wanted
 
 
-def first_token(tokenizer: Any, word: str) -> int | None:
-    """The id that a word begins with; None where it is white space alone, or no piece of the vocabulary."""
-    ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+def many_directions(
+    run: StageRun, spreads: dict[tuple[str, int], Tensor], contrast: Contrast, layer: int
+) -> Tensor:
+    """Return as many directions of the covariance as there are permutations [m, D]; made again, not kept."""
+    draws = int(run.settings.options["permutations"])
+    return asc.null_directions(
+        spreads[contrast.name, layer], "covariance", draws=draws, seed=run.settings.seed
+    )
+
+
+def next_tokens(tokenizer: Any, prompt: str, word: str) -> list[int]:
+    """Return the ids from the first at which the prompt with a word behind it differs from the prompt alone.
+
+    A word by itself may begin with another piece: SentencePiece puts a bare space before it.
+    """
+    alone = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    longer = tokenizer(prompt + word, add_special_tokens=False)["input_ids"]
+    start = next((at for at, pair in enumerate(zip(alone, longer, strict=False)) if pair[0] != pair[1]), None)
+    return [int(token) for token in longer[min(len(alone), len(longer)) if start is None else start :]]
+
+
+def first_token(tokenizer: Any, prompt: str, word: str) -> int | None:
+    """Return the id that a word behind a prompt begins with.
+
+    None: it is white space alone, or no piece of the vocabulary.
+    """
+    ids = next_tokens(tokenizer, prompt, word)
     if not ids or ids[0] == tokenizer.unk_token_id or not tokenizer.decode(ids[:1]).strip():
         return None
-    return int(ids[0])
+    return ids[0]
 
 
-def refusal_ids(tokenizer: Any, words: list[str]) -> list[int]:
-    """First tokens of the words; every word must have one that says something."""
-    found = {word: first_token(tokenizer, word) for word in words}
+def refusal_ids(tokenizer: Any, prompt: str, words: list[str]) -> list[int]:
+    """Return the first tokens of words behind a prompt; every word must have one that says something."""
+    found = {word: first_token(tokenizer, prompt, word) for word in words}
     if refused := [word for word, one in found.items() if one is None]:
         pieces = {
-            word: tokenizer.convert_ids_to_tokens(tokenizer(word, add_special_tokens=False)["input_ids"])
-            for word in refused
+            word: tokenizer.convert_ids_to_tokens(next_tokens(tokenizer, prompt, word)) for word in refused
         }
         raise ValueError(
             "options.sensitivity.refusal: expected words whose first token is more than white space, got "
@@ -125,18 +151,22 @@ def _sensitivity(
     layers: list[int],
     means: dict[tuple[str, int], Tensor],
     nulls: dict[tuple[str, int], dict[str, Tensor]],
-    how: SensitivityOptions,
-) -> None:
+    options: HallucinationOptions,
+) -> dict[tuple[str, int], list[Tensor]]:
+    """Write the rows of `sensitivity`; return the refusal's gradients of every prompt."""
+    assert options.sensitivity is not False
+    how = options.sensitivity
     model, kind_of = exact_model(run, how.dtype)
     device = next(model.parameters()).device
     try:
-        refusal: list[int] | None = refusal_ids(run.encoder.tokenizer, how.refusal)
+        refusal: list[int] | None = refusal_ids(run.encoder.tokenizer, prompt_text(run), how.refusal)
     except ValueError as error:
         run.note(f"hallucination_geometry: {error}")
         refusal = None
     ids = {one.sentence.sample: torch.tensor(one.encoded.ids.tolist()) for one in run.unit.inputs}
     total = max(layers, default=-1) + 1
     kept: dict[tuple[str, int], list[Array]] = {}
+    slopes: dict[tuple[str, int], list[Tensor]] = {}
     for contrast in every:
         chosen = chosen_prompts(contrast, how.prompts, run.rng("sensitivity"))
         for sample, other in zip(chosen["sample"], chosen["other"], strict=True):
@@ -177,7 +207,46 @@ def _sensitivity(
                     compute_dtype=kind_of,
                 )  # fmt: skip
                 kept.setdefault((contrast.name, layer), []).append(np.stack([fisher, kl]))
+                if gradients["refusal"] is not None:
+                    slopes.setdefault((contrast.name, layer), []).append(gradients["refusal"][layer])
     _tests(run, every, layers, kept, nulls)
+    return slopes
+
+
+def prompt_text(run: StageRun) -> str:
+    """Return the text of the unit's first prompt, behind which words are tokenised."""
+    return str(run.unit.inputs[0].sentence.text)
+
+
+def _refusal_tests(
+    run: StageRun,
+    every: list[Contrast],
+    layers: list[int],
+    means: dict[tuple[str, int], Tensor],
+    gradients: dict[tuple[str, int], list[Tensor]],
+    spreads: dict[tuple[str, int], Tensor],
+) -> None:
+    """Write the mean cosine of the refusal's gradient with the boundary, among random directions."""
+    for contrast in every:
+        for layer in layers:
+            slopes = gradients.get((contrast.name, layer))
+            if not slopes:
+                continue
+            stacked = torch.stack(slopes)
+            unit = (stacked / stacked.norm(dim=-1, keepdim=True).clamp_min(1e-300)).mean(0)
+            v = means[contrast.name, layer].double()
+            value = abs(float(unit @ v / v.norm()))
+            drawn = (many_directions(run, spreads, contrast, layer).double() @ unit).abs().numpy()
+            drawn = drawn[np.isfinite(drawn)]
+            below, above = int((drawn <= value).sum()), int((drawn >= value).sum())
+            p_value = min(1.0, 2 * (1 + min(below, above)) / (1 + len(drawn))) if len(drawn) else math.nan
+            ends = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (math.nan, math.nan)
+            run.write(
+                "contrasts", layer=layer, contrast=contrast.name, quantity="refusal_alignment", k=0,
+                protocol="exact", value=value, null_mean=float(drawn.mean()) if len(drawn) else math.nan,
+                null_low=ends[0], null_high=ends[1], p_value=p_value, correction="", n_pairs=contrast.n,
+                labellings=float(len(drawn)),
+            )  # fmt: skip
 
 
 def _gradients(steps: PromptSteps, refusal: list[int] | None) -> dict[str, Any]:
@@ -220,24 +289,57 @@ def _tests(
     kept: dict[tuple[str, int], list[Array]],
     nulls: dict[tuple[str, int], dict[str, Tensor]],
 ) -> None:
-    """The boundary's mean log sensitivity among those of random directions, over layers by max-T."""
+    """Write the boundary's mean log sensitivity beside those of random directions."""
     for contrast in every:
-        there = [layer for layer in layers if (contrast.name, layer) in kept]
-        for place, name, kind in (
-            (0, "log_fisher_ratio", "covariance"),
-            (1, "log_transport_ratio", "isotropic"),
-        ):
-            values, drawn = [], []
-            for layer in there:
-                with np.errstate(divide="ignore"):
-                    logs = np.log(np.stack(kept[contrast.name, layer])[:, place]).mean(0)
-                ends = np.cumsum([1, *(int(one.isfinite().all(1).sum()) for one in
-                                       nulls[contrast.name, layer].values())])  # fmt: skip
-                at = KINDS.index(kind)
-                values.append(logs[0])
-                drawn.append(logs[ends[at] : ends[at + 1]])
-            if there:
-                _rows(run, contrast, name, there, np.array(values), np.stack(drawn, 1))
+        measured = [layer for layer in layers if (contrast.name, layer) in kept]
+        if not measured:
+            continue
+        logs: dict[int, Array] = {}
+        places: dict[int, dict[str, slice]] = {}
+        for layer in measured:
+            with np.errstate(divide="ignore"):
+                logs[layer] = np.log(np.stack(kept[contrast.name, layer])).mean(0)
+            sizes = [int(one.isfinite().all(1).sum()) for one in nulls[contrast.name, layer].values()]
+            ends = np.cumsum([1, *sizes])
+            places[layer] = {kind: slice(ends[at], ends[at + 1]) for at, kind in enumerate(KINDS)}
+        fisher = np.array([logs[layer][0, 0] for layer in measured])
+        drawn = [logs[layer][0, places[layer]["covariance"]] for layer in measured]
+        _rows(run, contrast, "log_fisher_ratio", measured, fisher, np.stack(drawn, 1))
+        _transport_rows(run, contrast, measured, logs, places)
+
+
+def _transport_rows(
+    run: StageRun,
+    contrast: Contrast,
+    layers: list[int],
+    logs: dict[int, Array],
+    places: dict[int, dict[str, slice]],
+) -> None:
+    """Write how much more the output moves along the difference than along random directions.
+
+    The value is that over isotropic directions. Its p is the larger of two, among isotropic directions and
+    among differences of exchanged labels, and 1 where the two disagree about the side; over layers by
+    Bonferroni.
+    """
+    rows = []
+    for layer in layers:
+        value = float(logs[layer][1, 0])
+        drawn = {kind: logs[layer][1, places[layer][kind]] for kind in ("isotropic", "labels")}
+        sides = {kind: value > float(np.mean(null)) for kind, null in drawn.items()}
+        p_values = [exceedance(value, null) for null in drawn.values()]
+        p_value = 1.0 if len(set(sides.values())) > 1 else float(np.max(p_values))
+        rows.append((layer, value, drawn["isotropic"], math.nan if np.isnan(p_values).any() else p_value))
+    tested = sum(not math.isnan(p_value) for *_, p_value in rows)
+    for layer, value, null, p_value in rows:
+        centre = float(np.mean(null))
+        low, high = np.nanquantile(null - centre, [0.025, 0.975])
+        run.write(
+            "contrasts", layer=layer, contrast=contrast.name, quantity="log_transport_ratio", k=0,
+            protocol="exact", value=value - centre, null_mean=0.0, null_low=low, null_high=high,
+            p_value=p_value, p_adjusted=min(1.0, tested * p_value),
+            correction="" if math.isnan(p_value) else "Bonferroni over layers", n_pairs=contrast.n,
+            labellings=float(len(null)),
+        )  # fmt: skip
 
 
 def directions_of_chance(contrast: Contrast, states: Tensor, draws: int, seed: int) -> dict[str, Tensor]:
@@ -358,7 +460,7 @@ def _lens(run: StageRun, table: pd.DataFrame) -> None:
     model = run.model().model
     parameter = next(model.parameters())
     gold = [
-        first_token(run.encoder.tokenizer, " " + answer.split("|")[0]) if answer else None
+        first_token(run.encoder.tokenizer, prompt_text(run), " " + answer.split("|")[0]) if answer else None
         for answer in table["answer"]
     ]
     first = torch.tensor([-1 if one is None else one for one in gold])

@@ -16,17 +16,19 @@ from attnscope.capture.edits import AddDirection, SetState
 from attnscope.models import LoadError
 from attnscope.models.head import readout
 from attnscope.studies.checks import Check, write_checks
+from attnscope.studies.hallucination_geometry.along import prompt_text, refusal_ids
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
     from attnscope.engine.units import Unit
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 
 #: Largest relative difference that is rounding, by dtype; the other identities are exact.
 TOLERANCES = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 0.1, "float16": 2e-2}
 
 
-def check_model(unit: Unit, run: StageRun) -> None:
-    """Tries every identity and stores what was found."""
+def check_model(unit: Unit, run: StageRun, options: HallucinationOptions) -> None:
+    """Try every identity and store what was found, with the reason where refusals have no token."""
     loaded = run.model()
     model = loaded.model
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -41,10 +43,21 @@ def check_model(unit: Unit, run: StageRun) -> None:
         found = [*identities(model, prompts, tolerance, run.encoder.pad_id)]
     except (RuntimeError, ValueError) as error:
         raise LoadError(f"hallucination_geometry: {error}") from None
-    write_checks(run, found)
+    write_checks(run, [*found, refusal_check(run, options)])
     if failed := [one for one in found if not one.holds]:
         shown = ", ".join(f"{one.name} {one.value:.3g} (at most {one.tolerance:.3g})" for one in failed)
         raise LoadError(f"hallucination_geometry: identities of edits do not hold: {shown}")
+
+
+def refusal_check(run: StageRun, options: HallucinationOptions) -> Check:
+    """Return why the words of a refusal cannot be followed, as a check that does not apply."""
+    if options.sensitivity is False:
+        return Check("refusal_token", None, 0.0, "options.sensitivity is off")
+    try:
+        refusal_ids(run.encoder.tokenizer, prompt_text(run), options.sensitivity.refusal)
+    except ValueError as error:
+        return Check("refusal_token", None, 0.0, str(error))
+    return Check("refusal_token", 0.0, 0.0)
 
 
 def passed(model: Any, ids: Tensor, *edits: Any, mask: Tensor | None = None) -> tuple[list[Tensor], Tensor]:

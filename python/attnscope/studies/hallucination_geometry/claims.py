@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: MIT
-"""The paper's claims, each with what was measured of it beside its control, and a verdict."""
+"""The paper's claims: what is measured of each, its control, and the border that it must pass.
+
+Every function returns an estimate of a single contrast. The verdict is that of `attnscope.engine.claims`,
+over the claims of all contrasts of a checkpoint together. Claims about answers are in `answer_claims`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import (
-    CONTRADICTED,
-    NOT_TESTABLE,
-    SUPPORTED,
-    UNDECIDED,
-    Claim,
-    adjusted,
-    write_claims,
-)
+from attnscope.engine.claims import ClaimSet, Control, Estimate, Untestable, above, below
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import bootstrap
 from attnscope.studies.hallucination_geometry import training
-from attnscope.studies.hallucination_geometry.bypass import bypass
+from attnscope.studies.hallucination_geometry.answer_claims import (
+    bypass_separates,
+    compression_refuses,
+    steering_changes,
+)
 from attnscope.studies.hallucination_geometry.contrasts import buckets
-from attnscope.studies.hallucination_geometry.evidence import ALPHA, Evidence, missing, only, smallest
+from attnscope.studies.hallucination_geometry.evidence import (
+    NOT_MEASURED,
+    Evidence,
+    exceedance,
+    only,
+    smallest,
+    widen,
+)
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
@@ -32,12 +39,16 @@ if TYPE_CHECKING:
 
 #: An area from which length or words alone make a claim of their own.
 CONFOUNDED = 0.6
-#: Claims with a p that are not of the primary list.
-SECONDARY = ("C7",)
+CLAIMS = ClaimSet()
+RANDOM = "models with random weights"
+SWITCH = "options.nulls: [random_weights]"
+
+Measured = Estimate | Untestable
+Measure = Callable[[Evidence, "HallucinationOptions"], Measured]
 
 
 def write(run: StageRun, options: HallucinationOptions) -> None:
-    """The table `claims` of every checkpoint."""
+    """Write the table `claims` of every checkpoint."""
     stored = run.stored
     names = [name for name in stored.tables() if name not in ("states", "samples")]
     tables = {name: stored.table(name) for name in names}
@@ -47,63 +58,41 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
     reference, others = buckets(options)
     for key, prompts in tables["prompts"].groupby([*CHECKPOINT_KEYS], sort=False, dropna=False):
         keys = dict(zip(CHECKPOINT_KEYS, key, strict=True))
-        own = {name: only(table, keys) for name, table in tables.items() if not name.endswith("_variants")}
-        own["prompts"] = _with_outcomes(prompts, own) if options.bucket_by == "outcome" else prompts
+        rows = {name: only(table, keys) for name, table in tables.items() if not name.endswith("_variants")}
+        rows["prompts"] = _with_outcomes(prompts, rows) if options.bucket_by == "outcome" else prompts
         controls = {
             name.removesuffix("_variants"): only(table, {"model": keys["model"]})
-            for name, table in tables.items() if name.endswith("_variants")
-        }  # fmt: skip
-        every = [Evidence(other, reference, own, controls, options) for other in others]
-        write_claims(run, judged(every), [f"{one} {other}" for one in SECONDARY for other in others], **keys)
+            for name, table in tables.items()
+            if name.endswith("_variants")
+        }
+        evidence = {other: Evidence(other, reference, rows, controls, options) for other in others}
+        CLAIMS.write(run, evidence, options, **keys)
 
 
 def _with_outcomes(prompts: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    """Prompts in the buckets that their answers put them into."""
+    """Return prompts in the buckets that their answers put them into."""
     right = tables["answers"].set_index("sample")["correct"].reindex(prompts["sample"])
     return prompts.assign(bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong"))
 
 
-def judged(every: list[Evidence]) -> list[Claim]:
-    """The claims of all contrasts of a checkpoint, decided by what is left of their p over the whole list."""
-    made = [list(claims(one)) for one in every]
-    levels = iter(adjusted([claim for own in made for claim in own], SECONDARY)[0].tolist())
-    found = []
-    for evidence, own in zip(every, made, strict=True):
-        known = replace(evidence, adjusted={claim.claim: next(levels) for claim in own})
-        found += [replace(one, claim=f"{one.claim} {evidence.contrast}") for one in claims(known)]
-    return found
-
-
-def claims(evidence: Evidence) -> Iterator[Claim]:
-    """Every claim of one contrast; all untestable where the prompts alone tell the buckets apart."""
-    why = confounded(evidence)
-    made = [_c1(evidence), _ratio(evidence), _rank(evidence), _pieces(evidence), _falls(evidence),
-            _gain(evidence), _gradients(evidence), _stable(evidence),
-            bypass(evidence), _expressed(evidence)]  # fmt: skip
-    for one in made:
-        yield replace(one, verdict=NOT_TESTABLE, reason=why) if why else one
-    yield Claim("C8", "entropy of the boundary's readout", NOT_TESTABLE,
-                "a vector of length 1 reads out as nothing whatever it is")  # fmt: skip
-    yield Claim("C12", "attractor of cross-entropy", NOT_TESTABLE, "a hypothesis about training")
-
-
-def confounded(evidence: Evidence) -> str:
-    """Why nothing can follow from these prompts; "" where something can."""
-    if why := beforehand(evidence.rows("detection"), evidence.contrast, evidence.reference):
-        return why
+def confound_reason(evidence: Evidence) -> str:
+    """Return why nothing can follow from these prompts, "" where something can."""
+    rows = evidence.rows("detection")
+    if reason := prompt_confound(rows, evidence.contrast, evidence.reference):
+        return reason
     tested = evidence.rows("contrasts", quantity="auc_direction")
     if len(tested) and tested["p_value"].isna().all() and (tested["labellings"] < 20).all():
         return "the buckets are confounded with their templates"
     return ""
 
 
-def beforehand(rows: pd.DataFrame, contrast: str, reference: str) -> str:
-    """What length and words alone make of two buckets, where that rules every claim out."""
+def prompt_confound(rows: pd.DataFrame, contrast: str, reference: str) -> str:
+    """Return what length and words alone make of two buckets, where that rules every claim out."""
     for score, what in (("auc_length", "length"), ("auc_words", "a count of words")):
-        own = rows[rows["score"] == score] if len(rows) else rows
-        if own.empty:
+        scores = rows[rows["score"] == score] if len(rows) else rows
+        if scores.empty:
             continue
-        value = float(own["auc"].iloc[0])
+        value = float(scores["auc"].iloc[0])
         value = max(value, 1 - value) if score == "auc_length" else value
         if value >= CONFOUNDED:
             return (
@@ -113,212 +102,477 @@ def beforehand(rows: pd.DataFrame, contrast: str, reference: str) -> str:
     return ""
 
 
-def _c1(evidence: Evidence) -> Claim:
-    statistic = "largest excess of held-out AUC over words, length, surprisal and embeddings"
+def claim(
+    code: str, sentence: str, statistic: str, *, family: str = "primary"
+) -> Callable[[Measure], Measure]:
+    """Declare a claim that is untestable where the prompts alone tell the buckets apart."""
+
+    def declare(measure: Measure) -> Measure:
+        @CLAIMS.claim(code, sentence, statistic, family=family)
+        def measure_unconfounded(evidence: Evidence, options: HallucinationOptions) -> Measured:
+            reason = confound_reason(evidence)
+            answer = measure(evidence, options)
+            if not reason:
+                return answer
+            return Untestable(reason, answer if isinstance(answer, Estimate) else answer.estimate)
+
+        return measure
+
+    return declare
+
+
+def _random_weights(evidence: Evidence, values: list[float], measured: float = math.nan) -> Control:
+    """Return the random-weight control of a statistic."""
+    return Control(RANDOM, values, measured, SWITCH)
+
+
+@claim(
+    "C1",
+    "states tell the buckets apart beyond what words, length and surprise tell",
+    "largest excess over layers of the probe's held-out AUC over the best of words, length, surprisal and "
+    "embeddings; p: exchanged labels, largest over layers of the AUC along the difference of means",
+)
+def states_tell(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the largest excess of detection; the states that enter the first block are all alike."""
     rows = evidence.rows("detection", score="auc_excess")
-    rows = rows.dropna(subset=["auc"]) if len(rows) else rows
-    test = smallest(evidence.rows("contrasts", quantity="auc_direction"))
+    rows = rows[rows["auc"].notna() & (rows["layer"] >= 0)] if len(rows) else rows
+    test = smallest(_in_blocks(evidence.rows("contrasts", quantity="auc_direction")))
     if rows.empty or test is None:
-        return missing("C1", statistic, "one template, or states that are not finite")
+        return Untestable("one template, or states that are not finite")
     top = rows.iloc[int(rows["auc"].argmax())]
     layer = int(top["layer"])
-    mean, upper = evidence.random("detection", "auc", layer=layer, score="auc")
-    whole = float(evidence.rows("detection", score="auc", layer=layer)["auc"].iloc[0])
-    numbers = {"value": float(top["auc"]), "low": float(top["low"]), "high": float(top["high"]),
-               "null": 0.0, "p_value": float(test["p_adjusted"])}  # fmt: skip
-    where = f"layer {layer}, AUC {whole:.2f}"
-    if numbers["value"] <= 0:
-        return Claim(
-            "C1", statistic, CONTRADICTED, f"{where}: no layer knows more than its baselines", **numbers
-        )
-    if np.isfinite(upper) and whole <= upper:
-        reason = f"{where}; models with random weights reach {upper:.2f} (mean {mean:.2f})"
-        return Claim("C1", statistic, CONTRADICTED, reason, **numbers)
-    if evidence.level("C1", numbers["p_value"]) <= ALPHA and numbers["low"] > 0:
-        return Claim("C1", statistic, SUPPORTED, where, **numbers)
-    reason = f"{where}: its interval holds 0, or exchanged labels give as much"
-    return Claim("C1", statistic, UNDECIDED, reason, **numbers)
-
-
-def _ratio(evidence: Evidence) -> Claim:
-    k = evidence.options.primary_k
-    statistic = f"log ratio of local dimensions at k = {k}, layer of the smallest p"
-    rows = evidence.rows("contrasts", quantity="log_dimension_ratio")
-    best = smallest(only(rows, {"k": k}))
-    if best is None:
-        return missing("C2", statistic)
-    layer = int(best["layer"])
-    signs = np.sign(rows[rows["layer"] == layer]["value"].dropna())
-    mean, upper = evidence.random("contrasts", "value", layer=layer, quantity="log_dimension_ratio", k=k)
-    numbers = {"value": float(best["value"]), "low": float(best["low"]), "high": float(best["high"]),
-               "null": 0.0, "p_value": float(best["p_adjusted"])}  # fmt: skip
-    where = f"layer {layer}, ratio {np.exp(numbers['value']):.2f}"
-    if evidence.level("C2", numbers["p_value"]) > ALPHA:
-        if numbers["high"] < np.log(2):
-            return Claim("C2", statistic, CONTRADICTED, f"{where}: not twice as large", **numbers)
-        return Claim("C2", statistic, UNDECIDED, f"{where}: exchanged labels give as much", **numbers)
-    if numbers["value"] < 0 or signs.nunique() > 1:
-        return Claim(
-            "C2", statistic, CONTRADICTED, f"{where}: the sign is the other, or changes with k", **numbers
-        )
-    if np.isfinite(upper) and numbers["value"] <= upper:
-        return Claim(
-            "C2", statistic, CONTRADICTED, f"{where}: random weights give {np.exp(mean):.2f}", **numbers
-        )
-    return Claim("C2", statistic, SUPPORTED, where, **numbers)
-
-
-def _rank(evidence: Evidence) -> Claim:
-    statistic = "largest ratio of effective ranks at equal n"
-    table = evidence.tables.get("clouds", pd.DataFrame())
-    if table.empty:
-        return missing("C3", statistic)
-    own = table[(table["quantity"] == "effective_rank") & (table["protocol"] == "exact")]
-    own = own[own["null"] == ""]
-    wide = own.pivot_table(index="layer", columns="bucket", values="value")
-    wide = wide[wide.index >= 0]
-    ratios = (wide[evidence.contrast] / wide[evidence.reference]).dropna()
-    if ratios.empty:
-        return missing("C3", statistic)
-    value = float(ratios.max())
-    verdict = CONTRADICTED if value < 1.5 else UNDECIDED
-    return Claim("C3", statistic, verdict, f"layer {int(ratios.idxmax())}; n alone gives 1.9 in the paper",
-                 value=value, null=1.0)  # fmt: skip
-
-
-def _pieces(evidence: Evidence) -> Claim:
-    statistic = "difference of fragmentation, layer of the smallest p"
-    best = smallest(evidence.rows("contrasts", quantity="fragmentation_gap"))
-    if best is None:
-        return missing("C4", statistic)
-    numbers = {"value": float(best["value"]), "low": float(best["low"]), "high": float(best["high"]),
-               "null": 0.0, "p_value": float(best["p_adjusted"])}  # fmt: skip
-    where = f"layer {int(best['layer'])}"
-    if evidence.level("C4", numbers["p_value"]) > ALPHA:
-        return Claim("C4", statistic, CONTRADICTED, f"{where}: exchanged labels give as much", **numbers)
-    mean, upper = evidence.random(
-        "contrasts", "value", layer=int(best["layer"]), quantity="fragmentation_gap"
+    areas = _in_blocks(evidence.rows("detection", score="auc")).set_index("layer")["auc"]
+    control = _random_weights(
+        evidence, evidence.largest_of_seeds("detection", "auc", score="auc"), float(areas.max())
     )
-    if np.isfinite(upper) and 0 < numbers["value"] <= upper:
-        return Claim("C4", statistic, CONTRADICTED, f"{where}: random weights give {mean:.2f}", **numbers)
-    verdict = SUPPORTED if numbers["value"] > 0 else CONTRADICTED
-    return Claim("C4", statistic, verdict, where, **numbers)
+    return Estimate(
+        float(top["auc"]),
+        float(top["low"]),
+        float(top["high"]),
+        above(0.0),
+        p_value=float(test["p_adjusted"]),
+        controls=[control],
+        about=f"layer {layer}, AUC {areas[layer]:.2f}",
+    )
 
 
-def _falls(evidence: Evidence) -> Claim:
-    """Relative sensitivity from the first to the last layer, and whether the reference's falls as much.
+def _in_blocks(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of states behind a block."""
+    return rows[rows["layer"] >= 0] if len(rows) else rows
 
-    Its p is of the boundary among directions of the covariance.
+
+def _dimension(evidence: Evidence, options: HallucinationOptions, layer: int | None) -> Estimate | None:
+    """Return the log ratio of dimensions with an interval that holds those of every k.
+
+    Args:
+        evidence: of a contrast.
+        options: of the study.
+        layer: None takes the layer of the largest ratio, and widens the interval for the choice.
     """
-    statistic = "log ratio of ‖h‖²·bᵀFb, last over first layer, mean over prompts"
-    rows = evidence.rows("sensitivity", direction="boundary")
-    rows = rows[rows["relative_fisher"] > 0] if len(rows) else rows
-    if rows.empty or rows["layer"].nunique() < 2:
-        return missing("C5", statistic)
-    wide = np.log(rows.pivot_table(index="sample", columns="layer", values="relative_fisher")).dropna()
-    change = wide[wide.columns.max()] - wide[wide.columns.min()]
-    prompts = evidence.tables["prompts"].set_index("sample").reindex(change.index)
-    intervals = {
-        bucket: bootstrap(change[mine].to_numpy(dtype=float), clusters=prompts["template"][mine].to_numpy())
-        for bucket, mine in (
-            (one, prompts["bucket"] == one) for one in (evidence.contrast, evidence.reference)
-        )
-    }
-    (value, low, high, _), other = intervals[evidence.contrast], intervals[evidence.reference]
-    test = smallest(evidence.rows("contrasts", quantity="log_fisher_ratio"))
-    numbers = {"value": value, "low": low, "high": high, "null": 0.0,
-               "p_value": np.nan if test is None else float(test["p_adjusted"])}  # fmt: skip
-    if np.isnan(low):
-        return Claim(
-            "C5", statistic, NOT_TESTABLE, "prompts of fewer than 5 templates have no interval", **numbers
-        )
-    if low > 0:
-        return Claim("C5", statistic, CONTRADICTED, "in natural units it rises with depth", **numbers)
-    if high < 0:
-        gap, reach = value - other.estimate, np.hypot(high - value, other.high - other.estimate)
-        if gap + reach < 0:
-            return Claim(
-                "C5", statistic, SUPPORTED, f"{evidence.reference} falls less, by {-gap:.2f}", **numbers
-            )
-        return Claim("C5", statistic, CONTRADICTED, f"{evidence.reference} falls as much", **numbers)
-    return Claim("C5", statistic, UNDECIDED, "its interval holds 0", **numbers)
-
-
-def _gain(evidence: Evidence) -> Claim:
-    statistic = "readout gain of the boundary, layer of the smallest p; 1 is isotropic"
-    rows = evidence.rows("readout", direction="boundary")
-    if rows.empty:
-        return missing("C6", statistic)
-    test = smallest(evidence.rows("contrasts", quantity="log_gain_ratio"))
-    layer = int(rows["layer"].max() if test is None else test["layer"])
-    value = float(only(rows, {"layer": layer})["readout_gain"].iloc[0])
-    null = evidence.rows("readout", direction="covariance", layer=layer)["readout_gain"]
-    found = {
-        "value": value,
-        "null": float(null.iloc[0]) if len(null) else 1.0,
-        "p_value": np.nan if test is None else float(test["p_adjusted"]),
-    }
-    if value >= 1:
-        reason = f"layer {layer}: read more than a random direction"
-        return Claim("C6", statistic, CONTRADICTED, reason, **found)
-    verdict = SUPPORTED if evidence.level("C6", found["p_value"]) <= ALPHA else UNDECIDED
-    return Claim("C6", statistic, verdict, f"layer {layer}", **found)
-
-
-def _gradients(evidence: Evidence) -> Claim:
-    """Its p is of being aligned as little as the boundary is, among directions of the covariance."""
-    statistic = "cosine of the refusal's gradient with the boundary at the last layer but one"
-    rows = evidence.rows("sensitivity")
-    rows = rows.dropna(subset=["refusal_alignment"]) if len(rows) else rows
-    if rows.empty:
-        return missing("C7", statistic, "no refusal token, or not measured")
-    numbers = sorted(rows["layer"].unique())
-    rows = rows[rows["layer"] == (numbers[-2] if len(numbers) > 1 else numbers[-1])]
-    value = float(rows[rows["direction"] == "boundary"]["refusal_alignment"].mean())
-    null = rows[rows["direction"] == "covariance"].groupby("draw")["refusal_alignment"].mean().abs()
-    if null.empty:
-        return missing("C7", statistic, "no random direction to compare with")
-    found = {
-        "value": value,
-        "null": float(null.quantile(0.95)),
-        "p_value": float(1 + (null <= abs(value)).sum()) / (1 + len(null)),
-    }
-    if abs(value) < float(null.quantile(0.05)):
-        return Claim("C7", statistic, SUPPORTED, "less aligned than random directions are", **found)
-    reason = "random directions align as little: nothing is blocked"
-    if abs(value) > found["null"]:
-        reason = "the gradient does align with it"
-    return Claim("C7", statistic, CONTRADICTED, reason, **found)
-
-
-def _stable(evidence: Evidence) -> Claim:
-    statistic = "smallest cosine of boundaries of neighbouring layers"
-    rows = (
-        evidence.rows("boundaries").dropna(subset=["stability"]) if "boundaries" in evidence.tables else None
+    rows = _in_blocks(evidence.rows("contrasts", quantity="log_dimension_ratio"))
+    tested = only(rows, {"k": options.primary_k}).dropna(subset=["value"]) if len(rows) else rows
+    if tested.empty:
+        return None
+    choices = 1
+    if layer is None:
+        layer, choices = int(tested.iloc[int(tested["value"].argmax())]["layer"]), len(tested)
+    every = rows[rows["layer"] == layer].dropna(subset=["value"])
+    ends = [
+        widen(row.value, row.low, row.high, choices, evidence.templates)
+        for row in every.itertuples(index=False)
+    ]
+    row = only(tested, {"layer": layer}).iloc[0]
+    largest = evidence.largest_of_seeds(
+        "contrasts", "value", quantity="log_dimension_ratio", k=options.primary_k
     )
-    if rows is None or rows.empty:
-        return missing("C9", statistic)
-    row = rows.loc[rows["stability"].idxmin()]
-    verdict = SUPPORTED if float(row["stability"]) >= 0.99 else CONTRADICTED
-    return Claim("C9", statistic, verdict, f"layer {int(row['layer'])}; the null is of exchanged labels",
-                 value=float(row["stability"]), null=float(row["stability_null"]))  # fmt: skip
+    changes = every["value"].gt(0).nunique() > 1
+    return Estimate(
+        float(row["value"]),
+        min(low for low, _ in ends),
+        max(high for _, high in ends),
+        p_value=float(row["p_adjusted"]),
+        controls=[_random_weights(evidence, largest)],
+        objection="the sign changes with the number of neighbours" if changes else "",
+        about=f"layer {layer}, ratio {math.exp(row['value']):.2f} at k = {options.primary_k}",
+    )
 
 
-def _expressed(evidence: Evidence) -> Claim:
-    """Decided by its own p: a few random directions give none that a correction could leave small."""
-    statistic = "log of the divergence when the difference is put there, over that of random directions"
-    best = smallest(evidence.rows("contrasts", quantity="log_transport_ratio"))
+@claim(
+    "C2",
+    "states of the other bucket have two to three times the dimension",
+    "log ratio of local dimensions, layer of the largest; interval over templates, for every k and for the "
+    "choice of the layer; border: log 2",
+)
+def twice_the_dimension(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the largest ratio of dimensions against the border of 2."""
+    estimate = _dimension(evidence, options, None)
+    if estimate is None:
+        return Untestable(NOT_MEASURED)
+    if not estimate.has_interval:
+        return Untestable("prompts of fewer than 5 templates have no interval", estimate)
+    return Estimate(
+        estimate.value,
+        estimate.low,
+        estimate.high,
+        above(math.log(2)),
+        controls=estimate.controls,
+        objection=estimate.objection,
+        about=estimate.about,
+    )
+
+
+@claim(
+    "C2b",
+    "states of the other bucket have a higher dimension",
+    "log ratio of local dimensions, layer of the smallest p; interval over templates, for every k; p: "
+    "exchanged labels, largest over layers",
+)
+def higher_dimension(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the ratio of dimensions of the layer that differs most."""
+    rows = _in_blocks(evidence.rows("contrasts", quantity="log_dimension_ratio"))
+    best = smallest(only(rows, {"k": options.primary_k}))
     if best is None:
-        return missing("C13", statistic)
-    numbers = {"value": float(best["value"]), "null": 0.0, "p_value": float(best["p_adjusted"])}
-    where = f"layer {int(best['layer'])}"
-    if numbers["p_value"] > ALPHA:
-        return Claim(
-            "C13",
-            statistic,
-            UNDECIDED,
-            f"{where}: random directions of its length move the output as much",
-            **numbers,
+        return Untestable(NOT_MEASURED)
+    estimate = _dimension(evidence, options, int(best["layer"]))
+    assert estimate is not None
+    return _two_sided(estimate)
+
+
+def _two_sided(estimate: Estimate) -> Estimate:
+    """Return an estimate whose p speaks on either side."""
+    from dataclasses import replace
+
+    return replace(estimate, speaks="either")
+
+
+@claim(
+    "C3",
+    "their spectrum is wider",
+    "log ratio of effective ranks at equal n, layer of the largest; interval over templates, for the choice "
+    "of the layer",
+)
+def wider_spectrum(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the largest ratio of effective ranks."""
+    rows = _in_blocks(evidence.rows("contrasts", quantity="log_rank_ratio"))
+    rows = rows.dropna(subset=["value"]) if len(rows) else rows
+    if rows.empty:
+        return Untestable(NOT_MEASURED)
+    row = rows.iloc[int(rows["value"].argmax())]
+    low, high = widen(row["value"], row["low"], row["high"], len(rows), evidence.templates)
+    estimate = Estimate(
+        float(row["value"]),
+        low,
+        high,
+        above(0.0),
+        controls=[
+            _random_weights(
+                evidence, evidence.largest_of_seeds("contrasts", "value", quantity="log_rank_ratio")
+            )
+        ],
+        about=f"layer {int(row['layer'])}, ratio {math.exp(row['value']):.2f}; n is equal here "
+        f"({int(row['n_pairs'])})",
+    )
+    if not estimate.has_interval:
+        return Untestable("prompts of fewer than 5 templates have no interval", estimate)
+    return estimate
+
+
+@claim(
+    "C4",
+    "they fall into more pieces",
+    "difference of fragmentation, layer of the smallest p; p: exchanged labels, largest over layers",
+)
+def more_pieces(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the difference of fragmentation."""
+    best = smallest(_in_blocks(evidence.rows("contrasts", quantity="fragmentation_gap")))
+    if best is None:
+        return Untestable(NOT_MEASURED)
+    largest = evidence.largest_of_seeds("contrasts", "value", quantity="fragmentation_gap")
+    return Estimate(
+        float(best["value"]),
+        float(best["low"]),
+        float(best["high"]),
+        above(0.0),
+        p_value=float(best["p_adjusted"]),
+        speaks="either",
+        controls=[_random_weights(evidence, largest)],
+        about=f"layer {int(best['layer'])}",
+    )
+
+
+@claim(
+    "C5",
+    "sensitivity along the boundary collapses with depth",
+    "log ratio of ‖h‖²·bᵀFb, last over first layer, or that less the reference's: which of them says less; "
+    "interval over templates",
+)
+def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the fall of relative sensitivity, and by how much it exceeds that of the reference.
+
+    Both must lie below 0: the part that says less decides.
+    """
+    rows = evidence.rows("sensitivity")
+    if rows.empty or rows["layer"].nunique() < 2:
+        return Untestable(NOT_MEASURED)
+    prompts = evidence.tables["prompts"].set_index("sample")
+    change = _log_change(rows[rows["direction"] == "boundary"])
+    if change.empty:
+        return Untestable("no sensitivity above 0")
+    table = prompts.reindex(change.index)
+    other = (table["bucket"] == evidence.contrast).to_numpy()
+    values, templates = change.to_numpy(dtype=float), pd.factorize(table["template"])[0]
+    own = bootstrap(values[other], clusters=templates[other])
+
+    def gap(places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        chosen = places.astype(int)
+        labels, numbers = other[chosen], values[chosen]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = (numbers * labels).sum(-1) / labels.sum(-1)
+            rest = (numbers * ~labels).sum(-1) / (~labels).sum(-1)
+        return np.asarray(mean - rest)
+
+    beside = bootstrap(np.arange(len(values), dtype=float), gap, clusters=templates)
+    parts = {"the fall itself": own, f"less that of {evidence.reference}": beside}
+    if any(math.isnan(part.low) for part in parts.values()):
+        return Untestable("prompts of fewer than 5 templates have no interval")
+    rising = [name for name, part in parts.items() if part.low > 0]
+    name = rising[0] if rising else max(parts, key=lambda name: parts[name].high)
+    draws = rows[rows["direction"] == "covariance"]
+    falls = [float(_log_change(draw).mean()) for _, draw in draws.groupby("draw")]
+    words = "; ".join(
+        f"{name} {part.estimate:.2f} [{part.low:.2f}, {part.high:.2f}]" for name, part in parts.items()
+    )
+    return Estimate(
+        parts[name].estimate,
+        parts[name].low,
+        parts[name].high,
+        below(0.0),
+        controls=[Control("random directions of the covariance", falls, float(values.mean()))],
+        about=words,
+    )
+
+
+def _log_change(rows: pd.DataFrame) -> pd.Series[float]:
+    """Return the log ratio of relative sensitivity, last over first layer, of every prompt."""
+    rows = rows[rows["relative_fisher"] > 0]
+    if rows.empty:
+        return pd.Series(dtype=float)
+    wide = np.log(rows.pivot_table(index="sample", columns="layer", values="relative_fisher")).dropna()
+    return wide[wide.columns.max()] - wide[wide.columns.min()]
+
+
+@claim(
+    "C6",
+    "the boundary lies where the unembedding reads little",
+    "log ratio of the boundary's readout gain over that of directions of the same covariance, layer of the "
+    "smallest p; p: among these directions, largest over layers",
+)
+def read_little(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the readout gain of the boundary among directions of its covariance; 1 is isotropic."""
+    rows = evidence.rows("readout", direction="boundary")
+    test = smallest(_in_blocks(evidence.rows("contrasts", quantity="log_gain_ratio")))
+    if rows.empty or test is None:
+        return Untestable(NOT_MEASURED)
+    layer = int(test["layer"])
+    gain = float(only(rows, {"layer": layer})["readout_gain"].iloc[0])
+    null = evidence.rows("readout", direction="covariance", layer=layer)
+    ends = f"{null['low'].iloc[0]:.2g} to {null['high'].iloc[0]:.2g}" if len(null) else "not measured"
+    return Estimate(
+        float(test["value"]),
+        region=below(0.0),
+        p_value=float(test["p_adjusted"]),
+        speaks="either",
+        draws=int(test["labellings"]),
+        objection=f"gain {gain:.2g} is not below 1, that of an isotropic direction" if gain >= 1 else "",
+        about=f"layer {layer}, gain {gain:.2g}; directions of the same covariance {ends}",
+    )
+
+
+@claim(
+    "C7",
+    "gradients of refusal cannot align with the boundary",
+    "size of the mean cosine of the refusal's gradient with the boundary at the last layer but one; p: among "
+    "directions of the covariance",
+    family="secondary",
+)
+def gradients_blocked(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the alignment of the refusal's gradient among directions of the covariance, on either side."""
+    rows = evidence.rows("contrasts", quantity="refusal_alignment")
+    rows = rows.dropna(subset=["p_value"]) if len(rows) else rows
+    if rows.empty:
+        return Untestable(evidence.check_reason("refusal_token") or NOT_MEASURED)
+    layers = sorted(rows["layer"].unique())
+    row = rows[rows["layer"] == (layers[-2] if len(layers) > 1 else layers[-1])].iloc[0]
+    ends = f"{row['null_low']:.3f} to {row['null_high']:.3f}"
+    return Estimate(
+        float(row["value"]),
+        region=below(float(row["null_mean"])),
+        p_value=float(row["p_value"]),
+        speaks="either",
+        draws=int(row["labellings"]) // 2,
+        about=f"layer {int(row['layer'])}; directions of the covariance {ends}",
+    )
+
+
+@CLAIMS.claim("C8", "the boundary reads out as nothing", "entropy of the boundary's readout")
+def readout_entropy(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Return why the claim has no content."""
+    return Untestable("a vector of length 1 reads out as nothing whatever it is")
+
+
+@claim(
+    "C9",
+    "neighbouring layers have the same boundary",
+    "smallest cosine of boundaries of neighbouring layers; interval over templates, for the choice of the "
+    "layer; border: .99, or the largest cosine of exchanged labels",
+)
+def same_boundary(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the smallest cosine of neighbouring boundaries."""
+    rows = evidence.rows("boundaries")
+    rows = rows.dropna(subset=["stability"]) if len(rows) else rows
+    if rows.empty:
+        return Untestable(NOT_MEASURED)
+    row = rows.iloc[int(rows["stability"].argmin())]
+    value = float(row["stability"])
+    low, high = widen(value, row["stability_low"], row["stability_high"], len(rows), evidence.templates)
+    exchanged = float(row["stability_null_high"])
+    estimate = Estimate(
+        value,
+        low,
+        min(high, 1.0),
+        above(max(0.99, exchanged)),
+        about=f"layer {int(row['layer'])}; exchanged labels: mean {row['stability_null']:.2f}, largest "
+        f"{exchanged:.2f}",
+    )
+    if not estimate.has_interval:
+        return Untestable("prompts of fewer than 5 templates have no interval", estimate)
+    return estimate
+
+
+claim(
+    "C10",
+    "wiring a detector to a refusal restores it",
+    "Youden's J of forced refusals, the probe's less its best control's, layer of the largest; p: exchanged "
+    "labels, largest over layers",
+)(bypass_separates)
+
+
+@CLAIMS.claim("C11", "the isotropy of states rises with uncertainty", "second over first eigenvalue")
+def isotropy_rises(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Return why the claim is reported and not decided."""
+    return Untestable(
+        "the paper's own order of the buckets differs by model and layer, so that no claim is left; the "
+        "numbers are in the table clouds"
+    )
+
+
+@CLAIMS.claim("C12", "training with cross-entropy has no attractor for abstention", "none")
+def no_attractor(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Return why the claim cannot be tested on a trained model."""
+    return Untestable("a hypothesis about training")
+
+
+@claim(
+    "C13",
+    "the output answers to the difference more than to random directions of its length (expressed)",
+    "log of the divergence when the difference is put there, over that of random directions, layer of the "
+    "smallest p; p: isotropic directions and exchanged labels, the larger, Bonferroni over layers",
+)
+def expressed(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure how much more the output moves along the difference than along random directions.
+
+    Two kinds of directions must agree: isotropic ones, and differences of exchanged labels.
+    """
+    best = smallest(_in_blocks(evidence.rows("contrasts", quantity="log_transport_ratio")))
+    if best is None:
+        return Untestable(evidence.check_reason("sensitivity") or "options.sensitivity is off")
+    return Estimate(
+        float(best["value"]),
+        region=above(0.0),
+        p_value=float(best["p_adjusted"]),
+        speaks="either",
+        about=f"layer {int(best['layer'])}, × {math.exp(best['value']):.2g}",
+    )
+
+
+@claim(
+    "C14",
+    "the next block amplifies the difference",
+    "log of ‖J b‖ of the next block, mean over prompts and layers, over that of differences of exchanged "
+    "labels; p: t over these",
+    family="secondary",
+)
+def amplified(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure the amplification of the boundary among that of exchanged labels."""
+    rows = evidence.rows("sensitivity")
+    rows = rows[rows["amplification"] > 0] if len(rows) and "amplification" in rows else rows[:0]
+    if rows.empty:
+        return Untestable(NOT_MEASURED)
+    logs = np.log(rows["amplification"].astype(float))
+    means = logs.groupby([rows["direction"], rows["draw"]]).mean()
+    fewest = options.fewest_controls
+    if "boundary" not in means or "labels" not in means or means["labels"].size < fewest:
+        return Untestable(f"fewer than {fewest} differences of exchanged labels to compare with")
+    value, null = float(means["boundary"].iloc[0]), means["labels"].to_numpy(dtype=float)
+    isotropic = means["isotropic"].mean() if "isotropic" in means else math.nan
+    return Estimate(
+        value - float(null.mean()),
+        region=above(0.0),
+        p_value=exceedance(value, null),
+        speaks="either",
+        about=f"× {math.exp(value):.2f}; exchanged labels × {math.exp(null.mean()):.2f}, isotropic "
+        f"directions × {math.exp(isotropic):.2f}",
+    )
+
+
+claim(
+    "C15",
+    "moving the state along the difference changes answers more than other moves of that length",
+    "share of changed answers along the difference less that along random directions, mean over sizes and "
+    "layers; interval over templates",
+    family="secondary",
+)(steering_changes)
+
+claim(
+    "C16",
+    "drawing states towards the reference's main directions makes the model refuse",
+    "share of refusals of the other bucket less that under random subspaces of the same size, mean over "
+    "strengths and layers; interval over templates",
+    family="secondary",
+)(compression_refuses)
+
+
+@claim(
+    "C17",
+    "the residual stream forces a commitment",
+    "entropy of the readout on the other bucket, last layer less the layer half way (nats); interval over "
+    "templates",
+    family="secondary",
+)
+def commitment(evidence: Evidence, options: HallucinationOptions) -> Measured:
+    """Measure how far the prediction sharpens in the second half of the layers."""
+    rows = evidence.tables.get("lens", pd.DataFrame())
+    if rows.empty:
+        return Untestable("options.lens is off, or the model has no readout")
+    wide = rows.pivot_table(index="sample", columns="layer", values="prediction_entropy").dropna()
+    layers = sorted(layer for layer in wide.columns if layer >= 0)
+    if len(layers) < 2:
+        return Untestable("the model has a single layer")
+    fall = wide[layers[-1]] - wide[layers[(len(layers) - 1) // 2]]
+    prompts = evidence.tables["prompts"].set_index("sample").reindex(fall.index)
+    means = {}
+    for bucket in (evidence.contrast, evidence.reference):
+        chosen = (prompts["bucket"] == bucket).to_numpy()
+        means[bucket] = bootstrap(
+            fall[chosen].to_numpy(dtype=float), clusters=prompts["template"][chosen].to_numpy()
         )
-    verdict = SUPPORTED if numbers["value"] > 0 else CONTRADICTED
-    return Claim("C13", statistic, verdict, where, **numbers)
+    part = means[evidence.contrast]
+    if math.isnan(part.low):
+        return Untestable("prompts of fewer than 5 templates have no interval")
+    return Estimate(
+        part.estimate,
+        part.low,
+        part.high,
+        below(0.0),
+        about=f"{evidence.reference}: {means[evidence.reference].estimate:.2f}",
+    )

@@ -142,6 +142,24 @@ def describe(
     _curves(run, layer, clouds, groups, options)
 
 
+def curve_scales(distances: list[Tensor]) -> Tensor:
+    """Return the ascending scales of Betti curves: half of them where pieces merge, half of all distances.
+
+    Pieces merge at the deaths of H0, below nearly all distances between points. The first half are quantiles
+    of the pooled deaths, the second quantiles of the pooled distances.
+    """
+    deaths = []
+    for matrix in distances:
+        bars = asc.cloud_persistence(matrix, metric="precomputed", max_dimension=0)
+        deaths.append(bars.death[(bars.dimension == 0) & bars.death.isfinite()])
+    pairs = [matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1))] for matrix in distances]
+    half = torch.linspace(0, 1, SCALES // 2, dtype=torch.float64)
+    merging, apart = torch.cat(deaths).double(), torch.cat(pairs).double()
+    if not len(merging):
+        merging = apart
+    return torch.cat([torch.quantile(merging, half), torch.quantile(apart[: 2**24], half)]).sort().values
+
+
 def near(points: Tensor, reference: Tensor, other: Tensor, share: float) -> Tensor:
     """The share of points whose place along a boundary is nearest to their mean; all where it is none."""
     along = points.double() @ asc.boundary(reference, other).direction
@@ -254,7 +272,7 @@ def _curves(
     templates: dict[str, Array],
     options: HallucinationOptions,
 ) -> None:
-    """Betti curves on quantiles of all distances, and of null clouds of each kind of each bucket."""
+    """Write Betti curves and pieces of the buckets, and of null clouds of each kind, on shared scales."""
     most = options.cloud_points
     some: dict[str, Tensor] = {}
     groups: dict[str, Array] = {}
@@ -266,10 +284,9 @@ def _curves(
     distances = {
         bucket: asc.cloud_distances(points, metric=options.metric) for bucket, points in some.items()
     }
-    pooled = torch.cat([one[tuple(torch.triu_indices(len(one), len(one), 1))] for one in distances.values()])
-    if not bool(pooled.isfinite().all()):
+    if not all(bool(matrix.isfinite().all()) for matrix in distances.values()):
         return
-    scales = torch.quantile(pooled[: 2**24], torch.linspace(0, 1, SCALES, dtype=torch.float64))
+    scales = curve_scales([*distances.values()])
 
     def write(bucket: str, null: str, draw: int, matrix: Tensor) -> None:
         bars = asc.cloud_persistence(matrix, metric="precomputed")

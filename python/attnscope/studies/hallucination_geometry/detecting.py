@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 import attnscope as asc
-from attnscope.inference import benjamini_hochberg, max_t
+from attnscope.inference import benjamini_hochberg, jackknife, max_t
 from attnscope.inference.detection import areas, auc, direction_scores, narrowed, probe_scores
 from attnscope.studies.hallucination_geometry.clouds import Space, compare, describe, template_jackknife
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
@@ -32,7 +32,7 @@ def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -
     every = contrasts(table, options, run.rng("contrasts"))
     of_prompts = {one.name: _baselines(run, one) for one in every}
     tests: dict[tuple[str, str, int], dict[int, Any]] = {}
-    before: dict[str, tuple[Array, Array]] = {}
+    before: dict[str, tuple[Array, Array, Array]] = {}
     for layer in stored.layers():
         states = stored.layer(layer, table["sample"])
         if not bool(states.isfinite().all()):
@@ -50,7 +50,7 @@ def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -
             if run.unit.variant:
                 _values(run, layer, contrast, own, options)
                 continue
-            for key, found in _tested(run, contrast, own, options).items():
+            for key, found in _tested(run, contrast, own, options, layer).items():
                 tests.setdefault((contrast.name, *key), {})[layer] = found
     _write(run, tests, {one.name: one for one in every}, options)
 
@@ -117,9 +117,12 @@ def directions_auc(data: Array, drawn: Array, folds: Array) -> Array:
 
 
 def _tested(
-    run: StageRun, contrast: Contrast, states: torch.Tensor, options: HallucinationOptions
+    run: StageRun, contrast: Contrast, states: torch.Tensor, options: HallucinationOptions, layer: int
 ) -> dict[tuple[str, int], Any]:
-    """Exchange tests of one layer: dimensions, fragmentation, detection along the difference."""
+    """Return the exchange tests of a layer: dimensions, fragmentation, detection along the difference.
+
+    The ratio of effective ranks has an interval over templates and no test; its row is written here.
+    """
     space = Space(states, options)
     seed = run.settings.seed
     found = compare(space, contrast, seed)
@@ -136,10 +139,14 @@ def _tested(
             kept[-1][0], kept[-1][1:], test.observed, test.drawn, test.p_value, test.permutations,
         )  # fmt: skip
     ends = template_jackknife(
-        contrast, lambda some: _numbers(space, contrast, some), len(options.dimension_k) + 2
+        contrast, lambda some: _numbers(space, contrast, some), len(options.dimension_k) + 3
     )
-    names = [*(("log_dimension_ratio", k) for k in options.dimension_k), ("log_two_nn_ratio", 0),
-             ("fragmentation_gap", 0)]  # fmt: skip
+    names = _names(options)
+    run.write(
+        "contrasts", layer=layer, contrast=contrast.name, quantity="log_rank_ratio", k=0, protocol="exact",
+        value=_numbers(space, contrast, np.ones(len(states), dtype=bool))[-1], low=ends[0, -1],
+        high=ends[1, -1], n_pairs=contrast.n, correction="",
+    )  # fmt: skip
     return {key: (*value, *(ends[:, names.index(key)] if key in names else (np.nan, np.nan)))
             for key, value in found.items()}  # fmt: skip
 
@@ -150,7 +157,19 @@ def _numbers(space: Space, contrast: Contrast, some: Array) -> Array:
     values = space.dimensions(np.stack([other, reference]))
     pieces = space.fragmentation(np.stack([other, reference]))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.append(np.log(values[0]) - np.log(values[1]), pieces[0] - pieces[1])
+        ranks = [asc.cloud_spectrum(space.states[part]).effective_rank for part in (other, reference)]
+        return np.concatenate(
+            [
+                np.log(values[0]) - np.log(values[1]),
+                [pieces[0] - pieces[1], np.log(float(ranks[0])) - np.log(float(ranks[1]))],
+            ]
+        )
+
+
+def _names(options: HallucinationOptions) -> list[tuple[str, int]]:
+    """Return quantity and k of the numbers of `_numbers`, in its order."""
+    ratios = [("log_dimension_ratio", k) for k in options.dimension_k]
+    return [*ratios, ("log_two_nn_ratio", 0), ("fragmentation_gap", 0), ("log_rank_ratio", 0)]
 
 
 def _values(
@@ -158,9 +177,7 @@ def _values(
 ) -> None:
     """The same differences of a control, without tests."""
     values = _numbers(Space(states, options), contrast, np.ones(len(states), dtype=bool))
-    names = [*(("log_dimension_ratio", k) for k in options.dimension_k), ("log_two_nn_ratio", 0),
-             ("fragmentation_gap", 0)]  # fmt: skip
-    for (name, k), value in zip(names, values, strict=True):
+    for (name, k), value in zip(_names(options), values, strict=True):
         run.write(
             "contrasts", layer=layer, contrast=contrast.name, quantity=name, k=k, protocol="exact",
             value=value, n_pairs=contrast.n, correction="",
@@ -203,8 +220,12 @@ def _write(
 
 def _boundary(
     run: StageRun, layer: int, contrast: Contrast, states: torch.Tensor, before: Any
-) -> tuple[Array, Array]:
-    """A row of `boundaries`; gives the direction, and those of exchanged labels."""
+) -> tuple[Array, Array, Array]:
+    """Write a row of `boundaries`.
+
+    Returns:
+        The direction, those of exchanged labels, and those without each template.
+    """
     labels = contrast.labels == 1
     found = asc.boundary(states[~labels], states[labels])
     direction = found.direction.numpy()
@@ -215,16 +236,39 @@ def _boundary(
     halves = _halves(contrast, run)
     reliability = _mean([_between(data, labels, half) for half in halves])
     null = _mean([_between(data, one, half) for one, half in zip(drawn, halves, strict=False)])
-    stability = stability_null = np.nan
+    names = np.unique(contrast.templates)
+    without = np.stack(
+        [_difference(data[contrast.templates != name], labels[contrast.templates != name]) for name in names]
+    )
+    stability = low = high = stability_null = largest_null = np.nan
     if before is not None and len(before[0]) == len(direction):
         stability = float(direction @ before[0])
-        stability_null = _mean((nulls * before[1]).sum(1))
+        exchanged = (nulls * before[1]).sum(1)
+        stability_null = _mean(exchanged)
+        largest_null = float(np.nanmax(exchanged)) if np.isfinite(exchanged).any() else np.nan
+        if len(names) >= 5:
+            low, high = _left_out_interval(stability, (without * before[2]).sum(1))
     run.write(
         "boundaries", layer=layer, contrast=contrast.name, norm=float(found.norm),
         relative_norm=float(found.relative_norm), distance2=float(found.distance2), stability=stability,
-        stability_null=stability_null, reliability=reliability, reliability_null=null,
+        stability_low=low, stability_high=high, stability_null=stability_null,
+        stability_null_high=largest_null, reliability=reliability, reliability_null=null,
     )  # fmt: skip
-    return direction, nulls
+    return direction, nulls, without
+
+
+def _left_out_interval(value: float, without: Array) -> tuple[float, float]:
+    """Return the delete-a-group interval of a number, from its values without each group."""
+    if not np.isfinite(without).all():
+        return np.nan, np.nan
+    position = {index: at for at, index in enumerate(range(len(without)))}
+
+    def number(groups: Array) -> float:
+        missing = set(position) - {int(group) for group in np.asarray(groups)}
+        return float(without[missing.pop()]) if missing else value
+
+    found = jackknife(np.arange(len(without)), number)
+    return found.low, found.high
 
 
 def _mean(values: Any) -> float:

@@ -1,34 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""What a verdict rests on: the stored rows of one contrast, and what decides."""
+"""The stored rows of a contrast that verdicts rest on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import NOT_TESTABLE, Claim
-
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 
-ALPHA = 0.05
+NOT_MEASURED = "not measured in this run"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is stored of one checkpoint and one contrast, and of the same architecture with random weights.
+    """The stored rows of a checkpoint and a contrast, and those of the same architecture with random weights.
 
     Attributes:
         contrast: the bucket beside the reference.
-        reference: that one.
+        reference: the bucket that it is compared with.
         tables: of the checkpoint.
         controls: of its random-weight controls.
         options: of the study.
-        adjusted: p of claims over the primary list, by code.
     """
 
     contrast: str
@@ -36,33 +33,33 @@ class Evidence:
     tables: dict[str, pd.DataFrame]
     controls: dict[str, pd.DataFrame]
     options: HallucinationOptions
-    adjusted: Mapping[str, float] = field(default_factory=dict)
 
-    def level(self, code: str, p_value: float) -> float:
-        """What a claim is decided by: p over the primary list; without the list the claim's own."""
-        return self.adjusted.get(code, p_value)
+    @property
+    def templates(self) -> int:
+        """Templates of the two buckets, the unit of intervals."""
+        prompts = self.tables["prompts"]
+        return int(prompts[prompts["bucket"].isin([self.contrast, self.reference])]["template"].nunique())
 
     def rows(self, table: str, **keys: Any) -> pd.DataFrame:
-        """Rows of a table of this contrast."""
+        """Return the rows of a table of this contrast."""
         return only(self.tables.get(table, pd.DataFrame()), {"contrast": self.contrast, **keys})
 
-    def random(self, table: str, column: str, **keys: Any) -> tuple[float, float]:
-        """Mean and upper end, over initialisations, of a control's number."""
-        own = only(self.controls.get(table, pd.DataFrame()), {"contrast": self.contrast, **keys})
-        if own.empty:
-            return np.nan, np.nan
-        values = own.groupby("seed")[column].mean().dropna()
-        if len(values) < 2:
-            return float(values.mean()), float(values.mean())
-        from scipy import special
+    def largest_of_seeds(self, table: str, column: str, **keys: Any) -> list[float]:
+        """Return each initialisation's largest value over layers, as the trained model's is chosen."""
+        rows = only(self.controls.get(table, pd.DataFrame()), {"contrast": self.contrast, **keys})
+        rows = rows[rows["layer"] >= 0] if len(rows) else rows
+        if rows.empty:
+            return []
+        return [float(value) for value in rows.groupby("seed")[column].max().dropna()]
 
-        wide = float(special.stdtrit(len(values) - 1, 0.975))
-        reach = wide * values.std(ddof=1) * np.sqrt(1 + 1 / len(values))
-        return float(values.mean()), float(values.mean() + reach)
+    def check_reason(self, check: str) -> str:
+        """Return why a check of the model does not apply, "" if it does."""
+        rows = only(self.tables.get("checks", pd.DataFrame()), {"check": check})
+        return "" if rows.empty else str(rows["reason"].fillna("").iloc[0])
 
 
 def only(table: pd.DataFrame, keys: dict[str, Any]) -> pd.DataFrame:
-    """Rows whose columns, as far as there are, have these values."""
+    """Return the rows whose columns, as far as the table has them, have these values."""
     for name, value in keys.items():
         if name in table:
             table = table[table[name] == value]
@@ -70,11 +67,39 @@ def only(table: pd.DataFrame, keys: dict[str, Any]) -> pd.DataFrame:
 
 
 def smallest(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:
-    """The row of the smallest p, None without any."""
-    there = rows[rows[column].notna()] if len(rows) else rows
-    return None if there.empty else there.iloc[int(there[column].argmin())]
+    """Return the row of the smallest p, None without any."""
+    tested = rows[rows[column].notna()] if len(rows) else rows
+    return None if tested.empty else tested.iloc[int(tested[column].argmin())]
 
 
-def missing(code: str, statistic: str, why: str = "not measured in this run") -> Claim:
-    """A claim of which nothing was measured."""
-    return Claim(code, statistic, NOT_TESTABLE, why)
+def widen(value: float, low: float, high: float, choices: int, groups: int) -> tuple[float, float]:
+    """Return a t interval over groups widened for the choice among several, by Bonferroni.
+
+    >>> widen(1.0, 0.0, 2.0, 1, 10)
+    (0.0, 2.0)
+    >>> tuple(round(end, 3) for end in widen(1.0, 0.0, 2.0, 5, 10))
+    (-0.437, 2.437)
+    """
+    if choices <= 1 or groups < 2:
+        return float(low), float(high)
+    from scipy import special
+
+    ratio = float(special.stdtrit(groups - 1, 1 - 0.025 / choices) / special.stdtrit(groups - 1, 0.975))
+    return float(value - (value - low) * ratio), float(value + (high - value) * ratio)
+
+
+def exceedance(value: float, null: np.ndarray[Any, Any]) -> float:
+    """Return the two-sided p of a value among draws of its null: that of one more draw, t on n − 1.
+
+    >>> round(exceedance(0.0, np.array([-1.0, 0.0, 1.0])), 3)
+    1.0
+    """
+    from scipy import special
+
+    null = null[np.isfinite(null)]
+    if len(null) < 3 or not math.isfinite(value):
+        return math.nan
+    deviation = float(null.std(ddof=1)) * math.sqrt(1 + 1 / len(null))
+    if deviation == 0:
+        return 1.0 if value == null[0] else 0.0
+    return float(2 * special.stdtr(len(null) - 1, -abs(value - float(null.mean())) / deviation))

@@ -22,7 +22,7 @@ from attnscope.capture import Forward
 from attnscope.capture.edits import AddDirection
 from attnscope.capture.edits.edit import cache_name
 from attnscope.inference.detection import narrowed, probe_scores
-from attnscope.studies.hallucination_geometry.along import KINDS, refusal_ids
+from attnscope.studies.hallucination_geometry.along import KINDS, prompt_text, refusal_ids
 from attnscope.studies.hallucination_geometry.answers import Choice, correct, decoded, loops, refused
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.states import Stored
@@ -58,7 +58,7 @@ def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions)
     try:
         words = options.sensitivity.refusal if options.sensitivity is not False else [" unknown"]
         words = [how.target] if how.target is not None else words
-        target = refusal_ids(run.encoder.tokenizer, words)[0]
+        target = refusal_ids(run.encoder.tokenizer, prompt_text(run), words)[0]
     except ValueError as error:
         run.note(f"hallucination_geometry: no bypass: {error}")
         target = None
@@ -264,8 +264,10 @@ class _Fitted:
         main = _main(own[~labels] - self.centre)
         other = _main(own[labels] - own[labels].mean(0))[:, : main.shape[1]]
         generator = torch.Generator().manual_seed(seed)
-        haar = torch.linalg.qr(torch.randn(main.shape, generator=generator, dtype=torch.float64))[0]
-        self.subspaces = {"reference": main, "haar": haar, "other": other}
+        self.subspaces = [("reference", -1, main), ("other", -1, other)]
+        for draw in range(how.controls):
+            haar = torch.linalg.qr(torch.randn(main.shape, generator=generator, dtype=torch.float64))[0]
+            self.subspaces.append(("haar", draw, haar))
 
     def moves(self, state: Tensor, how: InterventionOptions) -> tuple[list[dict[str, Any]], Tensor]:
         """What is added to a state, with its name."""
@@ -278,10 +280,10 @@ class _Fitted:
                 for sign in (1, -1):
                     named.append({"arm": arm, "control": control, "draw": draw, "strength": sign * strength})
                     found.append(sign * move)
-        for control, basis in self.subspaces.items():
+        for control, draw, basis in self.subspaces:
             rest = state - self.centre
             for strength in how.lambdas:
-                named.append({"arm": "compression", "control": control, "draw": -1, "strength": strength})
+                named.append({"arm": "compression", "control": control, "draw": draw, "strength": strength})
                 found.append(strength * (basis @ (basis.T @ rest) - rest))
         moves = torch.stack(found)
         return named, torch.where(moves.isfinite(), moves, 0.0)

@@ -56,7 +56,7 @@ class InterventionOptions(Options):
         alphas: of the difference of means added to the state, both signs.
         relative_alphas: likewise, as shares of the state's norm.
         lambdas: how far states are drawn to the main directions of the reference.
-        controls: draws of each random direction.
+        controls: draws of each random direction and of random subspaces.
         tokens: generated.
         temperature: 0 takes the likeliest token; above it tokens are drawn, and the unchanged model is asked
             twice, so that the share of answers that change by themselves stands beside the others.
@@ -118,6 +118,8 @@ class HallucinationOptions(Options):
         answers: how they are made; false makes none.
         interventions: false leaves them out.
         keep_states: keep the states as a table of the run.
+        alpha: level of the claims.
+        fewest_controls: draws that a control must have before it can take part in a verdict.
         band: share of each bucket's points nearest to the boundary, of which the Betti curves are; null: all.
             The paper takes .4.
     """
@@ -150,6 +152,8 @@ class HallucinationOptions(Options):
     answers: AnswerOptions | Literal[False] = AnswerOptions()
     interventions: InterventionOptions | Literal[False] = InterventionOptions()
     keep_states: bool = True
+    alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
+    fewest_controls: int = Field(default=5, ge=2)
     band: float | None = Field(default=None, gt=0, le=1)
 
     @field_validator("prompt")

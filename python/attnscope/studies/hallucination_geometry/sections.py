@@ -8,30 +8,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import NOT_TESTABLE, SUPPORTED
+from attnscope.engine.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.report.numbers import claims_frame, number
 from attnscope.report.section import NamedSentence, Page, Section
+from attnscope.studies.hallucination_geometry.claims import CLAIMS
 
-WORDS = {
-    "C1": "states tell the buckets apart beyond what words, length and surprise tell",
-    "C2": "states of the other bucket have two to three times the dimension",
-    "C3": "their spectrum is wider",
-    "C4": "they fall into more pieces",
-    "C5": "sensitivity along the boundary collapses with depth",
-    "C6": "the boundary lies where the unembedding reads little",
-    "C7": "gradients of refusal cannot align with the boundary",
-    "C8": "the boundary reads out as nothing",
-    "C9": "the boundary is the same in all layers",
-    "C10": "wiring a detector to a refusal restores it",
-    "C12": "training with cross-entropy has no attractor for abstention",
-    "C13": "the output answers to the difference more than to random directions of its length (expressed)",
-}
+WORDS = CLAIMS.sentences
 
 
-def _place(code: str) -> int:
-    """The number of a claim."""
-    return int(code.partition(" ")[0].removeprefix("C"))
+def _place(code: str) -> tuple[int, str]:
+    """Return the number of a claim and the letter behind it."""
+    name = code.partition(" ")[0].removeprefix("C")
+    digits = name.rstrip("abcdefgh")
+    return int(digits), name[len(digits) :]
 
 
 def _claim(table: pd.DataFrame, code: str, contrast: str) -> pd.Series[Any] | None:
@@ -44,28 +34,53 @@ def contrasts_of(table: pd.DataFrame) -> list[str]:
     return list(dict.fromkeys(code.partition(" ")[2] for code in table["claim"]))
 
 
-def verdict(own: pd.DataFrame, contrast: str, reference: str) -> str:
-    """One sentence on one contrast of one checkpoint."""
-    first = _claim(own, "C1", contrast)
+def describe_contrast(rows: pd.DataFrame, contrast: str, reference: str) -> str:
+    """Return one paragraph on a contrast of a checkpoint, from the cases that hold."""
+    first = _claim(rows, "C1", contrast)
     if first is None:
         return ""
-    if first["verdict"] == NOT_TESTABLE:
+    if first["verdict"] == NOT_TESTABLE and pd.isna(first["value"]):
         return f"{contrast}: {first['reason']}."
-    reach = f"{number(first['low'])} to {number(first['high'])}" if pd.notna(first["low"]) else "no interval"
+    interval = interval_words(first)
+    numbers = f"excess {number(first['value'])}, {interval}, p {number(first['p_adjusted'])}"
+    subject = f"tell {contrast} from {reference} beyond words and length"
+    sentences = {
+        SUPPORTED: f"States {subject} ({numbers}; {first['reason']}); ",
+        CONTRADICTED: f"States do not {subject}: {numbers}. ",
+        UNDECIDED: f"It is undecided whether states {subject}: {first['reason']} ({numbers}). ",
+        NOT_TESTABLE: f"This run cannot say whether states {subject}: {first['reason']} ({numbers}). ",
+    }
+    first_sentence = sentences[str(first["verdict"])]
     if first["verdict"] != SUPPORTED:
+        return f"{first_sentence}What follows may be chance."
+    return first_sentence + describe_expression(_claim(rows, "C13", contrast))
+
+
+def describe_expression(row: pd.Series[Any] | None) -> str:
+    """Return what the output makes of the difference, by the verdict on C13."""
+    if row is None:
+        return "whether the output uses the difference was not measured."
+    if row["verdict"] == NOT_TESTABLE:
+        return f"whether the output uses the difference was not measured: {row['reason']}."
+    ratio = f"× {number(np.exp(row['value']))}, p {number(row['p_adjusted'])}"
+    if row["verdict"] == SUPPORTED:
         return (
-            f"No layer tells {contrast} from {reference} beyond words and length (best excess "
-            f"{number(first['value'])}, {reach}, p {number(first['p_adjusted'])}). What follows describes a "
-            "difference that was not found."
+            "putting the difference there moves the output more than random directions of its length and "
+            f"differences of exchanged labels do ({ratio}): it is expressed."
         )
-    said = _claim(own, "C13", contrast)
-    expressed = said is not None and said["verdict"] == SUPPORTED
-    return (
-        f"States tell {contrast} from {reference} beyond words and length (excess {number(first['value'])}, "
-        f"{reach}, p {number(first['p_adjusted'])}); putting the difference there "
-        + ("moves the output more than random directions do: it is expressed." if expressed else
-           "moves the output no more than random directions do: it is silent.")
-    )  # fmt: skip
+    if row["verdict"] == CONTRADICTED:
+        return (
+            "putting the difference there moves the output less than random directions of its length and "
+            f"differences of exchanged labels do ({ratio}): it is silent."
+        )
+    return f"whether the output uses the difference is undecided ({ratio})."
+
+
+def interval_words(row: pd.Series[Any]) -> str:
+    """Return the interval of a claim, or that it has none."""
+    if pd.isna(row["low"]):
+        return "no interval"
+    return f"{number(row['low'])} to {number(row['high'])}"
 
 
 def _reference(results: Any) -> str:
@@ -83,8 +98,8 @@ def _found(page: Page) -> None:
         "of arXiv 2603.13911 beside its control."
     )
     page.figure("confounds")
-    order = np.argsort([_place(code) for code in table["claim"]], kind="stable")
-    table = table.iloc[order]
+    places = [_place(code) for code in table["claim"]]
+    table = table.iloc[sorted(range(len(places)), key=places.__getitem__)]
     sentences = {
         code: f"{WORDS.get(code.split()[0], '')} ({code.partition(' ')[2]})" for code in table["claim"]
     }
@@ -112,14 +127,15 @@ def _prompts(page: Page) -> None:
 
 
 def _greyed(page: Page) -> None:
-    """Says that a section describes a difference that was not found."""
+    """Grey a section where the first claim is not supported, and say so."""
     table = page.tables.get("claims")
     if table is None or table.empty:
         return
-    found = table[table["claim"].str.startswith("C1 ") & (table["verdict"] == SUPPORTED)]
-    if found.empty:
+    first = table[table["claim"].str.startswith("C1 ")]
+    if not (first["verdict"] == SUPPORTED).any():
         page.grey()
-        page.notes(["No difference was found; what is shown here describes one that is not there."])
+        verdicts = ", ".join(dict.fromkeys(first["verdict"]))
+        page.notes([f"C1 is {verdicts}, not supported: what follows may be chance."])
 
 
 def _detection(page: Page) -> None:
@@ -188,7 +204,7 @@ def _along(page: Page) -> None:
         "(times ‖h‖²), and when the whole mean difference is put there."
     )
     _greyed(page)
-    for name in ("sensitivity_by_depth", "readout_by_depth", "refusal_slope", "lens"):
+    for name in ("sensitivity_by_depth", "amplification", "readout_by_depth", "refusal_slope", "lens"):
         page.figure(name)
 
 
@@ -199,7 +215,7 @@ def _interventions(page: Page) -> None:
         "beside a constant, a shuffled, a length and a random-weight detector."
     )
     _greyed(page)
-    for name in ("bypass_curve", "steering_curve", "training"):
+    for name in ("bypass_curve", "steering_curve", "compression_curve", "training"):
         page.figure(name)
 
 
@@ -211,7 +227,7 @@ def findings(results: Any) -> list[str]:
     several = table.groupby([*CHECKPOINT_KEYS], dropna=False).ngroups > 1
     for key, own in table.groupby([*CHECKPOINT_KEYS], sort=False, dropna=False):
         for contrast in contrasts_of(own):
-            said = verdict(own, contrast, _reference(results))
+            said = describe_contrast(own, contrast, _reference(results))
             name = " ".join(str(one) for one in key[:2] if one)
             found.append(NamedSentence(name, said) if several else said)
     return [one for one in found if one]

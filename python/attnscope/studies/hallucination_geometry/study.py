@@ -109,7 +109,7 @@ class HallucinationGeometry(Study):
         """Identities of the model; one that fails ends the checkpoint's part of the run."""
         from attnscope.studies.hallucination_geometry.checks import check_model
 
-        check_model(unit, run)
+        check_model(unit, run, self.options)
 
     def collect(self, unit: Unit, run: StageRun) -> None:
         """States of a block of prompts."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import Claim
 from attnscope.studies.pretraining_writes.fractions import jackknifed
 from attnscope.studies.pretraining_writes.tables import PAIR
 
@@ -30,31 +29,40 @@ class Mean(NamedTuple):
     high: float
     deviation: float
 
-    def within(self, deviations: float) -> bool:
-        """Whether it lies so close to 0."""
-        return abs(self.value) <= deviations * self.deviation
+    def interval(self, choices: int = 1) -> tuple[float, float]:
+        """Return the interval that holds both errors: that of the texts and that of the change.
+
+        The jackknife says how far the mean would move with other texts. The change itself is a single draw: a
+        change without preferred directions gives 0 only up to the deviation over random subspaces.
+
+        Args:
+            choices: means among which this is the largest or smallest; the error of the change is widened.
+        """
+        from scipy import special
+
+        change = float(special.ndtri(1 - 0.025 / choices)) * self.deviation
+        if math.isnan(self.low):
+            return self.value - change, self.value + change
+        return (
+            self.value - math.hypot(self.value - self.low, change),
+            self.value + math.hypot(self.high - self.value, change),
+        )
+
+    @property
+    def is_concentrated(self) -> bool:
+        """True if the whole interval lies above isotropic."""
+        return self.interval()[0] > 0
 
     def words(self) -> str:
-        """The ratio to isotropic and its interval."""
-        interval = f" [{2**self.low:.2f}, {2**self.high:.2f}]" if math.isfinite(self.low) else ""
-        return f"{2**self.value:.2f}{interval}"
+        """Return the ratio to isotropic and its interval."""
+        low, high = self.interval()
+        return f"{2**self.value:.2f} [{2**low:.2f}, {2**high:.2f}]"
 
-    def claim(
-        self, name: str, statistic: str, verdict: str, reason: str, null: float, *, octaves: bool = False
-    ) -> Claim:
-        """The row of a claim, in ratios unless octaves are meant; p against random subspaces."""
-        from scipy import stats
+    def exceedance(self) -> float:
+        """Return the p of so large a mean over random subspaces, one-sided."""
+        from scipy import special
 
-        def scale(value: float) -> float:
-            return value if octaves else 2.0**value
-
-        p_value = math.nan
-        if self.deviation > 0:
-            p_value = float(stats.norm.sf(self.value / self.deviation))
-        return Claim(
-            name, statistic, verdict, reason, scale(self.value), scale(self.low), scale(self.high),
-            scale(null), p_value,
-        )  # fmt: skip
+        return float(special.ndtr(-self.value / self.deviation)) if self.deviation > 0 else math.nan
 
 
 class Pair:
@@ -66,6 +74,7 @@ class Pair:
         unchanged: share of all entries.
         step_ratio: rms of changes over that of steps, of all entries.
         mechanism: its rows.
+        groups: of texts, over which the jackknife runs.
     """
 
     def __init__(self, keys: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
@@ -87,6 +96,7 @@ class Pair:
         steps = (energy / blocks["step_ratio"] ** 2)[blocks["step_ratio"] > 0].sum()
         self.step_ratio = math.sqrt(self.energy / steps) if steps > 0 else math.nan
         fractions = own["fractions"]
+        self.groups = int(own["left_out"]["group"].nunique()) if len(own["left_out"]) else 0
         self._fractions = fractions[fractions["tested"].astype(bool)] if len(fractions) else fractions
         self._left_out, self.mechanism = own["left_out"], own["mechanism"]
 

@@ -247,12 +247,12 @@ def jackknifed(estimate: float, left_out: list[float]) -> tuple[float, float]:
     return float(found.low), float(found.high)
 
 
-def spread_over(values: Sequence[float]) -> tuple[float, float]:
-    """The 95 % t interval of a mean over independent draws; NaN with fewer than two."""
+def spread_over(values: Sequence[float], alpha: float = 0.05) -> tuple[float, float]:
+    """Return the t interval of a mean over independent draws, 95 % by default; NaN with fewer than two."""
     from scipy import stats
 
     own = np.array([value for value in values if math.isfinite(value)])
     if len(own) < 2:
         return math.nan, math.nan
-    half = float(stats.t.ppf(0.975, len(own) - 1) * own.std(ddof=1) / math.sqrt(len(own)))
+    half = float(stats.t.ppf(1 - alpha / 2, len(own) - 1) * own.std(ddof=1) / math.sqrt(len(own)))
     return float(own.mean()) - half, float(own.mean()) + half

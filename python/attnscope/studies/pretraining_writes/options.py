@@ -70,6 +70,8 @@ class WeightsOptions(Options):
         arms: model -> what was done to the base to make it, as {"tuned-0": "dpo"}; models of one arm are
             training runs of it. "ce" is continued pretraining, "contrastive_K" has K negatives, and
             "NAME_matched" is NAME after so many steps that all arms have moved as far.
+        band: ratios to an isotropic change between which a change counts as nearly isotropic; a concentrated
+            one lies above the second.
         alpha: of tests.
     """
 
@@ -89,7 +91,15 @@ class WeightsOptions(Options):
     rank_one: RankOneOptions | Literal[False] = Field(default=RankOneOptions())
     rounded: Literal["auto", "after", "both"] = "auto"
     arms: dict[str, str] = Field(default={})
+    band: tuple[float, float] = (0.8, 1.25)
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
+
+    @field_validator("band")
+    @classmethod
+    def _band(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] < 1 < value[1]:
+            raise ValueError(f"expected a ratio below 1 and one above it, got {value}")
+        return value
 
     @field_validator("k")
     @classmethod

@@ -12,20 +12,25 @@ from markupsafe import Markup
 from attnscope.engine.claims import NOT_TESTABLE
 from attnscope.report.numbers import claims_frame
 from attnscope.report.section import NamedSentence, Page, Section
+from attnscope.studies.pretraining_writes.claims import sentences
 
 #: Pairs that the sentences at the top speak of.
 _MOST = 6
-#: Claims by name, in the words of the report.
-WORDS = {
-    "C1": "q, k change along what they read",
-    "C1b": "more than o, down along what those read",
-    "C2": "o, down change evenly on the prediction subspace",
-    "C2b": "continued pretraining writes more concentrated than preference training",
-    "C3": "changes inherit the concentration of inputs and gradients",
-    "C4": "the read side is concentrated under every objective",
-    "C5": "the write side grows with the sharpness of the objective",
-    "C6": "changes of rank one along prediction directions move predictions more",
-    "C7": "the write side leaves isotropy during training",
+#: Models whose roles are listed one by one.
+_SHOWN = 3
+#: Claims by code, in the words of the report.
+WORDS = sentences()
+#: Units of the claims' values.
+UNITS = {
+    "C1": "times an isotropic change",
+    "C1b": "octaves",
+    "C1c": "octaves",
+    "C2": "times an isotropic change",
+    "C2b": "octaves",
+    "C3": "of log2 r",
+    "C4": "times an isotropic change",
+    "C5": "octaves for each doubling of K",
+    "C7": "times an isotropic change",
 }
 
 
@@ -45,21 +50,45 @@ def _claims(page: Page) -> None:
         "Did training change what the model reads, or what it writes? Each claim of arXiv 2605.16600 with "
         "what was computed of it. Neither the full text nor code of the paper could be read: definitions are "
         "this library’s, there is one protocol, and no published number to compare with. 95 % intervals of "
-        "one pair leave out a group of texts at a time (jackknife) or, where so said, are of random "
-        "subspaces; over pairs and training runs they are t intervals."
+        "one pair hold the error of the texts (a group left out at a time) and that of the change, which is "
+        "a single draw (random subspaces); over pairs and training runs they are t intervals."
     )
     page.definition(
         Markup(
-            "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, "
-            "k] of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions. On the "
+            "<i>f</i> = ‖ΔW U‖²/‖ΔW‖² is the share of a change’s energy in the directions <i>U</i> [d, k] of "
+            "what the matrix reads; <i>f·d/k</i> is 1 for a change without preferred directions. On the "
             "prediction subspace it must be read against what independent errors of all logits would give: "
-            "with few tokens the unembedding has few main directions, and the write side cannot but be "
-            "concentrated."
+            "with few tokens the unembedding has few main directions, and any gradient writes concentrated; "
+            "an isotropic change does not."
         )
     )
-    claims_frame(page, table, WORDS)
+    pairs = table[~is_of_the_run(table) & (table["reference"].fillna("") != "")]
+    if len(pairs.drop_duplicates(["model", "revision", "step"])) <= _MOST:
+        claims_frame(page, table, WORDS)
+    else:
+        claims_frame(page, table.drop(pairs.index), WORDS)
+        page.frame("pairs", "Claims of each pair.", pair_rows(pairs), names=1)
     for name in ("asymmetry", "objectives", "graded"):
         page.figure(name)
+
+
+def is_of_the_run(table: pd.DataFrame) -> pd.Series[bool]:
+    """Return True for rows of all pairs or all arms together."""
+    return table["model"].str.startswith("all ")
+
+
+def pair_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a line for every pair: value, interval and verdict of each claim."""
+    keys = ["model", "revision", "step", "reference"]
+    lines: list[dict[str, str]] = []
+    for key, rows in table.groupby(keys, sort=False, dropna=False):
+        title = f"{key[0]} {key[1] if isinstance(key[1], str) else ''}".strip()
+        line = {"change of": title}
+        for _, row in rows.iterrows():
+            value = "" if pd.isna(row["value"]) else f"{_number(row['value'])} {_interval(row)} "
+            line[str(row["claim"])] = f"{value}{row['verdict']}"
+        lines.append(line)
+    return pd.DataFrame(lines).fillna("–")
 
 
 def _changes(page: Page) -> None:
@@ -96,6 +125,8 @@ def _fractions(page: Page) -> None:
     if table is None or table.empty:
         return
     own = table[table["tested"].astype(bool)]
+    models = list(dict.fromkeys(own["model"]))
+    own = own[own["model"].isin(models[:_SHOWN])]
     controls = page.tables.get("fractions_variants")
     rows = []
     keys = ["model", "revision", "side", "subspace", "role"]
@@ -117,9 +148,11 @@ def _fractions(page: Page) -> None:
     page.words(
         "A random subspace is a weak null: any gradient that passed through these inputs beats it. The "
         "stronger ones are inputs of another layer, a model of random weights, and the base’s own matrices "
-        "on the same directions."
+        "on the same directions; C1 is not supported where one of them reaches its interval."
     )
     page.frame("numbers", "2^mean log2 over layers at the tested k.", pd.DataFrame(rows), names=3)
+    if len(models) > _SHOWN:
+        page.notes([f"The first {_SHOWN} of {len(models)} models; all are in the table fractions."])
     for name in ("fraction_curves", "depth", "trajectory"):
         page.figure(name)
 
@@ -150,27 +183,37 @@ def _mechanism(page: Page) -> None:
 
 
 def findings(results: Any) -> list[str]:
-    """The sentences at the top: claims over all pairs or arms, or C1, C1b and C2 of the first pairs."""
+    """Return the sentences at the top: claims over all pairs or arms, or C1, C1b and C2 of the first "
+    "pairs.
+    """
     if "claims" not in results.tables():
         return []
     table = results.table("claims")
-    whole = table["model"].str.startswith("all ")
-    chosen = table[table["claim"].isin(["C1", "C1b", "C2"])]
-    if whole.any():
-        chosen = table[whole & (table["verdict"] != NOT_TESTABLE)]
+    whole = table[is_of_the_run(table) & (table["verdict"] != NOT_TESTABLE)]
+    chosen = whole
+    if whole.empty:
+        chosen = table[~is_of_the_run(table) & table["claim"].isin(["C1", "C1b", "C2"])]
     names = (chosen["model"] + " " + chosen["revision"].fillna("")).str.strip()
     shown = list(dict.fromkeys(names))[:_MOST]
-    found: list[str] = []
-    for name, (_, row) in zip(names, chosen.iterrows(), strict=True):
-        if name in shown:
-            interval = "" if pd.isna(row["low"]) else f" {_interval(row)}"
-            value = "" if pd.isna(row["value"]) else f" {_number(row['value'])}{interval}"
-            reason = "" if pd.isna(row["reason"]) else f" ({row['reason']})"
-            sentence = f"{row['claim']}: {WORDS[row['claim']]}:{value} — {row['verdict']}{reason}."
-            found.append(NamedSentence(name, sentence, ", "))
+    lines: list[str] = [
+        NamedSentence(name, describe_claim(row), ", ")
+        for name, (_, row) in zip(names, chosen.iterrows(), strict=True)
+        if name in shown
+    ]
     if more := names.nunique() - len(shown):
-        found.append(f"{more} more pairs are in the table of claims.")
-    return found
+        lines.append(f"{more} more pairs are in the table of claims.")
+    return lines
+
+
+def describe_claim(row: pd.Series[Any]) -> str:
+    """Return a claim with its verdict, its value with unit and interval, and the reason."""
+    code = str(row["claim"])
+    value = ""
+    if not pd.isna(row["value"]):
+        interval = "" if pd.isna(row["low"]) else f" {_interval(row)}"
+        value = f" {_number(row['value'])}{interval} {UNITS.get(code, '')}".rstrip()
+    reason = "" if pd.isna(row["reason"]) or not row["reason"] else f" ({row['reason']})"
+    return f"{code}: {WORDS[code]}: {row['verdict']};{value}{reason}."
 
 
 SECTIONS = (

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Sides that face the residual stream.
 RESIDUAL = {**dict.fromkeys(("q", "k", "v", "gate", "up"), "in"), **dict.fromkeys(("o", "down"), "out")}
+#: Directions that are kept in memory, which pairs of one base ask for again.
+KEPT_BYTES = 256 * 2**20
 #: A gap to the next eigenvalue below that leaves the k-th direction undetermined.
 UNIQUE = 1e-6
 
@@ -51,6 +53,12 @@ class Directions:
         found = (self.whole * self.energies) @ self.whole.mT
         return (found + found.mT) / 2
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the directions."""
+        kept = (self.basis, self.energies, self.whole, *self.left_out.values())
+        return sum(tensor.nelement() * tensor.element_size() for tensor in kept)
+
     def share(self, k: int) -> float:
         """Energy of the first k as a share of all."""
         return float(self.energies[:k].sum()) / self.trace
@@ -75,6 +83,7 @@ class Subspaces:
     def __init__(self, run: StageRun, sums: Sums, folder: Path, options: WeightsOptions) -> None:
         self._run, self._sums, self._options, self._folder = run, sums, options, folder
         self._made: dict[tuple[object, ...], Directions | None] = {}
+        self._bytes = 0
 
     def continued(self, run: StageRun) -> None:
         """Reads on as a later unit of the same stage."""
@@ -142,11 +151,15 @@ class Subspaces:
         return self._cached(("prediction", draw), make)
 
     def _cached(self, key: tuple[object, ...], make: Callable[[], Directions | None]) -> Directions | None:
-        if key not in self._made:
-            while len(self._made) > 96:
-                del self._made[next(iter(self._made))]
-            self._made[key] = make()
-        return self._made[key]
+        if key in self._made:
+            self._made[key] = self._made.pop(key)
+            return self._made[key]
+        made = self._made[key] = make()
+        self._bytes += 0 if made is None else made.bytes
+        while self._bytes > KEPT_BYTES and len(self._made) > 1:
+            oldest = self._made.pop(next(iter(self._made)))
+            self._bytes -= 0 if oldest is None else oldest.bytes
+        return made
 
     def of_weights(self, key: tuple[object, ...], matrix: Tensor) -> Iterator[tuple[Side, Directions]]:
         """Main singular directions of a matrix [out, in] on both sides; none of too wide ones."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 #: Widths whose moments are kept whole unless a run asks for something else.
 WIDE = 2048
 TOLERANCE = 1e-5
+#: Sums that are kept in memory, of all layers and controls that pairs ask for again.
+KEPT_BYTES = 256 * 2**20
 
 
 def title_of(checkpoint: Checkpoint) -> str:
@@ -145,6 +147,7 @@ class Sums:
     def __init__(self, run: StageRun, of: str, rank: int | None) -> None:
         self.run, self.of, self._rank = run, of, rank
         self._kept: dict[tuple[int, str, int], Moments] = {}
+        self._bytes = 0
 
     def layer(self, layer: int, control: str = "", draw: int = 0) -> Moments:
         """Moments of one layer; empty where nothing was summed."""
@@ -156,7 +159,16 @@ class Sums:
             for (site, side, group, width), one in found.items():
                 sums = MomentSums.unpacked(torch.as_tensor(one.sum), int(width))
                 moments.put((layer, str(site), str(side)), int(group), sums)
-            while len(self._kept) > 24:
-                del self._kept[next(iter(self._kept))]
             self._kept[key] = moments
+            self._bytes += moments_bytes(moments)
+            while self._bytes > KEPT_BYTES and len(self._kept) > 1:
+                self._bytes -= moments_bytes(self._kept.pop(next(iter(self._kept))))
+        else:
+            # a pair asks layer by layer, and the next pair begins anew: what was asked last goes last
+            self._kept[key] = self._kept.pop(key)
         return self._kept[key]
+
+
+def moments_bytes(moments: Moments) -> int:
+    """Return the memory of the sums of a layer."""
+    return sum(8 * (sums.total.nelement() + 2 * sums.second.nelement()) for _, _, sums in moments.items())

@@ -18,6 +18,7 @@ from attnscope.engine.run import run
 from attnscope.models import LoadError
 from folders import model_folder as other_folder
 from knowing_study import FAST, letters, model_folder, planned, questions, settings, written
+from models import DATA
 
 
 @pytest.mark.parametrize(
@@ -345,12 +346,14 @@ def test_refusals_and_answers_are_judged_by_their_first_line():
     assert loops("a b c a b c a b c")
     assert not loops("a b c a b c")
     tokenizer = letters()
-    assert refusal_ids(tokenizer, ["unsure", "no"]) == sorted(tokenizer.convert_tokens_to_ids(["u", "n"]))
+    assert refusal_ids(tokenizer, "Answer:", ["unsure", "no"]) == sorted(
+        tokenizer.convert_tokens_to_ids(["u", "n"])
+    )
     for words in ([" unsure"], ["unsure", " unsure"], [""], ["é"]):
         with pytest.raises(ValueError, match=r"refusal: expected words whose first token is more than white"):
-            refusal_ids(tokenizer, words)
+            refusal_ids(tokenizer, "Answer:", words)
     with pytest.raises(ValueError, match=r"got pieces \{' no': \[' ', 'n', 'o'\]\}"):
-        refusal_ids(tokenizer, ["unsure", " no"])
+        refusal_ids(tokenizer, "Answer:", ["unsure", " no"])
 
 
 def test_answers_that_are_right_make_buckets(texts):
@@ -367,3 +370,25 @@ def test_answers_that_are_right_make_buckets(texts):
                           "answer": "x", "bucket": "factual", "pair": ""})  # fmt: skip
     found = study._outcomes(table, Run())
     assert found["bucket"].value_counts().to_dict() == {"right": 40, "wrong": 40}
+
+
+@pytest.mark.parametrize("name", ["stories260K", "llama2xs"])
+def test_a_word_behind_a_prompt_begins_with_what_the_model_would_write(name):
+    """By itself a word of SentencePiece begins with a bare space, which no refusal could be told by."""
+    from transformers import AutoTokenizer
+
+    from attnscope.studies.hallucination_geometry.along import first_token, refusal_ids
+    from attnscope.studies.hallucination_geometry.options import SensitivityOptions
+
+    folder = DATA / name / "hf"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    alone = tokenizer(" unsure", add_special_tokens=False)["input_ids"]
+    assert tokenizer.decode(alone[:1]).strip() == ""
+    prompt = "Question: Where is it?\nAnswer:"
+    longer = tokenizer(f"{prompt} unsure")["input_ids"]
+    expected = longer[len(tokenizer(prompt)["input_ids"])]
+    assert tokenizer.convert_ids_to_tokens([expected]) == ["▁u"]
+    assert first_token(tokenizer, prompt, " unsure") == expected
+    assert refusal_ids(tokenizer, prompt, SensitivityOptions().refusal) == [expected]

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: MIT
 """Every claim of the study of knowing and saying, with tables from which each verdict follows."""
 
+import math
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from attnscope.studies.hallucination_geometry.claims import Evidence, claims
+from attnscope.studies.hallucination_geometry.claims import CLAIMS, Evidence
+from attnscope.studies.hallucination_geometry.evidence import exceedance, widen
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+from attnscope.studies.hallucination_geometry.sections import describe_contrast
 
 U, F = "unknown", "factual"
+SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+NOT_TESTABLE = "not testable here"
 
 
 def prompts(count=40):
@@ -21,195 +29,242 @@ def prompts(count=40):
     )
 
 
-def detection(excess=0.2, low=0.1, auc=0.8, length=0.5, words=0.5):
+def detection(excess=0.2, low=0.1, auc=0.8, length=0.5, words=0.5, reach=0.1):
     scores = {"auc": auc, "auc_length": length, "auc_words": words, "auc_excess": excess}
     return pd.DataFrame(
-        [{"contrast": U, "layer": layer, "score": name, "auc": value, "low": low, "high": value + 0.1}
-         for layer in (0, 1) for name, value in scores.items()]
+        [{"contrast": U, "layer": layer, "score": name, "auc": value, "low": low, "high": value + reach}
+         for layer in (-1, 0, 1) for name, value in scores.items()]
     )  # fmt: skip
 
 
-def contrasts(p=0.01, **values):
-    quantities = {"auc_direction": 0.8, "log_dimension_ratio": 0.8, "fragmentation_gap": 0.1,
-                  "log_transport_ratio": 1.0, "log_gain_ratio": -1.0, **values}  # fmt: skip
+def contrasts(p=0.01, reach=0.3, **values):
+    quantities = {"auc_direction": 0.8, "log_dimension_ratio": 1.2, "fragmentation_gap": 0.5,
+                  "log_transport_ratio": 1.0, "log_gain_ratio": -1.0, "log_rank_ratio": 0.5,
+                  "refusal_alignment": 0.01, **values}  # fmt: skip
     return pd.DataFrame(
         [{"contrast": U, "layer": layer, "quantity": name, "k": 10 if "dimension" in name else 0,
-          "value": value, "low": value - 0.3, "high": value + 0.3, "p_value": p, "p_adjusted": p,
-          "labellings": 1e6}
-         for layer in (0, 1) for name, value in quantities.items()]
+          "value": value, "low": value - reach, "high": value + reach, "null_mean": 0.05, "null_low": 0.01,
+          "null_high": 0.1, "p_value": p, "p_adjusted": p, "labellings": 1e6, "n_pairs": 274}
+         for layer in (-1, 0, 1) for name, value in quantities.items()]
     )  # fmt: skip
 
 
-def judged(code, tables, controls=None, **options):
-    tables = {"prompts": prompts(), **tables}
-    how = HallucinationOptions(others=[U], **options)
-    found = claims(Evidence(U, F, tables, controls or {}, how))
-    return next(one for one in found if one.claim == code)
-
-
-def of_seeds(table, **columns):
-    """A control of eight initialisations."""
+def of_seeds(table, value, column="value", seeds=8, spread=0.005):
+    """A control of several initialisations."""
     draw = np.random.default_rng(0)
-    name, value = next(iter(columns.items()))
-    return pd.concat([table.assign(seed=seed, **{name: value + draw.normal(0, 0.005)}) for seed in range(8)])
+    return pd.concat(
+        [table.assign(seed=seed, **{column: value + draw.normal(0, spread)}) for seed in range(seeds)]
+    )
 
 
-def test_every_claim_of_the_paper_is_there():
-    tables = {"prompts": prompts(), "detection": detection(), "contrasts": contrasts()}
-    found = list(claims(Evidence(U, F, tables, {}, HallucinationOptions(others=[U]))))
-    assert [one.claim for one in found] == [
-        *(f"C{at}" for at in (1, 2, 3, 4, 5, 6, 7, 9, 10)), "C13", "C8", "C12"
-    ]  # fmt: skip
-    assert all(one.reason for one in found if one.verdict == "not testable here")
+def untrained(auc=0.5, ratio=0.0, seeds=8, **spread):
+    scores = detection()[lambda table: table["score"] == "auc"]
+    return {
+        "detection": of_seeds(scores, auc, "auc", seeds, **spread),
+        "contrasts": of_seeds(contrasts(), ratio, "value", seeds, **spread),
+    }
+
+
+def decided(tables, controls=None, options=None, **changes):
+    tables = {"prompts": prompts(), **tables}
+    options = options or HallucinationOptions(others=[U], **changes)
+    controls = untrained() if controls is None else controls
+    rows = CLAIMS.decide({U: Evidence(U, F, tables, controls, options)}, options)
+    return {row.claim.split()[0]: row for row in rows}
+
+
+def alone(code, tables, controls=None):
+    """One claim without the others' correction."""
+    tables = {"prompts": prompts(), **tables}
+    options = HallucinationOptions(others=[U])
+    evidence = Evidence(U, F, tables, untrained() if controls is None else controls, options)
+    answer = CLAIMS.declared[code].measure(evidence, options)
+    return CLAIMS.decide_measured({code: answer})[0]
+
+
+def test_every_claim_of_the_paper_is_declared():
+    rows = decided({"detection": detection(), "contrasts": contrasts()})
+    assert set(rows) == {"C2b", *(f"C{number}" for number in range(1, 18))}
+    assert all(row.reason for row in rows.values() if row.verdict == NOT_TESTABLE)
 
 
 @pytest.mark.parametrize(
-    ("changes", "p", "random", "verdict", "reason"),
+    ("changes", "p", "controls", "verdict", "reason"),
     [
-        ({}, 0.01, None, "supported", "layer 0, AUC 0.80"),
-        ({"excess": -0.1}, 0.01, None, "contradicted", "no layer knows more than its baselines"),
-        ({}, 0.2, None, "undecided", "exchanged labels give as much"),
-        ({"low": -0.1}, 0.01, None, "undecided", "its interval holds 0"),
-        ({}, 0.01, 0.9, "contradicted", "models with random weights reach 0.9"),
-        ({}, 0.01, 0.5, "supported", "layer 0"),
-        (
-            {"length": 0.95},
-            0.01,
-            None,
-            "not testable here",
-            "length alone tells unknown from factual with AUC 0.95",
-        ),
-        ({"length": 0.05}, 0.01, None, "not testable here", "length alone .* AUC 0.95: no claim"),
-        ({"words": 0.7}, 0.01, None, "not testable here", "a count of words alone .* AUC 0.70"),
+        ({}, 0.01, None, SUPPORTED, r"layer 0, AUC 0.80; 8 models with random weights: mean 0.5"),
+        ({"excess": -0.3, "low": -0.4}, 0.01, None, CONTRADICTED, r"\[-0.4, -0.2\] is not above 0"),
+        ({"excess": -0.05, "low": -0.4}, 0.01, None, UNDECIDED, "is not wholly above 0"),
+        ({}, 0.2, None, UNDECIDED, "adjusted p 0.2 is above 0.05"),
+        ({"low": -0.1}, 0.01, None, UNDECIDED, "is not wholly above 0"),
+        ({}, 0.01, {"auc": 0.9}, UNDECIDED, "mean 0.902, from 0.89.* to 0.90.*: these do as well as 0.8"),
+        ({}, 0.01, {"auc": 0.7, "spread": 0.08}, UNDECIDED, "random weights: mean"),
+        ({}, 0.01, {"seeds": 2}, NOT_TESTABLE, r"2 models with random weights: 0.501, 0.499; it needs 5"),
+        ({}, 0.01, {}, NOT_TESTABLE, r"not measured: .* \(options.nulls: \[random_weights\]\)"),
+        ({"length": 0.95}, 0.01, None, NOT_TESTABLE, "length alone tells unknown from factual with AUC 0.95"),
+        ({"length": 0.05}, 0.01, None, NOT_TESTABLE, "length alone .* AUC 0.95: no claim"),
+        ({"words": 0.7}, 0.01, None, NOT_TESTABLE, "a count of words alone .* AUC 0.70"),
     ],
 )
-def test_detection(changes, p, random, verdict, reason):
-    controls = None
-    if random is not None:
-        controls = {"detection": of_seeds(detection()[lambda d: d["score"] == "auc"], auc=random)}
-    tables = {"detection": detection(**changes), "contrasts": contrasts(p)}
-    found = judged("C1", tables, controls)
-    assert found.verdict == verdict
-    import re
+def test_detection(changes, p, controls, verdict, reason):
+    controls = {} if controls == {} else untrained(**(controls or {}))
+    row = alone("C1", {"detection": detection(**changes), "contrasts": contrasts(p)}, controls)
+    assert row.verdict == verdict
+    assert re.search(reason, row.reason), row.reason
+    printed = [float(word) for word in re.findall(r"\d\.\d+", row.reason)]
+    assert max(printed, default=0) <= 0.96  # nothing above what was seen
 
-    assert re.search(reason, found.reason)
+
+def test_states_that_enter_the_first_block_are_no_layer_of_the_choice():
+    """All prompts end in the same token: their excess of 0 with an interval of no length is no finding."""
+    table = detection(excess=-0.2, low=-0.4)
+    table.loc[table["layer"] == -1, ["auc", "low", "high"]] = 0.0
+    row = alone("C1", {"detection": table, "contrasts": contrasts()})
+    assert row.value == -0.2
 
 
 def test_nested_templates_allow_nothing():
     tests = contrasts().assign(labellings=10.0, p_value=np.nan, p_adjusted=np.nan)
-    found = judged("C1", {"detection": detection(), "contrasts": tests})
-    assert (found.verdict, found.reason) == (
-        "not testable here", "the buckets are confounded with their templates"
-    )  # fmt: skip
+    row = alone("C1", {"detection": detection(), "contrasts": tests})
+    assert (row.verdict, row.reason) == (NOT_TESTABLE, "the buckets are confounded with their templates")
 
 
 @pytest.mark.parametrize(
-    ("value", "p", "random", "verdict", "reason"),
+    ("value", "p", "random", "twice", "higher"),
     [
-        (0.8, 0.01, None, "supported", "ratio 2.23"),
-        (0.8, 0.01, 0.8, "contradicted", "random weights give 2.2"),
-        (0.8, 0.01, 0.1, "supported", "ratio 2.23"),
-        (-0.8, 0.01, None, "contradicted", "the sign is the other"),
-        (0.1, 0.3, None, "contradicted", "not twice as large"),
-        (0.6, 0.3, None, "undecided", "exchanged labels give as much"),
+        (1.2, 0.01, 0.0, SUPPORTED, SUPPORTED),
+        (0.5, 0.01, 0.0, UNDECIDED, SUPPORTED),  # higher, but the interval holds a ratio of 2
+        (0.095, 0.01, 0.0, CONTRADICTED, SUPPORTED),  # a ratio of 1.1 is not two to three
+        (1.2, 0.3, 0.0, SUPPORTED, UNDECIDED),
+        (1.2, 0.01, 1.3, UNDECIDED, UNDECIDED),
+        (-0.8, 0.01, 0.0, CONTRADICTED, CONTRADICTED),
+        (-0.8, 0.3, 0.0, CONTRADICTED, UNDECIDED),
+        (0.0, 0.9, 0.0, CONTRADICTED, UNDECIDED),
     ],
 )
-def test_dimension(value, p, random, verdict, reason):
-    tests = contrasts(p, log_dimension_ratio=value)
-    controls = random and {"contrasts": of_seeds(tests, value=random)}
-    found = judged("C2", {"contrasts": tests}, controls)
-    assert found.verdict == verdict
-    assert reason in found.reason
+def test_dimension(value, p, random, twice, higher):
+    reach = min(0.3, max(abs(value) / 3, 0.01))
+    tables = {"contrasts": contrasts(p, reach, log_dimension_ratio=value)}
+    found = [alone(code, tables, untrained(ratio=random)) for code in ("C2", "C2b")]
+    assert [row.verdict for row in found] == [twice, higher]
+    assert found[0].null == pytest.approx(math.log(2))
+    assert f"ratio {math.exp(value):.2f}" in found[0].reason
 
 
-def test_a_sign_that_changes_with_the_neighbours_contradicts_dimension():
-    tests = contrasts()
-    other = tests[tests["quantity"] == "log_dimension_ratio"].assign(k=30, value=-0.2)
-    found = judged("C2", {"contrasts": pd.concat([tests, other])})
-    assert (found.verdict, "changes with k" in found.reason) == ("contradicted", True)
+def test_every_number_of_neighbours_must_agree():
+    tests = contrasts(reach=0.1)
+    other = tests[tests["quantity"] == "log_dimension_ratio"].assign(k=30, value=-0.2, low=-0.3, high=-0.1)
+    tables = {"contrasts": pd.concat([tests, other])}
+    for code in ("C2", "C2b"):
+        row = alone(code, tables)
+        assert row.verdict == UNDECIDED
+        assert "the sign changes with the number of neighbours" in row.reason
+        assert row.low <= -0.3
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(1.1, "contradicted"), (1.8, "undecided")])
-def test_rank(ratio, verdict):
-    table = pd.DataFrame(
-        [{"layer": layer, "bucket": bucket, "null": "", "quantity": "effective_rank", "protocol": "exact",
-          "value": value} for layer in (0, 1) for bucket, value in ((U, 10 * ratio), (F, 10.0))]
-    )  # fmt: skip
-    found = judged("C3", {"clouds": table})
-    assert found.verdict == verdict
-    assert found.value == pytest.approx(ratio)
+def test_the_choice_of_a_layer_is_paid_for():
+    """Of L layers the largest is chosen: the t interval is that of confidence 1 − .05/L."""
+    low, high = widen(0.0, -1.0, 1.0, 4, 10)
+    quantiles = stats.t.ppf([1 - 0.025 / 4, 0.975], 9)
+    assert high == pytest.approx(quantiles[0] / quantiles[1])
+    assert low == pytest.approx(-high)
+
+
+@pytest.mark.parametrize(
+    ("value", "reach", "verdict"), [(0.1, 0.3, UNDECIDED), (0.8, 0.3, SUPPORTED), (-0.8, 0.3, CONTRADICTED)]
+)
+def test_rank(value, reach, verdict):
+    row = alone("C3", {"contrasts": contrasts(reach=reach, log_rank_ratio=value)})
+    assert row.verdict == verdict
+    assert "n is equal here (274)" in row.reason
 
 
 @pytest.mark.parametrize(
     ("gap", "p", "random", "verdict"),
-    [(0.1, 0.01, None, "supported"), (0.1, 0.2, None, "contradicted"), (-0.1, 0.01, None, "contradicted"),
-     (0.1, 0.01, 0.1, "contradicted"), (0.1, 0.01, 0.0, "supported")],
+    [(0.5, 0.01, 0.0, SUPPORTED), (0.5, 0.2, 0.0, UNDECIDED), (-0.5, 0.01, 0.0, CONTRADICTED),
+     (0.5, 0.01, 0.6, UNDECIDED), (0.2, 0.06, 0.0, UNDECIDED)],
 )  # fmt: skip
 def test_pieces(gap, p, random, verdict):
-    tests = contrasts(p, fragmentation_gap=gap)
-    controls = None if random is None else {"contrasts": of_seeds(tests, value=random)}
-    assert judged("C4", {"contrasts": tests}, controls).verdict == verdict
+    tables = {"contrasts": contrasts(p, fragmentation_gap=gap)}
+    assert alone("C4", tables, untrained(ratio=random)).verdict == verdict
 
 
-@pytest.mark.parametrize(
-    ("own", "other", "verdict", "reason"),
-    [
-        (1.0, 1.0, "contradicted", "rises with depth"),
-        (-2.0, -2.0, "contradicted", "factual falls as much"),
-        (-3.0, -0.5, "supported", "factual falls less, by 2.5"),
-        (0.0, 0.0, "undecided", "holds 0"),
-    ],
-)
-def test_sensitivity_falls(own, other, verdict, reason):
+def sensitivity(own, other, chance=0.0, layers=(0, 1)):
     table, noise = prompts(), np.random.default_rng(0).normal(0, 0.2, 80)
     change = {U: own, F: other}
-    rows = [
-        {"contrast": U, "sample": row.sample, "layer": layer, "direction": "boundary",
-         "refusal_alignment": np.nan,
-         "relative_fisher": np.exp(layer * (change[row.bucket] + noise[row.sample]))}
-        for row in table.itertuples(index=False) for layer in (0, 1)
-    ]  # fmt: skip
-    tests = contrasts(0.3, log_fisher_ratio=0.1)
-    found = judged("C5", {"sensitivity": pd.DataFrame(rows), "contrasts": tests})
-    assert found.p_value == 0.3
-    assert found.verdict == verdict
-    assert reason in found.reason
+    draws = [("boundary", -1, 0.0), *(("covariance", at, chance + at / 50) for at in range(6))]
+    return pd.DataFrame(
+        [
+            {"contrast": U, "sample": row.sample, "layer": layer, "direction": kind, "draw": draw,
+             "refusal_alignment": np.nan, "amplification": np.nan,
+             "relative_fisher": math.exp(
+                 layer * (shift if kind != "boundary" else change[row.bucket] + noise[row.sample]))}
+            for row in table.itertuples(index=False) for layer in layers for kind, draw, shift in draws
+        ]
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("gain", "p", "verdict"), [(2.0, 0.01, "contradicted"), (0.3, 0.01, "supported"), (0.3, 0.4, "undecided")]
+    ("own", "other", "chance", "verdict", "reason"),
+    [
+        (1.0, 1.0, 0.0, CONTRADICTED, "the fall itself 1.0"),
+        (-2.0, -2.0, 0.0, UNDECIDED, "less that of factual"),
+        (-3.0, -0.5, 0.0, SUPPORTED, "less that of factual -2.5"),
+        (-0.5, -3.0, 0.0, CONTRADICTED, "less that of factual 2.[45]"),
+        (0.0, 0.0, 0.0, UNDECIDED, "is not wholly below 0"),
+        (-3.0, -0.5, -4.0, UNDECIDED, "random directions of the covariance: .* these do as well"),
+    ],
 )
-def test_gain(gain, p, verdict):
-    rows = [{"contrast": U, "layer": layer, "direction": name, "k": 4, "readout_gain": value}
-            for layer in (0, 1, 2) for name, value in (("boundary", gain), ("covariance", 1.0))]  # fmt: skip
-    found = judged("C6", {"readout": pd.DataFrame(rows), "contrasts": contrasts(p)})
-    assert found.verdict == verdict
-    assert found.p_value == p
-    assert "layer 0" in found.reason
+def test_sensitivity_falls(own, other, chance, verdict, reason):
+    row = alone("C5", {"sensitivity": sensitivity(own, other, chance)})
+    assert math.isnan(row.p_value)  # no p of another question
+    assert row.verdict == verdict
+    assert re.search(reason, row.reason), row.reason
 
 
 @pytest.mark.parametrize(
-    ("cosine", "verdict", "reason"),
-    [(0.5, "contradicted", "does align"), (0.02, "contradicted", "nothing is blocked"),
-     (0.0, "supported", "less aligned than random")],
+    ("gain", "ratio", "p", "verdict"),
+    [(2.0, 1.0, 0.01, CONTRADICTED), (2.0, 1.0, 0.6, UNDECIDED), (0.3, -1.0, 0.01, SUPPORTED),
+     (0.3, -1.0, 0.4, UNDECIDED), (1.02, -1.0, 0.01, UNDECIDED)],
 )  # fmt: skip
-def test_gradients(cosine, verdict, reason):
-    draws = np.linspace(0.01, 0.1, 20)
-    values = [("boundary", -1, cosine), *(("covariance", at, one) for at, one in enumerate(draws))]
-    rows = [{"contrast": U, "sample": 0, "layer": layer, "direction": name, "draw": at,
-             "relative_fisher": 1.0, "refusal_alignment": value}
-            for layer in (0, 1) for name, at, value in values]  # fmt: skip
-    found = judged("C7", {"sensitivity": pd.DataFrame(rows)})
-    assert found.verdict == verdict
-    assert reason in found.reason
-    assert found.p_value == pytest.approx((1 + (draws <= cosine).sum()) / 21)
+def test_gain(gain, ratio, p, verdict):
+    rows = [{"contrast": U, "layer": layer, "direction": name, "k": 4, "readout_gain": value, "low": 0.5,
+             "high": 3.0}
+            for layer in (0, 1, 2) for name, value in (("boundary", gain), ("covariance", 1.0))]  # fmt: skip
+    tables = {"readout": pd.DataFrame(rows), "contrasts": contrasts(p, log_gain_ratio=ratio)}
+    row = alone("C6", tables)
+    assert row.verdict == verdict
+    assert row.p_value == p
+    assert f"gain {gain:.2g}; directions of the same covariance 0.5 to 3" in row.reason
+    assert "more than a random direction" not in row.reason
 
 
-@pytest.mark.parametrize(("cosine", "verdict"), [(0.995, "supported"), (0.6, "contradicted")])
-def test_stability(cosine, verdict):
-    rows = [{"contrast": U, "layer": layer, "stability": value, "stability_null": 0.9}
+@pytest.mark.parametrize(
+    ("cosine", "p", "verdict"),
+    [(0.5, 0.01, CONTRADICTED), (0.02, 0.3, UNDECIDED), (0.001, 0.01, SUPPORTED), (0.001, 0.06, UNDECIDED)],
+)
+def test_gradients(cosine, p, verdict):
+    assert alone("C7", {"contrasts": contrasts(p, refusal_alignment=cosine)}).verdict == verdict
+
+
+def test_what_has_no_refusal_token_says_so():
+    checks = pd.DataFrame({"check": ["refusal_token"], "reason": ["expected words, got pieces"]})
+    for code in ("C7", "C10"):
+        row = alone(code, {"checks": checks})
+        assert (row.verdict, row.reason) == (NOT_TESTABLE, "expected words, got pieces")
+
+
+@pytest.mark.parametrize(
+    ("cosine", "reach", "exchanged", "verdict"),
+    [(0.996, 0.001, 0.4, SUPPORTED), (0.6, 0.1, 0.4, CONTRADICTED), (0.995, 0.01, 0.4, UNDECIDED),
+     (0.996, 0.001, 0.9999, CONTRADICTED)],
+)  # fmt: skip
+def test_stability(cosine, reach, exchanged, verdict):
+    rows = [{"contrast": U, "layer": layer, "stability": value, "stability_low": value - reach,
+             "stability_high": value + reach, "stability_null": exchanged, "stability_null_high": exchanged}
             for layer, value in ((0, np.nan), (1, cosine), (2, 0.999))]  # fmt: skip
-    assert judged("C9", {"boundaries": pd.DataFrame(rows)}).verdict == verdict
+    row = alone("C9", {"boundaries": pd.DataFrame(rows)})
+    assert row.verdict == verdict
+    assert "exchanged labels: mean" in row.reason
 
 
 def wired(knows, layers=(0,), gains=(0, 2, 5, 5.5, 20)):
@@ -227,64 +282,187 @@ def wired(knows, layers=(0,), gains=(0, 2, 5, 5.5, 20)):
 
 
 @pytest.mark.parametrize(
-    ("knows", "verdict"), [("probe", "supported"), ("length", "contradicted"), ("none", "undecided")]
+    ("knows", "verdict"), [("probe", SUPPORTED), ("length", CONTRADICTED), ("none", UNDECIDED)]
 )
 def test_bypass_is_judged_by_whom_it_hits(knows, verdict):
     rows = wired(knows)
-    found = judged("C10", {"interventions": rows})
-    assert "a refusal by construction" in found.reason
+    row = alone("C10", {"interventions": rows})
+    assert "a refusal by construction" in row.reason
     forced = rows.assign(unknown=rows["sample"] % 2 == 0).astype({"forced": float})
     rates = forced.pivot_table(index=["control", "strength"], columns="unknown", values="forced")
     j = (rates[True] - rates[False]).groupby("control").max().clip(lower=0)
-    assert found.value == pytest.approx(j["probe"] - max(j["constant"], j["length"]))
-    assert found.verdict == (verdict if knows != "none" or found.value > 0 else "contradicted")
+    assert row.value == pytest.approx(j["probe"] - max(j["constant"], j["length"]))
+    assert row.verdict == verdict
     if knows == "probe":
-        assert found.p_value == 0.001
-        assert found.low > 0.5
+        assert row.p_value == 0.001
+        assert row.low > 0.5
     else:
-        assert found.p_value > 0.2
+        assert row.p_value > 0.2
 
 
 def test_bypass_pays_for_its_layers_and_needs_labellings():
-    one = judged("C10", {"interventions": wired("probe", (0, 1, 2))})
-    assert one.p_value == 0.001
-    nested = prompts().assign(template=lambda d: d["bucket"])
-    found = judged("C10", {"prompts": nested, "interventions": wired("probe")})
-    assert np.isnan(found.p_value)
-    assert found.verdict == "undecided"
-    forceless = judged("C10", {"interventions": wired("probe", gains=(0, 1))})
-    assert forceless.value == 0
-    assert forceless.verdict == "contradicted"
+    assert alone("C10", {"interventions": wired("probe", (0, 1, 2))}).p_value == 0.001
+    nested = prompts().assign(template=lambda table: table["bucket"])
+    row = alone("C10", {"prompts": nested, "interventions": wired("probe")})
+    assert row.verdict == NOT_TESTABLE
+    assert "labellings are too few" in row.reason
+    forceless = alone("C10", {"interventions": wired("probe", gains=(0, 1))})
+    assert (forceless.value, forceless.verdict) == (0, UNDECIDED)
 
 
-def test_claims_are_decided_by_what_the_primary_list_leaves():
-    """Beside one p of .001 the four others count fourfold."""
-    from attnscope.studies.hallucination_geometry.claims import judged as every
-
-    def found(p):
-        tables = {"prompts": prompts(), "detection": detection(), "contrasts": contrasts(p),
-                  "interventions": wired("probe")}  # fmt: skip
-        evidence = Evidence(U, F, tables, {}, HallucinationOptions(others=[U]))
-        return {one.claim: one for one in every([evidence])}
-
-    held, lost = found(0.0124), found(0.0126)
-    tested = [code for code, one in held.items() if np.isfinite(one.p_value)]
-    assert tested == [f"{code} {U}" for code in ("C1", "C2", "C4", "C10", "C13")]
-    for code in ("C1", "C2", "C4"):
-        assert held[f"{code} {U}"].verdict == "supported", code
-        assert lost[f"{code} {U}"].verdict != "supported", code
-    assert lost[f"C10 {U}"].verdict == "supported"
+def moved(arm, rates, strengths=(1.0, -1.0), column="changed"):
+    """Shares of changed answers by kind of direction, five draws of each random one."""
+    rng, rows = np.random.default_rng(1), []
+    for kind, rate in rates.items():
+        for draw in range(5) if kind not in ("boundary", "reference") else (-1,):
+            for sample in range(80):
+                rows += [{"contrast": U, "layer": 0, "arm": arm, "control": kind, "draw": draw,
+                          "sample": sample, "strength": strength, "loop": False, "changed": False,
+                          "refused": False, column: rng.random() < rate}
+                         for strength in strengths]  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 @pytest.mark.parametrize(
-    ("value", "p", "verdict"),
-    [(1.0, 0.01, "supported"), (-1.0, 0.01, "contradicted"), (1.0, 0.3, "undecided")],
+    ("boundary", "labels", "verdict"),
+    [(0.9, 0.2, SUPPORTED), (0.5, 0.5, UNDECIDED), (0.1, 0.8, CONTRADICTED), (0.6, 0.58, UNDECIDED)],
+)
+def test_steering(boundary, labels, verdict):
+    rows = moved(
+        "steering", {"boundary": boundary, "isotropic": labels, "covariance": labels, "labels": labels}
+    )
+    row = alone("C15", {"interventions": rows})
+    assert row.verdict == verdict
+    share = rows[rows["control"] == "boundary"]["changed"].mean()
+    assert row.reason.startswith(f"{share:.2f} of answers change")
+
+
+@pytest.mark.parametrize(
+    ("reference", "haar", "verdict"), [(0.9, 0.1, SUPPORTED), (0.0, 0.0, UNDECIDED), (0.1, 0.9, CONTRADICTED)]
+)
+def test_compression(reference, haar, verdict):
+    rows = moved("compression", {"reference": reference, "haar": haar}, (0.2, 1.0), "refused")
+    assert alone("C16", {"interventions": rows}).verdict == verdict
+
+
+EXCHANGED = (1.0, 1.1, 0.9, 0.95, 1.05)
+
+
+@pytest.mark.parametrize(
+    ("own", "labels", "verdict"),
+    [(1.5, EXCHANGED, SUPPORTED), (1.0, EXCHANGED, UNDECIDED), (0.5, EXCHANGED, CONTRADICTED),
+     (1.5, (1.0, 1.1), NOT_TESTABLE)],
+)  # fmt: skip
+def test_amplification(own, labels, verdict):
+    draws = [
+        ("boundary", -1, own),
+        ("isotropic", 0, 1.0),
+        *(("labels", at, v) for at, v in enumerate(labels)),
+    ]
+    rows = [{"contrast": U, "sample": sample, "layer": layer, "direction": kind, "draw": draw,
+             "amplification": value if layer < 2 else np.nan}
+            for sample in range(4) for layer in range(3) for kind, draw, value in draws]  # fmt: skip
+    row = alone("C14", {"sensitivity": pd.DataFrame(rows)})
+    assert row.verdict == verdict
+    if verdict != NOT_TESTABLE:
+        assert row.value == pytest.approx(math.log(own) - np.log(labels).mean())
+        assert f"× {own:.2f}" in row.reason
+
+
+@pytest.mark.parametrize(("fall", "verdict"), [(-2.0, SUPPORTED), (0.0, UNDECIDED), (2.0, CONTRADICTED)])
+def test_commitment(fall, verdict):
+    noise = np.random.default_rng(0).normal(0, 0.5, 80)
+    rows = [
+        {
+            "sample": sample,
+            "layer": layer,
+            "prediction_entropy": 5 + (fall + noise[sample]) * (layer == 2),
+        }
+        for sample in range(80)
+        for layer in (-1, 0, 1, 2)
+    ]
+    row = alone("C17", {"lens": pd.DataFrame(rows)})
+    assert row.verdict == verdict
+    assert row.value == pytest.approx(fall + noise[::2].mean())
+
+
+def test_claims_share_a_list():
+    """Beside the smallest p the others count as often as there are primary claims that were tested."""
+    tables = {"detection": detection(), "contrasts": contrasts(0.0124), "interventions": wired("probe")}
+    held = decided(tables)
+    tables["contrasts"] = contrasts(0.0126)
+    lost = decided(tables)
+    tested = [code for code, row in held.items() if np.isfinite(row.p_value) and row.correction == "holm"]
+    assert tested == ["C1", "C2b", "C4", "C10", "C13"]
+    for code in ("C1", "C2b", "C4"):
+        assert held[code].verdict == SUPPORTED, code
+        assert lost[code].verdict == UNDECIDED, code
+    assert lost["C10"].verdict == SUPPORTED
+
+
+@pytest.mark.parametrize(
+    ("value", "p", "verdict"), [(1.0, 0.01, SUPPORTED), (-1.0, 0.01, CONTRADICTED), (1.0, 0.3, UNDECIDED)]
 )
 def test_expressed_or_silent(value, p, verdict):
-    assert judged("C13", {"contrasts": contrasts(p, log_transport_ratio=value)}).verdict == verdict
+    assert alone("C13", {"contrasts": contrasts(p, log_transport_ratio=value)}).verdict == verdict
+
+
+def test_a_draw_of_its_null_stands_out_at_the_level():
+    draws = np.random.default_rng(0).standard_normal((3000, 21))
+    p_values = np.array([exceedance(row[0], row[1:]) for row in draws])
+    assert 0.04 < (p_values <= 0.05).mean() < 0.06
+    assert stats.kstest(p_values, "uniform").pvalue > 0.01
 
 
 def test_what_was_not_measured_is_not_testable():
-    for code in ("C1", "C2", "C3", "C4", "C5", "C6", "C7", "C9", "C10", "C13", "C8", "C12"):
-        found = judged(code, {})
-        assert (found.verdict, bool(found.reason)) == ("not testable here", True)
+    for code, row in decided({}).items():
+        assert (row.verdict, bool(row.reason)) == (NOT_TESTABLE, True), code
+
+
+def paragraph(tables, controls=None, options=None):
+    rows = decided({"detection": detection(), **tables}, controls, options)
+    table = pd.DataFrame([vars(row) for row in rows.values()])
+    return describe_contrast(table, U, F)
+
+
+def test_sentences_are_made_of_the_case_that_holds():
+    """ "Silent" and "expressed" need a measurement on their side; "what follows may be chance" a first "
+    "claim."""
+    expressed = paragraph({"contrasts": contrasts(0.001)})
+    assert "more than random directions" in expressed
+    assert expressed.endswith("(× 2.72, p 0.004): it is expressed.")
+    silent = paragraph({"contrasts": contrasts(0.001, log_transport_ratio=-1.0)})
+    assert "less than random directions" in silent
+    assert silent.endswith("it is silent.")
+    undecided = contrasts(0.001)
+    undecided.loc[undecided["quantity"] == "log_transport_ratio", ["p_value", "p_adjusted"]] = 0.19
+    said = paragraph({"contrasts": undecided})
+    assert said.endswith("whether the output uses the difference is undecided (× 2.72, p 0.190).")
+    missing = contrasts(0.001)
+    missing = missing[missing["quantity"] != "log_transport_ratio"]
+    said = paragraph({"contrasts": missing})
+    assert said.endswith("the difference was not measured: options.sensitivity is off.")
+    for text in (said, paragraph({"contrasts": undecided})):
+        assert "silent" not in text
+        assert "expressed" not in text
+    others = [
+        paragraph({"contrasts": contrasts(0.3)}),
+        paragraph({"contrasts": contrasts(0.001)}, untrained(auc=0.9)),
+        paragraph({"contrasts": contrasts(0.001)}, untrained(seeds=2)),
+        paragraph({"detection": detection(excess=-0.3, low=-0.4), "contrasts": contrasts(0.001)}),
+    ]
+    starts = (
+        "It is undecided whether",
+        "It is undecided whether",
+        "This run cannot say",
+        "States do not tell",
+    )
+    for text, start in zip(others, starts, strict=True):
+        assert text.startswith(start)
+        assert text.endswith("What follows may be chance.")
+        assert "silent" not in text
+        assert "not there" not in text
+    assert "random weights: mean 0.902, from" in others[1]
+    confounded = paragraph({"detection": detection(length=0.9), "contrasts": contrasts(0.001)})
+    assert "no claim about uncertainty" in confounded
+    assert paragraph({"detection": pd.DataFrame()}).startswith("unknown: one template")

@@ -15,7 +15,7 @@ from attnscope.engine.run import resume, run
 from attnscope.inference.exchange import max_t
 from attnscope.studies.hallucination_geometry import states
 from attnscope.studies.hallucination_geometry.along import ranked, spread
-from attnscope.studies.hallucination_geometry.bypass import bypass
+from attnscope.studies.hallucination_geometry.claims import CLAIMS
 from attnscope.studies.hallucination_geometry.clouds import Space, compare
 from attnscope.studies.hallucination_geometry.contrasts import contrasts
 from attnscope.studies.hallucination_geometry.detecting import directions_auc
@@ -27,7 +27,8 @@ from folders import killed, table_bytes
 from knowing_study import model_folder, questions, settings
 
 ALONG = {
-    "interventions": False, "answers": False, "lens": False, "nulls": ["covariance"], "others": ["unknown"],
+    "interventions": False, "answers": False, "lens": False, "nulls": ["covariance", "random_weights"],
+    "random_weights": 3, "fewest_controls": 3, "others": ["unknown"],
     "sensitivity": {"prompts": 3, "directions": 30, "refusal": ["u"]}, "permutations": 199,
 }  # fmt: skip
 
@@ -233,7 +234,9 @@ def bypass_claim(seed, **how):
                 forced = bypassed(logits, 0, gain * chances)
                 rows.append(pd.DataFrame({**key, "sample": range(64), "strength": gain, "forced": forced}))
     tables = {"prompts": contrast.table, "interventions": pd.concat(rows)}
-    return bypass(Evidence("unknown", "factual", tables, {}, options))
+    evidence = Evidence("unknown", "factual", tables, {}, options)
+    answer = CLAIMS.declared["C10"].measure(evidence, options)
+    return CLAIMS.decide_measured({"C10": answer})[0]
 
 
 @pytest.mark.slow
@@ -314,6 +317,6 @@ def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
     assert not (claims["p_adjusted"] < 0.05).any(), claims[claims["p_adjusted"] < 0.05]
     assert (claims[claims["claim"].str.startswith("C1 ")]["verdict"] != "supported").all()
     for one in findings(found):
-        assert one.startswith("No layer tells ")
-        assert one.endswith("What follows describes a difference that was not found.")
+        assert one.startswith(("It is undecided whether states tell ", "States do not tell "))
+        assert one.endswith("What follows may be chance.")
     print(name, seed, claims["p_adjusted"].min(), findings(found))

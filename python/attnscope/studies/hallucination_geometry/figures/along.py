@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, stored
 from attnscope.plots.selection import first_model
@@ -25,29 +26,84 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     table, more = first_model(results, "sensitivity", "relative_fisher")
     prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
-    contrast = str(table["contrast"].iloc[0])
-    table = table[table["contrast"] == contrast]
+    contrasts = list(dict.fromkeys(table["contrast"]))
     shades = colors(list(table["bucket"]))
     count = table[table["direction"] == "boundary"].groupby("bucket")["sample"].nunique().min()
     names = {"directional_fisher": "bᵀFb (nats)", "relative_fisher": "‖h‖²·bᵀFb (nats)",
              "transport_kl": "divergence of v put there (nats)"}  # fmt: skip
-    figure_, axes = panels(1, 3, height=2.6, width=options.width)
-    for ax, (column, label) in zip(axes[0], names.items(), strict=True):
-        for bucket, rows in table[table["direction"] == "boundary"].groupby("bucket", sort=False):
-            mean = rows.groupby("layer")[column].mean()
-            ax.plot(mean.index, mean, color=shades[bucket], marker="o", markersize=3, label=bucket)
-        null = table[table["direction"] == "covariance"].groupby(["layer", "draw"])[column].mean()
-        low, high = (null.groupby("layer").quantile(q) for q in (0.025, 0.975))
-        ax.fill_between(low.index, low, high, color=MUTED, alpha=0.25, linewidth=0, label="covariance")
-        if (table[column] > 0).all():
-            decades(ax)
-        ax.set_ylabel(label)
-        layers_below(ax, count)
+    figure_, axes = panels(len(contrasts), 3, height=0.4 + 2.2 * len(contrasts), width=options.width)
+    for line, contrast in zip(axes, contrasts, strict=True):
+        rows_of_contrast = table[table["contrast"] == contrast]
+        for ax, (column, label) in zip(line, names.items(), strict=True):
+            boundary = rows_of_contrast[rows_of_contrast["direction"] == "boundary"]
+            null = rows_of_contrast[rows_of_contrast["direction"] == "covariance"]
+            means = null.groupby(["layer", "draw"])[column].mean().groupby("layer")
+            low, high = means.min(), means.max()
+            ax.fill_between(low.index, low, high, color=MUTED, alpha=0.25, linewidth=0, label="covariance")
+            positive = bool((rows_of_contrast[column] > 0).all())
+            for bucket, rows in boundary.groupby("bucket", sort=False):
+                draw_means(ax, rows, column, shades[bucket], str(bucket), logarithmic=positive)
+            if positive:
+                decades(ax)
+            ax.set_ylabel(label)
+            layers_below(ax)
+        line[0].set_title(f"{contrast} against the reference", loc="left")
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"{contrast} against the reference, means over {count} prompts of each bucket. Grey: 95 % of random "
-        "directions of the states' covariance and the same length.",
+        f"Means over {count} prompts of each bucket and contrast, bars: 95 % over prompts. Grey: range of "
+        "random directions of the states' covariance and the same length.",
+        more,
+    )
+
+
+def draw_means(
+    ax: Axes, rows: pd.DataFrame, column: str, color: str, label: str, *, logarithmic: bool = False
+) -> None:
+    """Draw means over prompts by layer with 95 % bars; of positive numbers the geometric mean."""
+    numbers = rows[column].astype(float)
+    values = pd.Series(np.log(numbers) if logarithmic else numbers, index=rows.index)
+    groups = values.groupby(rows["layer"])
+    mean, reach = groups.mean(), 1.96 * groups.sem().fillna(0.0)
+    low, high = mean - reach, mean + reach
+    if logarithmic:
+        mean, low, high = np.exp(mean), np.exp(low), np.exp(high)
+    ax.errorbar(
+        mean.index, mean, [mean - low, high - mean], color=color, marker="o", markersize=3, capsize=2,
+        linewidth=1.2, label=label,
+    )  # fmt: skip
+
+
+@figure("sensitivity")
+def amplification(results: Results, options: Options) -> Drawn:
+    """How much the next block lengthens the boundary, beside differences of exchanged labels."""
+    table, more = first_model(results, "sensitivity", "amplification")
+    table = table.dropna(subset=["amplification"])
+    if table.empty:
+        raise NotDrawable("the model has a single block")
+    contrasts = list(dict.fromkeys(table["contrast"]))
+    shades = colors(["", *contrasts])
+    figure_, axes = panels(
+        1, len(contrasts), height=2.6, width=min(options.width, 3.0 * len(contrasts) + 0.4), narrowest=2.0
+    )
+    for ax, contrast in zip(axes[0], contrasts, strict=True):
+        rows = table[table["contrast"] == contrast]
+        for kind, color in (("labels", shades[contrast]), ("isotropic", MUTED)):
+            null = rows[rows["direction"] == kind].groupby(["layer", "draw"])["amplification"].mean()
+            low, high = null.groupby("layer").min(), null.groupby("layer").max()
+            name = "exchanged labels" if kind == "labels" else "isotropic"
+            ax.fill_between(low.index, low, high, color=color, alpha=0.25, linewidth=0.6, label=name)
+        draw_means(ax, rows[rows["direction"] == "boundary"], "amplification", shades[contrast], "boundary",
+                   logarithmic=bool((rows["amplification"] > 0).all()))  # fmt: skip
+        level(ax, 1)
+        ax.set_title(f"{contrast} (n = {rows['sample'].nunique()})")
+        layers_below(ax)
+    axes[0][0].set_ylabel("‖J b‖ of the next block")
+    legend(axes[0][0])
+    return captioned(
+        figure_,
+        "1 (dashed): the residual stream passes the boundary on. Bars: 95 % over prompts; bands: range of "
+        "the random directions. Only what lies above exchanged labels is of the boundary.",
         more,
     )
 
@@ -99,16 +155,16 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
     if table["refusal_slope"].isna().all() and table["entropy_slope"].isna().all():
         raise NotDrawable("no refusal token")
     shades = colors(["", *table["contrast"]])
-    figure_, axes = panels(1, 2, height=2.6, width=options.width)
-    for ax, column, label in zip(
-        axes[0], ("refusal_slope", "entropy_slope"), ("slope of refusal (logits)", "slope of entropy (nats)"),
-        strict=True,
-    ):  # fmt: skip
+    labels = {"refusal_slope": "slope of refusal (logits)", "entropy_slope": "slope of entropy (nats)"}
+    labels = {column: label for column, label in labels.items() if table[column].notna().any()}
+    width = options.width if len(labels) > 1 else min(options.width, 4.2)
+    figure_, axes = panels(1, len(labels), height=2.6, width=width)
+    for ax, (column, label) in zip(axes[0], labels.items(), strict=True):
         for contrast, rows in table.groupby("contrast", sort=False):
             mean = rows[rows["direction"] == "boundary"].groupby("layer")[column].mean()
             ax.plot(mean.index, mean, color=shades[contrast], marker="o", markersize=3, label=contrast)
             null = rows[rows["direction"] == "labels"].groupby(["layer", "draw"])[column].mean()
-            low, high = (null.groupby("layer").quantile(q) for q in (0.025, 0.975))
+            low, high = null.groupby("layer").min(), null.groupby("layer").max()
             ax.fill_between(low.index, low, high, color=shades[contrast], alpha=0.12, linewidth=0)
         level(ax, 0)
         ax.set_ylabel(label)
@@ -116,8 +172,9 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
     legend(axes[0][0])
     return captioned(
         figure_,
-        "Derivatives along the whole mean difference, means over prompts; bands: 95 % of differences of "
+        "Derivatives along the whole mean difference, means over prompts; bands: range of differences of "
         "exchanged labels. Above 0: towards the other bucket means towards refusal, or towards entropy.",
+        "" if "refusal_slope" in labels else "The refusal's words have no token of their own here.",
         more,
     )
 
@@ -135,20 +192,20 @@ def lens(results: Results, options: Options) -> Drawn:
     count = int(table.groupby("bucket")["sample"].nunique().min()) if table["bucket"].notna().any() else 0
     figure_, axes = panels(1, len(columns), height=2.5, width=options.width, narrowest=2.0)
     for ax, (column, label) in zip(axes[0], columns.items(), strict=True):
-        for bucket, rows in table.groupby("bucket", sort=False):
-            values = rows.groupby("layer")[column]
-            mean, error = values.mean(), values.sem()
-            if mean.isna().all():
+        buckets = list(dict.fromkeys(table["bucket"].dropna()))
+        for at, bucket in enumerate(buckets):
+            rows = table[(table["bucket"] == bucket) & table[column].notna()]
+            if rows.empty:
                 continue
-            ax.plot(mean.index, mean, color=shades[bucket], marker="o", markersize=3, label=bucket)
-            reach = 1.96 * pd.Series(np.nan_to_num(error), index=mean.index)
-            ax.fill_between(
-                mean.index, mean - reach, mean + reach, color=shades[bucket], alpha=0.12, linewidth=0
-            )
+            shift = 0.12 * (at - (len(buckets) - 1) / 2)
+            moved = rows.assign(layer=rows["layer"] + shift)
+            draw_means(ax, moved, column, shades[bucket], str(bucket))
         ax.set_ylabel(label)
         layers_below(ax, count)
     legend(axes[0][0])
     return captioned(
-        figure_, f"Means over prompts, at least {count} of each bucket; bands: 95 %. The last layer is the "
-        "model's own output.", more,
-    )  # fmt: skip
+        figure_,
+        f"Means over prompts, at least {count} of each bucket; bars: 95 %, drawn side by side. The last "
+        "layer is the model's own output.",
+        more,
+    )

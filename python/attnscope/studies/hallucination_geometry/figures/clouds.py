@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned
 from attnscope.plots.selection import first_model
@@ -57,19 +58,21 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
             rows["layer"],
             np.exp(rows["null_low"]),
             np.exp(rows["null_high"]),
-            color=MUTED,
-            alpha=0.2,
+            color=shades.get(contrast, PALETTE[1]),
+            alpha=0.15,
             linewidth=0,
         )
     level(ax, 1)
     ax.set_ylabel("ratio to the reference")
     ax.set_title("ratio")
+    pairs = counts_of(tests)
     for one in axes[0]:
         layers_below(one)
     return captioned(
         figure_,
         "Left: bands are 95 % jackknife intervals over templates, dashed the same prompts through random "
-        "weights. Right: grey bands hold 95 % of exchanged labellings.",
+        "weights. Right: bands of a contrast's colour hold 95 % of its exchanged labellings; "
+        f"{pairs}.",
         more,
     )
 
@@ -94,31 +97,37 @@ def dimension_by_k(results: Results, options: Options) -> Drawn:
                 rows["k"],
                 np.exp(rows["null_low"]),
                 np.exp(rows["null_high"]),
-                color=MUTED,
-                alpha=0.2,
+                color=shades[contrast],
+                alpha=0.15,
                 linewidth=0,
             )
         level(ax, 1)
-        ax.set_title(f"layer {layer} (n = {table['n_pairs'].max():.0f})")
+        ax.set_title(f"layer {layer}")
         ax.set_xlabel("neighbours k")
     axes[0][0].set_ylabel("ratio of local dimensions")
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Grey: 95 % of exchanged labellings; n = {table['n_pairs'].max():.0f} prompts of each bucket. Few "
+        f"Bands: 95 % of exchanged labellings of the contrast of that colour; {counts_of(table)}. Few "
         "neighbours measure inside templates, many between them.",
         more,
     )
 
 
-#: The one scale of the paper's Betti numbers.
+def counts_of(table: pd.DataFrame) -> str:
+    """Return how many pairs each contrast has, in words."""
+    counts = table.groupby("contrast", sort=False)["n_pairs"].max()
+    return ", ".join(f"{count:.0f} pairs ({contrast})" for contrast, count in counts.items())
+
+
+#: The only scale of the paper's Betti numbers.
 PUBLISHED_RADIUS = 0.15
 
 
-def _bands(kinds: list[str], null: str) -> str:
+def _bands(kinds: list[str], null: str, draws: int) -> str:
     words = {"covariance": "clouds of the same covariance", "template": "clouds of the same template means",
              "gaussian": "clouds of the same variance", "labels": "exchanged labels"}  # fmt: skip
-    return f"bands: 95 % of {words[null]}. " if kinds else ""
+    return f"bands: range of {draws} {words[null]}. " if kinds else ""
 
 
 @figure("betti")
@@ -137,11 +146,13 @@ def betti_curves(results: Results, options: Options) -> Drawn:
         rows = rows.assign(beta0=rows["beta0"] / rows["n"])
         for ax, column in zip(axes[0], ("beta0", "clusters", "beta1"), strict=True):
             if not kind:
-                ax.plot(rows["scale"], rows[column], color=shades[bucket], label=bucket)
+                ax.step(rows["scale"], rows[column], where="post", color=shades[bucket], label=bucket)
                 continue
             drawn = rows.groupby("scale")[column]
-            low, high = (drawn.quantile(q) for q in (0.025, 0.975))
-            ax.fill_between(low.index, low, high, color=shades[bucket], alpha=0.25, linewidth=0.4)
+            low, high = drawn.min(), drawn.max()
+            ax.fill_between(
+                low.index, low, high, step="post", color=shades[bucket], alpha=0.25, linewidth=0.4
+            )
     largest = float(table["scale"].max())
     if not largest > 0:
         raise NotDrawable("no cloud has a bar")
@@ -149,18 +160,21 @@ def betti_curves(results: Results, options: Options) -> Drawn:
     count = f"n = {table['n'].max():.0f}"
     for ax, title in zip(axes[0], (f"pieces / n ({count})", "clusters", "loops"), strict=True):
         if smallest < PUBLISHED_RADIUS:
-            ax.axvline(PUBLISHED_RADIUS, color=MUTED, linewidth=0.8)
+            ax.axvline(PUBLISHED_RADIUS, color=MUTED, linewidth=1.0, linestyle=(0, (1, 1.5)))
+            top = ax.get_ylim()[1]
+            ax.text(PUBLISHED_RADIUS, top, " .15", color=MUTED, fontsize="x-small", ha="left", va="top")
             largest = max(largest, 1.3 * PUBLISHED_RADIUS)
         ax.set_xscale("log")
         if smallest < largest:
             ax.set_xlim(smallest, largest)
         ax.set_title(title)
         ax.set_xlabel("distance")
-    where = "grey line" if smallest < PUBLISHED_RADIUS else "below the smallest distance here"
+    draws = int(table[table["null"] == null]["draw"].nunique())
+    where = "dotted" if smallest < PUBLISHED_RADIUS else "below the smallest distance here"
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_bands(kinds, null)}"
-        f"The one radius of the paper, .15: {where}.",
+        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_bands(kinds, null, draws)}"
+        f"The only radius of the paper, .15: {where}.",
         more,
     )

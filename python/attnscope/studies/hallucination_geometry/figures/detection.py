@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from attnscope.plots.axes import step_axis
@@ -18,7 +20,7 @@ from attnscope.plots.figure import (
 )
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
-from attnscope.studies.hallucination_geometry.claims import beforehand
+from attnscope.studies.hallucination_geometry.claims import prompt_confound
 from attnscope.studies.hallucination_geometry.figures.declared import (
     colors,
     controls,
@@ -45,7 +47,7 @@ def confounds(results: Results, options: Options) -> Drawn:
     contrasts = list(dict.fromkeys(table["contrast"]))
     random = controls(results, "detection", str(table["model"].iloc[0]))
     refused = {
-        contrast: beforehand(table[table["contrast"] == contrast], contrast, "the reference")
+        contrast: prompt_confound(table[table["contrast"] == contrast], contrast, "the reference")
         for contrast in contrasts
     }
     figure_, axes = panels(
@@ -75,17 +77,26 @@ def confounds(results: Results, options: Options) -> Drawn:
                 ax.plot([at, at], [low, high], color="black", linewidth=1)
         ax.set_xticks(range(len(bars)), [one[0] for one in bars], rotation=40, ha="right")
         level(ax, 0.5)
-        ax.set_ylim(0, 1)
+        ax.set_ylim(*area_limits([value for bar in bars for value in bar[1:4]]))
         ax.set_title(f"{contrast} (n = {own['n'].max():.0f})" + (": no claim" if refused[contrast] else ""))
     axes[0][0].set_ylabel("AUC on held-out templates")
     said = " ".join(f"{one[0].upper()}{one[1:]}." for one in refused.values() if one)
     return captioned(
         figure_,
         said,
-        "Area under the curve of probes fitted on other templates; .5 is chance. Grey: what is no state. "
+        "Area under the curve of probes fitted on other templates; .5 is chance. Grey: what is no state. The "
+        "layer is the best on these prompts; its bar does not allow for that choice. "
         "Lines: 95 % intervals over templates; of random weights, the range of initialisations.",
         more,
     )
+
+
+def area_limits(values: Iterable[float]) -> tuple[float, float]:
+    """Return limits of an axis of areas that hold the values and .5, with some room."""
+    finite = np.array([0.5, *values], dtype=float)
+    finite = finite[np.isfinite(finite) & (finite >= 0)]
+    room = max(0.02, 0.08 * float(np.ptp(finite)))
+    return max(0.0, float(finite.min()) - room), min(1.02, float(finite.max()) + room)
 
 
 @figure("detection")
@@ -103,8 +114,10 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
             ("auc_direction", "difference", PALETTE[2]),
         ):
             rows = own[own["score"] == score].sort_values("layer")
-            ax.plot(rows["layer"], rows["auc"], color=color, marker="o", markersize=3, label=label)
-            ax.fill_between(rows["layer"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
+            shift = -0.06 if score == "auc" else 0.06
+            reach = [(rows["auc"] - rows["low"]).clip(0), (rows["high"] - rows["auc"]).clip(0)]
+            ax.errorbar(rows["layer"] + shift, rows["auc"], np.nan_to_num(reach), color=color, marker="o",
+                        markersize=3, capsize=2, linewidth=1.2, label=label)  # fmt: skip
         baseline = own[own["score"].isin(BASELINES)].groupby("layer")["auc"].max()
         ax.fill_between(baseline.index, 0, baseline, color=MUTED, alpha=0.25, linewidth=0, label="no state")
         if random is not None:
@@ -112,15 +125,15 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
             mean = rows.groupby("layer")["auc"].mean()
             ax.plot(mean.index, mean, label="random weights", **NULL_LINES["random_weights"])
         level(ax, 0.5)
-        ax.set_ylim(0, 1)
+        ax.set_ylim(*area_limits([*own[["auc", "low", "high"]].to_numpy().ravel(), *baseline]))
         ax.set_title(f"{contrast} (n = {own['n'].max():.0f})")
         layers_below(ax)
     axes[0][0].set_ylabel("AUC on held-out templates")
     legend(axes[0][0])
     return captioned(
         figure_,
-        "Bands: 95 % intervals over templates. Shaded from below: the best of length, words, surprisal and "
-        "embeddings. Only what rises above it is of the states.",
+        "Bars: 95 % intervals over templates, drawn side by side. Shaded from below: the best of length, "
+        "words, surprisal and embeddings. Only what rises above it is of the states.",
         more,
     )
 
@@ -188,7 +201,8 @@ def published(results: Results, options: Options) -> Drawn:
         (table["quantity"] == "local_dimension") & (table["protocol"] == "exact") & (table["layer"] >= 0)
         & (table["null"] == "")
     ]  # fmt: skip
-    own = own[own["k"] == own["k"].max()].pivot_table(index="layer", columns="bucket", values="value")
+    k = int(own["k"].max())
+    own = own[own["k"] == k].pivot_table(index="layer", columns="bucket", values="value")
     numbers = published_numbers("ruscio2026")
     numbers = numbers[(numbers["quantity"] == "local_dimension") & numbers["control"].notna()]
     if "factual" not in own or own.shape[1] < 2 or numbers.empty:
@@ -200,8 +214,16 @@ def published(results: Results, options: Options) -> Drawn:
     ):
         depth = rows["layer"] / rows["layer"].max()
         printed = rows["value"] / rows["control"]
-        ax.plot(depth, printed, ":", color=PALETTE[at], marker="s", markersize=3, label=f"{model}, printed")
-    other = next(name for name in own if name != "factual")
+        ax.plot(
+            depth,
+            printed,
+            ":",
+            color=PALETTE[at],
+            marker="s",
+            markersize=3,
+            label=f"{model}, impossible, printed",
+        )
+    other = "impossible" if "impossible" in own else next(name for name in own if name != "factual")
     ratio = (own[other] / own["factual"]).dropna()
     ax.plot(
         ratio.index / max(ratio.index.max(), 1),
@@ -209,7 +231,7 @@ def published(results: Results, options: Options) -> Drawn:
         color="black",
         marker="o",
         markersize=3,
-        label="this run",
+        label=f"this run, {other}",
     )
     random = controls(results, "clouds", str(table["model"].iloc[0]))
     if random is not None:
@@ -220,16 +242,17 @@ def published(results: Results, options: Options) -> Drawn:
         ax.plot(
             line.index / max(line.index.max(), 1),
             line,
-            label="random weights",
+            label=f"random weights, {other}",
             **NULL_LINES["random_weights"],
         )
     level(ax, 1)
     ax.set_xlabel("depth (0: first block, 1: last)")
-    ax.set_ylabel(f"dimension, {other} / factual")
+    ax.set_ylabel("dimension / that of factual")
     legend(ax)
     return captioned(
         figure_,
-        "The paper's prompts differ in template, length and number between buckets; those of this run need "
-        "not. Dashed: no difference.",
+        f"This run: pooled maximum likelihood at k = {k}. Printed: means of the paper's estimator at k = 30, "
+        "which is 1.07 times too large in both buckets, on prompts that differ in template, length and "
+        "number. Dashed: no difference.",
         more,
     )

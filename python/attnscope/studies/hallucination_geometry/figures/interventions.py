@@ -83,3 +83,41 @@ def steering_curve(results: Results, options: Options) -> Drawn:
         "length.",
         more,
     )
+
+
+@figure("interventions", "prompts")
+def compression_curve(results: Results, options: Options) -> Drawn:
+    """Refusals and changed answers when states are drawn to the reference's main directions."""
+    table, more = first_model(results, "interventions", "refused", "changed")
+    prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
+    table = table[table["arm"] == "compression"].merge(prompts, on=["model", "sample"], how="left")
+    if table.empty:
+        raise NotDrawable("no state was compressed")
+    table = table[table["bucket"] == table["contrast"]]
+    contrasts = list(dict.fromkeys(table["contrast"]))
+    columns = {"refused": "refused", "changed": "answers changed"}
+    figure_, axes = panels(len(contrasts), 2, height=0.5 + 2.1 * len(contrasts), width=options.width)
+    names = {"reference": "the reference's", "other": "the other bucket's", "haar": "random"}
+    for line, contrast in zip(axes, contrasts, strict=True):
+        own = table[table["contrast"] == contrast]
+        for ax, (column, label) in zip(line, columns.items(), strict=True):
+            for at, (control, name) in enumerate(names.items()):
+                rows = own[own["control"] == control]
+                draws = rows.assign(value=rows[column].astype(float)).groupby(["strength", "draw"])["value"]
+                means = draws.mean().groupby("strength")
+                if control == "haar":
+                    low, high = means.min(), means.max()
+                    ax.fill_between(low.index, low, high, color=MUTED, alpha=0.3, linewidth=0.8, label=name)
+                    continue
+                mean = means.mean()
+                ax.plot(mean.index, mean, color=PALETTE[at], marker="o", markersize=3, label=name)
+            ax.set_ylabel(label)
+            ax.set_ylim(-0.02, None)
+            ax.set_xlabel("strength λ")
+        line[0].set_title(f"{contrast} (n = {own['sample'].nunique()})", loc="left")
+    legend(axes[0][0])
+    return captioned(
+        figure_,
+        "Prompts of the other bucket, means over layers. Grey: range of random subspaces of the same size.",
+        more,
+    )

@@ -15,6 +15,9 @@ from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, caption
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
+    NULL_WORDS,
+    NULLS,
+    controls,
     figure,
     grid,
     isotropic,
@@ -23,6 +26,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     octaves,
     spread_of,
 )
+from attnscope.studies.pretraining_writes.fractions import spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED, ROLES
 
 _SIDES = (
@@ -92,6 +96,11 @@ def _arms(results: Results) -> pd.DataFrame:
             some = own[own["role"].isin(roles) & (own["side"] == side) & (own["subspace"] == subspace)]
             row[label] = mean_log2(some["relative"]) if len(some) else math.nan
             row[f"{label} spread"] = spread_of(some) if len(some) else math.nan
+            nulls = controls(results, subspace)
+            nulls = nulls[(nulls["model"] == model) & nulls["role"].isin(roles)]
+            for variant in NULLS:
+                null = nulls[nulls["variant"] == variant]["relative"]
+                row[f"{label} {variant}"] = mean_log2(null) if len(null) else math.nan
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -102,14 +111,25 @@ def objectives(results: Results, options: Options) -> Drawn:
     table = _arms(results)
     arms = list(dict.fromkeys(table["arm"]))
     drawn, axes = grid(len(_SIDES), options, 2.6, 2, 2.2)
+    seen: set[str] = set()
     for ax, (*_, label), color in zip(axes, _SIDES, PALETTE, strict=False):
         isotropic(ax, float(table[f"{label} spread"].mean()))
         for place, arm in enumerate(arms):
             values = table[table["arm"] == arm][label].dropna()
             if not len(values):
                 continue
-            ax.plot(np.full(len(values), place), values, ".", color=color, alpha=0.5)
-            ax.plot(place, mean_log2(values), "o", color=color, markersize=6)
+            rows = table[table["arm"] == arm]
+            ax.plot(np.full(len(values), place - 0.2), values, ".", color=color, markersize=4)
+            centre = mean_log2(values)
+            low, high = (2.0**end for end in spread_over(np.log2(values).tolist()))
+            reach = [[centre - low], [high - centre]] if math.isfinite(low) else None
+            ax.errorbar(place + 0.1, centre, reach, fmt="o", color=color, markersize=6, capsize=3)
+            for variant, style in NULLS.items():
+                null = rows[f"{label} {variant}"].dropna()
+                if len(null):
+                    seen.add(variant)
+                    ax.plot([place - 0.3, place + 0.3], [mean_log2(null)] * 2, **style)
+        ax.set_ylim(max(ax.get_ylim()[0], 1 / 16), min(ax.get_ylim()[1], 64.0))
         ax.set_xticks(range(len(arms)), arms, rotation=45, ha="right")
         ax.margins(x=0.06)
         octaves(ax)
@@ -117,7 +137,9 @@ def objectives(results: Results, options: Options) -> Drawn:
         ax.set_ylabel("fraction / isotropic")
     return captioned(
         drawn,
-        "Every arm from one start: dots are training runs, circles 2^mean log2; band: random subspaces.",
+        "Every arm from one start: dots are training runs, circles 2^mean log2 with 95 % t intervals over "
+        "runs, cut at the axis; band: random subspaces.",
+        "; ".join(NULL_WORDS[name] for name in NULLS if name in seen).capitalize() + "." if seen else "",
     )
 
 
@@ -136,21 +158,33 @@ def graded(results: Results, options: Options) -> Drawn:
     slope, level = np.polyfit(np.log2(own["negatives"]), np.log2(own[label]), 1)
     ends = np.array([own["negatives"].min(), own["negatives"].max()])
     ax.plot(ends, 2.0 ** (level + slope * np.log2(ends)), color=INK, linewidth=1.0)
+    interval = _slope_interval(results)
+    if interval:
+        x = np.geomspace(float(ends[0]), float(ends[1]), 30)
+        middle = np.log2(own["negatives"]).mean()
+        centre = level + slope * middle
+        lines = [2.0 ** (centre + end * (np.log2(x) - middle)) for end in interval]
+        ax.fill_between(x, np.minimum(*lines), np.maximum(*lines), color=INK, alpha=0.12, linewidth=0)
+    ax.margins(x=0.08, y=0.12)
     octaves(ax)
     octaves(ax, along="x")
     ax.set_xlabel("negatives K")
     ax.set_ylabel(f"{label} / isotropic")
-    claims = optional(results, "claims")
-    interval = ""
-    if claims is not None:
-        rows = claims[(claims["claim"] == "C5") & (claims["model"] == "all arms") & claims["low"].notna()]
-        for _, row in rows.iterrows():
-            interval = f" [{row['low']:.2f}, {row['high']:.2f}]"
+    words = f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else ""
     return captioned(
         drawn,
-        f"Slope {slope:.2f}{interval} octaves for each doubling of K, interval over training runs, which are "
-        "the dots; band: random subspaces.",
+        f"Slope {slope:.2f}{words} octaves for each doubling of K, interval over training runs, which are "
+        "the dots; shaded about the line: the interval of the slope; level band: random subspaces.",
     )
+
+
+def _slope_interval(results: Results) -> tuple[float, float] | None:
+    """Return the interval of claim C5, None without any."""
+    claims = optional(results, "claims")
+    if claims is None:
+        return None
+    rows = claims[(claims["claim"] == "C5") & (claims["model"] == "all arms") & claims["low"].notna()]
+    return None if rows.empty else (float(rows["low"].iloc[0]), float(rows["high"].iloc[0]))
 
 
 #: Classes of directions in the order of the axis; the last is the null.

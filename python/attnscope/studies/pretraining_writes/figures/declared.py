@@ -76,6 +76,24 @@ def pairs_of(table: pd.DataFrame, most: int = 6) -> list[str]:
     return list(dict.fromkeys(titles(table)))[:most]
 
 
+def chosen_pairs(table: pd.DataFrame, most: int) -> tuple[list[str], str]:
+    """Return the titles of the pairs to draw, and a sentence on those that are not.
+
+    Of more pairs than fit those are drawn whose fractions lie farthest from isotropic, in the table's order.
+    """
+    names = pairs_of(table, len(table))
+    if len(names) <= most:
+        return names, ""
+    tested = table[table["tested"].astype(bool)] if "tested" in table else table
+    column = "relative" if "relative" in tested else "observed"
+    tested = tested[tested[column] > 0]
+    distances = np.log2(tested[column].astype(float)).groupby(titles(tested)).mean().abs()
+    far = set(distances.sort_values(ascending=False).index[:most])
+    left = [name for name in names if name not in far]
+    text = f"The {most} of {len(names)} pairs farthest from isotropic; left out: {', '.join(left)}."
+    return [name for name in names if name in far], text
+
+
 def isotropic(ax: Axes, spread: float = 0.0) -> None:
     """The line at 1 and the band of 95 % of random subspaces around it."""
     ax.axhline(1.0, color=INK, linewidth=0.8, gid="isotropic")

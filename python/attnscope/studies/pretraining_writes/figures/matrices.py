@@ -14,6 +14,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
     NULL_WORDS,
     NULLS,
+    chosen_pairs,
     controls,
     figure,
     grid,
@@ -21,7 +22,6 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     mean_log2,
     measured,
     octaves,
-    pairs_of,
     spread_of,
     titles,
 )
@@ -35,8 +35,9 @@ _SUBSPACES = (("inputs", "own inputs"), ("prediction", "predictions"))
 def asymmetry(results: Results, options: Options) -> Drawn:
     """How much of each role's change lies in what it reads and in what the model predicts with."""
     table = measured(results)
-    names = pairs_of(table)
+    names, left_out = chosen_pairs(table, 6)
     drawn, axes = grid(len(names), options, 2.3, 3)
+    columns = max(1, sum(ax.get_position().y0 == axes[0].get_position().y0 for ax in axes))
     for ax, name in zip(axes, names, strict=True):
         own = table[titles(table) == name]
         isotropic(ax, spread_of(own[own["subspace"] == "inputs"]))
@@ -65,12 +66,13 @@ def asymmetry(results: Results, options: Options) -> Drawn:
         octaves(ax)
         low, high = ax.get_ylim()
         ax.set_ylim(min(low, 0.5), max(high, 2.0))
-        ax.set_ylabel("fraction / isotropic" if ax is axes[0] else "")
+        ax.set_ylabel("fraction / isotropic" if axes.index(ax) % columns == 0 else "")
     seen = controls(results, "inputs")["variant"].unique()
     return captioned(
         drawn,
         "Change of each role's matrices in the tested subspace, over that of an isotropic change: filled, "
         "its own inputs; open, the prediction subspace; dots are layers, circles 2^mean log2.",
+        left_out,
         "Band: 95 % of random subspaces.",
         "; ".join(NULL_WORDS[one] for one in NULLS if one in seen).capitalize() + "." if len(seen) else "",
     )
@@ -81,7 +83,7 @@ def fraction_curves(results: Results, options: Options) -> Drawn:
     """The fraction against the number of directions, between isotropic and the best possible."""
     table = stored(results, "fractions", "fraction", "ceiling")
     table = table[table["role"].isin(ROLES)]
-    names = pairs_of(table, 2)
+    names, left_out = chosen_pairs(table, 2)
     drawn, axes = grid(2 * len(names), options, 2.3, 2)
     for row, name in enumerate(names):
         own = table[titles(table) == name]
@@ -95,6 +97,7 @@ def fraction_curves(results: Results, options: Options) -> Drawn:
                 if len(curve):
                     ax.plot(curve.index, curve["fraction"], color=COLORS[role], label=role)
                     ax.plot(curve.index, curve["ceiling"], color=COLORS[role], linestyle=":", linewidth=0.8)
+            ax.plot([], [], color=INK, linestyle=":", linewidth=0.8, label="best possible")
             if len(rows):
                 # of one width: roles of another have other k/d
                 first = rows[rows["role"] == next(role for role in ROLES if role in set(rows["role"]))]
@@ -121,6 +124,7 @@ def fraction_curves(results: Results, options: Options) -> Drawn:
         drawn,
         "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the "
         "best k directions hold; dashed: the directions' own energy, of the first role.",
+        left_out,
     )
 
 
@@ -129,7 +133,7 @@ def depth(results: Results, options: Options) -> Drawn:
     """Each role's fraction on its own inputs, layer by layer."""
     table = measured(results, "inputs")
     over_layers(table)
-    names = pairs_of(table, 1)
+    names, left_out = chosen_pairs(table, 1)
     own = table[titles(table) == names[0]]
     nulls = controls(results, "inputs")
     roles = [role for role in ROLES if role in set(own["role"])]
@@ -157,6 +161,7 @@ def depth(results: Results, options: Options) -> Drawn:
     return captioned(
         drawn,
         f"Changes of {names[0]} on each matrix's own inputs by layer; bands: jackknife over groups of texts.",
+        left_out,
         "; ".join(NULL_WORDS[one] for one in NULLS if one in seen).capitalize() + "." if seen else "",
     )
 
@@ -168,7 +173,7 @@ def mechanism(results: Results, options: Options) -> Drawn:
     table = table[table["role"].isin(ROLES) & (table["predicted"] > 0) & (table["observed"] > 0)]
     if table.empty:
         raise NotDrawable("the mechanism table has no fractions above 0")
-    names = pairs_of(table, 1)
+    names, left_out = chosen_pairs(table, 1)
     own = table[titles(table) == names[0]]
     drawn, axes = grid(2, options, 2.3, 2)
     for ax, (side, label) in zip(axes, (("in", "inputs"), ("out", "output gradients")), strict=True):
@@ -190,6 +195,7 @@ def mechanism(results: Results, options: Options) -> Drawn:
         drawn,
         f"Fractions of {names[0]} against those that independent inputs and gradients would give (line); for "
         "k both are about the mean of each text.",
+        left_out,
     )
 
 
@@ -203,26 +209,35 @@ def rounding(results: Results, options: Options) -> Drawn:
     own = own[own["step_ratio"] > 0]
     if own.empty:
         raise NotDrawable("no change has a rounding step: adapters are not stored in the base's numbers")
-    drawn, (ax,) = grid(1, options, 2.6, 1)
-    for role in ROLES:
-        rows = own[own["role"] == role]
-        for below in (False, True):
-            some = rows[rows["below_floor"].astype(bool) == below]
-            face = "white" if below else COLORS[role]
-            label = role if not below else ""
-            ax.plot(
-                some["step_ratio"], some["relative"], "o", color=COLORS[role], markerfacecolor=face,
-                markersize=4, label=label,
-            )  # fmt: skip
-    isotropic(ax, spread_of(own))
-    ax.axvline(1.0, color=MUTED, linewidth=0.9, linestyle=":")
-    ax.set_xscale("log")
-    octaves(ax)
-    ax.set_xlabel("change / rounding step")
-    ax.set_ylabel("fraction / isotropic")
+    names, left_out = chosen_pairs(own, 6)
+    drawn, axes = grid(len(names), options, 2.4, 3)
+    near = bool((own["step_ratio"] < 10).any())
+    for ax, name in zip(axes, names, strict=True):
+        pair = own[titles(own) == name]
+        for role in ROLES:
+            rows = pair[pair["role"] == role]
+            for below in (False, True):
+                some = rows[rows["below_floor"].astype(bool) == below]
+                face = "white" if below else COLORS[role]
+                ax.plot(
+                    some["step_ratio"], some["relative"], "o", color=COLORS[role], markerfacecolor=face,
+                    markersize=4,
+                )  # fmt: skip
+        isotropic(ax, spread_of(pair))
+        if near:
+            ax.axvline(1.0, color=MUTED, linewidth=0.9, linestyle=":")
+        ax.set_xscale("log")
+        octaves(ax)
+        ax.set_title(name)
+        ax.set_xlabel("change / rounding step")
+    axes[0].set_ylabel("fraction / isotropic")
     legend_over(drawn, {role: Line2D([], [], marker="o", linestyle="", color=COLORS[role]) for role in ROLES})
     return captioned(
         drawn,
-        "Fractions on own inputs against the size of changes in rounding steps; left of the dotted line most "
-        "changes are too small to be stored; hollow: half of the change or more may be rounding.",
+        "Fractions on own inputs against the size of changes in rounding steps; hollow: half of the change "
+        "or more may be rounding.",
+        "Left of the dotted line most changes are too small to be stored."
+        if near
+        else "Every change is more than ten rounding steps: rounding plays no part.",
+        left_out,
     )

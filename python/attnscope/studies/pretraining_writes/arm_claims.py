@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""Claims about objectives: several training runs of each arm, all from one start; the run is the unit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from attnscope.engine.claims import ClaimSet, Estimate, Region, Untestable, above
+from attnscope.studies.pretraining_writes.evidence import Pair
+from attnscope.studies.pretraining_writes.fractions import spread_over
+from attnscope.studies.pretraining_writes.options import MATCHED
+
+if TYPE_CHECKING:
+    from attnscope.studies.pretraining_writes.options import WeightsOptions
+
+#: Arms that are preference objectives, in the order in which one is taken.
+PREFERENCE = ("dpo", "preference")
+#: The change that made the start, which is no arm from it.
+PRETRAINING = "pretraining"
+NO_ARMS = "needs training runs of several objectives from one start (options.arms): attnscope.demo.tuning"
+ONE_RUN = "one training run: no interval"
+_RUN = re.compile(r"(\d+)$")
+ARM_CLAIMS = ClaimSet()
+Measured = Estimate | Untestable
+
+
+class Arms(NamedTuple):
+    """Training runs by arm.
+
+    Attributes:
+        runs: arm -> number of the run -> pair.
+    """
+
+    runs: dict[str, dict[str, Pair]]
+
+    @property
+    def preference(self) -> str:
+        """The preference arm, "" without any."""
+        return next((name for name in PREFERENCE if name in self.runs), "")
+
+
+def arm_runs(
+    pairs: list[Pair], options: WeightsOptions, *, matched: bool = False
+) -> dict[str, dict[str, Pair]]:
+    """Return arm -> run -> pair.
+
+    Args:
+        pairs: of the run of the study.
+        options: of the study.
+        matched: of the arms that were stopped where all have moved as far, instead of the others.
+    """
+    runs: dict[str, dict[str, Pair]] = defaultdict(dict)
+    for pair in pairs:
+        model = str(pair.keys["model"])
+        arm = options.arms.get(model, PRETRAINING)
+        if arm != PRETRAINING and arm.endswith(MATCHED) == matched:
+            number = _RUN.search(model)
+            runs[arm.removesuffix(MATCHED)][number[1] if number else model] = pair
+    return dict(runs)
+
+
+def _mean(pair: Pair, roles: tuple[str, ...], side: str, subspace: str) -> float:
+    mean = pair.mean(roles, side, subspace)
+    return math.nan if mean is None else mean.value
+
+
+def _contrast(pair: Pair) -> float:
+    mean = pair.contrast(("q", "k"), ("o", "down"), "in", "inputs")
+    return math.nan if mean is None else mean.value
+
+
+def _over_runs(values: list[float], region: Region, about: str, choices: int = 1) -> Measured:
+    """Return the mean over training runs with its t interval, widened for a choice among several arms."""
+    finite = [value for value in values if math.isfinite(value)]
+    if len(finite) < 2:
+        estimate = Estimate(finite[0], region=region, about=about) if finite else None
+        return Untestable(f"{about}; {ONE_RUN}" if about else ONE_RUN, estimate)
+    low, high = spread_over(finite, 0.05 / choices)
+    return Estimate(float(np.mean(finite)), low, high, region, about=about)
+
+
+def _difference(arms: Arms, first: str, second: str, value: Callable[[Pair], float]) -> Measured:
+    """Return the paired difference of two arms over their common runs."""
+    shared = sorted(set(arms.runs.get(first, {})) & set(arms.runs.get(second, {})))
+    if not shared:
+        return Untestable(NO_ARMS if not arms.runs else "needs the arms ce and dpo from one start")
+    differences = [value(arms.runs[first][run]) - value(arms.runs[second][run]) for run in shared]
+    return _over_runs(
+        differences, above(0.0), f"{first} less {second}, {len(shared)} training runs of each arm"
+    )
+
+
+@ARM_CLAIMS.claim(
+    "C1c",
+    "preference training favours the read pathway more than continued pretraining does",
+    "D1 of the preference arm less D1 of ce (octaves); t interval over training runs",
+)
+def preference_reads(arms: Arms, options: WeightsOptions) -> Measured:
+    """Measure the contrast of the pathways against continued pretraining."""
+    return _difference(arms, arms.preference, "ce", _contrast)
+
+
+@ARM_CLAIMS.claim(
+    "C2b",
+    "continued pretraining writes more concentrated than preference training",
+    "D2: o, down on the prediction subspace, ce less preference (octaves); t interval over training runs",
+)
+def pretraining_writes(arms: Arms, options: WeightsOptions) -> Measured:
+    """Measure the difference of the write sides."""
+    return _difference(
+        arms, "ce", arms.preference, lambda pair: _mean(pair, ("o", "down"), "out", "prediction")
+    )
+
+
+@ARM_CLAIMS.claim(
+    "C3",
+    "changes inherit the concentration of inputs and gradients",
+    "smallest margin: .5 less the share of log2 r that whitening leaves on its own side, or the share that "
+    "it leaves on the other side less .5; t interval over training runs",
+)
+def whitening_removes(arms: Arms, options: WeightsOptions) -> Measured:
+    """Measure by how much whitening a side of every gradient removes that side alone.
+
+    Four margins must lie above 0; the margin that says least decides.
+    """
+    sides = {"white_in": (("q", "k"), "in", "inputs"), "white_out": (("o", "down"), "out", "prediction")}
+    if not {"plain", *sides} <= set(arms.runs):
+        return Untestable("needs the arms plain, white_in and white_out" if arms.runs else NO_ARMS)
+    shares: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for arm in sides:
+        for run, pair in arms.runs[arm].items():
+            if run in arms.runs["plain"]:
+                for side, where in sides.items():
+                    plain = _mean(arms.runs["plain"][run], *where)
+                    shares[arm, side].append(_mean(pair, *where) / plain)
+    about = ", ".join(
+        f"{arm} leaves {np.mean(values):.2f} of the {'inputs' if side == 'white_in' else 'prediction'} side"
+        for (arm, side), values in shares.items()
+    )
+    margins = {
+        (arm, side): [0.5 - value if arm == side else value - 0.5 for value in values]
+        for (arm, side), values in shares.items()
+    }
+    estimates = [_over_runs(values, above(0.0), about, len(margins)) for values in margins.values()]
+    measured = [estimate for estimate in estimates if isinstance(estimate, Estimate)]
+    if len(measured) < len(estimates) or not estimates:
+        return Untestable(f"{about}; {ONE_RUN}" if about else "no run of plain has its whitened counterpart")
+    wrong = [estimate for estimate in measured if estimate.high < 0]
+    return wrong[0] if wrong else min(measured, key=lambda estimate: estimate.low)
+
+
+@ARM_CLAIMS.claim(
+    "C4",
+    "the read side is concentrated under every objective",
+    "smallest over arms of q, k on their own inputs over isotropic, 2^mean log2; t interval over training "
+    "runs, widened for the choice",
+)
+def objective_agnostic(arms: Arms, options: WeightsOptions) -> Measured:
+    """Measure the arm whose read side is least concentrated."""
+    values = {
+        arm: [_mean(pair, ("q", "k"), "in", "inputs") for pair in pairs.values()]
+        for arm, pairs in arms.runs.items()
+        if not arm.startswith("white")
+    }
+    if len(values) < 2:
+        return Untestable("needs two arms or more" if arms.runs else NO_ARMS)
+    least = min(values, key=lambda arm: float(np.mean(values[arm])))
+    about = ", ".join(f"{arm} {2 ** float(np.mean(numbers)):.1f}" for arm, numbers in values.items())
+    answer = _over_runs(values[least], above(math.log2(options.band[1])), about, len(values))
+    if isinstance(answer, Untestable):
+        return answer
+    return Estimate(
+        2**answer.value, 2**answer.low, 2**answer.high, above(options.band[1]), about=answer.about
+    )
+
+
+@ARM_CLAIMS.claim(
+    "C5",
+    "the write side grows with the sharpness of the objective",
+    "slope of o, down on the prediction subspace over log2 of the number of negatives; t interval over "
+    "training runs",
+)
+def graded(arms: Arms, options: WeightsOptions) -> Measured:
+    """Measure the slope over the number of negatives, in each training run."""
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for arm, pairs in arms.runs.items():
+        name, _, number = arm.rpartition("_")
+        if name == "contrastive" and number.isdigit():
+            for run, pair in pairs.items():
+                points[run].append((math.log2(int(number)), _mean(pair, ("o", "down"), "out", "prediction")))
+    slopes = [_slope(numbers) for numbers in points.values() if len(numbers) > 1]
+    if not slopes:
+        return Untestable("needs arms contrastive_K of several K" if arms.runs else NO_ARMS)
+    return _over_runs(slopes, above(0.0), f"{len(slopes)} training runs")
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    x, y = np.array(points).T
+    return float(np.polyfit(x, y, 1)[0])
