@@ -99,6 +99,11 @@ def resident_bytes() -> int:
     return _own_bytes(1)
 
 
+def most_resident_bytes() -> int:
+    """Return the most memory that this process has had so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _own_bytes(column: int) -> int:
     """What this process has asked for (0), or has in memory (1)."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[column]) * resource.getpagesize()

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope._memory import free_bytes, peak_bytes, resident_bytes
+from attnscope._memory import free_bytes, most_resident_bytes, peak_bytes, resident_bytes
 from attnscope._progress import duration
 from attnscope.engine.config import Study
 from attnscope.engine.plan import Plan, megabytes
@@ -117,6 +117,12 @@ def dry_run(
             seconds, peak = seconds + spent, max(peak, alive)
     plan.units = [unit for unit in plan.units if unit.source not in refused]
     reading = [unit for unit in plan.units if unit.inputs]
+    drawing = _drawing(study, plan, measured) if draw else 0.0
+    if later:
+        _import_late_libraries()
+        peak = max(peak, resident_bytes() + engine.study.kept_bytes(plan))
+    # figures and the libraries that draw them take more than measuring a small model
+    peak = max(peak, most_resident_bytes())
     if later:
         notes.append(f"the time of what reads earlier tables is not known: {', '.join(later)}")
     return Estimate(
@@ -127,13 +133,21 @@ def dry_run(
         tokens=sum(unit.tokens for unit in plan.units),
         longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
         seconds=seconds,
-        drawing=_drawing(study, plan, measured) if draw else 0.0,
+        drawing=drawing,
         layer_bytes=max((_layer_bytes(engine, unit) for unit in reading), default=0),
         peak_bytes=peak,
         free_bytes=free_bytes(),
         notes=notes,
         skipped=plan.skipped,
     )
+
+
+def _import_late_libraries() -> None:
+    """Import what stages that read earlier tables load, so that its memory counts."""
+    import importlib
+
+    for name in ("pandas", "scipy.stats", "scipy.optimize", "statsmodels.stats.multitest"):
+        importlib.import_module(name)
 
 
 def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) -> float:

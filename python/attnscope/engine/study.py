@@ -129,6 +129,10 @@ class Study:
         """What a dry run says of this study besides: passes, sums on disk."""
         return []
 
+    def kept_bytes(self, plan: Plan) -> int:
+        """Return the memory that stages keep beside a model while they read earlier tables."""
+        return 0
+
     def stored_bytes(self, unit: Unit, plan: Plan) -> int:
         """About how many bytes of sums over texts (`run.reduce`) a unit will leave on disk."""
         return 0

@@ -14,7 +14,7 @@ from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
 from attnscope.studies.pretraining_writes import changes, claims, inputs, rank_one, sums
 from attnscope.studies.pretraining_writes.options import WeightsOptions
-from attnscope.studies.pretraining_writes.subspaces import Subspaces
+from attnscope.studies.pretraining_writes.subspaces import KEPT_BYTES, Subspaces
 from attnscope.studies.pretraining_writes.tables import TABLES
 
 if TYPE_CHECKING:
@@ -49,6 +49,16 @@ class PretrainingWrites(Study):
         most = sums.columns_of(self.options, max(width, inner)) or max(width, inner)
         groups = plan.groups(unit, self.options.groups)
         return 16 * plan.layers[unit.source] * groups * sum(side * min(side, most) for side in sides)
+
+    def kept_bytes(self, plan: Plan) -> int:
+        """Return the memory of the sums that pairs read again and again, and of the directions made of them."""
+        sources = {
+            (unit.checkpoint.title if unit.checkpoint else "", unit.variant, unit.seed): unit
+            for unit in plan.units
+            if unit.stage == "moments"
+        }
+        total = sum(self.stored_bytes(unit, plan) for unit in sources.values())
+        return min(total, sums.KEPT_BYTES) + min(total // 4, KEPT_BYTES)
 
     def stages(self, units: Units) -> list[Stage]:
         """Texts through the base; pairs without any text."""
