@@ -131,9 +131,19 @@ def holm(p_values: Any) -> Vector:
     References:
         Holm, A simple sequentially rejective multiple test procedure, 1979.
     """
-    from statsmodels.stats.multitest import multipletests
+    return _adjusted("holm", p_values, _step_down)
 
-    return _adjusted("holm", p_values, lambda p: multipletests(p, method="holm")[1])
+
+def _step_down(p_values: Vector) -> Vector:
+    """Return the k-th smallest p times m − k + 1, never below that of a smaller p, in the order given.
+
+    statsmodels collects garbage at every call, which takes longer than a study's tests.
+    """
+    order = np.argsort(p_values, kind="stable")
+    steps = (len(p_values) - np.arange(len(p_values))) * p_values[order]
+    adjusted = np.empty_like(steps)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    return adjusted
 
 
 def benjamini_hochberg(p_values: Any) -> Vector:

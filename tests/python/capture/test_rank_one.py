@@ -41,8 +41,8 @@ def test_a_change_in_the_last_block_runs_the_others_once(name, role, monkeypatch
     first, last = calls[0], calls[-1]
     for hook in hooks:
         hook.remove()
-    assert first <= 3  # the base, and what the closed form captures
-    assert last > len(us)
+    assert first <= 4  # the base, and what the closed form captures
+    assert last >= first + len(us)
     assert not any("forward" in vars(block) for block in blocks)
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     monkeypatch.setattr(rank_one, "recorded_blocks", lambda *_: nullcontext())

@@ -26,7 +26,7 @@ OPTIONS = WeightsOptions()
 def main_directions(rng):
     """Main directions [1 + groups, D, K] of moments of all texts, and of those without each group."""
     axes = np.linalg.qr(rng.standard_normal((D, D)))[0]
-    scales = np.array([9.0] * 2 * K + [1.0] * (D - 2 * K)) ** 0.5
+    scales = np.array([64.0, 32.0, 16.0] + [2.0] * K + [1.0] * (D - 2 * K)) ** 0.5
     moments = []
     for _ in range(GROUPS):
         inputs = (rng.standard_normal((400, D)) * scales) @ axes.T

@@ -51,7 +51,7 @@ class PretrainingWrites(Study):
         return 16 * plan.layers[unit.source] * groups * sum(side * min(side, most) for side in sides)
 
     def kept_bytes(self, plan: Plan) -> int:
-        """Return the memory of the sums that pairs read again and again, and of the directions made of them."""
+        """Return the memory of the sums that pairs read again, and of their directions."""
         sources = {
             (unit.checkpoint.title if unit.checkpoint else "", unit.variant, unit.seed): unit
             for unit in plan.units
