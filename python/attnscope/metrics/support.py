@@ -17,7 +17,7 @@ Example:
     >>> evenness = quantity("entropy_normalized").mean_over("query")
     >>> [round(measure_layer({"attention": maps}, [evenness], LayerSupport(support, None))
     ...        .values[evenness].item(), 3) for support in (window, "causal")]
-    [1.0, 0.711]
+    [1.0, 0.71]
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def address_of(table: Table) -> str:
     addresses.
 
     >>> address_of(Table("within", "", pd.DataFrame())), address_of(Table("a b", "", pd.DataFrame()))
-    ('within', 'a-b-c25fcc30')
+    ('within', 'a-b-806c5cd3')
     """
     plain = re.sub(r"[^A-Za-z0-9_-]+", "-", table.label)
     return (
