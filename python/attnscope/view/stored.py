@@ -163,6 +163,10 @@ def _add_examples(
 ) -> None:
     """Adds the matrices that the run kept, or that were captured again."""
     keys = [*CHECKPOINT_KEYS, "sample"]
+    if "support" not in examples and "support" in results.schema("heads").names:
+        head = [*keys, "layer", "head"]
+        seen = results.table("heads", [*head, "support"]).drop_duplicates(head)
+        examples = examples.merge(seen, on=head, how="left")
     if (samples := optional(results, "samples")) is not None:
         known = [name for name in (*keys, "group", "tokens") if name in samples]
         examples = examples.merge(samples[known].drop_duplicates(keys), on=keys, how="left")

@@ -141,6 +141,44 @@ def test_a_decoder_with_a_text_is_measured_behind_its_encoder():
     assert sorted(set(alone["heads"]["layer"])) == [0, 1]
 
 
+def test_cross_attention_is_no_map_of_tokens_by_the_same_tokens():
+    """Layer.measure refuses it, analyze has no row of it, and view shows its matrices without numbers."""
+    model = tiny("bart")
+    inputs = text(model, batch=1, n=9)
+    with asc.capture(model) as recording, torch.no_grad():
+        for layer in recording.run(**inputs):
+            if layer.cross:
+                with pytest.raises(ValueError, match="is cross attention, 11 queries x 9 keys"):
+                    layer.measure("fiedler_value")
+    page = asc.view(model, inputs).contents
+    assert page["inputs"] == ["encoder", "decoder", "cross"]
+    cross = [one for one in page["maps"] if one["input"] == 2]
+    assert {(len(one["tokens"]), len(one["queries"])) for one in cross} == {(9, 11)}
+    assert all(cell is None for metric in page["values"][0][2] for row in metric for cell in row)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_with_segments_leaves_the_numbers_of_the_layer(side):
+    """What cannot be taken apart from its padding is run as it came, and measured without padding."""
+    model = build("Bert")
+    ids = torch.randint(5, 60, (2, 12), generator=torch.Generator().manual_seed(7))
+    mask = torch.ones_like(ids)
+    mask[1, : 4 if side == "left" else None][-4 if side == "right" else 0 :] = 0
+    segments = (torch.arange(12) > 5).long().expand(2, 12)
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": segments}
+    results = asc.analyze(model, inputs, ["fiedler_value", "attention_entropy"])
+    assert results["samples"]["n_tokens"].tolist() == [12, 8]
+    with asc.capture(model) as recording, torch.no_grad():
+        layer = next(iter(recording.run(**inputs)))
+        measured = layer.measure(["fiedler_value", "attention_entropy"])
+    heads = results["heads"].sort_values(["sample", "head"])
+    for column, values in (
+        ("fiedler_value", measured["fiedler_value"]),
+        ("entropy", measured["attention_entropy"].nanmean(-1)),
+    ):
+        np.testing.assert_allclose(heads[column], values.flatten(), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("inputs", "options", "words"),
     [

@@ -39,7 +39,7 @@ def case(request, tmp_path_factory):
     texts.write_text(f"{lines[0]}\n{' '.join([lines[1]] * 4)}\n", "utf-8")
     study = Study(
         models=str(home / "model"), texts=str(texts), output=str(home), name="a", protocols="exact", block=2,
-        options={"metrics": METRICS, "extra": ["row_permutation"]},
+        options={"metrics": METRICS, "extra": ["row_permutation", "examples"]},
     )  # fmt: skip
     results = run(study, progress=False)
     alone = []
@@ -220,3 +220,19 @@ def test_study_analyze_view_and_layer_give_the_same_numbers(case):
     uniform = np.broadcast_to(np.array(page["uniform"][0][at], float), len(models.LAYER_KINDS[name]))
     want = stored.xs(text, level="sample")["sink_share_uniform"].groupby("layer").first()
     np.testing.assert_allclose(uniform, want, rtol=1e-5)
+
+
+def test_a_stored_matrix_of_a_window_has_no_law_in_closed_form(case):
+    """The page compares a spectrum with the law of what the layer's queries see, and with no other."""
+    name, results, _ = case
+    kinds = models.LAYER_KINDS[name]
+    for page in (asc.view(results), asc.view(results, sample=1, model=models.tiny(name))):
+        shown = {one["layer"]: one["spectrum"] for one in page.contents["maps"]}
+        assert sorted(shown) == list(range(len(kinds)))
+        for layer, kind in enumerate(kinds):
+            n = page.contents["maps"][0]["n"]
+            words = shown[layer].get("reason", "")
+            assert ("a window of keys or a mask" in words) == (kind.startswith("window") and n > 8), (
+                layer,
+                n,
+            )

@@ -59,7 +59,11 @@ class ForwardPass:
         lengths = layer.lengths.tolist()
         of_decoder = self.decoder and "decoder" in layer.stack
         tokens = self.decoder if of_decoder else self.batch.tokens
-        tokens = [[*virtual_names(self.virtual), *names] for names in tokens]
+        before = virtual_names(self.virtual)
+        tokens = [
+            [*before, *names] if len(names) + self.virtual == n else names
+            for names, n in zip(tokens, lengths, strict=True)
+        ]
         other = any(part in layer.stack.lower() for part in _NO_TEXT)
         tokens = [
             [str(place) for place in range(n)] if other or len(names) != n else list(names)
