@@ -49,7 +49,6 @@ from attnscope.engine.storage.files import (
     refuse_links,
     remove,
     remove_leftovers,
-    sync,
     write_bytes,
 )
 from attnscope.engine.storage.folder_lock import FolderLock
@@ -254,13 +253,7 @@ class Engine:
     def _folder_held(self, refuse: Callable[[], None] | None) -> Iterator[FolderLock]:
         """Make and lock the run folder; a run that loads no model leaves nothing that it made itself."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self.folder.mkdir()
-        except FileExistsError:
-            made = False
-        else:
-            made = True
-            sync(self.folder.parent)
+        made = make_folder(self.folder)
         refuse_links(self.folder)
         with FolderLock(self.folder) as lock:
             made = made and not begun(self.folder)

@@ -117,16 +117,17 @@ def write_bytes(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder whose name survives a loss of power; nothing where it exists already."""
+def make_folder(path: Path) -> bool:
+    """Make a folder whose name survives a loss of power; return False where it existed already."""
     with naming(path):
         try:
             path.mkdir()
         except FileExistsError:
             if not path.is_dir():
                 raise
-            return
+            return False
         sync(path.parent)
+    return True
 
 
 def remove_leftovers(folder: Path) -> None:

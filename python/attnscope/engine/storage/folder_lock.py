@@ -150,9 +150,14 @@ def _write(path: Path, about: dict[str, Any]) -> None:
     """Replace a small file, so that no reader meets half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     remove(temporary)
-    with open(temporary, "x", encoding="utf-8") as file:
-        file.write(json.dumps(about))
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "x", encoding="utf-8") as file:
+            file.write(json.dumps(about))
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):  # the error at hand says more
+            remove(temporary)
+        raise
 
 
 def _read(path: Path) -> dict[str, Any]:
