@@ -36,13 +36,13 @@ def complaints(address, profile):
     return [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-def looked_at(page, folder, fragment="", script=""):
+def looked_at(page, folder, fragment="", script="", options=()):
     """The document of a view after its own script and one more, which its security policy is told of."""
     file = folder / "page.html"
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     text = page.html().replace("script-src ", f"script-src 'sha256-{digest}' ", 1)
     file.write_text(text.replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-    return Document(dom(f"{file.as_uri()}{fragment}", folder / "profile"))
+    return Document(dom(f"{file.as_uri()}{fragment}", folder / "profile", *options))
 
 
 class Document(HTMLParser):

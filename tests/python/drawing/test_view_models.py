@@ -11,7 +11,7 @@ import attnscope as asc
 import figure_tables as made
 from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
-from browser import CHROMIUM, Document, dom, in_a_browser, looked_at, probe
+from browser import CHROMIUM, in_a_browser, looked_at, probe
 from models import tiny_llama
 
 N, LAYERS, HEADS = 12, 3, 4
@@ -78,7 +78,7 @@ def test_an_encoder_decoder_has_three_kinds_of_attention(tmp_path):
         )
         rows, n, hidden, words = looked_at(page, tmp_path, script=script).probe
         assert (rows, n, hidden) == (3, 5, True)
-        assert "What the query 10 (2) attends to" in words
+        assert "What the query \u206810\u2069 (2) attends to" in words
 
 
 def test_results_of_analyze_remember_their_model_while_it_lives():
@@ -113,16 +113,12 @@ def test_every_matrix_has_a_small_picture_when_asked_for(page, tmp_path):
 def test_a_cell_of_a_notebook_holds_two_columns(page, tmp_path, width):
     if CHROMIUM is None:
         pytest.skip("no chromium on this machine")
-    file = tmp_path / "page.html"
     script = (
         "Math.max(at('overview').getBoundingClientRect().right, "
         "document.querySelector('#numbers table').getBoundingClientRect().right) "
         "<= at('detail').getBoundingClientRect().left"
     )
-    file.write_text(
-        page.html().replace("</body>", f"<script>{probe(script)}</script></body>"), encoding="utf-8"
-    )
-    shown = Document(dom(file.as_uri(), tmp_path / "profile", f"--window-size={width},900"))
+    shown = looked_at(page, tmp_path, script=probe(script), options=[f"--window-size={width},900"])
     assert shown.probe is True
 
 
