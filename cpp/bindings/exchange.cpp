@@ -133,7 +133,7 @@ NewTensor allocated_by_torch(const std::vector<Index>& shape, dlpack::DataType t
 
 }  // namespace
 
-ArrayView::ArrayView(py::object owner, const dlpack::Tensor& tensor)
+ArrayView::ArrayView(py::object owner, const dlpack::Tensor& tensor, const char* what)
     : owner_(std::move(owner)), tensor_(tensor), strides_(tensor.strides) {
   if (strides_ == nullptr) {
     contiguous_.resize(static_cast<std::size_t>(rank()));
@@ -144,6 +144,7 @@ ArrayView::ArrayView(py::object owner, const dlpack::Tensor& tensor)
     }
     strides_ = contiguous_.data();
   }
+  if (tensor.data == nullptr && count() > 0) throw NoMemory(std::string(what) + " holds no memory");
   data_ = static_cast<char*>(tensor.data) + tensor.byte_offset;
 }
 
@@ -196,7 +197,7 @@ ArrayView view_array(const py::object& object, const char* what) {
   if (const auto* api = api_of(Py_TYPE(object.ptr()))) {
     dlpack::Tensor tensor;
     if (api->tensor_from_object(object.ptr(), &tensor) != 0) throw py::error_already_set();
-    return ArrayView(object, tensor);
+    return ArrayView(object, tensor, what);
   }
   if (!PyObject_TypeCheck(object.ptr(), torch.tensor) && !py::hasattr(object, "__dlpack__")) {
     throw py::type_error(std::string(what) + " must be a torch.Tensor, got " +
@@ -204,13 +205,25 @@ ArrayView view_array(const py::object& object, const char* what) {
   }
   py::object capsule = capsule_of(object);
   const dlpack::Tensor& tensor = tensor_in(capsule);
-  return ArrayView(std::move(capsule), tensor);
+  return ArrayView(std::move(capsule), tensor, what);
 }
 
 bool is_plain_tensor(const py::object& object) {
   return Py_IS_TYPE(object.ptr(), torch.tensor) &&
          !true_of(torch.requires_grad(object.ptr(), torch.requires_grad_closure)) &&
          !true_of(torch.is_neg(object.ptr(), nullptr));
+}
+
+bool holds_memory(const py::object& object) {
+  try {
+    view_array(object, "tensor");
+  } catch (const NoMemory&) {
+    return false;
+  } catch (py::error_already_set& error) {
+    // Batches of torch.func say so themselves. What DLPack does not describe is refused by its dtype or layout.
+    return !(error.matches(PyExc_RuntimeError) && std::string(error.what()).find("storage") != std::string::npos);
+  }
+  return true;
 }
 
 NewTensor new_tensor(const std::vector<Index>& shape, dlpack::DataType type) {

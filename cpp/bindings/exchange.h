@@ -24,11 +24,17 @@ inline constexpr dlpack::DataType kInt32Type{dlpack::kInt, 32, 1};
 inline constexpr dlpack::DataType kInt64Type{dlpack::kInt, 64, 1};
 inline constexpr dlpack::DataType kBoolType{dlpack::kBool, 8, 1};
 
+// A TypeError in Python: a tensor of entries that are not in memory, as functional, fake and zero tensors are.
+struct NoMemory : py::type_error {
+  using py::type_error::type_error;
+};
+
 // An array's memory, borrowed: nothing is copied. `owner` keeps it alive, and the shape as long as nobody
 // reshapes the array in place.
 class ArrayView {
  public:
-  ArrayView(py::object owner, const dlpack::Tensor& tensor);
+  // `what` names it in a NoMemory.
+  ArrayView(py::object owner, const dlpack::Tensor& tensor, const char* what);
   ArrayView(const ArrayView&) = delete;
   ArrayView& operator=(const ArrayView&) = delete;
 
@@ -66,6 +72,9 @@ ArrayView view_array(const py::object& object, const char* what);
 
 // Whether `object` is a torch.Tensor of no other class, without a gradient or a sign beside its memory.
 bool is_plain_tensor(const py::object& object);
+
+// False for a tensor of entries that are not in memory.
+bool holds_memory(const py::object& object);
 
 struct NewTensor {
   py::object tensor;

@@ -103,7 +103,9 @@ bool is_plain_batch(Argument object) {
     if (type != kFloatType && type != kDoubleType && type != kHalfType && type != kBfloatType) return false;
     return array.on_cpu() && array.rank() >= 2 && array.size(-1) > 0 && array.size(-1) == array.size(-2);
   } catch (const py::error_already_set&) {
-    return false;  // sparse, nested or without memory, which DLPack does not describe
+    return false;  // sparse or nested, which DLPack does not describe
+  } catch (const NoMemory&) {
+    return false;
   }
 }
 

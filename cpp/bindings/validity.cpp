@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: MIT
+#include <cmath>
+#include <limits>
 #include <mutex>
 
 #include "bindings/batched.h"
+#include "bindings/exchange.h"
+#include "matrix/widen.h"
 
 namespace attnscope {
 namespace {
+
+// Fourth powers of magnitudes between these are numbers of all digits.
+constexpr double kSmallestUnscaled = 1e-60;
+constexpr double kLargestUnscaled = 1e60;
 
 // The first entry, in index order, that is not finite or lies outside [0, upper]: (matrix, row, column,
 // value), or None. Reads in place.
@@ -41,10 +49,41 @@ py::object finite_matrices(Argument attention, Argument lengths) {
   return result.tensor;
 }
 
+// The power of two for each matrix [..., m, n] that brings its largest magnitude near 1, float64 with the
+// leading axes, or None where squares of no matrix leave float64's range as they are. Only the first `lengths`
+// rows count, and as many columns of a square matrix; NaN and infinite entries do not. Reads in place.
+py::object power_scales(Argument matrices, Argument lengths) {
+  const MatrixBatch batch = make_matrices(matrices);
+  if (batch.dtype != Dtype::float64) return py::none();
+  const std::int64_t* sizes = integers_of(lengths, batch.count);
+  const Result<double> result = make_result(batch.sizes, {}, 1.0);
+  std::atomic<bool> scaled{false};
+  run_blocks(batch.count, 1, [&](Index begin, Index, int) {
+    const Index rows = sizes == nullptr ? batch.rows : sizes[begin];
+    const Index columns = batch.rows == batch.columns ? rows : batch.columns;
+    const double* data = static_cast<const double*>(batch.data) + batch.offset(begin);
+    double largest = 0.0;
+    for (Index i = 0; i < rows; ++i) {
+      const double* row = data + i * batch.row_stride;
+      for (Index j = 0; j < columns; ++j) {
+        const double magnitude = std::abs(row[j * batch.column_stride]);
+        if (magnitude > largest && magnitude <= std::numeric_limits<double>::max()) largest = magnitude;
+      }
+    }
+    if (largest == 0.0 || (largest > kSmallestUnscaled && largest < kLargestUnscaled)) return;
+    result.data[begin] = unit_power(largest);
+    scaled.store(true, std::memory_order_relaxed);
+  });
+  if (!scaled.load()) return py::none();
+  return result.tensor;
+}
+
 }  // namespace
 
 void bind_validity(py::module_& module) {
   define(module, "is_plain_batch", &is_plain_batch, "attention");
+  define(module, "holds_memory", &holds_memory, "tensor");
+  define(module, "power_scales", &power_scales, "matrices", "lengths");
   define(module, "first_invalid", &first_invalid, "attention", "lengths", "upper");
   define(module, "finite_matrices", &finite_matrices, "attention", "lengths");
 }

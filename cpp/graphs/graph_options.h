@@ -30,6 +30,8 @@ struct GraphRows {
   std::vector<Index> queue;
   std::vector<double> row;
   std::vector<double> degree;
+  // The power of two that the weights and degrees were multiplied by; eigenvalues are divided by it.
+  double scale = 1.0;
 };
 
 }  // namespace attnscope

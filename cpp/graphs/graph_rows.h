@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -51,11 +52,11 @@ bool is_connected(Index n, std::vector<Index>& queue, Weight&& weight) {
   return count_graph_components(n, queue, weight, 2) == 1;
 }
 
-// Calls visit(i, w) with the weights w[j] = W_ij, j < i, of every row of one matrix and writes the
-// degrees to workspace.degree. Returns whether all weights are >= 0.
+// Calls visit(i, w) with the weights w[j] = scale·W_ij, j < i, of every row of one matrix and writes their
+// sums to workspace.degree. Returns the smallest weight, or 0 where none is below it.
 template <class Scalar, class Visit>
-bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
-                  GraphRows& workspace, Visit&& visit) {
+double read_scaled_weights(const MatrixView<Scalar>& attention, const GraphOptions& options, double scale,
+                           GraphRows& workspace, Visit&& visit) {
   const Index n = attention.rows();
   const bool causal = is_causal(attention);
   const Scalar* data = attention.data();
@@ -82,9 +83,9 @@ bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& optio
     const double* backward = block + i % kColumnBlock * room;
     const auto combine = [&](auto&& weight) {
       if (causal) {
-        for (Index j = 0; j < i; ++j) forward[j] = weight(forward[j], 0.0);
+        for (Index j = 0; j < i; ++j) forward[j] = weight(scale * forward[j], 0.0);
       } else {
-        for (Index j = 0; j < i; ++j) forward[j] = weight(forward[j], backward[j]);
+        for (Index j = 0; j < i; ++j) forward[j] = weight(scale * forward[j], scale * backward[j]);
       }
     };
     if (options.threshold) {
@@ -114,7 +115,30 @@ bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& optio
     degree[i] = sum;
     visit(i, forward);
   }
-  return !any(~(smallest >= 0.0));
+  double least = 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) least = std::min(least, smallest[lane]);
+  return least;
+}
+
+// Squares and products of weights below or above these leave float64's range, or lose digits there.
+inline constexpr double kSmallestDegree = 1e-100;
+inline constexpr double kLargestDegree = 1e100;
+
+// Calls visit(i, w) with the weights w[j] = s·W_ij, j < i, of every row of one matrix and writes the degrees,
+// times s, to workspace.degree. The power of two s, in workspace.scale, is 1 unless squares of the weights
+// would leave float64's range: then the rows are visited a second time. Returns whether all weights are >= 0.
+template <class Scalar, class Visit>
+bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                  GraphRows& workspace, Visit&& visit) {
+  workspace.scale = 1.0;
+  double least = read_scaled_weights(attention, options, 1.0, workspace, visit);
+  double largest = -least;
+  for (const double degree : workspace.degree) largest = std::max(largest, std::abs(degree));
+  if (largest != 0.0 && !(largest > kSmallestDegree && largest < kLargestDegree)) {
+    workspace.scale = unit_power(largest);
+    least = read_scaled_weights(attention, options, workspace.scale, workspace, visit);
+  }
+  return least >= 0.0;
 }
 
 }  // namespace attnscope

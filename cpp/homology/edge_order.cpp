@@ -143,10 +143,8 @@ template <class Key>
 void EdgeOrder::prepare(Sorter<Key>& sorter) {
   // One place more than there are pairs, for the write that is not kept.
   const std::size_t pairs = sorter.triangle.size();
-  if (sorter.sorted.size() <= pairs) {
-    sorter.sorted.resize(pairs + 1);
-    sorter.scratch.resize(pairs + 1);
-  }
+  if (sorter.sorted.size() <= pairs) sorter.sorted.resize(pairs + 1);
+  if (sorter.scratch.size() <= pairs) sorter.scratch.resize(pairs + 1);
   sorter.radius = *std::min_element(sorter.farthest.begin(), sorter.farthest.begin() + n_);
   sorter.sample.clear();
   const std::size_t step = std::max<std::size_t>(32, pairs / kSample);

@@ -140,8 +140,24 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     }
     Float nearest = largest[0];
     for (std::size_t k = 1; k < kWidth; ++k) nearest = std::max(nearest, Float(largest[k]));
+    const auto edge_to = [&](std::size_t j) {
+      return make_edge(static_cast<std::uint32_t>(j), static_cast<std::uint32_t>(from[j]));
+    };
     int places = 0;
     std::size_t next = 0;
+    if (nearest == -kInfinity) {
+      // Nothing joins what is left. Vertices inside the tree have this similarity too and are passed over.
+      Edge first = ~Edge{0};
+      for (std::size_t j = 0; j < n_; ++j) {
+        if (cap[j] == -kInfinity || edge_to(j) >= first) continue;
+        first = edge_to(j);
+        next = j;
+      }
+      grown_.push_back(first);
+      growth.found.push_back(nearest);
+      vertex = next;
+      continue;
+    }
     for (std::size_t j = 0; j < width; j += kWidth) {
       // Named, because clang's comparison of doubles gives a vector of another whole number.
       const Numbers equal = vector_at<Floats>(best + j) == nearest;
@@ -150,9 +166,6 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
       places += std::popcount(bits);
       next = j + static_cast<std::size_t>(std::countr_zero(bits));
     }
-    const auto edge_to = [&](std::size_t j) {
-      return make_edge(static_cast<std::uint32_t>(j), static_cast<std::uint32_t>(from[j]));
-    };
     Edge edge = edge_to(next);
     if (places > 1) {
       for (std::size_t j = 0; j < n_; ++j) {

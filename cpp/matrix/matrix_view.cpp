@@ -94,6 +94,21 @@ bool all_finite(const MatrixView<Scalar>& matrix) {
 }
 
 template <class Scalar>
+bool none_is_nan(const MatrixView<Scalar>& matrix) {
+  const MatrixView<Scalar> lines = along_memory(matrix);
+  const Index inner = lines.innerStride();
+  const Scalar infinity = std::numeric_limits<Scalar>::infinity();
+  for (Index i = 0; i < lines.rows(); ++i) {
+    const Scalar* run = lines.data() + i * lines.outerStride();
+    // Magnitudes of NaN are larger than that of infinity.
+    for (Index j = 0; j < lines.cols(); ++j) {
+      if (magnitude_bits(run + j * inner) > magnitude_bits(&infinity)) return false;
+    }
+  }
+  return true;
+}
+
+template <class Scalar>
 bool is_causal(const MatrixView<Scalar>& matrix) {
   const Index n = matrix.rows();
   if (n < 2) return false;
@@ -136,6 +151,7 @@ void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, Matrix
 
 ATTNSCOPE_COMPILE(any_nonzero);
 ATTNSCOPE_COMPILE(all_finite);
+ATTNSCOPE_COMPILE(none_is_nan);
 ATTNSCOPE_COMPILE(is_causal);
 ATTNSCOPE_COMPILE(read_lines);
 

@@ -32,6 +32,10 @@ MatrixView<Scalar> matrix_view(const Scalar* data, Index n, Index row_stride, In
 template <class Scalar>
 bool all_finite(const MatrixView<Scalar>& matrix);
 
+// True when no entry is NaN: what distances are asked, of which an infinite one is a pair that nothing joins.
+template <class Scalar>
+bool none_is_nan(const MatrixView<Scalar>& matrix);
+
 // True when one of `n` entries, `stride` apart, is not 0; NaN is not.
 template <class Scalar>
 bool any_nonzero(const Scalar* run, Index n, Index stride);

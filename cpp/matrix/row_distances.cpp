@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "matrix/rows.h"
+#include "matrix/widen.h"
 
 namespace attnscope {
 namespace {
@@ -39,6 +40,28 @@ void add_tile(const double* rows, const double* others, Index stride, Index coun
   }
 }
 
+// Sums of squares outside of these have lost digits, or hold no distance at all.
+constexpr double kSmallestSquares = 1e-280;
+constexpr double kLargestSquares = 1e300;
+
+// ‖a − b‖ of points whose squares leave float64's range: the coordinates are scaled first. 0 for equal points.
+double scaled_distance(const double* a, const double* b, Index width) {
+  double largest = 0.0;
+  // A quarter of each, because a difference can exceed the largest number.
+  for (Index k = 0; k < width; ++k) largest = std::max(largest, std::abs(0.25 * a[k] - 0.25 * b[k]));
+  if (largest == 0.0) {
+    for (Index k = 0; k < width; ++k) largest = std::max(largest, std::abs(a[k] - b[k]));
+    if (largest == 0.0) return 0.0;
+  }
+  const double scale = unit_power(largest);
+  double squares = 0.0;
+  for (Index k = 0; k < width; ++k) {
+    const double difference = scale * a[k] - scale * b[k];
+    squares += difference * difference;
+  }
+  return std::sqrt(squares) / scale;
+}
+
 }  // namespace
 
 Index point_stride(Index width) { return (width + kLine - 1) / kLine * kLine; }
@@ -70,9 +93,14 @@ void row_distances(const double* points, [[maybe_unused]] Index n, Index width, 
   }
   for (Index i = begin; i < end; ++i) {
     for (Index j = 0; j < i; ++j) {
-      double& squares = distances[i * row_stride + j];
-      squares = metric == PointMetric::euclidean ? std::sqrt(squares) : 0.5 * squares;
-      distances[j * row_stride + i] = squares;
+      const double squares = distances[i * row_stride + j];
+      double distance = 0.5 * squares;
+      if (metric == PointMetric::euclidean) {
+        const bool in_range = squares > kSmallestSquares && squares < kLargestSquares;
+        distance = in_range ? std::sqrt(squares)
+                            : scaled_distance(points + i * stride, points + j * stride, width);
+      }
+      distances[i * row_stride + j] = distances[j * row_stride + i] = distance;
     }
   }
 }

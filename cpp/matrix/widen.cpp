@@ -67,9 +67,13 @@ double largest_magnitude(const double* values, Index count) {
 }
 
 double safe_scale(double largest) {
-  if (largest == 0.0 || (largest > 1e-30 && largest < 1e30)) return 1.0;
+  return largest == 0.0 || (largest > 1e-30 && largest < 1e30) ? 1.0 : unit_power(largest);
+}
+
+double unit_power(double magnitude) {
   int exponent = 0;
-  std::frexp(largest, &exponent);
+  std::frexp(magnitude < std::numeric_limits<double>::max() ? magnitude : std::numeric_limits<double>::max(),
+             &exponent);
   // 2^1022 is the largest power of two whose square root's neighbours are all normal numbers.
   return std::ldexp(1.0, std::clamp(-exponent, -1022, 1022));
 }

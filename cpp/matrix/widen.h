@@ -30,6 +30,9 @@ double largest_magnitude(const double* values, Index count);
 // The power of two that `widen` would multiply by, for a matrix of this largest magnitude.
 double safe_scale(double largest);
 
+// The power of two that brings a magnitude, above 0, near 1; infinity and NaN count as the largest number.
+double unit_power(double magnitude);
+
 // Rows of a map of n tokens that are worked on together beside their states.
 inline Index state_rows(Index n) { return std::clamp<Index>((Index{1} << 16) / n / 16 * 16, 16, 64); }
 

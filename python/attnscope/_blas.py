@@ -1,11 +1,31 @@
 # SPDX-License-Identifier: MIT
-"""One thread for the linear algebra of NumPy and SciPy, whose matrices are small here."""
+"""One thread: for NumPy and SciPy, whose matrices are small here, and for torch in a child of fork().
+
+GNU's OpenMP keeps its threads for the next parallel loop. A child of fork() has none of them and waits for
+them for ever, in any loop of torch that is long enough to be shared out.
+"""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
+
+import torch
+
+_process = {"is_forked": False}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _process.update(is_forked=True))
+
+
+def settle_forked_child() -> None:
+    """Set torch to one thread where this process came from fork(), as in the workers of a DataLoader.
+
+    Called before torch computes anything for a metric.
+    """
+    if _process["is_forked"] and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
 
 
 def one_thread() -> AbstractContextManager[Any]:

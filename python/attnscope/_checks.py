@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from attnscope import _core, _placement
+from attnscope._blas import settle_forked_child
 from attnscope._memory import SMALLEST_BATCH, announce
 from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
@@ -51,7 +52,7 @@ class Attention(NamedTuple):
 
     def inside(self) -> torch.Tensor:
         """Which tokens lie within the lengths, bool [..., n]."""
-        place = torch.arange(self.n)
+        place = torch.arange(self.n, device="cpu")
         within = place >= 0 if self.lengths is None else place < self.lengths[..., None]
         return within.expand(*self.leading, self.n)
 
@@ -111,6 +112,7 @@ def heads_argument(
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """Return `value` as a float tensor [..., n, n]; on the CPU, unless its device measures the function."""
+    settle_forked_child()
     if _core.is_plain_batch(value):
         return value
     tensor = float_tensor(function, name, value)
@@ -170,15 +172,23 @@ def _shared(value: Any) -> Any:
 def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """`value` as a tensor, sharing its memory where it can.
 
-    With no `dtype` a list of Python numbers becomes float32.
+    With no `dtype` a list of Python numbers becomes float32. A tensor stays on its device and anything else
+    comes to the CPU, whatever torch's default device is.
+
+    Raises:
+        TypeError: a value that holds no numbers, or a tensor that holds no memory: of the meta device, a fake
+        or
+            functional one, one without storage.
     """
+    settle_forked_child()
+    device = value.device if isinstance(value, torch.Tensor) else "cpu"
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
     read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
         with warnings.catch_warnings() if read_only else nullcontext():
             if read_only:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            tensor = torch.as_tensor(value, dtype=dtype)
+            tensor = torch.as_tensor(value, dtype=dtype, device=device)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:
@@ -187,8 +197,13 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
         raise ValueError(f"{function}: {name} must be one dense tensor, got a nested tensor; pad it")
     if tensor.layout != torch.strided:
         raise ValueError(f"{function}: {name} must be a dense tensor, got layout {tensor.layout}")
-    if tensor.device.type == "meta":
-        raise ValueError(f"{function}: {name} must hold data, got {tuple(tensor.shape)} on the meta device")
+    # Such a tensor has a shape, and reading an entry of it ends the process.
+    if tensor.device.type == "meta" or not _core.holds_memory(tensor.detach()):
+        kind = "a tensor" if type(value) is torch.Tensor else f"a {type(value).__name__}"
+        raise TypeError(
+            f"{function}: {name} holds no memory, got {kind} of shape {tuple(tensor.shape)} on "
+            f"{tensor.device}"
+        )
     return tensor
 
 
@@ -209,12 +224,12 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
     entries = list(thresholds)
     if not entries:
         raise ValueError(f"{function}: thresholds must hold at least one value, got none")
-    given = torch.tensor([_threshold(function, one) for one in entries], dtype=torch.float64)
+    given = torch.tensor([_threshold(function, one) for one in entries], dtype=torch.float64, device="cpu")
     over_n = [isinstance(one, str) for one in entries]
     if not any(over_n):
         return given
     n: Any = attention.n if attention.lengths is None else attention.lengths.reshape(-1, 1)
-    values_over_n = torch.where(torch.tensor(over_n), given / n, given)
+    values_over_n = torch.where(torch.tensor(over_n, device="cpu"), given / n, given)
     # Infinity, because an entry of exactly 1 reaches a threshold of 1, and the graph is to be empty.
     return values_over_n.masked_fill(values_over_n >= 1.0, math.inf)
 

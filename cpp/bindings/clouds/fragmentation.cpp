@@ -15,7 +15,7 @@ py::tuple fragments(Argument distances, Argument lengths, Argument subsets, Inde
   std::vector<char> finite(batch.count);
   for (Index index = 0; index < batch.count; ++index) {
     visit_matrix(batch, index,
-                 [&](const auto& view, Index at) { finite[at] = all_finite(view) ? 1 : 0; });
+                 [&](const auto& view, Index at) { finite[at] = none_is_nan(view) ? 1 : 0; });
   }
   run_blocks(items, 1, [&](Index begin, Index end, int worker) {
     for (Index item = begin; item < end; ++item) {
@@ -36,11 +36,13 @@ py::tuple components(Argument distances, Argument lengths,
   using C = Components;
   const Fields fields(batch.sizes, {scale_count}, C{-1, -1, -1, kNaN}, &C::components, &C::clusters,
                       &C::singletons, &C::largest);
-  const Index non_finite = per_matrix<FragmentationWorkspace>(
+  const Index non_finite = per_matrix_checked_by_kernel<FragmentationWorkspace>(
       batch, [&](const auto& view, Index index, FragmentationWorkspace& workspace) {
+        if (!none_is_nan(view)) return false;
         std::vector<C> found(scale_count);
         cloud_components(view, sizes, scale_count, min_size, found.data(), workspace);
         for (Index s = 0; s < scale_count; ++s) fields.set(index * scale_count + s, found[s]);
+        return true;
       });
   return fields.tensors() + py::make_tuple(non_finite);
 }

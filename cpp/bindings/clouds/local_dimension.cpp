@@ -16,8 +16,8 @@ struct Worker {
   std::vector<double> scratch;
 };
 
-// Calls work(neighbours, member, place, worker) for every cloud that is finite and every subset,
-// where `place` counts results, subsets outermost. Returns how many clouds are not finite.
+// Calls work(neighbours, member, place, worker) for every cloud without a NaN and every subset,
+// where `place` counts results, subsets outermost. Returns how many clouds hold a NaN.
 template <class Work>
 Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_for_all,
                  const Subsets& subsets, Index wanted, Work&& work) {
@@ -28,7 +28,7 @@ Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_
   for (Index index = 0; index < batch.count; ++index) {
     const Index n = batch.length(index);
     bool finite = false;
-    visit_matrix(batch, index, [&](const auto& view, Index) { finite = all_finite(view); });
+    visit_matrix(batch, index, [&](const auto& view, Index) { finite = none_is_nan(view); });
     if (!finite) {
       ++non_finite;
       continue;

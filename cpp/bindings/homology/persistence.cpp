@@ -20,11 +20,13 @@ py::tuple bars(Argument attention, Argument lengths, int max_dimension,
   const PersistenceOptions options{max_dimension, symmetrize_from(symmetrize), metric_from(metric)};
   std::vector<std::vector<Bar>> found(batch.count);
   const auto find = [&](const auto& view, Index index, PersistenceWorkspace& workspace) {
+    if (!(options.metric == Metric::distance ? none_is_nan(view) : all_finite(view))) return false;
     found[index].reserve(view.rows());
     persistence(view, options, workspace, found[index]);
+    return true;
   };
   // Heads of one size differ in cost by a hundred, so they are handed out one by one.
-  const Index non_finite = per_matrix<PersistenceWorkspace>(batch, find, 1);
+  const Index non_finite = per_matrix_checked_by_kernel<PersistenceWorkspace>(batch, find, 1);
   const auto offsets = make_result({batch.count + 1}, {}, std::int64_t{0});
   Index total = 0;
   for (Index i = 0; i < batch.count; ++i) {

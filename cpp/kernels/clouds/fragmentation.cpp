@@ -2,10 +2,13 @@
 #include "kernels/clouds/fragmentation.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 namespace attnscope {
 namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 double median(std::vector<double>& values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -42,14 +45,14 @@ double fragmentation(const MatrixView<Scalar>& distances, const bool* member,
     square[i * n + i] = 0.0;
   }
   const double middle = median(workspace.pairs);
-  if (!(middle > 0.0)) return kNaN;
+  if (!(middle > 0.0 && middle < kInfinity)) return kNaN;
   SpanningTree& tree = workspace.tree;
   tree.assign(matrix_view(square, n, n, 1), Symmetrize::max, Metric::distance);
   double sum = 0.0;
   double bars = 0.0;
   for (std::uint32_t k = 0; k < tree.edges().size(); ++k) {
     const double length = tree.dissimilarity(k);
-    if (!(length > 0.0)) continue;
+    if (!(length > 0.0 && length < kInfinity)) continue;
     sum += length / middle;  // exactly 1 where all distances are one
     bars += 1.0;
   }

@@ -21,9 +21,9 @@ struct FragmentationWorkspace {
 };
 
 // Mean length of the finite bars of H0 over the median distance of pairs, of the points that
-// `member` marks (all where it is null); `distances` is symmetric, finite and not negative. 1 where
-// all pairs are equally far apart, lower the more clustered; NaN for fewer than two points or where
-// the median is 0. What a subset gives is what its own matrix gives, bit for bit. Cost O(n²).
+// `member` marks (all where it is null); `distances` is symmetric, not negative and not NaN. 1 where
+// all pairs are equally far apart, lower the more clustered; NaN for fewer than two points, where the
+// median is 0 or infinite, and without a finite bar. What a subset gives is what its own matrix gives, bit for bit. Cost O(n²).
 template <class Scalar>
 double fragmentation(const MatrixView<Scalar>& distances, const bool* member,
                      FragmentationWorkspace& workspace);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace attnscope {
 namespace {
@@ -64,6 +65,7 @@ void sort_neighbours(const MatrixView<Scalar>& distances, const std::int64_t* gr
       equal.push_back(static_cast<std::int32_t>(j));
       continue;
     }
+    if (!(distance < std::numeric_limits<double>::infinity())) continue;
     out += groups == nullptr || groups[j] != groups[i] ? 1 : 0;
   }
   const auto nearer = [](const Entry& a, const Entry& b) {

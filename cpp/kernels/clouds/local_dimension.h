@@ -10,7 +10,7 @@
 // neighbours.
 namespace attnscope {
 
-// The neighbours of every point of a cloud, from near to far. Points at distance 0 are no
+// The neighbours of every point of a cloud, from near to far. Points at distance 0 or infinity are no
 // neighbours; where groups are given, neither are those of the same group.
 struct Neighbours {
   Index n = 0;
@@ -35,7 +35,7 @@ struct NeighbourScratch {
 void reset_neighbours(Index n, Neighbours& neighbours);
 
 // Finds the `wanted` nearest neighbours of point i, all where wanted < 0, and appends the points at
-// distance 0 to `equal`. `distances` is symmetric, finite and not negative; only row i is read.
+// distance 0 to `equal`. `distances` is symmetric, not negative and not NaN; only row i is read.
 // `groups` [n], or null. Cost O(n) and O(wanted log wanted).
 template <class Scalar>
 void sort_neighbours(const MatrixView<Scalar>& distances, const std::int64_t* groups, Index i,

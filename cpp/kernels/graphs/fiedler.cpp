@@ -15,14 +15,15 @@ namespace {
 
 // Up to this size the tridiagonal form costs less than a factor and the steps with it.
 constexpr Index kLargestTridiagonal = 96;
-// What a matrix turned out to be while it was read.
+// The kind of graph found while a matrix is read.
 enum class Kind { connected, disconnected, signed_weights };
 
 // M = L + s·uuᵀ of a pack in the lower triangles `a`, its unit null vectors u in
-// `null`, and the shift s in every lane. Lanes without a connected graph hold the unit matrix.
+// `null`, and the shift s in every lane; weights are read_weights', whose powers of two go to `scales`.
+// Lanes without a connected graph hold the unit matrix.
 template <class Scalar>
 void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, double shift,
-               Lanes* a, Lanes* null, Kind* kinds, FiedlerWorkspace& workspace) {
+               Lanes* a, Lanes* null, Kind* kinds, double* scales, FiedlerWorkspace& workspace) {
   const Index n = pack.front().rows();
   for (Index lane = 0; lane < kPackWidth; ++lane) {
     Kind kind = Kind::disconnected;
@@ -37,6 +38,7 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
                             [&](Index i, Index j) { return a[triangle_row(i) + j][lane]; })
                  ? Kind::connected : Kind::disconnected;
       kinds[lane] = kind;
+      scales[lane] = workspace.graph.scale;
     }
     if (kind == Kind::connected) continue;
     for (Index i = 0; i < n; ++i) {
@@ -72,16 +74,17 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
 }
 
 // λ2 of a pack from the tridiagonal form of L + s·uuᵀ, with s above λ2 so that λ2 is its smallest
-// eigenvalue: λ2 <= n/(n−1)·min degree < 2·mean degree, and <= 2 when normalized.
+// eigenvalue: λ2 <= n/(n−1)·min degree < 2·mean degree, and <= 2 when normalized. Unless normalized it is
+// that of the weights times `scales`.
 template <class Scalar>
 Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Kind* kinds,
-                     FiedlerWorkspace& workspace) {
+                     double* scales, FiedlerWorkspace& workspace) {
   const Index n = pack.front().rows();
   Lanes* a = lane_buffer(workspace.matrix, triangle_row(n));
   Lanes* diagonal = lane_buffer(workspace.vectors, 7 * n);
   Lanes* beside = diagonal + n;
   Lanes* null = diagonal + 2 * n;
-  read_pack(pack, options, 2.0, a, null, kinds, workspace);
+  read_pack(pack, options, 2.0, a, null, kinds, scales, workspace);
   tridiagonalize(a, n, diagonal, beside, 1, diagonal + 3 * n);
   Lanes norm{};
   for (Index i = 0; i < n; ++i) norm = larger(norm, diagonal[i]);
@@ -89,7 +92,12 @@ Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOption
   return smallest_eigenvalue(diagonal, beside, n, Lanes{}, norm);
 }
 
-// The panels of M = L + s·uuᵀ − σ·1 of one matrix, its unit null vector u in `null` [kPanel · panels],
+// The factor between an eigenvalue of the weights that were read and one of the matrix.
+double eigenvalue_scale(const GraphOptions& options, double scale) {
+  return options.normalized ? 1.0 : scale;
+}
+
+// The panels of M = L + s·uuᵀ − σ·1 of one matrix, of read_weights' weights, its unit null vector u in `null` [kPanel · panels],
 // s twice the mean degree (2 when normalized) so that λ2 − σ stays below the null vector's eigenvalue.
 template <class Scalar>
 Kind read_panels(const MatrixView<Scalar>& attention, const GraphOptions& options, double sigma,
@@ -161,7 +169,7 @@ double value_direct(const MatrixView<Scalar>& attention, const GraphOptions& opt
 // A new factor, and the first steps with it, cost as much as so many steps.
 double steps_worth_a_shift(Index n) { return n < 192 ? 12.0 : n < 384 ? 16.0 : 24.0; }
 
-// λ2 of one matrix from Lanczos steps with the inverse of L − σ, σ = 0 at first. Where eigenvalues crowd
+// λ2 of one matrix, times eigenvalue_scale, from Lanczos steps with the inverse of L − σ, σ = 0 at first. Where eigenvalues crowd
 // above λ2 and the steps crawl, the shift moves up to just below λ2, as far as the residual allows: the
 // new factor exists only if σ < λ2.
 template <class Scalar>
@@ -201,10 +209,11 @@ double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& option
     if (found.converged) return sigma + 1.0 / found.theta;
     sigma += 1.0 / (found.theta + 1.5 * found.residual);
   }
-  return value_direct(attention, options, workspace.laplacian);
+  return value_direct(attention, options, workspace.laplacian) *
+         eigenvalue_scale(options, workspace.graph.scale);
 }
 
-// The vector of an eigenvalue λ2 > 0 that is known, from solves with the factor of L − σ, σ just below λ2.
+// The vector of an eigenvalue λ2 > 0, times eigenvalue_scale, that is known, from solves with the factor of L − σ, σ just below λ2.
 // False where the residual does not fall to the rounding of the weights: others crowd around λ2.
 template <class Scalar>
 bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double value,
@@ -226,7 +235,6 @@ bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& o
     }
     const std::vector<double>& degree = workspace.graph.degree;
     const double spread = options.normalized ? 2.0 : 2.0 * *std::max_element(degree.begin(), degree.end());
-    if (!(spread > 1e-100 && spread < 1e100)) return false;
     if (below < 1e-14 * spread || !panel_factorize(panels, count, inverses)) {
       below = std::max(1e3 * below, 1e-13 * spread);
       continue;
@@ -309,20 +317,25 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
   const Index count = static_cast<Index>(pack.size());
   if (n < 3 || n > kLargestTridiagonal) {
     for (Index k = 0; k < count; ++k) {
-      out[k] = n < 3 ? value_direct(pack[k], options, workspace.laplacian)
-                     : by_factor(pack[k], options, tolerance, workspace);
+      if (n < 3) {
+        out[k] = value_direct(pack[k], options, workspace.laplacian);
+        continue;
+      }
+      const double scaled = by_factor(pack[k], options, tolerance, workspace);
+      out[k] = scaled / eigenvalue_scale(options, workspace.graph.scale);
     }
     return;
   }
   Kind kinds[kPackWidth];
-  const Lanes values = by_tridiagonal(pack, options, kinds, workspace);
+  double scales[kPackWidth];
+  const Lanes values = by_tridiagonal(pack, options, kinds, scales, workspace);
   for (Index k = 0; k < count; ++k) {
     if (kinds[k] == Kind::disconnected) {
       out[k] = 0.0;
     } else if (kinds[k] == Kind::signed_weights || !(values[k] >= 0.0)) {
       out[k] = value_direct(pack[k], options, workspace.laplacian);
     } else {
-      out[k] = values[k];
+      out[k] = values[k] / eigenvalue_scale(options, scales[k]);
     }
   }
 }

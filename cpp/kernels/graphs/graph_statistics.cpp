@@ -62,7 +62,7 @@ void degree_statistics(const std::int64_t* degree, const std::int64_t* in_degree
 
 template <class Scalar>
 void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
-                      GraphStatistics* out, GraphStatisticsWorkspace& workspace) {
+                      GraphStatistics* out, GraphStatisticsWorkspace& workspace) try {
   const Index n = attention.rows();
   for (Index first = 0; first < count; first += kMostLevels) {
     const Index size = std::min(kMostLevels, count - first);
@@ -88,9 +88,18 @@ void graph_statistics(const MatrixView<Scalar>& attention, const double* thresho
                             workspace.components[t], &one.fiedler_value, &one.laplacian_gap);
     }
   }
+} catch (...) {
+  // Graphs that wait would be written to where answers of this call were to go.
+  workspace.spectra = SimpleGraphSpectra();
+  throw;
 }
 
-void finish_graph_statistics(GraphStatisticsWorkspace& workspace) { workspace.spectra.flush(); }
+void finish_graph_statistics(GraphStatisticsWorkspace& workspace) try {
+  workspace.spectra.flush();
+} catch (...) {
+  workspace.spectra = SimpleGraphSpectra();
+  throw;
+}
 
 ATTNSCOPE_COMPILE(graph_statistics);
 

@@ -15,20 +15,17 @@ namespace {
 // Up to this size a pack stays near the second-level cache; beyond, one matrix at a time does.
 constexpr Index kLargestPacked = 256;
 
-// How many components a graph has whose weights and degrees were just read: 0 where a weight is negative,
-// or where squares of the weights leave float64's range.
+// The number of components of a graph whose weights and degrees were just read: 0 where a weight is negative.
 template <class Weight>
 Index components_of(bool graph, Index n, GraphRows& rows, Weight&& weight) {
-  const double largest = *std::max_element(rows.degree.begin(), rows.degree.end());
-  const bool in_range = largest == 0.0 || (largest > 1e-100 && largest < 1e100);
-  return graph && in_range ? count_graph_components(n, rows.queue, weight) : 0;
+  return graph ? count_graph_components(n, rows.queue, weight) : 0;
 }
 
-// The Laplacians of up to kPackWidth matrices in the lower triangles `a`, zeros in lanes without one, and
-// the components_of each.
+// The Laplacians of up to kPackWidth matrices, times read_weights' `scales`, in the lower triangles `a`, zeros
+// in lanes without one, and the components_of each.
 template <class Scalar>
 void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Lanes* a,
-                     Lanes* degrees, Index* components, GraphRows& workspace) {
+                     Lanes* degrees, Index* components, double* scales, GraphRows& workspace) {
   const Index n = pack.front().rows();
   if (pack.size() < kPackWidth) {
     std::fill(a, a + triangle_row(n), Lanes{});
@@ -42,6 +39,7 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
     components[m] = components_of(graph, n, workspace, [&](Index i, Index j) {
       return a[triangle_row(i) + j][lane];
     });
+    scales[m] = workspace.scale;
     for (Index i = 0; i < n; ++i) {
       const double d = components[m] == 0 ? 0.0 : workspace.degree[i];
       degrees[i][lane] = d;
@@ -66,8 +64,8 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
   }
 }
 
-// The Laplacian of one matrix in panels, as panel_tridiagonalize takes it; returns components_of it. Without
-// any the panels are not a Laplacian.
+// The Laplacian of one matrix, times workspace.scale, in panels, as panel_tridiagonalize takes it; returns
+// components_of it. Without any the panels are not a Laplacian.
 template <class Scalar>
 Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& options, double* panels,
                      GraphRows& workspace) {
@@ -145,8 +143,9 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
     return;
   }
   const Eigen::VectorXd values = symmetric_eigenvalues(workspace.weights);
+  const double scale = options.normalized ? 1.0 : workspace.graph.scale;
   for (Index i = 0; i < k; ++i) {
-    const double value = values[i];
+    const double value = values[i] / scale;
     // A graph's Laplacian has no negative eigenvalue: one below 0 is rounding.
     out[i] = !graph ? value : i < components ? 0.0 : std::max(0.0, value);
   }
@@ -173,17 +172,19 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
   double* beside = diagonal + n * width;
   std::fill(diagonal, diagonal + 2 * n * width, 0.0);
   Index components[kMostTogether];
+  double scales[kMostTogether];
   for (Index first = 0; first < count && n <= kLargestPacked; first += kPackWidth) {
     Lanes* a = lane_buffer(workspace.pack, triangle_row(n));
     Lanes* degrees = lane_buffer(workspace.vectors, n);
     const auto part = pack.subspan(first, std::min(kPackWidth, count - first));
-    read_laplacians(part, options, a, degrees, components + first, workspace.graph);
+    read_laplacians(part, options, a, degrees, components + first, scales + first, workspace.graph);
     tridiagonalize(a, n, lanes_at(diagonal + first), lanes_at(beside + first), width / kPackWidth,
                    lane_buffer(workspace.vectors, 4 * n));
   }
   for (Index m = 0; m < count && n > kLargestPacked; ++m) {
     double* panels = workspace.pack.resize(panel_offset(panels_of(n)));
     components[m] = read_laplacian(pack[m], options, panels, workspace.graph);
+    scales[m] = workspace.graph.scale;
     if (components[m] == 0) continue;
     panel_tridiagonalize(panels, n, diagonal + m, beside + m, width, workspace.vectors);
   }
@@ -195,8 +196,9 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
       laplacian_eigenvalues(pack[m], options, k, out[m], workspace);
       continue;
     }
+    const double scale = options.normalized ? 1.0 : scales[m];
     for (Index i = 0; i < k; ++i) {
-      out[m][i] = i < components[m] ? 0.0 : std::max(0.0, values[(m + 1) * n - 1 - i]);
+      out[m][i] = i < components[m] ? 0.0 : std::max(0.0, values[(m + 1) * n - 1 - i] / scale);
     }
   }
 }

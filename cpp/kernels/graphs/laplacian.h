@@ -22,8 +22,8 @@ struct LaplacianWorkspace {
   DqdsWorkspace dqds;
 };
 
-// Writes W of the options' graph (symmetric, zero diagonal) to workspace.weights and its row sums to
-// workspace.degree. Entries are widened to float64 before they are compared or added. Returns whether no
+// Writes W of the options' graph (symmetric, zero diagonal), times workspace.graph.scale, to workspace.weights
+// and its row sums to workspace.degree. Entries are widened to float64 before they are compared or added. Returns whether no
 // weight is negative, without which zero eigenvalues say nothing about components.
 template <class Scalar>
 bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
@@ -33,8 +33,8 @@ bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& opti
 // has no square root and makes its row and column NaN.
 void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace);
 
-// The k smallest eigenvalues of the Laplacian, ascending, to `out`; 1 <= k <= n. As many of them are
-// exactly 0 as the graph has components. Range: [0, 2·max degree], normalized [0, 2]. n = 1: {0}.
+// The k smallest eigenvalues of the Laplacian, ascending, to `out`; 1 <= k <= n. At least as many of them are
+// exactly 0 as the graph has components: weights that rounding of the largest degree swallows can leave more. Range: [0, 2·max degree], normalized [0, 2]. n = 1: {0}.
 // Negative weights give the eigenvalues as they are, negative or not; NaN where a negative degree would
 // have to be normalized.
 // From a dense symmetric solver: the reference for laplacian_spectra, and where it turns to when in doubt.

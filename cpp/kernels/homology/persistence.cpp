@@ -10,6 +10,7 @@ namespace {
 
 using Ends = std::array<std::int32_t, 2>;
 constexpr Ends kNowhere = {-1, -1};
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 Ends ends_of(Edge edge) {
   return {static_cast<std::int32_t>(edge_row(edge)), static_cast<std::int32_t>(edge_column(edge))};
@@ -50,9 +51,10 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   EdgeOrder& order = workspace.order;
   FlagHomology& homology = workspace.homology;
   const auto join = [&](Edge edge, double death) {
-    if (death != 0.0) bars.push_back({0.0, death, kNowhere, ends_of(edge), 0});
+    const bool never = death == kInfinity;
+    if (death != 0.0) bars.push_back({0.0, death, kNowhere, never ? kNowhere : ends_of(edge), 0});
   };
-  const Bar endless{0.0, std::numeric_limits<double>::infinity(), kNowhere, kNowhere, 0};
+  const Bar endless{0.0, kInfinity, kNowhere, kNowhere, 0};
   if (options.max_dimension == 0) {
     SpanningTree& tree = workspace.tree;
     if (attention.rows() > 1) {
@@ -73,7 +75,8 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
     if (cycle.death == FlagHomology::kOpen) continue;
     const double birth = order.dissimilarity(cycle.birth), death = order.dissimilarity(cycle.death);
     if (birth == death) continue;
-    bars.push_back({birth, death, ends_of(edges[cycle.birth]), ends_of(edges[cycle.death]), 1});
+    const Ends filled = death == kInfinity ? kNowhere : ends_of(edges[cycle.death]);
+    bars.push_back({birth, death, ends_of(edges[cycle.birth]), filled, 1});
   }
   // Classes come by age, so only those born at one distance can stand in another order.
   if (!std::is_sorted(bars.begin() + first, bars.end(), sorts_before)) {

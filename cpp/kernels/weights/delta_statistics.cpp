@@ -11,10 +11,10 @@
 namespace attnscope {
 namespace {
 
-// Entries that are widened, subtracted and summed in one go, so that they stay in the first-level
-// cache.
-constexpr Index kTileSize = 1024;
-// A matrix whose columns are contiguous is read so many rows at a time.
+// Entries of a row that are subtracted and summed in one go. Tiles of so many columns and rows are read and
+// summed row by row, whatever the strides, so that sums do not depend on those.
+constexpr Index kTileColumns = 1024;
+// A matrix whose columns are contiguous fills its cache lines with so many rows.
 constexpr Index kTileRows = 32;
 
 constexpr long kExponentBits = 0x7ff0000000000000;
@@ -148,25 +148,29 @@ DeltaSums delta_sums(const MatrixView<Before>& before, const MatrixView<After>& 
   const Format other = format_of<After>();
   Sums sums(one.bits < other.bits ? one : other);
   const bool row_by_row = before.innerStride() == 1 && after.innerStride() == 1;
-  const Index tile_rows = row_by_row ? 1 : kTileRows;
-  const Index tile_columns = kTileSize / tile_rows;
+  // Contiguous rows are read when they are summed, others a tile at a time.
+  const Index read_rows = row_by_row ? 1 : kTileRows;
+  const auto tile_size = static_cast<std::size_t>(read_rows * std::min(kTileColumns, n));
   auto& storage = scratch.of<WideType>();
-  if (storage.size() < 3 * kTileSize) storage.resize(3 * kTileSize);
+  if (storage.size() < 2 * tile_size + kTileColumns) storage.resize(2 * tile_size + kTileColumns);
   WideType* a = storage.data();
-  WideType* b = a + kTileSize;
-  WideType* d = b + kTileSize;
-  for (Index row = 0; row < m; row += tile_rows) {
-    const Index rows = std::min(tile_rows, m - row);
-    for (Index column = 0; column < n; column += tile_columns) {
-      const Index columns = std::min(tile_columns, n - column);
-      const Index count = rows * columns;
-      read_tile(before, row, rows, column, columns, a);
-      read_tile(after, row, rows, column, columns, b);
-      for (Index k = 0; k < count; ++k) d[k] = b[k] - a[k];
-      sums.add(a, b, d, count);
-      if (delta == nullptr) continue;
-      for (Index r = 0; r < rows; ++r) {
-        std::copy_n(d + r * columns, columns, delta + (row + r) * delta_stride + column);
+  WideType* b = a + tile_size;
+  WideType* d = b + tile_size;
+  for (Index first = 0; first < m; first += kTileRows) {
+    const Index last = std::min(first + kTileRows, m);
+    for (Index column = 0; column < n; column += kTileColumns) {
+      const Index columns = std::min(kTileColumns, n - column);
+      for (Index row = first; row < last; row += read_rows) {
+        const Index rows = std::min(read_rows, last - row);
+        read_tile(before, row, rows, column, columns, a);
+        read_tile(after, row, rows, column, columns, b);
+        for (Index r = 0; r < rows; ++r) {
+          const WideType* from = a + r * columns;
+          const WideType* to = b + r * columns;
+          for (Index k = 0; k < columns; ++k) d[k] = to[k] - from[k];
+          sums.add(from, to, d, columns);
+          if (delta != nullptr) std::copy_n(d, columns, delta + (row + r) * delta_stride + column);
+        }
       }
     }
   }

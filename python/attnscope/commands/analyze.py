@@ -28,7 +28,7 @@ from attnscope.engine.tables import Rows, Table
 from attnscope.engine.texts.prepared import prepare_texts
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.homology.barcodes import bar_columns
-from attnscope.metrics.measure import Measured, Metrics, metric_names, requests_of
+from attnscope.metrics.measure import Measured, Metrics, metric_names, named_metric, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS, levels
 from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.metrics.support import LayerSupport, measure_layer
@@ -360,11 +360,12 @@ def _chosen(metrics: Metrics, options: Mapping[str, Any]) -> _Recipe:
     space = common.pop("space", None)
     metrics = [metrics] if isinstance(metrics, str) else metrics
     given = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
-    asked = {key: {name: own[name] for name in own if name != "metric"} for key, own in given.items()}
+    split = {key: named_metric(key, own) for key, own in given.items()}
+    asked = {key: own for key, (_, own) in split.items()}
     exact, public = [one for one in found().quantities if one.protocol == "exact"], set(metric_names())
     # columns that are called otherwise than any metric that reads maps
     columns = {one.name: one for one in exact if one.name not in public}
-    named = {key: own.get("metric", key) for key, own in given.items()}
+    named = {key: name for key, (name, _) in split.items()}
     alone = {key: columns[name] for key, name in named.items() if name in columns}
     named |= {key: metric_of(one) for key, one in alone.items()}
 
@@ -382,7 +383,7 @@ def _chosen(metrics: Metrics, options: Mapping[str, Any]) -> _Recipe:
     inner = [key for key in alone if named[key] not in public]
     if of_inner := [(key, option) for key in inner for option in asked[key]]:
         raise ValueError("analyze: the column {} takes no option, got {!r}".format(*of_inner[0]))
-    plain = {key: {**asked[key], "metric": named[key]} for key in asked if key not in (*spaces, *inner)}
+    plain = {key: {**asked[key], "function": named[key]} for key in asked if key not in (*spaces, *inner)}
     settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
     chosen = [
         column

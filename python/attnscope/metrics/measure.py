@@ -42,8 +42,10 @@ def measure(
         attention: attention maps [..., n, n]; what its device does not measure is copied to the CPU once. For
             metrics of all heads of a layer (`head_divergence`, `sink_removal`) the axis before the last two
             is the head.
-        metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options;
-            the option ``metric`` names the function where the key is not its name.
+        metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options.
+            Where the key is not the name of its function, the option ``function`` is, or ``metric`` where the
+            function has no option of that name: ``{"bars": {"function": "persistence", "metric":
+            "hellinger"}}``.
         lengths: tokens per map, broadcast against the leading axes.
         options: given to every metric that takes an option of that name.
 
@@ -158,7 +160,7 @@ def measure_quantities(
     protocols = {one.protocol for one in quantities}
     if len(protocols) > 1:
         raise ValueError(f"measure_quantities: one protocol at a time, got {', '.join(sorted(protocols))}")
-    each = None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64)
+    each = None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
     if protocols and found().forms.get(protocols.pop()) == "whole":
         if whole:
             raise ValueError(f"measure_quantities: maps are taken by length, so no whole {whole[0]}")
@@ -176,7 +178,7 @@ def _by_length(
     """Sentences of one length at a time, cut to it, in double precision."""
     given = next(maps for name, maps in sites.items() if name in MAPS)
     batch, longest = len(given), int(given.shape[-1])
-    each = torch.full((batch,), longest) if lengths is None else lengths
+    each = torch.full((batch,), longest, device="cpu") if lengths is None else lengths
     places, parts = [], []
     for n in sorted(set(each.tolist())):
         place = (each == n).nonzero().flatten()
@@ -189,7 +191,7 @@ def _by_length(
 
     def joined(own: Sequence[Tensor], nothing: float) -> Tensor:
         sizes = [max(sizes) for sizes in zip(*(part.shape[1:] for part in own), strict=True)]
-        whole = torch.full((batch, *sizes), nothing, dtype=own[0].dtype)
+        whole = torch.full((batch, *sizes), nothing, dtype=own[0].dtype, device="cpu")
         for place, part in zip(places, own, strict=True):
             inside = (place, *map(slice, part.shape[1:]))
             whole[inside] = part
@@ -233,10 +235,10 @@ def _measured(
             values[one], defined[one] = _where_defined(one, own, finite.get(one.needs[0]))
         elif not one.axes:
             shape = maps.shape[:1] if one.scope == "layer" else maps.shape[:2]
-            values[one] = torch.full(shape, torch.nan, dtype=torch.float64)
-            defined[one] = torch.zeros(shape, dtype=torch.bool)
+            values[one] = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
+            defined[one] = torch.zeros(shape, dtype=torch.bool, device="cpu")
     entire = dict(zip(whole, results[len(known) :], strict=True))
-    everywhere = finite.get("attention", torch.ones(maps.shape[:2], dtype=torch.bool))
+    everywhere = finite.get("attention", torch.ones(maps.shape[:2], dtype=torch.bool, device="cpu"))
     return Measured(values, defined, everywhere, maps.shape[-1], entire)
 
 
@@ -259,7 +261,7 @@ def _where_defined(one: Quantity, values: Tensor, finite: Tensor | None) -> tupl
     elif one.kind in ("count", "position"):
         defined = values >= 0
     else:
-        defined = torch.ones(values.shape, dtype=torch.bool)
+        defined = torch.ones(values.shape, dtype=torch.bool, device="cpu")
     if finite is not None:
         finite = finite.all(-1) if one.scope == "layer" else finite
         defined &= finite.reshape(*finite.shape, *[1] * (values.ndim - finite.ndim))
@@ -299,7 +301,7 @@ def requests_of(metrics: Metrics, options: Mapping[str, Any], *, partial: bool =
     requests, taken, names = [], set(), metric_names()
     asked = _asked(metrics)
     for key, own in asked.items():
-        metric, own = str(own.get("metric", key)), {name: own[name] for name in own if name != "metric"}
+        metric, own = named_metric(key, own)
         if metric not in names:
             columns = [one.metric for one in found().quantities if one.name == metric and one.metric in names]
             words = f"; {metric} is a column of {columns[0]}" if columns else nearest(metric, names)
@@ -331,12 +333,24 @@ def requests_of(metrics: Metrics, options: Mapping[str, Any], *, partial: bool =
 def options_taken(metrics: Metrics) -> set[str]:
     """The options that some of the metrics take and that are not given to them already."""
     names = metric_names()
+    named = (named_metric(key, given) for key, given in _asked(metrics).items())
     return {
         option
-        for key, given in _asked(metrics).items()
-        if (metric := str(given.get("metric", key))) in names
+        for metric, given in named
+        if metric in names
         for option in accepted(metric).keys() - given.keys()
     }
+
+
+def named_metric(key: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the function that a key of `measure` asks for, and its own options."""
+    options, names = dict(given), metric_names()
+    if "function" in options:
+        return str(options.pop("function")), options
+    takes_metric = key in names and "metric" in accepted(key)
+    if "metric" in options and not (takes_metric and options["metric"] not in names):
+        return str(options.pop("metric")), options
+    return key, options
 
 
 def _asked(metrics: Metrics) -> Mapping[str, Mapping[str, Any]]:

@@ -215,7 +215,7 @@ def quantity(name: str, protocol: str = "exact", scope: str = "map") -> Quantity
     if declared := [one for one in found().quantities if one.name == name]:
         return min(declared, key=lambda one: (one.protocol != protocol, one.scope != scope))
     # a number that tables hold and no metric gives
-    nothing = Known(torch.nan, torch.full((1, 1), torch.nan))
+    nothing = Known(torch.nan, torch.full((1, 1), torch.nan, device="cpu"))
     return Quantity(name, "", name.replace("_", " "), "", nothing)
 
 
@@ -224,23 +224,23 @@ def quantity(name: str, protocol: str = "exact", scope: str = "map") -> Quantity
 
 def star(n: int) -> Tensor:
     """Every query on key 0."""
-    return torch.eye(1, n, dtype=torch.float64).repeat(n, 1)
+    return torch.eye(1, n, dtype=torch.float64, device="cpu").repeat(n, 1)
 
 
 def causal(n: int) -> Tensor:
     """Uniform among the keys up to the query."""
-    maps = torch.ones(n, n, dtype=torch.float64).tril()
+    maps = torch.ones(n, n, dtype=torch.float64, device="cpu").tril()
     return maps / maps.sum(-1, keepdim=True)
 
 
 def full(n: int) -> Tensor:
     """Uniform among all keys."""
-    return torch.full((n, n), 1 / n, dtype=torch.float64)
+    return torch.full((n, n), 1 / n, dtype=torch.float64, device="cpu")
 
 
 def identity(n: int) -> Tensor:
     """Every query on itself."""
-    return torch.eye(n, dtype=torch.float64)
+    return torch.eye(n, dtype=torch.float64, device="cpu")
 
 
 def ring() -> Tensor:
@@ -251,24 +251,24 @@ def ring() -> Tensor:
 
 def hadamard() -> Tensor:
     """Rows 1 to 7 standardise to orthogonal signs, so that all seven eigenvalues are 1; row 0 is constant."""
-    signs = torch.tensor([[1, 1], [1, -1]], dtype=torch.float64)
+    signs = torch.tensor([[1, 1], [1, -1]], dtype=torch.float64, device="cpu")
     return 0.125 + 0.0625 * torch.kron(signs, torch.kron(signs, signs))
 
 
 def aligned() -> tuple[Tensor, Tensor]:
     """Attention that grows linearly with the cosine of the states, and the states."""
-    angles = torch.tensor([0.0, 0.5, 2.0], dtype=torch.float64)
+    angles = torch.tensor([0.0, 0.5, 2.0], dtype=torch.float64, device="cpu")
     return 0.3 + 0.1 * torch.cos(angles[:, None] - angles), torch.stack([angles.cos(), angles.sin()], -1)
 
 
 def two_heads() -> Tensor:
     """Row 1 of one head on key 0, of the other on key 1: each diverges from their mean by log 2 there."""
-    return torch.tensor([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], dtype=torch.float64)
+    return torch.tensor([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], dtype=torch.float64, device="cpu")
 
 
 def uneven_heads() -> Tensor:
     """Two heads that differ only in how much they attend to key 0, which alone is a sink of their mean."""
-    rows = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.375, 0.375]], dtype=torch.float64)
+    rows = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.375, 0.375]], dtype=torch.float64, device="cpu")
     return rows[:, None, :].expand(2, 3, 3).contiguous()
 
 
@@ -278,11 +278,13 @@ def detail(n: int, scale: int) -> Tensor:
     Scale 3 of signals of 32 keys is the finest of three; each coarser one is refined once more.
     """
     root = 3**0.5
-    low = torch.tensor([1 + root, 3 + root, 3 - root, 1 - root], dtype=torch.float64) / (4 * 2**0.5)
+    low = torch.tensor([1 + root, 3 + root, 3 - root, 1 - root], dtype=torch.float64, device="cpu") / (
+        4 * 2**0.5
+    )
     high = torch.stack([low[3], -low[2], low[1], -low[0]])
     signal = high
     for _ in range(3 - scale):
         signal = torch.nn.functional.conv_transpose1d(signal[None], low[None, None], stride=2)[0]
-    row = torch.full((n,), 1 / n, dtype=torch.float64)
+    row = torch.full((n,), 1 / n, dtype=torch.float64, device="cpu")
     row[1 : 1 + len(signal)] += signal / (4 * n)
     return row.expand(n, n).contiguous()

@@ -5,7 +5,9 @@ A wrong split of a fused matrix still gives plausible numbers, but q, k and v do
 to one token's projection changes what the attention passes on (the input of o):
 
 * q: at that token only, since a query is read by its own row alone;
-* v: at other tokens, and affinely, since rows are weighted sums of values;
+* v: at other tokens, and affinely, since rows are weighted sums of values. Norms inside the attention, behind
+v
+  or before o, multiply by what they multiply by without noise, or nothing behind them were affine;
 * k: at other tokens, and not affinely, since keys stand inside the softmax.
 
 And the input of down is linear in the up projection, which it is not in the gate.
@@ -85,7 +87,7 @@ class _Block:
         half = any(one.dtype in (torch.float16, torch.bfloat16) for one in block.parameters())
         self._block = copy.deepcopy(block).float() if half else block
         self._args, self._kwargs = _fresh(self._args, half), _fresh(self._kwargs, half)
-        self._plain: dict[int, Tensor] = {}
+        self._plain: dict[tuple[int, bool], Tensor] = {}
 
     def of(self, role: str) -> list[WeightEntry]:
         """The entries of a role."""
@@ -96,10 +98,45 @@ class _Block:
         inside = entry.tensor.removeprefix(f"{self._name}.").rpartition(".")[0]
         return self._block.get_submodule(inside)
 
+    def module_of(self, entry: WeightEntry) -> nn.Module:
+        """Return the module that holds the owner of an entry."""
+        inside = entry.tensor.removeprefix(f"{self._name}.").rpartition(".")[0]
+        return self._block.get_submodule(inside.rpartition(".")[0])
+
+    def norms_of(self, parent: nn.Module) -> list[nn.Module]:
+        """Return the norms inside a module."""
+        return [module for module in parent.modules() if "norm" in type(module).__name__.lower()]
+
+    @contextlib.contextmanager
+    def holding_norms(self, parent: nn.Module) -> Iterator[None]:
+        """Make each norm of a module multiply by the factors of a run without noise, inside."""
+        factors: dict[nn.Module, list[Tensor]] = {norm: [] for norm in self.norms_of(parent)}
+        if not factors:
+            yield
+            return
+
+        def record(norm: nn.Module, arguments: Any, output: Tensor) -> None:
+            entered = _first(arguments)
+            factors[norm].append(torch.where(entered == 0, 0, output / entered))
+
+        def hold(norm: nn.Module, arguments: Any, _output: Tensor) -> Tensor:
+            factor = factors[norm].pop(0)
+            factors[norm].append(factor)
+            return _first(arguments) * factor
+
+        with contextlib.ExitStack() as stack, torch.no_grad(), evaluating(self._block):
+            for norm in factors:
+                stack.enter_context(norm.register_forward_hook(record))
+            self._block(*self._args, **self._kwargs)
+        with contextlib.ExitStack() as stack:
+            for norm in factors:
+                stack.enter_context(norm.register_forward_hook(hold))
+            yield
+
     def run(
         self, watched: nn.Module, site: str, changes: Sequence[tuple[nn.Module, Callable[[Tensor], Tensor]]]
     ) -> Tensor:
-        """What enters or leaves a module when the outputs of others are changed."""
+        """Return what enters or leaves a module when the outputs of others are changed."""
         seen: list[Tensor] = []
 
         def see(_: nn.Module, *passing: Any) -> None:
@@ -117,8 +154,8 @@ class _Block:
             raise WeightMapError(f"verify_weight_map: {type(watched).__name__} did not run in {self._name}")
         return seen[0].double().reshape(-1, seen[0].shape[-1])
 
-    def noise(self, watched: nn.Module, entry: WeightEntry, size: float) -> Tensor:
-        """Change of what enters `watched` when noise is added to one token of the entry's output."""
+    def noise(self, watched: nn.Module, entry: WeightEntry, size: float, held: bool = False) -> Tensor:
+        """Return how what enters `watched` changes when noise is added to one token of the entry's output."""
         generator = torch.Generator().manual_seed(0)
 
         def change(output: Tensor) -> Tensor:
@@ -130,9 +167,10 @@ class _Block:
             token[rows] += (scale * direction.to(output.device)).to(output.dtype)
             return changed
 
-        if id(watched) not in self._plain:
-            self._plain[id(watched)] = self.run(watched, "input", [])
-        return self.run(watched, "input", [(self.owner(entry), change)]) - self._plain[id(watched)]
+        key = (id(watched), held)
+        if key not in self._plain:
+            self._plain[key] = self.run(watched, "input", [])
+        return self.run(watched, "input", [(self.owner(entry), change)]) - self._plain[key]
 
 
 def _check_attention(block: _Block, layer: int) -> None:
@@ -160,7 +198,8 @@ def _check_attention(block: _Block, layer: int) -> None:
                 f"tokens by {moved:.1g} of the largest move, a query moves its own row only"
             )
     for entry in block.of("v"):
-        moved, bent = _bend(block, watched, entry, size, others)
+        with block.holding_norms(block.module_of(output)):
+            moved, bent = _bend(block, watched, entry, size, others, held=True)
         if moved <= 1e-3 or bent > 1e-4:
             raise WeightMapError(
                 f"verify_weight_map: {entry.title} ({entry.tensor}) is no value: noise in it moves other "
@@ -169,10 +208,15 @@ def _check_attention(block: _Block, layer: int) -> None:
 
 
 def _bend(
-    block: _Block, watched: nn.Module, entry: WeightEntry, size: float, others: Tensor
+    block: _Block,
+    watched: nn.Module,
+    entry: WeightEntry,
+    size: float,
+    others: Tensor,
+    held: bool = False,
 ) -> tuple[float, float]:
-    """Move of other tokens relative to the largest move, and the part of it that is not affine."""
-    once, twice = (block.noise(watched, entry, factor * size) for factor in (1.0, 2.0))
+    """Return the move of other tokens relative to the largest move, and the part of it that is not affine."""
+    once, twice = (block.noise(watched, entry, factor * size, held) for factor in (1.0, 2.0))
     elsewhere, largest = once[others].abs().max(), once.abs().max().clamp_min(1e-300)
     bend = (twice - 2 * once)[others].abs().max() / elsewhere.clamp_min(1e-300)
     return float(elsewhere / largest), float(bend)
@@ -189,7 +233,9 @@ def _check_gate(block: _Block, layer: int) -> None:
     for factor in (0.0, step, 2 * step):
         if ups[0].expert is None:
             changes = [(block.owner(entry), _scaling(entry, factor)) for entry in ups]
-            outputs.append(block.run(watched, "input", changes))
+            # a norm before down would hide that its input is linear
+            with block.holding_norms(block.module_of(downs[0])):
+                outputs.append(block.run(watched, "input", changes))
             continue
         # experts are fused in memory: their weights are scaled, and what they add up to is watched
         with _scaled(block, ups, factor):

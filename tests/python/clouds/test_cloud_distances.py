@@ -137,3 +137,69 @@ def test_bad_input():
         asc.cloud_distances(torch.eye(2), lengths=3)
     # Beyond a cloud's length a zero vector is no point.
     asc.cloud_distances(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), metric="cosine", lengths=1)
+
+
+def distances_with_rounding(dtype):
+    """Distances whose two triangles differ as a Gram matrix or a rounded copy in this dtype makes them."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.randn(200, 16, generator=generator, dtype=torch.float64)
+    exact = asc.cloud_distances(points)
+    if dtype in (torch.float16, torch.bfloat16):
+        step = torch.finfo(dtype).eps * exact * torch.rand(200, 200, generator=generator)
+        return (exact + step).to(dtype)
+    x = points.to(dtype)
+    squares = (x * x).sum(-1)
+    noise = torch.finfo(dtype).eps * squares.max() * torch.randn(200, 200, generator=generator).to(dtype)
+    gram = squares[:, None] + squares - 2 * (x @ x.T) + 4 * noise
+    return gram.clamp(min=0).fill_diagonal_(0).sqrt()
+
+
+TAKE_DISTANCES = {
+    "two_nn": lambda d: asc.two_nn(None, distances=d),
+    "local_dimension": lambda d: asc.local_dimension(None, distances=d, k=5).value,
+    "cloud_persistence": lambda d: asc.cloud_persistence(d, metric="precomputed").death,
+    "fragmentation": lambda d: asc.fragmentation(d, metric="precomputed"),
+    "cloud_components": lambda d: asc.cloud_components(d, [1.0, 5.0], metric="precomputed").largest,
+}
+
+
+@pytest.mark.parametrize("name", TAKE_DISTANCES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_rounding_in_the_dtype_of_distances_is_no_asymmetry(name, dtype):
+    distances = distances_with_rounding(dtype)
+    assert not torch.equal(distances, distances.mT)
+    found = TAKE_DISTANCES[name](distances)
+    expected = TAKE_DISTANCES[name](torch.maximum(distances, distances.mT).double())
+    assert found.shape == expected.shape
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-2}.get(dtype, 0.2)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", TAKE_DISTANCES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_other_asymmetries_are_refused_with_both_entries(name, dtype):
+    distances = asc.cloud_distances(torch.arange(12.0)[:, None]).to(dtype)
+    distances[2, 9] = 6.0
+    with pytest.raises(ValueError, match=rf"^{name}: .* symmetric, got 6.0 at \(2, 9\) and 7.0 at \(9, 2\)"):
+        TAKE_DISTANCES[name](distances)
+    distances[2, 9] = torch.inf
+    with pytest.raises(ValueError, match=rf"^{name}: .* symmetric, got inf at \(2, 9\) and 7.0 at \(9, 2\)"):
+        TAKE_DISTANCES[name](distances)
+
+
+def test_distances_of_cdist_in_float32_are_taken():
+    points = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    distances = torch.cdist(points, points)
+    expected = asc.two_nn(points)
+    torch.testing.assert_close(asc.two_nn(None, distances=distances), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("power", [-1000, -520, 520, 1000])
+def test_near_points_beside_a_far_one_keep_their_distance(power):
+    far = 2.0**power
+    points = torch.tensor([[0.0, 0.0], [3.0, 4.0], [far, 0.0]], dtype=torch.float64)
+    found = asc.cloud_distances(points)
+    assert found[0, 1] == 5.0
+    assert found[0, 2] == far
+    largest = torch.finfo(torch.float64).max
+    assert asc.cloud_distances(torch.tensor([[-largest], [largest]], dtype=torch.float64))[0, 1] == torch.inf

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.sparse.csgraph
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,3 +147,74 @@ def test_bad_input():
         asc.cloud_persistence(torch.eye(3), metric="manhattan")
     with pytest.raises(ValueError, match="zero vector at index 2"):
         asc.cloud_persistence(torch.tensor([[1.0], [2.0], [0.0]]))
+
+
+INF = float("inf")
+
+
+def bars(distances, **options):
+    return asc.cloud_persistence(
+        torch.tensor(distances, dtype=torch.float64), metric="precomputed", **options
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_infinite_distances_are_pairs_that_nothing_joins(dtype, dimension):
+    """A large number in the place of infinity gives the same bars, which die there."""
+    generator = torch.Generator().manual_seed(1)
+    for n in (2, 5, 17, 40):
+        distances = torch.rand(n, n, generator=generator).round(decimals=2)
+        distances = torch.maximum(distances, distances.mT)
+        cut = torch.rand(n, n, generator=generator) < 0.6
+        distances = distances.masked_fill(cut | cut.mT, INF).fill_diagonal_(0).to(dtype)
+        found = asc.cloud_persistence(distances, metric="precomputed", max_dimension=dimension)
+        large = asc.cloud_persistence(
+            distances.nan_to_num(posinf=1024.0), metric="precomputed", max_dimension=dimension
+        )
+        expected = torch.where(large.death == 1024.0, INF, large.death)
+        assert torch.equal(found.birth, large.birth)
+        assert torch.equal(found.death, expected)
+        assert torch.equal(found.dimension, large.dimension)
+        assert bool((found.death_edge[found.death.isinf()] == -1).all())
+        h0 = found.dimension == 0
+        graph = scipy.sparse.csr_matrix(distances.float().isfinite().numpy())
+        parts = scipy.sparse.csgraph.connected_components(graph, directed=False)[0]
+        assert int((h0 & found.death.isinf()).sum()) == parts
+
+
+def test_a_loop_that_only_infinite_distances_fill_is_never_filled():
+    root = 2**0.5
+    square = [[0, INF, 1, root], [INF, 0, root, 1], [1, root, 0, INF], [root, 1, INF, 0]]
+    found = bars(square)
+    assert found[()][0].tolist() == [[0, 1], [0, 1], [0, root], [0, INF]]
+    assert found[()][1].tolist() == [[root, INF]]
+    assert asc.bar_count(found).tolist() == [4, 1]
+    assert asc.total_persistence(found).tolist() == [2 + root, 0.0]
+
+
+def test_nan_among_distances_empties_a_cloud_and_infinity_on_the_diagonal_does_not():
+    assert bars([[0, float("nan")], [float("nan"), 0]]).offsets.tolist() == [0, 0]
+    assert bars([[INF, 1.0], [1.0, INF]])[()][0].tolist() == [[0, 1], [0, INF]]
+
+
+def test_other_measures_take_infinite_distances_too():
+    two = asc.cloud_distances(torch.tensor([[0.0], [1.0], [3.0], [10.0], [11.0], [14.0]]))
+    apart = two.clone()
+    apart[:3, 3:] = apart[3:, :3] = INF
+    parts = asc.cloud_components(apart, [0.5, 100.0], metric="precomputed")
+    assert parts.components.tolist() == [6, 2]
+    assert parts.largest.tolist() == [1 / 6, 0.5]
+    # neighbours that are no farther than a finite one are the same
+    assert torch.equal(asc.two_nn(None, distances=apart), asc.two_nn(None, distances=two))
+    dimension = asc.local_dimension(None, distances=apart, k=[2, 3])
+    assert dimension.used.tolist() == [6, 0]
+    assert torch.equal(dimension.value[:1], asc.local_dimension(None, distances=two, k=2).value)
+    # the median pair is one that nothing joins: there is no scale
+    assert asc.fragmentation(apart, metric="precomputed").isnan()
+    near = two.clone()
+    near[0, 5] = near[5, 0] = INF
+    tree = [1.0, 2.0, 7.0, 1.0, 3.0]
+    pairs = sorted(near[i, j].item() for i in range(6) for j in range(i))
+    expected = sum(tree) / 5 / pairs[7]
+    assert asc.fragmentation(near, metric="precomputed").item() == pytest.approx(expected, rel=1e-14)

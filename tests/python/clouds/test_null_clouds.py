@@ -143,3 +143,13 @@ def test_bad_input():
     np.testing.assert_equal(
         asc.null_directions(torch.ones(3, 2), "covariance", draws=1).isnan().all().item(), True
     )
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "covariance"])
+def test_strides_change_no_bit_of_a_draw(kind):
+    points = torch.randn(30, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = asc.null_clouds(points, kind, draws=3)
+    for other in (points.mT.contiguous().mT, torch.stack([points, points], -1)[..., 0], points.numpy()):
+        assert torch.equal(asc.null_clouds(other, kind, draws=3), expected)
+    found = asc.null_directions(points.mT.contiguous().mT, "covariance", draws=3)
+    assert torch.equal(found, asc.null_directions(points, "covariance", draws=3))

@@ -113,6 +113,27 @@ def test_common_options_reach_every_metric_that_takes_them():
     assert found["betti_numbers"].shape == (2, 1, 2)
 
 
+def test_an_option_called_metric_reaches_the_function_that_takes_it():
+    attention = maps(2, 9, 9)
+    expected = asc.persistence(attention, metric="hellinger")
+    found = asc.measure(
+        attention,
+        {
+            "persistence": {"metric": "hellinger"},
+            "bars": {"function": "persistence", "metric": "hellinger"},
+            "own": {"metric": "persistence"},
+            "connectivity": {"function": "fiedler_value"},
+        },
+    )
+    for key in ("persistence", "bars"):
+        assert torch.equal(found[key].death, expected.death)
+    assert torch.equal(found["own"].death, asc.persistence(attention).death)
+    assert not torch.equal(found["own"].death, expected.death)
+    assert torch.equal(found["connectivity"], asc.fiedler_value(attention))
+    with pytest.raises(ValueError, match="metric must be one of 'attention', 'hellinger', got 'x'"):
+        asc.measure(attention, {"persistence": {"metric": "x"}})
+
+
 @pytest.mark.parametrize(
     ("metrics", "options", "error", "message"),
     [

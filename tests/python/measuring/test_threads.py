@@ -11,6 +11,7 @@ import sys
 import sysconfig
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ import attnscope as asc
 from attnscope import _blas
 from attnscope.engine.stage_run import StageRun
 from attnscope.protocols import ruscio2025
+from every_call import OF_RESULTS, answer, every_call
 from folders import model_folder, sentences
 from strategies import attention_batch
 
@@ -58,6 +60,14 @@ CALLS = {
     ),
 }
 MAPS = attention_batch((5, 4), 18, seed=3)
+OF_MANY = (
+    "effective_rank",
+    "fiedler_value",
+    "graph_statistics",
+    "head_divergence",
+    "persistence",
+    "top_mass",
+)
 
 
 def answers():
@@ -156,6 +166,54 @@ def test_a_forked_child_of_a_busy_parent_does_not_hang(expected):
     assert os.WIFEXITED(ended[1]), f"the child was ended by signal {os.WTERMSIG(ended[1])}"
     assert os.WEXITSTATUS(ended[1]) == 0
     assert different(answers(), expected) == [], "the parent's own threads do not work any more"
+
+
+def answers_in_a_child(calls):
+    """Return the call that a forked child did not answer; each is named before it begins."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(240)
+        try:
+            for name, function, arguments in calls:
+                os.write(write, f"{name}\n".encode())
+                answer(function, arguments)
+            os.write(write, b"end\n")
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as lines:
+        begun = lines.read().split()
+    os.waitpid(child, 0)
+    return [] if begun[-1:] == ["end"] else begun[-1:]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_no_function_waits_for_threads_that_a_forked_child_lost():
+    """Of many maps too, whose numbers are more than torch computes in one piece."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.randn(400_000).exp().sum()
+        torch.repeat_interleave(torch.arange(1000), torch.ones(1000, dtype=torch.int64))
+        torch.randn(300, 300) @ torch.randn(300, 300)
+        many = MAPS.expand(30, *MAPS.shape).contiguous()
+        calls = [
+            *every_call(),
+            *((name, function, {}) for name, function in OF_RESULTS.items()),
+            *(
+                (f"{name} of many", partial(call, many), {})
+                for name, call in CALLS.items()
+                if name in OF_MANY
+            ),
+            ("sink_test of many", asc.sink_test, {"attention": many}),
+            ("bar_count of many", lambda: asc.bar_count(asc.persistence(many)), {}),
+        ]
+        for _, function, arguments in calls[:3]:
+            answer(function, arguments)
+        assert answers_in_a_child(calls) == []
+    finally:
+        torch.set_num_threads(before)
 
 
 def blas_threads() -> set[int]:

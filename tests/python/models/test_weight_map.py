@@ -137,6 +137,33 @@ def test_gate_read_as_up_is_found_out(name):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+#: Models with a norm between a projection and what it is multiplied with: options of their configurations.
+NORMED = {"bitnet": {}, "diffllama": {}, "gemma4_unified_text": {"head_dim": 16}}
+
+
+@pytest.mark.parametrize("name", NORMED)
+def test_norms_behind_v_or_before_o_and_down_hide_no_role(name):
+    """Without the norms held, v is not affine behind them, and neither is the input of down."""
+    if name not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {name}")
+    sizes = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model(name, **sizes, **heads, **NORMED[name])
+    )
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    asc.verify_weight_map(model)
+    found = asc.weight_map(model)
+    for names in ({"q": "k", "k": "q"}, {"k": "v", "v": "k"}):
+        with pytest.raises(asc.WeightMapError, match=r"layer 1 .* is no (query|key|value): noise"):
+            asc.verify_weight_map(model, swapped(found, **names))
+    with pytest.raises(asc.WeightMapError, match="is not up but gate"):
+        asc.verify_weight_map(model, swapped(found, up="gate", gate="up"))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+
+
 def test_rows_of_the_fused_layouts_by_hand():
     def rows(shapes, role, **config):
         return list(asc.weight_map(shapes, config=config)[0, role].rows.runs())

@@ -275,3 +275,17 @@ def test_bad_arguments():
             function([[1.0]])
     assert asc.singular_values(torch.rand(0, 5, 5)).shape == (0, 5)
     assert asc.stable_rank(torch.rand(0, 5, 5)).shape == (0,)
+
+
+@pytest.mark.parametrize("name", ["effective_rank", "stable_rank", "spectral_gap", "spectral_ratio"])
+def test_the_padding_of_a_batch_changes_no_bit(name):
+    function = getattr(asc, name)
+    for n in (3, 7, 12):
+        alone = torch.softmax(
+            torch.randn(50, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64), -1
+        )
+        expected = function(alone)
+        for size in range(n + 1, n + 12):
+            padded = torch.full((50, size, size), torch.nan, dtype=torch.float64)
+            padded[:, :n, :n] = alone
+            assert torch.equal(function(padded, lengths=n), expected), (n, size)

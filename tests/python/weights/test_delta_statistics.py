@@ -211,3 +211,25 @@ def test_numbers_of_both_ends_of_float64():
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=f"^delta_statistics: .*{message}"):
         call()
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (40, 33), (70, 1030)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_strides_change_no_bit(shape, dtype):
+    generator = torch.Generator().manual_seed(shape[0])
+    before, after = (torch.randn(2, *shape, generator=generator).to(dtype) for _ in range(2))
+    expected = asc.delta_statistics(before, after)
+    turned = [x.mT.contiguous().mT for x in (before, after)]
+    spread = [torch.stack([x, x * 0], -1)[..., 0] for x in (before, after)]
+    for pair in (turned, spread, [before, turned[1]], [spread[0], after]):
+        for one, other in zip(asc.delta_statistics(*pair), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_differences_are_written_as_they_are_where_squares_leave_the_range():
+    before = torch.tensor([[1.0, -2.0], [3.0, 0.5]], dtype=torch.float64) * 2.0**900
+    delta = torch.empty(2, 2, dtype=torch.float64)
+    found = asc.delta_statistics(before, 1.5 * before, delta=delta)
+    assert torch.equal(delta, 0.5 * before)
+    assert found.along.item() == 0.5
+    assert found.energy.item() == torch.inf

@@ -268,3 +268,61 @@ def test_the_ridge_is_relative_to_the_mean_eigenvalue():
 def test_bad_input_of_the_smallest_edit(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+WEIGHTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+EYE = torch.eye(5, dtype=torch.float64)
+OF_WEIGHTS = {
+    "subspace_fraction": lambda m: asc.subspace_fraction(m, EYE[:, :2], k=[1, 2]),
+    "concentration": lambda m: asc.concentration(m, EYE),
+    "relative_subspace_fraction": lambda m: asc.relative_subspace_fraction(m, right=EYE[:, :2]),
+    "alignment_gain": lambda m: asc.alignment_gain(m, EYE + torch.ones(5, 5), side="in"),
+}
+
+
+def fields(result):
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_arrays_gradients_and_strides_change_no_bit(name):
+    function = OF_WEIGHTS[name]
+    expected = fields(function(WEIGHTS))
+    wide = torch.randn(12, 10, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    wide[::2, ::2] = WEIGHTS
+    for matrix in (
+        WEIGHTS.numpy(),
+        WEIGHTS.clone().requires_grad_(),
+        torch.nn.Parameter(WEIGHTS),
+        WEIGHTS.mT.contiguous().mT,
+        wide[::2, ::2],
+    ):
+        for one, other in zip(fields(function(matrix)), expected, strict=True):
+            assert not one.requires_grad
+            assert torch.equal(one.nan_to_num(-7.0), other.nan_to_num(-7.0))
+
+
+@pytest.mark.parametrize("name", OF_WEIGHTS)
+def test_the_largest_numbers_are_weights_like_others(name):
+    function = OF_WEIGHTS[name]
+    largest = torch.finfo(torch.float64).max
+    expected = fields(function(WEIGHTS.sign()))
+    for one, other in zip(fields(function(WEIGHTS.sign() * largest)), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, equal_nan=True)
+    bad = WEIGHTS.clone()
+    bad[0, 0] = torch.inf
+    assert all(one.isnan().all() for one in fields(function(bad))[:1])
+    assert all(one.isnan().all() for one in fields(function(asc.LowRank(bad[:, :2], WEIGHTS[:2])))[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_bases_and_moments_are_right_to_the_rounding_of_their_dtype(dtype):
+    basis = asc.haar_basis(5, 5, seed=1)
+    moment = (basis * torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0])) @ basis.mT
+    moment = moment * (1 + 0.4 * torch.finfo(dtype).eps * torch.randn(5, 5).sign())
+    expected = asc.subspace_fraction(WEIGHTS, basis[:, :2]).fraction
+    found = asc.subspace_fraction(WEIGHTS, basis[:, :2].to(dtype)).fraction
+    torch.testing.assert_close(found, expected, rtol=0, atol=16 * torch.finfo(dtype).eps)
+    assert asc.alignment_gain(WEIGHTS, moment.to(dtype), side="in").gain.isfinite()
+    with pytest.raises(ValueError, match="symmetric"):
+        asc.alignment_gain(WEIGHTS, (moment + 0.3 * torch.ones(5, 5).triu()).to(dtype), side="in")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import Cloud, points_argument
 
@@ -85,6 +86,10 @@ def boundary(
         places = _pairs_argument(name, pairs, one.n, two.n)
         one = Cloud(one.tensor[..., places[:, 0], :], None)
         two = Cloud(two.tensor[..., places[:, 1], :], None)
+    scales = _powers.smaller(
+        _powers.scales_of(one.tensor, one.lengths), _powers.scales_of(two.tensor, two.lengths)
+    )
+    one, two = (Cloud(_powers.scaled(cloud.tensor, scales), cloud.lengths) for cloud in (one, two))
     first, second = _Moments.of(one), _Moments.of(two)
     v = second.mean - first.mean
     squared = v.square().sum(-1)
@@ -97,10 +102,10 @@ def boundary(
     bad = first.mean.isnan().any(-1) | second.mean.isnan().any(-1)
     found = Boundary(
         torch.where(norm[..., None] > 0, v / norm[..., None], torch.nan),
-        norm,
+        _powers.unscaled(norm, scales),
         norm / ((first.norms + second.norms) / points),
-        squared - scatter,
-        (first.mean + second.mean) / 2,
+        _powers.unscaled(squared - scatter, scales, power=2),
+        _powers.unscaled((first.mean + second.mean) / 2, scales),
     )
     return _checks.finished(name, one, found, int(bad.sum()), "clouds")
 
@@ -131,7 +136,7 @@ def _pairs_argument(function: str, pairs: Any, n: int, m: int) -> Tensor:
         raise ValueError(f"{function}: pairs must be whole numbers, got {tensor.dtype}")
     if tensor.ndim != 2 or tensor.shape[-1] != 2 or len(tensor) == 0:
         raise ValueError(f"{function}: pairs must be [p, 2] with p >= 1, got shape {tuple(tensor.shape)}")
-    outside = (tensor < 0) | (tensor >= torch.tensor([n, m]))
+    outside = (tensor < 0) | (tensor >= torch.tensor([n, m], device="cpu"))
     if bool(outside.any()):
         row = int(outside.any(-1).nonzero()[0])
         raise ValueError(

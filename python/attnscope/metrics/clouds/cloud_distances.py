@@ -14,8 +14,10 @@ from attnscope import _checks, _core
 
 Metric = Literal["cosine", "euclidean", "precomputed"]
 METRICS = ("cosine", "euclidean", "precomputed")
-#: |d_ij − d_ji| of given distances, over the largest of them, from which on they are refused.
-ASYMMETRY = 1e-9
+#: |d_ij² − d_ji²| of given distances, over the square of the largest of them, from which on they are refused.
+#: Distances that are formed of a Gram matrix lose that much to rounding: of squares, so that near points
+#: differ by its root. Half types are rounded once, when distances are stored in them.
+ASYMMETRY = {torch.float64: 2e-9, torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 4e-2}
 
 
 class Cloud(_checks.Attention):
@@ -45,8 +47,8 @@ def cloud_distances(
 
     Returns:
         [..., n, n] float64: exactly symmetric, exactly 0 for equal rows. NaN beyond the lengths and
-        throughout a cloud with NaN or infinite coordinates, with one warning. Squares beyond 1e308 give
-        infinity.
+        throughout a cloud with NaN or infinite coordinates, with one warning. Only a distance beyond 1.8e308
+        is infinite.
 
     Raises:
         ValueError: fewer than two dimensions, no point, wrong dtype, more than 65535 points, an unknown
@@ -109,7 +111,10 @@ def distances_of(function: str, cloud: Cloud, metric: str) -> _checks.Attention:
 def distances_argument(
     function: str, distances: Any, lengths: _checks.Lengths, name: str = "distances"
 ) -> _checks.Attention:
-    """Checks given distances [..., n, n]: square, symmetric, none below 0. NaN entries are let through."""
+    """Return given distances [..., n, n]: square, symmetric but for rounding in their dtype, none below 0.
+
+    NaN entries are let through, and infinite ones: such a pair is never joined.
+    """
     checked = _checks.attention_argument(function, distances, lengths, name=name)
     _few_enough(function, name, checked.n)
     tensor = checked.tensor
@@ -120,9 +125,12 @@ def distances_argument(
     if bool((negative := (tensor < 0) & both).any()):
         place = tuple(int(axis) for axis in negative.nonzero()[0])
         raise ValueError(f"{function}: {name} must not be negative, got {tensor[place].item()} at {place}")
-    skew = torch.where(both, tensor - tensor.mT, 0).abs().nan_to_num(0, posinf=0)
-    largest = torch.where(both, tensor, 0).nan_to_num(0, posinf=0).amax((-2, -1), keepdim=True)
-    if bool((apart := skew > ASYMMETRY * largest).any()):
+    largest = torch.where(both, tensor, 0).nan_to_num(0, posinf=0).amax((-2, -1), keepdim=True).double()
+    # Shares of the largest, whose squares stay in range.
+    share = tensor.double() / torch.where(largest > 0, largest, 1.0)
+    skew = ((share - share.mT) * (share + share.mT)).abs().nan_to_num(0, posinf=0)
+    one_sided = both & (tensor.isinf() != tensor.mT.isinf()) & ~(tensor.isnan() | tensor.mT.isnan())
+    if bool((apart := both & (skew > ASYMMETRY[tensor.dtype]) | one_sided).any()):
         place = tuple(int(axis) for axis in apart.nonzero()[0])
         other = (*place[:-2], place[-1], place[-2])
         raise ValueError(

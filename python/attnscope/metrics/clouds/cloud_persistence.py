@@ -31,8 +31,10 @@ def cloud_persistence(
         lengths: points per cloud, broadcast against the leading axes; each cloud is its first points.
 
     Returns:
-        Barcodes, one slice per cloud; exactly one H0 bar of each is infinite. A cloud with NaN or infinite
-        coordinates or distances has an empty slice.
+        Barcodes, one slice per cloud. Infinite distances are pairs that nothing joins: there is an infinite
+        H0 bar for each component, one where all distances are finite, and a loop that only such pairs would
+        fill is an infinite H1 bar. A cloud with NaN or infinite coordinates, or a NaN among its distances,
+        has an empty slice.
 
     Raises:
         ValueError: a zero vector under "cosine" (with its index), distances that are negative, not square or

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.clouds.cloud_distances import points_argument
+from attnscope.metrics.clouds.cloud_distances import Cloud, points_argument
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 
 #: Share of the variance that `pca_dimension` counts components for.
@@ -67,7 +68,9 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
         for the participation ratio.
     """
     name = "cloud_spectrum"
-    cloud = points_argument(name, points, lengths)
+    given = points_argument(name, points, lengths)
+    tensor, scales = _powers.in_range(given.tensor, given.lengths)
+    cloud = Cloud(tensor, given.lengths)
     centred = _checks.flag(name, "center", center)
     wide, sees = cloud.tensor.double(), cloud.inside()[..., None]
     finite = (wide.isfinite() | ~sees).all((-2, -1))
@@ -91,7 +94,7 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
         torch.where(spread, total.square() / squares.square().sum(-1), nothing),
         torch.where(spread, second / squares[..., 0], nothing),
         torch.where(spread, short.double(), 0.0),
-        sigma,
+        _powers.unscaled(sigma, scales),
     )
     bad = int((~finite).sum())
     if bad:
@@ -103,7 +106,9 @@ def _like(finite: Tensor, one: Tensor) -> Tensor:
     return finite if one.ndim == finite.ndim else finite[..., None]
 
 
-_AXES = torch.cat([torch.eye(3, dtype=torch.float64), -torch.eye(3, dtype=torch.float64)])
+_AXES = torch.cat(
+    [torch.eye(3, dtype=torch.float64, device="cpu"), -torch.eye(3, dtype=torch.float64, device="cpu")]
+)
 
 
 def _of_a_cloud(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
@@ -112,7 +117,7 @@ def _of_a_cloud(name: str, field: str, label: str, meaning: str, expected: float
         "cloud_spectrum",
         label,
         meaning,
-        Known(expected, torch.eye(2), {"points": _AXES}),
+        Known(expected, torch.eye(2, device="cpu"), {"points": _AXES}),
         read=field_of(field),
         options={"points": Site("points")},
         scope="cloud",

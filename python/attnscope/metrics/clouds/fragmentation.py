@@ -81,6 +81,7 @@ def cloud_components(
     values = torch.tensor(
         [_checks.real(name, "scales", one) for one in numbers_argument(name, "scales", scales)],
         dtype=torch.float64,
+        device="cpu",
     )
     if values.numel() == 0 or bool(values.isnan().any()) or bool((values.diff() < 0).any()):
         raise ValueError(f"{name}: scales must be one or more ascending numbers, got {scales!r}")
@@ -111,7 +112,8 @@ def fragmentation(
 
     Returns:
         [...] float64, with an axis of the subsets before; NaN for one point, where at least half of all pairs
-        are at distance 0, and for a cloud that is not finite. Points at distance 0 merge without a bar.
+        are at distance 0 or are never joined (an infinite distance), and for a cloud that is not finite.
+        Points at distance 0 merge without a bar.
 
     Raises:
         ValueError: as `cloud_persistence`; subsets that are not boolean or of another shape.
@@ -140,7 +142,7 @@ def fragmentation(
 
 
 # Four points on a line: merges at 1, 1 and 9; distances 1, 1, 9, 10, 10, 11.
-_PAIRS = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
+_PAIRS = torch.tensor([[0.0], [1.0], [10.0], [11.0]], device="cpu")
 
 SOURCES = (cloud_components,)
 QUANTITIES = (
@@ -149,7 +151,7 @@ QUANTITIES = (
         "fragmentation",
         "fragmentation",
         "Mean length of the finite H0 bars of a cloud over the median distance of its points.",
-        Known(11 / 3 / 9.5, torch.eye(2), {"points": _PAIRS}),
+        Known(11 / 3 / 9.5, torch.eye(2, device="cpu"), {"points": _PAIRS}),
         symbol="φ",
         options={"points": Site("points"), "metric": "euclidean"},
         scope="cloud",

@@ -68,8 +68,9 @@ def local_dimension(
 
     Returns:
         `LocalDimension`, with an axis K of the numbers of neighbours behind the leading ones, and one of the
-        subsets before them. n <= k, equal points, one point: NaN. A cloud with NaN or infinite entries: NaN,
-        counts −1, one warning.
+        subsets before them. n <= k, equal points, one point: NaN. Points at an infinite distance are no
+        neighbours. A cloud with NaN or infinite coordinates, or a NaN among its distances: NaN, counts −1,
+        one warning.
 
     Raises:
         ValueError: k below 2, wrong dtype, rank or shape, negative or asymmetric distances, subsets that are
@@ -158,7 +159,7 @@ def two_nn(
 
 
 # The numbers 0, 1 and e.
-_LINE = torch.tensor([[0.0], [1.0], [torch.e]], dtype=torch.float64)
+_LINE = torch.tensor([[0.0], [1.0], [torch.e]], dtype=torch.float64, device="cpu")
 
 QUANTITIES = (
     Quantity(
@@ -166,7 +167,7 @@ QUANTITIES = (
         "local_dimension",
         "local dimension",
         "Dimension in which the number of neighbours grows with distance, from the k nearest of each point.",
-        Known(1.5, torch.eye(2), {"points": _LINE}, options={"k": 2}),
+        Known(1.5, torch.eye(2, device="cpu"), {"points": _LINE}, options={"k": 2}),
         read=lambda found: found.value[..., 0],
         options={"points": Site("points")},
         scope="cloud",
@@ -178,7 +179,7 @@ QUANTITIES = (
         "two_nn",
         "dimension from two neighbours",
         "Dimension from the ratio of the distances of the two nearest neighbours of each point.",
-        Known(1.0, torch.eye(2), {"points": _LINE}),
+        Known(1.0, torch.eye(2, device="cpu"), {"points": _LINE}),
         options={"points": Site("points")},
         scope="cloud",
         needs=("points",),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.metrics import _powers
 from attnscope.metrics.clouds.cloud_distances import Cloud, draws_argument, labels_argument, points_argument
 
 CloudKind = Literal["gaussian", "covariance", "template"]
@@ -70,23 +71,27 @@ def null_clouds(
             raise ValueError(f"{name}: kind 'template' needs groups, got None")
         labels = labels_argument(name, "groups", groups, cloud).expand(*cloud.leading, cloud.n)
     else:
-        labels = torch.zeros(*cloud.leading, cloud.n, dtype=torch.int64)
-    wide, sees, bad = _finite_points(cloud)
+        labels = torch.zeros(*cloud.leading, cloud.n, dtype=torch.int64, device="cpu")
+    scales = _powers.scales_of(cloud.tensor, cloud.lengths)
+    wide, sees, bad = _finite_points(Cloud(_powers.scaled(cloud.tensor, scales), cloud.lengths))
     n = sees.sum(-1)
     means, number_of_groups = _group_means(wide, labels, sees)
     rest = torch.where(sees[..., None], wide - means, 0)
     freedom = (n - number_of_groups)[..., None, None]
-    result = torch.empty(number, *wide.shape, dtype=torch.float64)
+    result = torch.empty(number, *wide.shape, dtype=torch.float64, device="cpu")
     if chosen == "gaussian":
         deviation = (rest.square().sum((-2, -1), keepdim=True) / freedom / wide.shape[-1]).sqrt()
     for own in result:
         if chosen == "gaussian":
-            spread = torch.randn(wide.shape, generator=draw, dtype=torch.float64) * deviation
+            spread = torch.randn(wide.shape, generator=draw, dtype=torch.float64, device="cpu") * deviation
         else:
-            weights = torch.randn(*wide.shape[:-1], cloud.n, generator=draw, dtype=torch.float64)
+            weights = torch.randn(
+                *wide.shape[:-1], cloud.n, generator=draw, dtype=torch.float64, device="cpu"
+            )
             spread = (weights @ rest) / freedom.sqrt()
         own.copy_(means + spread)
     outside = ~sees[..., None] | (freedom < 1)
+    result = _powers.unscaled(result.movedim(0, -1), scales).movedim(-1, 0)
     result = result.masked_fill(outside, torch.nan)
     return _checks.finished(name, cloud, result, bad, "clouds")
 
@@ -137,15 +142,19 @@ def null_directions(
     cloud = points_argument(name, states, None, "states")
     if cloud.tensor.ndim != 2:
         raise ValueError(f"{name}: states must be [n, d], got shape {tuple(cloud.tensor.shape)}")
-    wide = cloud.tensor.double()
+    wide = _powers.in_range(cloud.tensor.double().contiguous())[0]
     n, d = wide.shape
     if chosen == "isotropic":
-        drawn = torch.stack([torch.randn(d, generator=draw, dtype=torch.float64) for _ in range(number)])
+        drawn = torch.stack(
+            [torch.randn(d, generator=draw, dtype=torch.float64, device="cpu") for _ in range(number)]
+        )
         return drawn / drawn.norm(dim=-1, keepdim=True)
     rest = wide - wide[:1]
     rest = rest - rest.mean(0)
     if chosen == "covariance":
-        weights = torch.stack([torch.randn(n, generator=draw, dtype=torch.float64) for _ in range(number)])
+        weights = torch.stack(
+            [torch.randn(n, generator=draw, dtype=torch.float64, device="cpu") for _ in range(number)]
+        )
     else:
         if labels is None:
             raise ValueError(f"{name}: kind 'labels' needs labels, got None")
@@ -153,7 +162,9 @@ def null_directions(
         if float(own.max()) != 1:
             raise ValueError(f"{name}: labels must have two values, got {int(own.max()) + 1}")
         signed = own / own.sum() - (1 - own) / (1 - own).sum()
-        weights = torch.stack([signed[torch.randperm(n, generator=draw)] for _ in range(number)])
+        weights = torch.stack(
+            [signed[torch.randperm(n, generator=draw, device="cpu")] for _ in range(number)]
+        )
     directions = weights @ rest
     norms = directions.norm(dim=-1, keepdim=True)
     return torch.where(norms > 0, directions / norms, torch.nan)
@@ -161,7 +172,8 @@ def null_directions(
 
 def _finite_points(cloud: Cloud) -> tuple[Tensor, Tensor, int]:
     """Points in float64, zeros outside; which are inside a cloud that is finite; how many clouds are not."""
-    wide, sees = cloud.tensor.double(), cloud.inside()
+    # Sums in one order, whatever the strides.
+    wide, sees = cloud.tensor.double().contiguous(), cloud.inside()
     finite = (wide.isfinite() | ~sees[..., None]).all((-2, -1))
     sees = sees & finite[..., None]
     return torch.where(sees[..., None], wide, 0), sees, int((~finite).sum())

@@ -36,8 +36,9 @@ def laplacian_eigenvalues(
 ) -> torch.Tensor:
     r"""The `k` smallest eigenvalues of the graph Laplacian of each head, ascending.
 
-    L = D − W with W = (A + Aᵀ)/2 ("mean") or max(A, Aᵀ) ("max"), zero diagonal. As many eigenvalues are
-    exactly 0 as the graph has connected components.
+    L = D − W with W = (A + Aᵀ)/2 ("mean") or max(A, Aᵀ) ("max"), zero diagonal. At least as many
+    eigenvalues are exactly 0 as the graph has connected components; weights that rounding of the largest
+    degree swallows can leave more (two cliques joined by 1e-15), of which `fiedler_value` knows better.
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
@@ -112,7 +113,7 @@ def laplacian_gap(
 def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:
     """λ3 − λ2 of ascending eigenvalues [..., k]; NaN where there are fewer than three."""
     if eigenvalues.shape[-1] < 3:
-        return torch.full(eigenvalues.shape[:-1], torch.nan, dtype=torch.float64)
+        return torch.full(eigenvalues.shape[:-1], torch.nan, dtype=torch.float64, device="cpu")
     return eigenvalues[..., 2] - eigenvalues[..., 1]
 
 

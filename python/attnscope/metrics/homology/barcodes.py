@@ -2,7 +2,8 @@
 """Bars of persistent homology for a whole batch of heads, and what is computed from them.
 
 The number of bars differs by map, so they lie one behind the other with an offset for each map, as ragged
-arrays do. Betti curves, total persistence and entropy are read off them without a loop over maps.
+arrays do. Betti curves, total persistence and entropy are read off them without a loop over maps, and in
+NumPy: torch's own loops wait for ever in a child of fork() whose parent used several threads.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class Barcodes:
     """Bars of every map of a batch, in flat tensors: map k holds bars offsets[k] to offsets[k + 1].
 
     Bars are sorted by dimension, birth, death and birth edge. A map with NaN or infinite entries holds no
-    bar; every other one has exactly one infinite H0 bar.
+    bar; every other one has one infinite H0 bar, and more only where distances are infinite.
 
     Attributes:
         birth: [m] float64.
-        death: [m] float64, infinite for the last component.
+        death: [m] float64, infinite for the last component, and for bars that only infinite distances end.
         dimension: [m] int8, 0 or 1.
         birth_edge: [m, 2] int32 (row, column), row > column; −1 for H0, whose vertices are there from 0 on.
         death_edge: [m, 2] int32; −1 for infinite bars.
@@ -95,29 +96,30 @@ class Barcodes:
         """
         if dimension not in range(DIMENSIONS):
             raise ValueError(f"Barcodes.padded: dimension must be 0 or 1, got {dimension!r}")
-        own = self.dimension == dimension
-        counts = torch.bincount(self._owner()[own], minlength=self._count())
-        largest = int(counts.max()) if counts.numel() else 0
-        result = torch.full((self._count(), largest, 2), fill, dtype=torch.float64)
-        result[torch.arange(largest) < counts[:, None]] = torch.stack([self.birth[own], self.death[own]], -1)
-        return result.reshape(*self.shape, largest, 2)
+        chosen = self.dimension.numpy() == dimension
+        counts = np.bincount(self._owner()[chosen], minlength=self._count())
+        largest = int(counts.max()) if counts.size else 0
+        result = np.full((self._count(), largest, 2), fill)
+        bars = np.stack([self.birth.numpy()[chosen], self.death.numpy()[chosen]], -1)
+        result[np.arange(largest) < counts[:, None]] = bars
+        return torch.from_numpy(result).reshape(*self.shape, largest, 2)
 
     def __repr__(self) -> str:
         """Shapes and how many bars there are of each dimension."""
-        counts = [int((self.dimension == k).sum()) for k in range(DIMENSIONS)]
+        counts = [int((self.dimension.numpy() == k).sum()) for k in range(DIMENSIONS)]
         bars = ", ".join(f"{count} H{k}" for k, count in enumerate(counts))
         return f"Barcodes(shape={self.shape}, bars={self.birth.numel()}: {bars})"
 
     def _count(self) -> int:
         return int(self.offsets.numel()) - 1
 
-    def _owner(self) -> torch.Tensor:
-        """The map that each bar belongs to, [m]."""
-        return torch.repeat_interleave(torch.arange(self._count()), self.offsets.diff())
+    def _owner(self) -> Array:
+        """Return the map that each bar belongs to, [m]."""
+        return np.repeat(np.arange(self._count()), np.diff(self.offsets.numpy()))
 
-    def _valid(self) -> torch.Tensor:
-        """Which maps are finite, [count]."""
-        return self.offsets.diff() > 0
+    def _valid(self) -> Array:
+        """Return True for each map that is finite, [count]."""
+        return np.asarray(np.diff(self.offsets.numpy()) > 0)
 
     def _by_dimension(self, index: int | tuple[int, ...], *pair: torch.Tensor) -> list[np.ndarray[Any, Any]]:
         entries = index if isinstance(index, tuple) else (index,)
@@ -130,7 +132,7 @@ class Barcodes:
                 raise IndexError(f"index {index!r} is out of range for barcodes of shape {self.shape}")
             flat = flat * size + place % size
         own = slice(int(self.offsets[flat]), int(self.offsets[flat + 1]))
-        both = torch.stack([one[own] for one in pair], dim=1).numpy()
+        both = np.stack([one.numpy()[own] for one in pair], axis=1)
         dimension = self.dimension[own].numpy()
         return [both[dimension == k] for k in range(DIMENSIONS)]
 
@@ -165,22 +167,28 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
     values = np.atleast_1d(given.numpy())
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
-    curve = alive(barcodes, barcodes.birth, barcodes.death, values)
-    curve[~barcodes._valid().reshape(barcodes.shape)] = -1
-    return curve
+    ends = barcodes.birth.numpy(), barcodes.death.numpy()
+    return count_alive(barcodes, *ends, values, non_finite=-1)
 
 
-def alive(barcodes: Barcodes, birth: torch.Tensor, death: torch.Tensor, scales: Array) -> torch.Tensor:
-    """Number of bars of each dimension with birth <= s < death at each scale, [..., S, 2]."""
+def count_alive(
+    barcodes: Barcodes, birth: Array, death: Array, scales: Array, non_finite: int = 0
+) -> torch.Tensor:
+    """Count the bars of each dimension with birth <= s < death at each scale, [..., S, 2].
+
+    Maps that are not finite hold no bars and get `non_finite`.
+    """
     levels, inverse = np.unique(scales, return_inverse=True)
     width, rows = levels.size + 1, barcodes._count() * DIMENSIONS
     # A bar counts from the first level that is >= its birth to the last below its death.
     begin, end = (
-        np.bincount(_places(barcodes) * width + np.searchsorted(levels, ends.numpy()), minlength=rows * width)
+        np.bincount(_places(barcodes) * width + np.searchsorted(levels, ends), minlength=rows * width)
         for ends in (birth, death)
     )
     curve = (begin - end).reshape(-1, DIMENSIONS, width).cumsum(-1)[..., inverse].swapaxes(1, 2)
-    return torch.from_numpy(np.ascontiguousarray(curve)).reshape(*barcodes.shape, len(inverse), DIMENSIONS)
+    curve = np.ascontiguousarray(curve)
+    curve[~barcodes._valid()] = non_finite
+    return torch.from_numpy(curve).reshape(*barcodes.shape, len(inverse), DIMENSIONS)
 
 
 def bar_columns(barcodes: Barcodes, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +277,9 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
 def mean_persistence(barcodes: Barcodes) -> torch.Tensor:
     """Mean length of the finite bars of each dimension [..., 2], NaN where there is none."""
     finite = np.bincount(_finite(barcodes)[0], minlength=barcodes._count() * DIMENSIONS)
-    return total_persistence(barcodes) / torch.from_numpy(finite).reshape(*barcodes.shape, DIMENSIONS)
+    with np.errstate(invalid="ignore"):
+        mean = total_persistence(barcodes).numpy() / finite.reshape(*barcodes.shape, DIMENSIONS)
+    return torch.from_numpy(mean)
 
 
 def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
@@ -310,12 +320,12 @@ def _check(function: str, barcodes: Any) -> None:
 
 def _places(barcodes: Barcodes) -> Array:
     """The place [map, dimension] that each bar belongs to, flattened."""
-    return (barcodes._owner() * DIMENSIONS + barcodes.dimension).numpy()
+    return np.asarray(barcodes._owner() * DIMENSIONS + barcodes.dimension.numpy())
 
 
 def _finite(barcodes: Barcodes) -> tuple[Array, Array]:
     """Places and lengths of the finite bars."""
-    length = (barcodes.death - barcodes.birth).numpy()
+    length = barcodes.death.numpy() - barcodes.birth.numpy()
     finite = np.isfinite(length)
     return _places(barcodes)[finite], length[finite]
 
@@ -326,6 +336,6 @@ def _sums(barcodes: Barcodes, place: Array, terms: Array) -> Array:
 
 
 def _shaped(barcodes: Barcodes, values: Array, non_finite: float) -> torch.Tensor:
-    result = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1, DIMENSIONS)
+    result = np.ascontiguousarray(values).reshape(-1, DIMENSIONS)
     result[~barcodes._valid()] = non_finite
-    return result.reshape(*barcodes.shape, DIMENSIONS)
+    return torch.from_numpy(result).reshape(*barcodes.shape, DIMENSIONS)

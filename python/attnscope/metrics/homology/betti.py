@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.homology.barcodes import Barcodes, alive
+from attnscope.metrics.homology.barcodes import Barcodes, count_alive
 from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
 from attnscope.metrics.quantity import Known, Quantity, ring
 
@@ -86,7 +86,8 @@ def bars_hold(given: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
 def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) -> torch.Tensor:
     """`betti_numbers` of maps whose bars are known, as far as `bars_hold`: bars born and not yet dead."""
     # births and deaths are 1 − w of weights, and a weight is in the graphs of all thresholds up to itself
-    return alive(barcodes, barcodes.birth - 1.0, barcodes.death - 1.0, -np.ravel(thresholds))
+    birth, death = barcodes.birth.numpy() - 1.0, barcodes.death.numpy() - 1.0
+    return count_alive(barcodes, birth, death, -np.ravel(thresholds))
 
 
 _BETTI = Quantity(

@@ -31,13 +31,13 @@ def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attenti
 def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
     """Which keys each query sees, bool, broadcast to [..., n, n]; "auto" judges each map by itself."""
     n = attention.n
-    lower = torch.ones(n, n, dtype=torch.bool).tril()
+    lower = torch.ones(n, n, dtype=torch.bool, device="cpu").tril()
     if isinstance(support, torch.Tensor):
         seen = support.expand(attention.tensor.shape)
     elif support == "causal":
         seen = lower
     elif support == "full" or n < 2:
-        seen = torch.ones(n, n, dtype=torch.bool)
+        seen = torch.ones(n, n, dtype=torch.bool, device="cpu")
     else:
         real = attention.inside()
         above = (_checks.to_host(attention.tensor) != 0) & ~lower & real[..., None] & real[..., None, :]
@@ -62,7 +62,7 @@ def learned_share(
     counted = visible_pairs(attention, support).any(-1).expand(mass.shape)
     if queries is not None:
         last = attention.inside().sum(-1, keepdim=True)
-        counted = counted & (torch.arange(attention.n) >= last - queries)
+        counted = counted & (torch.arange(attention.n, device="cpu") >= last - queries)
     return torch.where(counted, mass, 0.0).sum(-1) / counted.sum(-1)
 
 

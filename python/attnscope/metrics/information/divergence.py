@@ -185,7 +185,7 @@ def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     positions = [int(position) for position in given.reshape(-1)]
     if outside := [position for position in positions if not 0 <= position < n]:
         raise ValueError(f"{function}: keys must lie between 0 and n - 1 = {n - 1}, got {outside[0]}")
-    flags = torch.zeros(n, dtype=torch.bool)
+    flags = torch.zeros(n, dtype=torch.bool, device="cpu")
     flags[positions] = True
     return flags
 

@@ -196,7 +196,7 @@ def _scored(
         mask_token = getattr(tokenizer, "mask_token_id", None)
         if mask_token is None:
             raise ValueError("fisher_trace: a masked-language model needs a tokenizer with a mask token")
-        chance = torch.rand(ids.shape, generator=generator).to(ids.device)
+        chance = torch.rand(ids.shape, generator=generator, device="cpu").to(ids.device)
         chance = torch.where(real, chance, 2.0)
         scored = (chance < mask_share) | (chance == chance.min())
         logits = model(**{**inputs, "input_ids": torch.where(scored, mask_token, ids)}).logits

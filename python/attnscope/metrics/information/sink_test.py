@@ -32,6 +32,8 @@ from attnscope.metrics.quantity import Known, Quantity, star
 if TYPE_CHECKING:
     import pandas as pd
 
+Array = np.ndarray[Any, np.dtype[Any]]
+
 ALPHA = 0.01
 #: A sink receives more than so many times what uniform attention would give it.
 TIMES_UNIFORM = 2.0
@@ -124,35 +126,27 @@ def sink_test(
     alpha = _checks.fraction_argument(name, "alpha", alpha)
     seen = _checks.support_argument(name, support, checked)
     sums = _checks.computed(_core.far_attention, name, checked, seen)
-    mass, expected, variance, largest, uniform, queries = sums
-    needed = (SHARE_OF_QUERIES * queries.amax(-1, keepdim=True)).clamp(min=FEWEST_QUERIES)
+    # In NumPy, as torch's own loops wait for ever in a child of fork() whose parent used several threads.
+    mass, expected, variance, largest, uniform, queries = (values.cpu().numpy() for values in sums)
+    needed = np.maximum(SHARE_OF_QUERIES * queries.max(-1, keepdims=True), FEWEST_QUERIES)
     # The product's own rounding must not lift it over a whole number.
     eligible = queries >= needed - 1e-9
-    threshold = torch.where(
-        eligible, bernstein(variance, largest, eligible.sum(-1, keepdim=True), alpha), math.nan
-    )
-    mean = mass / queries
-    sinks = eligible & (mass - expected >= threshold) & (mass > TIMES_UNIFORM * uniform)
-    best = torch.where(sinks, mean, -math.inf).argmax(-1)
-    return SinkTest(
-        sinks,
-        torch.where(sinks.any(-1), best, -1),
-        ~eligible.any(-1),
-        (mass - expected) / queries,
-        eligible,
-        mean,
-        threshold,
-        *sums,
-    )
+    bound = bernstein(variance, largest, eligible.sum(-1, keepdims=True), alpha)
+    threshold = np.where(eligible, bound, math.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean, excess = mass / queries, (mass - expected) / queries
+        sinks = eligible & (mass - expected >= threshold) & (mass > TIMES_UNIFORM * uniform)
+    strongest = np.where(sinks, mean, -math.inf).argmax(-1)
+    position = np.where(sinks.any(-1), strongest, -1)
+    judged = (sinks, position, ~eligible.any(-1), excess, eligible, mean, threshold)
+    return SinkTest(*(torch.from_numpy(np.asarray(values)) for values in judged), *sums)
 
 
-def bernstein(variance: Any, largest: Any, tested: Any, alpha: float) -> Any:
-    """What a centred sum of this variance and largest term exceeds in one of `tested` with chance alpha."""
-    level = np.log(np.maximum(np.asarray(tested), 1) / alpha)
-    if isinstance(variance, torch.Tensor):
-        level = torch.as_tensor(level)
+def bernstein(variance: Array, largest: Array, tested: Any, alpha: float) -> Array:
+    """Return a bound: the chance that any of `tested` centred sums exceeds it is alpha."""
+    level = np.log(np.maximum(tested, 1) / alpha)
     linear = level * largest / 3
-    return linear + (linear**2 + 2 * variance * level) ** 0.5
+    return np.asarray(linear + (linear**2 + 2 * variance * level) ** 0.5)
 
 
 def sink_sums(

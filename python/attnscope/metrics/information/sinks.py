@@ -314,7 +314,7 @@ def from_one_read(
     results: dict[str, Any] = {"incoming_attention": incoming, "attention_entropy": entropy}
     results |= {"sink_position": positions, "top_mass": top}
     if rate is not None:
-        seen = incoming[..., at] if at < n else torch.full(checked.leading, torch.nan)
+        seen = incoming[..., at] if at < n else torch.full(checked.leading, torch.nan, device="cpu")
         results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
         results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)

@@ -115,7 +115,10 @@ def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> 
 
 
 #: Tokens 3 and 4 of nine, of which token 0 is special, under uniform causal attention.
-_SITES = {"word_span": torch.tensor([[3, 5]]), "special_keys": (torch.arange(9) == 0)[None]}
+_SITES = {
+    "word_span": torch.tensor([[3, 5]], device="cpu"),
+    "special_keys": (torch.arange(9, device="cpu") == 0)[None],
+}
 
 
 def _field(name: str, label: str, meaning: str, expected: float, high: float | None = 1) -> Quantity:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, field_of
 
@@ -71,11 +72,11 @@ def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
         Ruscio, Once upon a token, 2025, with a linear function of the offset.
     """
     checked = _checks.attention_argument("offset_fit", scores, lengths, name="scores")
-    tensor = checked.tensor.double()
+    tensor = _powers.in_range(checked.tensor, checked.lengths)[0].double()
     n = tensor.shape[-1]
-    row, column = torch.tril_indices(n, n).unbind()
+    row, column = torch.tril_indices(n, n, device="cpu").unbind()
     y = tensor[..., row, column]
-    inside = torch.ones(y.shape, dtype=torch.bool)
+    inside = torch.ones(y.shape, dtype=torch.bool, device="cpu")
     if checked.lengths is not None:
         inside = row < checked.lengths[..., None]
     bad = ~((y < torch.inf) | ~inside).all(-1)
@@ -89,7 +90,7 @@ def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
         if by is None:
             mean = torch.where(seen, x, 0.0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
             return torch.where(seen, x - mean, 0.0)
-        sums = torch.zeros(*x.shape[:-1], n, dtype=torch.float64)
+        sums = torch.zeros(*x.shape[:-1], n, dtype=torch.float64, device="cpu")
         counts = torch.zeros_like(sums).scatter_add_(-1, by, seen.double())
         sums.scatter_add_(-1, by, torch.where(seen, x, 0.0))
         return torch.where(seen, x - (sums / counts.clamp(min=1)).gather(-1, by), 0.0)
@@ -98,7 +99,9 @@ def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     within, along = centred(y, at), centred(place, at)
     rest = within.square().sum(-1)
     pairs = seen.sum(-1)
-    offsets = torch.zeros(*y.shape[:-1], n, dtype=torch.float64).scatter_add_(-1, at, seen.double())
+    offsets = torch.zeros(*y.shape[:-1], n, dtype=torch.float64, device="cpu").scatter_add_(
+        -1, at, seen.double()
+    )
     freedom = pairs - (offsets > 0).sum(-1)
     known = ~bad & (total > 1e-24 * y.square().sum(-1))
     added = (within * along).sum(-1) ** 2 / along.square().sum(-1).clamp(min=1e-300) / total
@@ -110,7 +113,7 @@ def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     )
 
 
-_N = torch.arange(6, dtype=torch.float64)
+_N = torch.arange(6, dtype=torch.float64, device="cpu")
 
 _SUM = _N[:, None] + _N
 _SQUARE = (_N[:, None] - _N) ** 2
@@ -121,7 +124,7 @@ QUANTITIES = (
         "offset_fit",
         "R² of the offset",
         "How well any function of the offset fits the scores.",
-        Known(1.0, torch.eye(6), {"scores": _SQUARE[None]}),
+        Known(1.0, torch.eye(6, device="cpu"), {"scores": _SQUARE[None]}),
         low=0,
         high=1,
         needs=("scores",),
@@ -132,7 +135,7 @@ QUANTITIES = (
         "offset_fit",
         "adjusted R² of the offset",
         "The same adjusted for its degrees of freedom, 0 in expectation for noise.",
-        Known(1.0, torch.eye(6), {"scores": _SQUARE[None]}),
+        Known(1.0, torch.eye(6, device="cpu"), {"scores": _SQUARE[None]}),
         high=1,
         needs=("scores",),
         read=field_of("adjusted"),
@@ -143,7 +146,7 @@ QUANTITIES = (
         "ΔR² of the position",
         "What a term linear in i + j adds to any function of the offset.",
         # every diagonal has the same mean of i + j
-        Known(1.0, torch.eye(6), {"scores": _SUM[None]}),
+        Known(1.0, torch.eye(6, device="cpu"), {"scores": _SUM[None]}),
         low=0,
         high=1,
         needs=("scores",),

@@ -187,11 +187,11 @@ class PositionProfile:
         """
         groups, layers = self.present, self.layers
         state = {
-            name: torch.tensor(value)
+            name: torch.tensor(value, device="cpu")
             for name, value in (("n", self.n), ("groups", self.groups), ("left_out", self._left_out))
         }
         for name, values in (("queries", self.queries), ("group", groups), ("layer", layers)):
-            state[name] = torch.tensor(values, dtype=torch.int64)
+            state[name] = torch.tensor(values, dtype=torch.int64, device="cpu")
         if groups:
             state["count"] = self._stacked(self._counts, groups, layers)
             for name in self.SUMS:
@@ -202,7 +202,7 @@ class PositionProfile:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> PositionProfile:
         """A profile with the sums that `state` gave, as tensors or arrays."""
-        known = {name: torch.as_tensor(values) for name, values in state.items()}
+        known = {name: torch.as_tensor(values, device="cpu") for name, values in state.items()}
         made = cls(int(known["n"]), groups=int(known["groups"]), queries=known["queries"].tolist())
         made._left_out = int(known["left_out"])
         for g, group in enumerate(known["group"].tolist()):
@@ -311,7 +311,9 @@ class PositionProfile:
         without = places_argument("PositionProfile", "without", without)
         places = [self.queries.index(i) for i in rows] if weights != "uniform" else []
         body = torch.tensor(
-            [[1 <= j <= i and j not in without for j in range(self.m)] for i in rows], dtype=torch.bool
+            [[1 <= j <= i and j not in without for j in range(self.m)] for i in rows],
+            dtype=torch.bool,
+            device="cpu",
         )
         if weights == "moved":
             moved = of.group_means("moved")[..., places, :]
@@ -319,7 +321,11 @@ class PositionProfile:
         else:
             residual = of.group_means("residual")[..., rows, :]
             known = body & ~self.mean("residual")[..., rows, :].isnan()
-            w = self.mean("cut")[..., places, :] if weights == "felt" else torch.ones(len(rows), self.m)
+            w = (
+                self.mean("cut")[..., places, :]
+                if weights == "felt"
+                else torch.ones(len(rows), self.m, device="cpu")
+            )
             w = torch.where(known, w.double(), 0.0)
             w = w / w.sum(-1, keepdim=True)
             residual = torch.where(w > 0, residual, 0.0)
@@ -335,7 +341,7 @@ class PositionProfile:
             split = toeplitz_split(maps)
             mask = mask_only(maps, queries=self.queries, body=True, sink_logit=sink_logit)
         early = maps[..., self.queries, : self.m].double()
-        keys, rows = torch.arange(self.m), torch.tensor(self.queries)[:, None]
+        keys, rows = torch.arange(self.m, device="cpu"), torch.tensor(self.queries, device="cpu")[:, None]
         early = early.masked_fill((keys == 0) | (keys > rows), -torch.inf)
         if sink_logit is None:
             body = torch.softmax(early, -1)
@@ -363,7 +369,9 @@ class PositionProfile:
     def _body_variance(self, maps: Tensor) -> Tensor:
         """Population variance of each early query's scores over its visible body keys, [texts, heads, m]."""
         early = maps[..., : self.m, : self.m].double()
-        body = torch.ones(self.m, self.m, dtype=torch.bool).tril() & (torch.arange(self.m) > 0)
+        body = torch.ones(self.m, self.m, dtype=torch.bool, device="cpu").tril() & (
+            torch.arange(self.m, device="cpu") > 0
+        )
         seen = body & (early > -torch.inf)
         keys = seen.sum(-1)
         mean = torch.where(seen, early, 0.0).sum(-1) / keys
@@ -373,7 +381,7 @@ class PositionProfile:
     def _add_text(self, group: int, layer: int, terms: Mapping[str, Tensor], good: Tensor) -> None:
         key = (group, layer)
         if key not in self._sums:
-            self._counts[key] = torch.zeros(len(good), dtype=torch.int64)
+            self._counts[key] = torch.zeros(len(good), dtype=torch.int64, device="cpu")
             self._sums[key] = {name: torch.zeros_like(term) for name, term in terms.items()}
         self._counts[key] += good
         for name, term in terms.items():

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.metrics import _powers
 
 
 class PositionMoments:
@@ -38,9 +39,9 @@ class PositionMoments:
     def __init__(self) -> None:
         self.count = 0
         self.left_out = 0
-        self.sum = torch.zeros(0, 0, dtype=torch.float64)
-        self.squares = torch.zeros((), dtype=torch.float64)
-        self.centre = torch.zeros((), dtype=torch.float64)
+        self.sum = torch.zeros(0, 0, dtype=torch.float64, device="cpu")
+        self.squares = torch.zeros((), dtype=torch.float64, device="cpu")
+        self.centre = torch.zeros((), dtype=torch.float64, device="cpu")
 
     def add(self, states: Tensor, *, positions: Sequence[int] | None = None) -> None:
         """Adds texts.
@@ -71,7 +72,7 @@ class PositionMoments:
                 f"{name}: states were {tuple(self.sum.shape)} at the positions, got {tuple(kept.shape[1:])}"
             )
         if not self.count:
-            self.sum = torch.zeros(kept.shape[1:], dtype=torch.float64)
+            self.sum = torch.zeros(kept.shape[1:], dtype=torch.float64, device="cpu")
         for text in kept:
             if not bool(text.isfinite().all()):
                 self.left_out += 1
@@ -102,7 +103,10 @@ class PositionMoments:
 
     def state(self) -> dict[str, Tensor]:
         """The sums as tensors, of which `from_state` makes moments again."""
-        numbers = {"count": torch.tensor(self.count), "left_out": torch.tensor(self.left_out)}
+        numbers = {
+            "count": torch.tensor(self.count, device="cpu"),
+            "left_out": torch.tensor(self.left_out, device="cpu"),
+        }
         return numbers | {"sum": self.sum, "squares": self.squares, "centre": self.centre}
 
     @classmethod
@@ -115,7 +119,7 @@ class PositionMoments:
         made = cls()
         made.count, made.left_out = int(state["count"]), int(state["left_out"])
         made.sum, made.squares, made.centre = (
-            torch.as_tensor(state[name]).double() for name in ("sum", "squares", "centre")
+            torch.as_tensor(state[name], device="cpu").double() for name in ("sum", "squares", "centre")
         )
         return made
 
@@ -160,16 +164,17 @@ def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int]
     shares = []
     for one in tensor.reshape(math.prod(tensor.shape[:-3]), *tensor.shape[-3:]):
         moments = PositionMoments()
-        moments.add(one, positions=positions)
+        scales = _powers.scales_of(_checks.to_host(one.flatten(0, 1)))
+        moments.add(one if scales is None else one * scales.to(one.device), positions=positions)
         shares.append(_share(moments))
-    found = torch.stack(shares) if shares else torch.zeros(0, dtype=torch.float64)
+    found = torch.stack(shares) if shares else torch.zeros(0, dtype=torch.float64, device="cpu")
     return found.reshape(tensor.shape[:-3])
 
 
 def _share(moments: PositionMoments) -> Tensor:
     texts = moments.count
     if texts < 2:
-        return torch.tensor(torch.nan, dtype=torch.float64)
+        return torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
     places, pairs = len(moments.sum), texts * (texts - 1)
     mean = moments.sum.mean(0)
     centred = ((moments.sum - mean) ** 2).sum()
@@ -177,7 +182,7 @@ def _share(moments: PositionMoments) -> Tensor:
     common = ((mean**2).sum() - moments.centre / places) / pairs
     total = moments.squares / (texts * places) - common
     scale = moments.squares / (texts * places)
-    nothing = torch.tensor(torch.nan, dtype=torch.float64)
+    nothing = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
     return torch.where(total > 1e-13 * scale, between / total, nothing)
 
 

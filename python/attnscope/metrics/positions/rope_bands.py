@@ -139,13 +139,13 @@ def band_scores(
     """
     d = query.shape[-1]
     rotated = _rotary_argument("band_scores", rotary, d)
-    pairs = torch.arange(rotated // 2)
+    pairs = torch.arange(rotated // 2, device="cpu")
     members = [
         torch.cat([own, own + rotated // 2] if layout == "half" else [2 * own, 2 * own + 1])
         for own in torch.tensor_split(pairs, bands)
     ]
     if rotated < d:
-        members.append(torch.arange(rotated, d))
+        members.append(torch.arange(rotated, d, device="cpu"))
     return torch.stack([query[..., own] @ key[..., own].mT for own in members], -3)
 
 
@@ -207,7 +207,7 @@ def _sink_argument(function: str, sink_logit: Any, heads: int) -> Tensor:
 def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:
     """Who sees whom, broadcast against the scores."""
     if isinstance(support, str) and support == "causal":
-        return torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        return torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril()
     fits = isinstance(support, Tensor) and support.dtype == torch.bool
     try:
         if fits and support.expand(scores.shape).any(-1).all():

@@ -226,7 +226,10 @@ def _scores_argument(
     """Scores [..., n, n] and their lengths; with `validate`, none of them NaN or +inf at j <= i."""
     checked = _checks.attention_argument(function, scores, lengths, name=name)
     if _checks.flag(function, "validate", validate):
-        wrong = ~(checked.tensor < math.inf) & torch.ones(checked.n, checked.n, dtype=torch.bool).tril()
+        wrong = (
+            ~(checked.tensor < math.inf)
+            & torch.ones(checked.n, checked.n, dtype=torch.bool, device="cpu").tril()
+        )
         if checked.lengths is not None:
             wrong &= checked.inside()[..., :, None]
         if bool(wrong.any()):
@@ -283,7 +286,7 @@ def _finished(function: str, scores: _checks.Attention, result: Any, bad: int) -
 
 
 _NEAR = causal(8).log()
-_ODD = torch.zeros(8, 8, dtype=torch.float64)
+_ODD = torch.zeros(8, 8, dtype=torch.float64, device="cpu")
 _ODD[3, 1], _ODD[3, 0] = 3.0, 2.0
 
 QUANTITIES = (
@@ -292,7 +295,7 @@ QUANTITIES = (
         "toeplitz_split",
         "residual (nats²)",
         "Variance over a query's keys of what its scores owe to neither the offset nor the row, early half.",
-        Known(2.0, torch.eye(8), {"scores": _ODD[None]}, entry=(3,)),
+        Known(2.0, torch.eye(8, device="cpu"), {"scores": _ODD[None]}, entry=(3,)),
         symbol="$c^2$",
         low=0,
         needs=("scores",),
@@ -304,7 +307,7 @@ QUANTITIES = (
         "toeplitz_split",
         "advantage of key 0 (nats)",
         "How much a query of the early half prefers key 0 to an ordinary key at its offset.",
-        Known(1.0, torch.eye(8), {"scores": _ODD[None]}, entry=(3,)),
+        Known(1.0, torch.eye(8, device="cpu"), {"scores": _ODD[None]}, entry=(3,)),
         needs=("scores",),
         read=field_of("first"),
         axes=("query",),
@@ -314,7 +317,7 @@ QUANTITIES = (
         "mask_only",
         "cut by the mask (nats)",
         "−log of the attention that a late query keeps when it sees as few keys as an early one.",
-        Known(math.log(4), torch.eye(8), {"scores": _NEAR[None]}, entry=(0,)),
+        Known(math.log(4), torch.eye(8, device="cpu"), {"scores": _NEAR[None]}, entry=(0,)),
         low=0,
         needs=("scores",),
         read=field_of("cut"),
@@ -325,7 +328,7 @@ QUANTITIES = (
         "mask_only",
         "share cut by the mask",
         "Total variation between a late query's attention and the same with as few keys as an early one.",
-        Known(0.75, torch.eye(8), {"scores": _NEAR[None]}, entry=(0,)),
+        Known(0.75, torch.eye(8, device="cpu"), {"scores": _NEAR[None]}, entry=(0,)),
         low=0,
         high=1,
         needs=("scores",),

@@ -207,11 +207,11 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         raise ValueError(
             f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
         )
-    position = torch.arange(n, dtype=torch.float64)
+    position = torch.arange(n, dtype=torch.float64, device="cpu")
     window = 0.5 - 0.5 * torch.cos(2 * math.pi * position / n)
     mean = (values * window).sum(-1, keepdim=True) / window.sum()
     weighted = (values - mean) * window
-    angle = torch.arange(1, orders + 1)[:, None] * base[..., None, None] * position
+    angle = torch.arange(1, orders + 1, device="cpu")[:, None] * base[..., None, None] * position
     weighted = weighted.unsqueeze(-2)
     powers = (weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2
     first = powers[..., :1]

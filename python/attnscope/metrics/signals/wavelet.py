@@ -221,7 +221,9 @@ def morlet_scalogram(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     given = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys, SIGNALS[1:])
     if scales is None:
-        scales = 2.0 * (max(checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
+        scales = 2.0 * (max(checked.n, 16) / 8.0) ** (
+            torch.arange(24, dtype=torch.float64, device="cpu") / 23
+        )
     wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
     if not len(wanted) or not bool(((wanted > 0) & wanted.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {wanted.tolist()}")

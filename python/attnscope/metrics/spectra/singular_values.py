@@ -124,13 +124,13 @@ def spectral_ratio(attention: Tensor, *, lengths: _checks.Lengths = None, valida
 def stable_rank_of(sigma: Tensor) -> Tensor:
     """Stable rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
     relative = sigma / sigma[..., :1]
-    return torch.where(relative[..., 0].isnan(), torch.nan, relative.square().nansum(-1))
+    return torch.where(relative[..., 0].isnan(), torch.nan, _sum_in_order(relative.square()))
 
 
 def effective_rank_of(sigma: Tensor) -> Tensor:
     """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
-    share = sigma / sigma.nansum(-1, keepdim=True)
-    entropy: Tensor = -torch.special.xlogy(share, share).nansum(-1)
+    share = sigma / _sum_in_order(sigma).unsqueeze(-1)
+    entropy = -_sum_in_order(torch.special.xlogy(share, share))
     return torch.where(share[..., 0].isnan(), torch.nan, entropy.exp())
 
 
@@ -146,6 +146,12 @@ def spectral_ratio_of(sigma: Tensor) -> Tensor:
     count = sigma.isfinite().sum(-1)
     rank_one = (second <= count * torch.finfo(torch.float64).eps * first) & (first > 0)
     return torch.where(rank_one, torch.inf, first / second)
+
+
+def _sum_in_order(values: Tensor) -> Tensor:
+    """Return sums over the last axis without NaN, in order, so that padding behind them changes no bit."""
+    sums: Tensor = values.nan_to_num(0.0, posinf=torch.inf, neginf=-torch.inf).cumsum(-1)
+    return sums[..., -1]
 
 
 def _first_two(sigma: Tensor) -> tuple[Tensor, ...]:
@@ -187,7 +193,7 @@ QUANTITIES = (
         "spectral_ratio",
         "spectral ratio",
         "First over second singular value.",
-        Known(2.0, torch.diag(torch.tensor([1.0, 0.5, 0.5], dtype=torch.float64))),
+        Known(2.0, torch.diag(torch.tensor([1.0, 0.5, 0.5], dtype=torch.float64, device="cpu"))),
         symbol=r"$\sigma_1/\sigma_2$",
         kind="ratio",
         low=1,

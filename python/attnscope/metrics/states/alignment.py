@@ -13,6 +13,7 @@ import torch
 
 from attnscope import _checks, _core, _placement
 from attnscope._warn import NonFiniteWarning, warn
+from attnscope.metrics import _powers
 from attnscope.metrics.information.entropy import attention_entropy
 from attnscope.metrics.quantity import Known, Quantity, Shared, Site, aligned, causal
 
@@ -68,6 +69,7 @@ def geometric_semantic_alignment(
     seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
     if without is not None:
         without = _checks.flags_argument(name, "without", without, (*checked.leading, checked.n))
+    checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
     given, unit = (seen, beside, without), "matrices or their states"
     return _checks.computed(_core.geometric_semantic_alignment, name, checked, *given, unit=unit)
 
@@ -78,7 +80,8 @@ def states_argument(function: str, states: Any, attention: _checks.Attention) ->
     Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
     states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
     """
-    tensor = states_of_tokens(function, "states", states, attention.n)
+    # What is computed of states does not depend on their size.
+    tensor = _powers.in_range(states_of_tokens(function, "states", states, attention.n))[0]
     leading, own, trailing = attention.leading, tuple(tensor.shape[:-2]), tensor.shape[-2:]
     with contextlib.suppress(RuntimeError):
         return tensor.expand(*leading, *trailing)
@@ -254,8 +257,8 @@ def pearson(x: torch.Tensor, y: torch.Tensor, inside: torch.Tensor) -> torch.Ten
 DERIVED = {"entropy_magnitude_correlation": ("attention_entropy", _correlation_of)}
 
 _ATTENTION, _STATES = aligned()
-_GROWING = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
-_RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64)
+_GROWING = torch.arange(1, 6, dtype=torch.float64, device="cpu").log().unsqueeze(-1)
+_RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64, device="cpu")
 _CORRELATION: dict[str, Any] = {"symbol": "r", "low": -1, "high": 1}
 
 
@@ -282,7 +285,7 @@ def _alignments(site: str, label: str, states: str) -> Iterator[Quantity]:
 
 def _correlation(name: str, label: str, mover: str, site: str, after: str = "") -> Quantity:
     """Of entropies with how far tokens move, as in `_moved`."""
-    sites = {site: torch.zeros(5, 1, dtype=torch.float64), after or site: _GROWING}
+    sites = {site: torch.zeros(5, 1, dtype=torch.float64, device="cpu"), after or site: _GROWING}
     return Quantity(
         name,
         "entropy_magnitude_correlation",
@@ -303,7 +306,7 @@ def _moved(name: str, label: str, what: str, site: str, after: str = "", *, medi
         "transformation_magnitude",
         label,
         f"{'Median' if median else 'Mean'} over tokens of {what}.",
-        Known(5.0, torch.eye(2, dtype=torch.float64), known),
+        Known(5.0, torch.eye(2, dtype=torch.float64, device="cpu"), known),
         low=0,
         options={"before": Site(site, origin=not after), "after": Site(after or site)},
         read=partial(torch.nanquantile, q=0.5, dim=-1) if median else partial(torch.nanmean, dim=-1),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of
 from attnscope.metrics.states.alignment import states_argument
@@ -74,6 +75,7 @@ def reference_influence(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
     marked = _checks.flags_argument(name, "reference", reference, (*checked.leading, checked.n))
+    checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
     given, unit = (seen, beside, marked), "matrices or their states"
     return ReferenceInfluence(*_checks.computed(_core.reference_influence, name, checked, *given, unit=unit))
 
@@ -105,8 +107,12 @@ def _of_sinks(name: str, field: str, label: str, meaning: str, expected: float, 
 
 
 # Every query takes (0.6, 0) from key 0, the sink, and (0, 0.8) from key 1.
-_HALF = torch.tensor([0.75, 0.25, 0.0, 0.0], dtype=torch.float64).expand(4, 4).contiguous()
-_SIDES = {"value": torch.tensor([[[0.8, 0.0], [0.0, 3.2], [1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64)}
+_HALF = torch.tensor([0.75, 0.25, 0.0, 0.0], dtype=torch.float64, device="cpu").expand(4, 4).contiguous()
+_SIDES = {
+    "value": torch.tensor(
+        [[[0.8, 0.0], [0.0, 3.2], [1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64, device="cpu"
+    )
+}
 
 QUANTITIES = (
     _of_sinks(

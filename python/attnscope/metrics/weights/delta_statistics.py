@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
+from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 
@@ -94,12 +95,25 @@ def delta_statistics(
     rounded_sides = _checks.choice_argument(name, "rounded", rounded, ("after", "both"))
     if delta is not None:
         _check_delta(name, delta, one, other)
+    scales = None
+    if one.dtype == other.dtype == torch.float64:
+        scales = _powers.smaller(_powers.scales_of(one), _powers.scales_of(other))
+        one, other = _powers.scaled(one, scales), _powers.scaled(other, scales)
     sums, bad = _core.delta_statistics(one, other, delta)
     if bad:
         total = math.prod(one.shape[:-2])
         message = f"{name}: {bad} of {total} pairs hold NaN or infinite entries; their results are NaN"
         warn(NonFiniteWarning(message, name, bad))
-    return statistics_of(sums, math.prod(one.shape[-2:]), rounded_sides)
+    found = statistics_of(sums, math.prod(one.shape[-2:]), rounded_sides)
+    if scales is None:
+        return found
+    if delta is not None:
+        delta.div_(scales[..., None, None])
+    return found._replace(
+        energy=_powers.unscaled(found.energy, scales, power=2),
+        before_energy=_powers.unscaled(found.before_energy, scales, power=2),
+        largest=_powers.unscaled(found.largest, scales),
+    )
 
 
 def statistics_of(sums: Tensor, entries: int, rounded: str) -> DeltaStatistics:
@@ -145,8 +159,8 @@ def _check_delta(function: str, delta: Any, one: Tensor, other: Tensor) -> None:
         )
 
 
-_BEFORE = torch.ones(2, 2, dtype=torch.bfloat16)
-_AFTER = torch.tensor([[1.5, 1.0], [1.0, 1.0]], dtype=torch.bfloat16)
+_BEFORE = torch.ones(2, 2, dtype=torch.bfloat16, device="cpu")
+_AFTER = torch.tensor([[1.5, 1.0], [1.0, 1.0]], dtype=torch.bfloat16, device="cpu")
 _SITES = {"weights_before": _BEFORE, "weights_after": _AFTER}
 
 
@@ -156,7 +170,7 @@ def _of_a_pair(name: str, field: str, label: str, meaning: str, expected: float,
         "delta_statistics",
         label,
         meaning,
-        Known(expected, torch.eye(2), _SITES),
+        Known(expected, torch.eye(2, device="cpu"), _SITES),
         options={"before": Site("weights_before"), "after": Site("weights_after")},
         read=field_of(field),
         scope="weights",

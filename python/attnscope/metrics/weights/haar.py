@@ -87,7 +87,7 @@ def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
     if start < 0:
         raise ValueError(f"{name}: seed must be at least 0, got {seed!r}")
     draw = torch.Generator().manual_seed(start)
-    q, r = torch.linalg.qr(torch.randn(size, width, generator=draw, dtype=torch.float64))
+    q, r = torch.linalg.qr(torch.randn(size, width, generator=draw, dtype=torch.float64, device="cpu"))
     # QR chooses signs; those of a positive diagonal make the law uniform.
     return q * r.diagonal().sign()
 
@@ -104,4 +104,4 @@ def upper_tail(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
         a, b = mean * concentration, (1 - mean) * concentration
         fits = (deviation > 0) & (concentration > 0)
         tail: Any = beta.sf(value.clamp(0, 1).numpy(), a.abs().numpy(), b.abs().numpy())
-        return torch.where(fits, torch.as_tensor(tail, dtype=torch.float64), torch.nan)
+        return torch.where(fits, torch.as_tensor(tail, dtype=torch.float64, device="cpu"), torch.nan)

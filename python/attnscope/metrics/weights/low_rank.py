@@ -133,7 +133,9 @@ def minimal_edit(shift: Tensor, a: Tensor, moment: Tensor, *, ridge: float = 1e-
     if not float(inside.norm()) > 0:
         raise ValueError(f"{name}: a must not be 0")
     mean = second.diagonal().mean()
-    factor, failed = torch.linalg.cholesky_ex(second + ridge * mean * torch.eye(d, dtype=torch.float64))
+    factor, failed = torch.linalg.cholesky_ex(
+        second + ridge * mean * torch.eye(d, dtype=torch.float64, device="cpu")
+    )
     if int(failed):
         raise ValueError(f"{name}: the moment has no inverse; give a ridge above 0, got {ridge}")
     weighted = torch.cholesky_solve(inside[:, None], factor)[:, 0]

@@ -36,6 +36,9 @@ class Spectrum(NamedTuple):
 def spectrum_of(matrix: Tensor | LowRank, k: int) -> Spectrum:
     """The spectrum of matrices [..., m, n]; k = 0 gives the energy alone."""
     if isinstance(matrix, LowRank):
+        if not bool(matrix.left.isfinite().all() and matrix.right.isfinite().all()):
+            nothing = torch.full((), torch.nan, dtype=torch.float64, device="cpu")
+            return _spectrum(nothing, nothing.expand(min(k, matrix.rank)), nothing, True)
         squares = matrix.singular_values().square()
         return _spectrum(_defined(matrix.energy()), squares[:k], squares.square().sum(), True)
     finite = matrix.isfinite().all((-2, -1))
@@ -60,11 +63,13 @@ def _estimated(matrix: Tensor, energy: Tensor, k: int) -> Spectrum:
     """By subspace iteration, which reaches the leading values from below, and random probes."""
     generator = torch.Generator().manual_seed(0)
     _rows, columns = matrix.shape[-2:]
-    drawn = torch.randn(columns, PROBES, generator=generator, dtype=matrix.dtype)
+    drawn = torch.randn(columns, PROBES, generator=generator, dtype=matrix.dtype, device="cpu")
     probed = matrix.mT @ (matrix @ drawn)
     # tr(M²) of M = AᵀA: the mean of ‖M g‖² over Gaussian g
     fourth = probed.double().square().sum((-2, -1)) / PROBES
-    start = torch.randn(columns, min(columns, k + _OVERSAMPLING), generator=generator, dtype=matrix.dtype)
+    start = torch.randn(
+        columns, min(columns, k + _OVERSAMPLING), generator=generator, dtype=matrix.dtype, device="cpu"
+    )
     basis = matrix @ start
     for _ in range(_ITERATIONS):
         basis = matrix @ (matrix.mT @ torch.linalg.qr(basis).Q)

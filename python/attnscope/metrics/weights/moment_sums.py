@@ -106,11 +106,13 @@ class MomentBatch:
         """The sums, in float64."""
         means = torch.stack(self._means).cpu()
         across = means if self._directions is None else means @ self._directions.double().cpu()
-        second = torch.zeros(means.shape[1], across.shape[1], dtype=torch.float64)
+        second = torch.zeros(means.shape[1], across.shape[1], dtype=torch.float64, device="cpu")
         for panel, (first, end) in zip(self._panels, self._blocks(), strict=True):
             second[: len(panel), first:end] = panel
         # about the means of texts: Σ x xᵀ − (Σ x)(Σ x)ᵀ/n of each
         rest = max(0.0, self._energy - float(means.square().sum()))
-        counts = torch.tensor([self._tokens, self._energy, rest, self._largest], dtype=torch.float64)
+        counts = torch.tensor(
+            [self._tokens, self._energy, rest, self._largest], dtype=torch.float64, device="cpu"
+        )
         centred = torch.addmm(second, means.mT, across, alpha=-1)
         return MomentSums(self._total.cpu(), second, centred, counts)

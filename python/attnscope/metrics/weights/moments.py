@@ -144,7 +144,7 @@ class Moments:
         if d not in self._directions:
             assert self.rank is not None
             generator = torch.Generator().manual_seed(self.seed)
-            drawn = torch.randn(d, min(self.rank, d), generator=generator, dtype=torch.float64)
+            drawn = torch.randn(d, min(self.rank, d), generator=generator, dtype=torch.float64, device="cpu")
             self._directions[d] = torch.linalg.qr(drawn).Q
         return self._directions[d]
 
@@ -343,7 +343,7 @@ class Moments:
         """
         groups = self.groups if len(self.groups) > 1 else []
         found = [function(self), *(function(self.without(group)) for group in groups)]
-        estimate, *rest = (torch.as_tensor(one, dtype=torch.float64) for one in found)
+        estimate, *rest = (torch.as_tensor(one, dtype=torch.float64, device="cpu") for one in found)
         return jackknife_interval(estimate, rest, confidence)
 
 

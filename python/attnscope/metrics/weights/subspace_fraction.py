@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site
 from attnscope.metrics.weights.delta_statistics import weights_argument
@@ -18,6 +20,8 @@ from attnscope.metrics.weights.low_rank import LowRank
 from attnscope.metrics.weights.matrix_spectrum import spectrum_of
 
 Side = Literal["in", "out"]
+#: |UᵀU − I| of a basis, from which on it is refused.
+ORTHONORMAL = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 @shown_by_shape
@@ -80,14 +84,15 @@ def subspace_fraction(
     """
     name = "subspace_fraction"
     side = _side(name, side)
-    columns = _basis(name, "basis", basis, matrix, side)
+    weights = matrix_argument(name, matrix)
+    columns = _basis(name, "basis", basis, weights, side)
     d, largest = columns.shape[-2:]
     wanted = _numbers(name, k, largest)
-    energies = _column_energies(matrix, columns, side)
-    spectrum = spectrum_of(matrix, max(wanted))
+    energies = _column_energies(weights, columns, side)
+    spectrum = spectrum_of(weights, max(wanted))
     leading = (energies[..., 0] + spectrum.energy).shape
     energy = spectrum.energy.expand(leading)[..., None]
-    place = torch.tensor(wanted, dtype=torch.int64) - 1
+    place = torch.tensor(wanted, dtype=torch.int64, device="cpu") - 1
     isotropic = (place + 1).double() / d
     fraction = (energies.cumsum(-1)[..., place] / energy).clamp_max(1.0)
     top = spectrum.top.cumsum(-1)
@@ -139,11 +144,12 @@ def concentration(matrix: Tensor | LowRank, basis: Tensor, *, side: Side = "in")
     """
     name = "concentration"
     side = _side(name, side)
-    columns = _basis(name, "basis", basis, matrix, side)
+    weights = matrix_argument(name, matrix)
+    columns = _basis(name, "basis", basis, weights, side)
     d, given = columns.shape[-2:]
     if given != d:
         raise ValueError(f"{name}: basis must span all {d} dimensions, got {given} columns")
-    energies = _column_energies(matrix, columns, side)
+    energies = _column_energies(weights, columns, side)
     fractions = energies.cumsum(-1) / energies.sum(-1, keepdim=True)
     return 2 * fractions.mean(-1) - (d + 1) / d
 
@@ -194,15 +200,16 @@ def relative_subspace_fraction(
     name = "relative_subspace_fraction"
     if left is None and right is None:
         raise ValueError(f"{name}: left, right or both must be given, got neither")
+    weights = matrix_argument(name, matrix)
+    energy = spectrum_of(weights, 0).energy
     shares, isotropic = {}, {}
     for which, side, basis in (("left", "out", left), ("right", "in", right)):
         if basis is None:
             continue
-        columns = _basis(name, which, basis, matrix, side)
-        energy = spectrum_of(matrix, 0).energy
-        shares[which] = _column_energies(matrix, columns, side).sum(-1) / energy
+        columns = _basis(name, which, basis, weights, side)
+        shares[which] = _column_energies(weights, columns, side).sum(-1) / energy
         isotropic[which] = columns.shape[-1] / columns.shape[-2]
-    both = sum(shares.values(), torch.zeros((), dtype=torch.float64)) / sum(isotropic.values())
+    both = sum(shares.values(), torch.zeros((), dtype=torch.float64, device="cpu")) / sum(isotropic.values())
     nothing = torch.full_like(both, torch.nan)
     single = {which: shares[which] / isotropic[which] for which in shares}
     return RelativeSubspaceFraction(both, single.get("left", nothing), single.get("right", nothing))
@@ -215,20 +222,30 @@ def overlap(one: Tensor, other: Tensor) -> Tensor:
 
 
 def matrix_argument(function: str, matrix: Any) -> Tensor | LowRank:
-    """A `LowRank` as it is, anything else as a float tensor [..., out, in]."""
+    """Return a `LowRank` or a float tensor [..., out, in] whose shares of energy are those of the argument.
+
+    Detached, one layout for all strides, and scaled by a power of two where squares would leave float64's
+    range.
+    """
     if isinstance(matrix, LowRank):
-        return matrix
-    tensor = weights_argument(function, "matrix", matrix)
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+        left, right = (
+            _powers.in_range(weights_argument(function, "matrix", factor).contiguous())[0]
+            for factor in (matrix.left, matrix.right)
+        )
+        return LowRank(left, right, math.frexp(matrix.scale)[0])
+    tensor = weights_argument(function, "matrix", matrix).contiguous()
+    if tensor.dtype not in (torch.float32, torch.float64):
+        return tensor.float()
+    return _powers.in_range(tensor)[0]
 
 
 def _side(function: str, side: Any) -> Side:
     return "in" if _checks.choice_argument(function, "side", side, ("in", "out")) == "in" else "out"
 
 
-def _basis(function: str, name: str, basis: Any, matrix: Any, side: str) -> Tensor:
-    columns = weights_argument(function, name, basis)
-    shape = matrix_argument(function, matrix).shape
+def _basis(function: str, name: str, basis: Any, matrix: Tensor | LowRank, side: str) -> Tensor:
+    columns = weights_argument(function, name, basis).contiguous()
+    shape = matrix.shape
     d = shape[-1] if side == "in" else shape[-2]
     if columns.shape[-2] != d or columns.shape[-1] > d:
         raise ValueError(
@@ -236,8 +253,8 @@ def _basis(function: str, name: str, basis: Any, matrix: Any, side: str) -> Tens
             f"of shape {tuple(shape)}, got shape {tuple(columns.shape)}"
         )
     wide = columns.double()
-    error = (wide.mT @ wide - torch.eye(wide.shape[-1], dtype=torch.float64)).abs().max()
-    if not float(error) <= (1e-8 if columns.dtype == torch.float64 else 1e-3):
+    error = (wide.mT @ wide - torch.eye(wide.shape[-1], dtype=torch.float64, device="cpu")).abs().max()
+    if not float(error) <= ORTHONORMAL[columns.dtype]:
         raise ValueError(
             f"{function}: {name} must have orthonormal columns, got |UᵀU − I| = {float(error):.2g}"
         )
@@ -265,17 +282,15 @@ def _column_energies(matrix: Tensor | LowRank, columns: Tensor, side: str) -> Te
         reduced = turned.scale * (turned.right.double() @ columns.double())
         products = (left.T @ left) @ reduced
         return (reduced * products).sum(-2)
-    dense = matrix_argument("subspace_fraction", matrix)
-    assert isinstance(dense, Tensor)
-    turned_matrix = dense if side == "in" else dense.mT
-    kind = torch.promote_types(dense.dtype, columns.dtype)
+    turned_matrix = matrix if side == "in" else matrix.mT
+    kind = torch.promote_types(matrix.dtype, columns.dtype)
     image: Tensor = turned_matrix.to(kind) @ columns.to(kind)
     return image.double().square().sum(-2)
 
 
-_READS_ONE = torch.zeros(3, 4, dtype=torch.float64)
+_READS_ONE = torch.zeros(3, 4, dtype=torch.float64, device="cpu")
 _READS_ONE[:, 0] = 1.0
-_KNOWN = {"weights": _READS_ONE, "basis": torch.eye(4, dtype=torch.float64)}
+_KNOWN = {"weights": _READS_ONE, "basis": torch.eye(4, dtype=torch.float64, device="cpu")}
 
 
 def _first(field: str) -> Any:
@@ -292,7 +307,7 @@ def _of_matrices(name: str, field: str, label: str, meaning: str, expected: floa
         "subspace_fraction",
         label,
         meaning,
-        Known(expected, torch.eye(2), _KNOWN),
+        Known(expected, torch.eye(2, device="cpu"), _KNOWN),
         options={"matrix": Site("weights"), "basis": Site("basis"), "k": 1},
         read=_first(field),
         scope="weights",
@@ -335,7 +350,7 @@ QUANTITIES = (
         "concentration",
         "concentration",
         "Twice the area between the curve f(k) and the diagonal: 0 without preferred directions.",
-        Known(0.75, torch.eye(2), _KNOWN),
+        Known(0.75, torch.eye(2, device="cpu"), _KNOWN),
         options={"matrix": Site("weights"), "basis": Site("basis")},
         scope="weights",
         needs=("weights", "basis"),

@@ -97,7 +97,7 @@ def token_probability(logits: Tensor, inputs: Mapping[str, Any], spans: Any) -> 
     """
     ids, real, span = _texts(inputs, spans)
     probability = torch.softmax(logits.detach().cpu().float(), -1).gather(-1, ids[..., None])[..., 0]
-    columns = torch.arange(ids.shape[1])
+    columns = torch.arange(ids.shape[1], device="cpu")
     inside = (columns >= span[:, :1]) & (columns < span[:, 1:])
     outside = real & ~inside
     there = span[:, 0] >= 0
@@ -171,14 +171,16 @@ def drawn_ranks(vocabulary: int, mode: str, tokens: int) -> Tensor:
     }
     if mode not in bounds:
         raise ValueError(f"ruscio2023.replacements: unknown mode {mode!r}{nearest(str(mode), bounds)}")
-    return torch.randint(*bounds[mode], (tokens,), generator=torch.Generator().manual_seed(SEED))
+    return torch.randint(
+        *bounds[mode], (tokens,), generator=torch.Generator().manual_seed(SEED), device="cpu"
+    )
 
 
 def _texts(inputs: Mapping[str, Any], spans: Any) -> tuple[Tensor, Tensor, Tensor]:
     ids = inputs["input_ids"].detach().cpu()
     mask = inputs.get("attention_mask")
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.cpu().bool()
-    return ids, real, torch.as_tensor(spans)
+    return ids, real, torch.as_tensor(spans, device="cpu")
 
 
 def _mean(values: Tensor, chosen: Tensor) -> Tensor:

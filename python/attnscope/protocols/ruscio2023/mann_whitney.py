@@ -52,7 +52,7 @@ def mann_whitney(real: Any, replaced: Any, span: tuple[int, int]) -> MannWhitney
     """
     from scipy import stats
 
-    one, other = (torch.as_tensor(maps).double() for maps in (real, replaced))
+    one, other = (torch.as_tensor(maps, device="cpu").double() for maps in (real, replaced))
     if one.shape != other.shape or one.ndim != 2 or one.shape[0] != one.shape[1]:
         raise ValueError(
             f"ruscio2023.mann_whitney: maps must be two of one shape [n, n], got {tuple(one.shape)} and "

@@ -59,7 +59,7 @@ def span_attention(attention: Any, spans: Any, *, lengths: _checks.Lengths = Non
             f"{name}: spans of shape {tuple(span.shape)} do not broadcast to {(*checked.leading, 2)}"
         ) from None
     start, stop = span[..., :1], span[..., 1:]
-    column = torch.arange(checked.n)
+    column = torch.arange(checked.n, device="cpu")
     n = torch.full_like(start, checked.n)[..., 0] if checked.lengths is None else checked.lengths
     within = column < n[..., None]
     word = (column >= start) & (column < stop)

@@ -65,7 +65,7 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
     if bool((zero & ~bad).any()):
         # The kernel leaves tokens without direction out; here their cosines are 0 and stay in.
         unit = states / states.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
-        pairs = (~torch.eye(checked.n, dtype=torch.bool)).flatten().expand(*checked.leading, -1)
+        pairs = (~torch.eye(checked.n, dtype=torch.bool, device="cpu")).flatten().expand(*checked.leading, -1)
         whole = exact.pearson(maps.flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
         result = torch.where(zero, whole, result)
     result = torch.where(bad, torch.nan, result.nan_to_num(nan=0.0))
@@ -194,7 +194,7 @@ def _correlation_of(entropy: torch.Tensor, before: torch.Tensor, after: torch.Te
     """`entropy_magnitude_correlation` from the entropies [..., n]."""
     what, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
     magnitude = _checks.expanded(what, transformation_magnitude(before, after), entropy.shape, words)
-    inside = torch.ones(entropy.shape, dtype=torch.bool)
+    inside = torch.ones(entropy.shape, dtype=torch.bool, device="cpu")
     bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)
     return torch.where(bad, torch.nan, exact.pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))
 

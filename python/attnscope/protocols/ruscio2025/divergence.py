@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from attnscope import _checks
@@ -119,7 +120,7 @@ def _removals(
     maps = _normalised(maps)
     # what speed mode looks at is a part of the rows, whose divergences do not depend on one another
     whole = modes == (True,) and n > SPEED_ROWS
-    rows = torch.linspace(0, n - 1, min(n, SPEED_ROWS), dtype=torch.float64).long()
+    rows = torch.linspace(0, n - 1, min(n, SPEED_ROWS), dtype=torch.float64, device="cpu").long()
     shown = maps[..., rows, :] if whole else maps
     plogps = plogp(shown)
     before = _divergence(shown, plogps)
@@ -133,7 +134,9 @@ def _removals(
             concentration = (on_sinks / torch.where(total > 0, total, 1.0)).mean(-1)
             part = speed and n > SPEED_ROWS and not whole
             ends = [(values[..., rows] if part else values).mean(-1) for values in (before, after)]
-            p_value = torch.ones(bad.shape, dtype=torch.float64) if speed else _paired_t_test(*ends)
+            p_value = (
+                torch.ones(bad.shape, dtype=torch.float64, device="cpu") if speed else _paired_t_test(*ends)
+            )
             reduction, concentration, p_value = (
                 torch.where(bad, torch.nan, values)
                 for values in ((ends[0] - ends[1]).mean(-1), concentration, p_value)
@@ -232,12 +235,14 @@ def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     from scipy import special
 
     if before.shape[-1] < 2:
-        return torch.full(before.shape[:-1], torch.nan, dtype=torch.float64)
+        return torch.full(before.shape[:-1], torch.nan, dtype=torch.float64, device="cpu")
     difference = (before - after).numpy()
     error = difference.std(-1, ddof=1) / math.sqrt(difference.shape[-1])
     mean = difference.mean(-1)
-    t = torch.as_tensor(mean).abs() / torch.as_tensor(error)
-    return torch.as_tensor(2 * special.stdtr(difference.shape[-1] - 1, -t.numpy()), dtype=torch.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.abs(mean) / error
+    p = 2 * special.stdtr(difference.shape[-1] - 1, -t)
+    return torch.as_tensor(p, dtype=torch.float64, device="cpu")
 
 
 SOURCES = (_removals,)

@@ -94,7 +94,9 @@ def fisher_trace(
         for sample, (ids, real) in enumerate(_padded(name, model, texts, tokenizer, padded_to)):
             shown = ids
             if masked:
-                chosen = torch.bernoulli(torch.full(ids.shape, MASK_SHARE), generator=generator).bool()
+                chosen = torch.bernoulli(
+                    torch.full(ids.shape, MASK_SHARE, device="cpu"), generator=generator
+                ).bool()
                 shown = torch.where(chosen & (real == 1), mask_token, ids)
             elif ids.shape[-1] < 2:
                 continue

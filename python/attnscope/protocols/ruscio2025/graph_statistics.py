@@ -162,7 +162,7 @@ def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Te
     dropped = isolated.sum(-1, keepdim=True)
     nodes = (n - dropped.squeeze(-1)).double()
     largest, total = degree.amax(-1), degree.sum(-1)
-    rank = torch.arange(1, n + 1, dtype=torch.float64) - dropped
+    rank = torch.arange(1, n + 1, dtype=torch.float64, device="cpu") - dropped
     gini = 2 * (rank * degree.sort(-1).values).sum(-1) / (nodes * total) - (nodes + 1) / nodes
     hub_share = largest / (nodes - 1)
     mean = (total / nodes).unsqueeze(-1)
@@ -183,10 +183,10 @@ def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Te
     as many edges are one, whatever thresholds and rounding made them: then what is `known` is taken.
     """
     n = maps.shape[-1]
-    fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64)
+    fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64, device="cpu")
     gap = fiedler.clone()
     lowest = maps > float(levels.min())
-    both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
+    both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool, device="cpu")).any(-1).any(-1)
     one_way = ~both_ways
     if "density" in known:
         value, beside, density = (known[name].flatten(0, -2) for name in _OF_SIMPLE)
@@ -213,10 +213,10 @@ def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Te
 def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     """Average shortest path of the largest component and average clustering, of graphs [m, n, n]."""
     m, n = edges.shape[0], edges.shape[-1]
-    nothing = torch.full((m,), math.nan, dtype=torch.float64)
+    nothing = torch.full((m,), math.nan, dtype=torch.float64, device="cpu")
     if n > FEW_NODES:
         return nothing, nothing
-    links = (edges | edges.mT) & ~torch.eye(n, dtype=torch.bool)
+    links = (edges | edges.mT) & ~torch.eye(n, dtype=torch.bool, device="cpu")
     steps = links.float()
     degree = steps.double().sum(-1)
     triangles = (steps @ steps * steps).double().sum(-1)
@@ -227,7 +227,7 @@ def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     for k in range(n):  # ways through the first k nodes, as Floyd and Warshall find them
         distance = torch.minimum(distance, distance[..., k, None] + distance[..., k, None, :])
     reached = distance.isfinite()
-    inside = reached[torch.arange(m), reached.sum(-1).argmax(-1)]
+    inside = reached[torch.arange(m, device="cpu"), reached.sum(-1).argmax(-1)]
     size = inside.sum(-1).double()
     among = inside.unsqueeze(-1) & inside.unsqueeze(-2)
     path = torch.where(among, distance, 0.0).double().sum((-2, -1)) / (size * (size - 1)).clamp(min=1)

@@ -81,7 +81,7 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     birth, death, dimension = rows[:, :3].mT.contiguous()
     place = rows[:, 3:].int()
     opens, closes = torch.where(place < 0, place, kept[place].int()).hsplit(2)
-    sizes = torch.tensor([0, *map(len, parts)])
+    sizes = torch.tensor([0, *map(len, parts)], device="cpu")
     result = Barcodes(birth, death, dimension.to(torch.int8), opens, closes, sizes.cumsum(0), checked.leading)
     return _checks.finished(function, checked, result, count)
 

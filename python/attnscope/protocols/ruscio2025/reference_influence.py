@@ -96,7 +96,7 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
 
 # Of two tokens with equal states the first is the reference. The first query is in it; the second takes half
 # of its output from it.
-_STATES = {"hidden": torch.ones(2, 3, dtype=torch.float64)}
+_STATES = {"hidden": torch.ones(2, 3, dtype=torch.float64, device="cpu")}
 
 
 def _of_second(name: str, meaning: str, expected: float, **changed: Any) -> Quantity:

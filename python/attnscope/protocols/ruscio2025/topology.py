@@ -91,7 +91,7 @@ def topology(
     mean_length = mean_persistence(bars)
     flat = maps.flatten(-2)
     # in float32, where an entry of 1/5 does not exceed 0.2
-    single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32)
+    single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32, device="cpu")
     # counts below 2**24 are exact in float32, and quick
     density = torch.stack([(single > level).float().sum(-1).double() / checked.n**2 for level in levels], -1)
     if row_entropy is None:
@@ -113,7 +113,9 @@ def topology(
     )
 
 
-_CORNER = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], dtype=torch.float64)
+_CORNER = torch.tensor(
+    [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], dtype=torch.float64, device="cpu"
+)
 
 
 def _of_topology(

@@ -18,7 +18,7 @@ def band_members(d: int, bands: int = 10) -> list[Tensor]:
     Llama and its kin pair p with p + d/2, so there a band mixes halves of pairs and its scores are no
     function of the offset. Four pairs are all in the last of ten bands.
     """
-    pairs = torch.arange(d // 2)
+    pairs = torch.arange(d // 2, device="cpu")
     each = round(len(pairs) / bands)
     parts = [pairs[band * each : (band + 1) * each] for band in range(bands - 1)] + [
         pairs[(bands - 1) * each :]
@@ -100,7 +100,7 @@ def band_ablation(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
 
 def _attention(query: Tensor, key: Tensor) -> Tensor:
     scores = query @ key.mT / query.shape[-1] ** 0.5
-    visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril()
     return torch.softmax(scores.masked_fill(~visible, -torch.inf), -1)
 
 

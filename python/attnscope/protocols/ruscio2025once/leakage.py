@@ -66,7 +66,7 @@ def leakage(scores: Tensor) -> Leakage:
     """
     tensor = _checks.square_tensor("leakage", "scores", scores)
     n = min(int(tensor.shape[-1]), MOST_TOKENS)
-    row, column = torch.tril_indices(n, n).unbind()
+    row, column = torch.tril_indices(n, n, device="cpu").unbind()
     y = tensor[..., row, column].double()
     y = y - y.mean(-1, keepdim=True)
     total = (y * y).sum(-1)
@@ -95,7 +95,7 @@ def first_characters(text: str, length: int) -> str:
     return text[:length]
 
 
-_N = torch.arange(6, dtype=torch.float64)
+_N = torch.arange(6, dtype=torch.float64, device="cpu")
 _SUM, _BOTH = _N[:, None] + _N, 2 * _N[:, None].expand(6, 6)
 
 QUANTITIES = tuple(
@@ -104,7 +104,7 @@ QUANTITIES = tuple(
         "leakage",
         label,
         meaning,
-        Known(expected, torch.eye(6), {"scores": scores[None]}),
+        Known(expected, torch.eye(6, device="cpu"), {"scores": scores[None]}),
         low=0,
         high=1,
         needs=("scores",),

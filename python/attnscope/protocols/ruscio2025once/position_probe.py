@@ -53,10 +53,20 @@ def position_probe(states: Tensor, *, harmonics: int = 8) -> PositionProbe:
         raise ValueError(f"{name}: states must have shape [..., n, D], got {tuple(tensor.shape)}")
     waves = _checks.whole(name, "harmonics", harmonics)
     n = tensor.shape[-2]
-    null = torch.tensor(2 * waves / (n - 1) if n > 2 * waves + 1 else math.nan, dtype=torch.float64)
+    null = torch.tensor(
+        2 * waves / (n - 1) if n > 2 * waves + 1 else math.nan, dtype=torch.float64, device="cpu"
+    )
     if n <= 2 * waves + 1:
-        return PositionProbe(torch.full(tensor.shape[:-2], torch.nan, dtype=torch.float64), null)
-    phase = 2 * math.pi * torch.arange(n, dtype=torch.float64)[:, None] * torch.arange(1, waves + 1) / n
+        return PositionProbe(
+            torch.full(tensor.shape[:-2], torch.nan, dtype=torch.float64, device="cpu"), null
+        )
+    phase = (
+        2
+        * math.pi
+        * torch.arange(n, dtype=torch.float64, device="cpu")[:, None]
+        * torch.arange(1, waves + 1, device="cpu")
+        / n
+    )
     # Over n tokens these waves are orthogonal to each other and to a constant, and of square n/2.
     basis = torch.cat([phase.sin(), phase.cos()], -1) * (2 / n) ** 0.5
     centred = tensor - tensor.mean(-2, keepdim=True)

@@ -66,7 +66,7 @@ def softmax_statistics(
     name = "softmax_statistics"
     tensor = _checks.square_tensor(name, "scores", scores).double()
     n = tensor.shape[-1]
-    visible = torch.ones(n, n, dtype=torch.bool).tril()
+    visible = torch.ones(n, n, dtype=torch.bool, device="cpu").tril()
     found: dict[str, list[Tensor]] = {field: [] for field in SoftmaxStatistics._fields}
     for temperature in temperatures:
         heat = _checks.real(name, "temperatures", temperature)

@@ -29,7 +29,7 @@ def batches(function: str, inputs: Mapping[str, Tensor], size: int) -> Iterator[
 
 def direction_argument(function: str, direction: Any) -> Tensor:
     """A direction [D]."""
-    along = torch.as_tensor(direction)
+    along = direction if isinstance(direction, Tensor) else torch.as_tensor(direction, device="cpu")
     if along.ndim != 1 or not along.is_floating_point() or not bool(along.isfinite().all()):
         raise ValueError(
             f"{function}: direction must be [D] of finite numbers, got shape {tuple(along.shape)} of "

@@ -184,4 +184,4 @@ def first_rows(items: int, seed: int, count: int = 200) -> Tensor:
     References:
         Ruscio and Thompson, The phenomenology of hallucinations, 2026: `causality`.
     """
-    return torch.randperm(items, generator=torch.Generator().manual_seed(seed))[:count]
+    return torch.randperm(items, generator=torch.Generator().manual_seed(seed), device="cpu")[:count]

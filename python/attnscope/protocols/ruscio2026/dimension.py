@@ -47,13 +47,13 @@ def lid(points: Tensor, *, k: int = 30) -> Tensor:
         raise ValueError(f"{name}: k must be at least 1, got {k!r}")
     n = len(wide)
     if n <= neighbours:
-        return torch.tensor(torch.nan, dtype=torch.float64)
+        return torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
     distances = cloud_distances(wide).fill_diagonal_(torch.inf)
     nearest = distances.topk(neighbours, largest=False).values
     farthest = nearest[:, -1:]
     values = -neighbours / torch.log(nearest / farthest + 1e-10).sum(-1)
     kept = farthest[:, 0] > 1e-9
-    return values[kept].mean() if bool(kept.any()) else torch.tensor(0.0, dtype=torch.float64)
+    return values[kept].mean() if bool(kept.any()) else torch.tensor(0.0, dtype=torch.float64, device="cpu")
 
 
 def isotropy(points: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def isotropy(points: Tensor) -> Tensor:
     squares = _singular_values(one_cloud("isotropy", points)).square()
     total = squares.sum()
     if float(total) == 0 or len(squares) < 2:
-        return torch.tensor(0.0, dtype=torch.float64)
+        return torch.tensor(0.0, dtype=torch.float64, device="cpu")
     ratios = squares / total
     return ratios[1] / (ratios[0] + 1e-9)
 

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""Powers of two that bring matrices into the range in which squares of their entries have all digits.
+
+Most numbers here are ratios of sums of squares, which do not change when all entries are multiplied by a
+power of two. Entries far from 1 are multiplied by one first, which rounds nothing; all others are taken as
+they are.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope import _core
+
+
+def scales_of(matrices: Tensor, lengths: Tensor | None = None) -> Tensor | None:
+    """Return the power of two [...] of each matrix [..., m, n], or None where none is needed.
+
+    Args:
+        matrices: float tensors; only float64 ones on the CPU are looked at.
+        lengths: rows of each matrix that count, and columns of a square one, int64 [...].
+    """
+    return _core.power_scales(matrices, lengths) if matrices.is_cpu else None
+
+
+def in_range(matrices: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Return the matrices times their `scales_of`, and those; or the tensor itself, and None."""
+    scales = scales_of(matrices, lengths)
+    return (matrices, None) if scales is None else (scaled(matrices, scales), scales)
+
+
+def scaled(matrices: Tensor, scales: Tensor | None) -> Tensor:
+    """Return matrices [..., m, n] times a number [...] each."""
+    return matrices if scales is None else matrices * scales[..., None, None]
+
+
+def unscaled(values: Tensor, scales: Tensor | None, power: int = 1) -> Tensor:
+    """Return values [..., *] of scaled matrices divided by that power of their scales [...]."""
+    if scales is None:
+        return values
+    divisor = scales.reshape((*scales.shape, *[1] * (values.ndim - scales.ndim)))
+    for _ in range(power):
+        values = values / divisor
+    return values
+
+
+def smaller(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return the scales that suit two groups of matrices at once, [...] or None."""
+    if one is None or other is None:
+        only = other if one is None else one
+        return None if only is None else only.clamp(max=1.0)
+    return torch.minimum(one, other)

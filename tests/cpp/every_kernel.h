@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/clouds/fragmentation.h"
+#include "kernels/clouds/local_dimension.h"
+#include "kernels/graphs/fiedler.h"
+#include "kernels/graphs/graph_statistics.h"
+#include "kernels/graphs/laplacian.h"
+#include "kernels/homology/betti.h"
+#include "kernels/homology/persistence.h"
+#include "kernels/information/divergence.h"
+#include "kernels/information/entropy.h"
+#include "kernels/information/sinks.h"
+#include "kernels/information/span_attention.h"
+#include "kernels/positions/toeplitz.h"
+#include "kernels/signals/locality.h"
+#include "kernels/signals/power_spectrum.h"
+#include "kernels/signals/uncertainty.h"
+#include "kernels/signals/wavelet.h"
+#include "kernels/spectra/marchenko_pastur.h"
+#include "kernels/spectra/participation_ratio.h"
+#include "kernels/spectra/singular_values.h"
+#include "kernels/states/alignment.h"
+#include "kernels/states/reference_influence.h"
+#include "kernels/weights/delta_statistics.h"
+#include "linalg/mask_only.h"
+#include "matrices.h"
+#include "matrix/row_distances.h"
+#include "matrix/widen.h"
+
+// A call of every kernel, for tests of what all of them must hold.
+namespace attnscope::testing {
+
+using Bits = std::vector<std::uint64_t>;
+
+class Record {
+ public:
+  void operator()(double x) { bits_.push_back(std::bit_cast<std::uint64_t>(x)); }
+  void operator()(std::int64_t x) { bits_.push_back(static_cast<std::uint64_t>(x)); }
+  void operator()(const std::vector<double>& values) {
+    for (const double x : values) (*this)(x);
+  }
+  Bits take() { return std::move(bits_); }
+
+ private:
+  Bits bits_;
+};
+
+// The scratch of all kernels.
+struct EveryWorkspace {
+  RowScratch entropy;
+  SinkWorkspace sinks;
+  DivergenceWorkspace divergence;
+  AlignmentWorkspace alignment;
+  InfluenceWorkspace influences;
+  LaplacianWorkspace laplacian;
+  FiedlerWorkspace fiedler;
+  SingularValuesWorkspace singular;
+  ParticipationRatioWorkspace ratio;
+  MarchenkoPasturWorkspace deviation;
+  GraphStatisticsWorkspace graphs;
+  BettiWorkspace betti;
+  PersistenceWorkspace persistent;
+  RowScratch local;
+  SpectrumScratch spectral;
+  UncertaintyScratch uncertain;
+  WaveletScratch waves;
+  ToeplitzWorkspace toeplitz;
+  MaskOnlyWorkspace masks;
+  RowScratch differences;
+  FragmentationWorkspace fragments;
+  Neighbours neighbours;
+  NeighbourScratch neighbour_scratch;
+  std::vector<double> numbers;
+};
+
+// Calls every kernel on one matrix, with the given scratch, and records the results.
+template <class Scalar>
+void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, EveryWorkspace& work,
+            Record& write) {
+  const Index n = matrix.rows();
+  const MatrixView<Scalar> view = testing::view(matrix);
+  const std::span<const MatrixView<Scalar>> one(&view, 1);
+  const Support support = auto_support(view);
+  const std::span<const Support> supports(&support, 1);
+  std::vector<double> numbers(static_cast<std::size_t>(n));
+
+  Support status;
+  attention_entropy(view, true, status, true, numbers.data(), work.entropy);
+  write(numbers);
+  SinkRequest questions;
+  questions.position = true;
+  questions.first = 1;
+  questions.queries = n;
+  questions.top = std::min<Index>(3, n);
+  SinkAnswers answers;
+  answers.incoming = numbers.data();
+  sink_statistics(view, true, status, questions, answers, work.sinks);
+  write(numbers);
+  write(answers.position);
+  write(answers.top_mass);
+  write(answers.share.share);
+  const auto tokens = std::make_unique<bool[]>(static_cast<std::size_t>(n));
+  sink_tokens(view, support, SinkRule{}, tokens.get(), work.sinks);
+  for (Index j = 0; j < n; ++j) write(std::int64_t{tokens[static_cast<std::size_t>(j)]});
+
+  head_divergence(one, supports, 0, n, numbers.data(), n, work.divergence);
+  write(numbers);
+
+  std::vector<double> states(static_cast<std::size_t>(4 * n));
+  widen_states(matrix.data(), n, Index{1}, Index{4}, Index{0}, n, true, states.data());
+  const AlignedHead<Scalar> head{view, support};
+  PairMoments moments;
+  const Index end = std::min(n, state_rows(n));
+  alignment_moments(std::span<const AlignedHead<Scalar>>(&head, 1), states.data(), 4, 0, end,
+                    &moments, work.alignment);
+  write(moments.ac);
+  std::vector<double> influence(static_cast<std::size_t>(3 * n), 0.0);
+  reference_influence(
+      view, support, states.data(), 4, tokens.get(), Index{1}, Index{0}, std::min(n, state_rows(n)),
+      Influence{influence.data(), influence.data() + n, influence.data() + 2 * n}, work.influences);
+  write(influence);
+
+  GraphOptions options;
+  laplacian_eigenvalues(view, options, n, numbers.data(), work.laplacian);
+  write(numbers);
+  for (const bool normalized : {false, true}) {
+    options.normalized = normalized;
+    double value = 0.0;
+    fiedler_values(one, options, Precision::exact, &value, work.fiedler);
+    write(value);
+  }
+  fiedler_vector(view, options, numbers.data(), work.fiedler);
+  write(numbers);
+
+  double* const places[] = {numbers.data()};
+  singular_values(one, std::span<double* const>(places), work.singular);
+  write(numbers);
+  write(participation_ratio_singular(view, work.ratio));
+  write(participation_ratio_eigen(view, work.ratio));
+  write(participation_ratio_laplacian(view, work.ratio));
+  for (const SpectralNull null : {SpectralNull::automatic, SpectralNull::permutation}) {
+    MarchenkoPasturOptions wanted;
+    wanted.null = null;
+    wanted.draws = 3;
+    wanted.triangular = &table;
+    MarchenkoPastur found;
+    marchenko_pastur(one, supports, wanted, std::span<MarchenkoPastur>(&found, 1), work.deviation);
+    write(found.ks);
+    write(found.wasserstein);
+    write(found.p_value);
+  }
+
+  const double thresholds[] = {0.01, 0.05, 0.2};
+  GraphStatistics statistics[3];
+  graph_statistics(view, thresholds, 3, statistics, work.graphs);
+  finish_graph_statistics(work.graphs);
+  for (const GraphStatistics& of : statistics) {
+    write({of.fiedler_value, of.laplacian_gap, of.density, of.hub_share, of.gini, of.centralization,
+           of.degree_variance, of.star_likeness, of.in_degree_gini, of.in_degree_centralization});
+  }
+  std::int64_t numbers_of_holes[6];
+  betti_numbers(view, Symmetrize::max, thresholds, 3, numbers_of_holes, work.betti);
+  for (const std::int64_t number : numbers_of_holes) write(number);
+  std::vector<Bar> bars;
+  for (const Metric metric : {Metric::attention, Metric::hellinger}) {
+    PersistenceOptions bars_options;
+    bars_options.metric = metric;
+    persistence(view, bars_options, work.persistent, bars);
+  }
+  for (const Bar& bar : bars) {
+    write(bar.birth);
+    write(bar.death);
+  }
+
+  write(local_global_ratio(view, support, 4, false, work.local));
+  SignalOptions signal;
+  signal.kind = SignalOptions::Kind::last;
+  signal.min_keys = 8;
+  std::vector<double> fields(32, 0.0);
+  SpectrumOptions spectrum;
+  spectrum.signal = signal;
+  power_spectrum(view, support, spectrum, fields.data(), work.spectral);
+  write(fields);
+  uncertainty(view, support, signal, true, fields.data(), work.uncertain);
+  write(fields);
+  WaveletOptions wavelet;
+  wavelet.signal = signal;
+  wavelet.levels = std::max<Index>(1, wavelet_levels(n));
+  fields.assign(static_cast<std::size_t>(wavelet_fields(wavelet.levels)), 0.0);
+  wavelet_transform(view, support, wavelet, fields.data(), static_cast<double*>(nullptr),
+                    work.waves);
+  write(fields);
+  const double scales[] = {1.5, 4.0};
+  fields.assign(static_cast<std::size_t>(2 * n), 0.0);
+  morlet_scalogram(view, support, signal, scales, 2, 6.0, fields.data(), work.waves);
+  write(fields);
+  SpanAttention span;
+  Support found_support;
+  span_attention(view, true, found_support, 1, 3, nullptr, 1, span);
+  write(span.share);
+  write(span.received);
+
+  const Index kept = split_rows(n, true);
+  std::vector<double> split(static_cast<std::size_t>(kept * (kept + 5)), 0.0);
+  double* const at = split.data();
+  const ToeplitzOutputs outputs{
+      at, at + 5 * kept, at + kept, at + 2 * kept, at + 3 * kept, at + 4 * kept, kept};
+  toeplitz_split(view, true, nullptr, 0, outputs, work.toeplitz);
+  write(split);
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(n));
+  std::vector<double> offsets(static_cast<std::size_t>(2 * n));
+  offset_variance(view, offsets.data(), offsets.data() + n, counts.data(), work.toeplitz);
+  write(offsets);
+  for (Index k = 0; k < kept; ++k) counts[static_cast<std::size_t>(k)] = k;
+  std::fill(split.begin(), split.end(), 0.0);
+  mask_only(view, -1.0, counts.data(), kept, true, at, at + kept, at + 2 * kept, at + 5 * kept,
+            kept, work.masks);
+  write(split);
+  write(
+      delta_sums(view, view, static_cast<Difference<Scalar, Scalar>*>(nullptr), n, work.differences)
+          .before_energy);
+
+  // Distances of the rows as points.
+  const Index stride = point_stride(n);
+  std::vector<double, Eigen::aligned_allocator<double>> points(
+      static_cast<std::size_t>(point_rows(n) * stride), 0.0);
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j)
+      points[static_cast<std::size_t>(i * stride + j)] = static_cast<double>(matrix(i, j));
+  }
+  RowMatrix<double> distances(n, n);
+  for (Index begin = 0; begin < n; begin += kDistanceRows) {
+    row_distances(points.data(), n, n, PointMetric::euclidean, begin,
+                  std::min(n, begin + kDistanceRows), distances.data(), n);
+  }
+  const MatrixView<double> apart = testing::view(distances);
+  write(fragmentation(apart, nullptr, work.fragments));
+  Components parts[2];
+  const double radii[] = {0.1, 0.5};
+  cloud_components(apart, radii, 2, 2, parts, work.fragments);
+  write(parts[0].components);
+  reset_neighbours(n, work.neighbours);
+  std::vector<std::int32_t> equal;
+  for (Index i = 0; i < n; ++i) {
+    sort_neighbours(apart, nullptr, i, Index{5}, work.neighbours, equal, work.neighbour_scratch);
+  }
+  const Index nearest = 5;
+  std::int64_t used = 0, tied = 0;
+  double dimension = 0.0;
+  std::vector<double> of_points(static_cast<std::size_t>(n), 0.0);
+  local_dimension(work.neighbours, nullptr, &nearest, 1,
+                  {&dimension, of_points.data(), &used, &tied}, work.numbers);
+  write(dimension);
+  write(two_nn(work.neighbours, nullptr, 0.1, work.numbers));
+  PersistenceOptions of_distances;
+  of_distances.metric = Metric::distance;
+  for (const int most : {0, 1}) {
+    of_distances.max_dimension = most;
+    bars.clear();
+    persistence(apart, of_distances, work.persistent, bars);
+    for (const Bar& bar : bars) write(bar.death);
+  }
+}
+
+}  // namespace attnscope::testing
