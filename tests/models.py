@@ -168,6 +168,26 @@ def _build(name: str) -> tuple[str, str, dict[str, Any]]:
                 num_experts=2,
             ),
         ),
+        "mpt": (
+            "MptConfig",
+            "MptForCausalLM",
+            {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 4, "n_layers": 2},
+        ),
+        "openai_gpt": ("OpenAIGPTConfig", "OpenAIGPTLMHeadModel", {**gpt, "n_embd": 32, "n_layer": 2}),
+        "gpt_neo": (
+            "GPTNeoConfig",
+            "GPTNeoForCausalLM",
+            {
+                "vocab_size": VOCABULARY,
+                "hidden_size": 32,
+                "num_heads": 4,
+                "num_layers": 2,
+                "attention_types": [[["global", "local"], 1]],
+                "window_size": 7,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+            },
+        ),
         "mamba": (
             "MambaConfig",
             "MambaForCausalLM",
@@ -190,6 +210,11 @@ LAYER_KINDS = {
     "gemma3": ["window 7", "causal", "window 7"],
     "modernbert": ["full", "window 7+7", "window 7+7"],
     "gpt_oss": ["window 7", "causal"],
+    # modules that compute their attention themselves: one reads its mask the other way round, the others add
+    # masks of their own to the one they are given
+    "mpt": ["causal"] * 2,
+    "openai_gpt": ["causal"] * 2,
+    "gpt_neo": ["causal", "window 7"],
 }
 
 CAUSAL = (
@@ -218,6 +243,8 @@ INTERFACE = (*CAUSAL, *ENCODERS, *SEQ2SEQ)
 FAMILIES = (*INTERFACE, *LEGACY)
 #: Every family that capture is tested with, those with layers of several kinds too.
 EVERY = (*FAMILIES, "gemma3", "modernbert", "jamba")
+#: And those whose modules hide keys by masks of their own.
+VISIBLE = (*EVERY, "mpt", "openai_gpt", "gpt_neo")
 DECODERS = (*CAUSAL, "falcon", "falcon_alibi", "bloom", "gptj", "gemma3", "jamba")
 #: Those whose attention goes through transformers' interface, GPT-J's in later ones.
 SOFTMAX = (*INTERFACE, "gptj", "gemma3", "modernbert", "jamba")

@@ -52,6 +52,22 @@ def takes(model: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
 
 
+def named_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of the module by name."""
+    if not args:
+        return dict(kwargs)
+    return {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+
+
+def reads_tokens(module: nn.Module, inputs: Mapping[str, Any]) -> bool:
+    """Return True if a (sub)model is given tokens or their embeddings, and no image or sound."""
+    main = getattr(module, "main_input_name", None)
+    values = [inputs.get(name) for name in ("input_ids", "inputs_embeds")]
+    if main is not None and torch.is_tensor(inputs.get(main)):
+        values += [inputs[main]] if not inputs[main].is_floating_point() else []
+    return any(torch.is_tensor(value) for value in values)
+
+
 class Trace:
     """Which module ran when in one forward pass, and which ones took more than the residual stream.
 

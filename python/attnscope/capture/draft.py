@@ -71,6 +71,12 @@ class Draft:
             tensor = tensor if self.whole else tensor[:, self.heads]
         return tensor
 
+    def set_mask(self, mask: Tensor | None, *, exact: bool = True) -> None:
+        """Give the layer the mask of its heads."""
+        if mask is not None and mask.ndim == 4 and mask.shape[1] > 1 and not self.whole:
+            mask = mask[:, self.heads]
+        self.layer.mask, self.layer.exact_mask = mask, exact
+
     def allocate(
         self, sites: Collection[str], queries: int, keys: int, dtype: torch.dtype, device: torch.device
     ) -> None:

@@ -28,6 +28,7 @@ from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
 from attnscope.capture.outputs import Outputs
 from attnscope.capture.preflight import structure_of
+from attnscope.capture.preservation import preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.recording import Recording
 from attnscope.capture.sites import INTERFACE, MODEL_SITES, SITES, TABLE, checked
@@ -197,7 +198,8 @@ class Run:
     def _alone(self) -> Generator[Layer, None, None]:
         """The layers of a pass of hooks alone."""
         self.tier = 0
-        with implementation(self._model, NAME if needs_interface(self.what.edits) else ""):
+        name = NAME if needs_interface(self.what.edits) else ""
+        with preserved_run(self._model), implementation(self._model, name):
             if self.what.of_layers:
                 yield from self._blocks()
             else:
@@ -238,6 +240,7 @@ class Run:
         token = LIVE.set(recorder)
         try:
             with (
+                preserved_run(model),
                 implementation(model, own),
                 differentiable(model, parameters.values()),
                 differentiating(gradient, self._max_memory),

@@ -8,7 +8,6 @@ nest. They are restored whatever happens.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.capture.anatomy import named_arguments
+from attnscope.capture.draft import Draft
 from attnscope.capture.layer import Layer
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.visibility import float_mask
@@ -141,27 +142,42 @@ def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = Fals
 
 
 def _mask_argument(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    given = {**dict(zip(inspect.signature(module.forward).parameters, args, strict=False)), **kwargs}
+    given = named_arguments(module, args, kwargs)
     masks = (given.get(name) for name in ("attention_mask", "mask"))
     return next((mask for mask in masks if torch.is_tensor(mask) and mask.ndim == 4), None)
 
 
-def attention_outputs(output: Any, mask: Any) -> list[Layer]:
-    """Third tier: what ``output_attentions=True`` returned, taken out of the model's output."""
-    layers = []
-    for name in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions"):
-        for index, tensor in enumerate(getattr(output, name, None) or ()):
-            if not _looks_like_weights(tensor):
+def attention_outputs(
+    output: Any, inputs: Mapping[str, Any], recorder: Recorder, field: str = ""
+) -> list[Layer]:
+    """Return the layers of the third tier, taken out of what the model returned.
+
+    Args:
+        output: of the model under ``output_attentions=True``; outputs of its parts may be inside it.
+        inputs: of the model.
+        recorder: has watched the pass, and so knows which module computed a map.
+        field: name of the output inside that of the model.
+    """
+    layers: list[Layer] = []
+    taken: set[int] = set()
+    for name in [name for name in output if name.endswith("attentions")] if hasattr(output, "keys") else ():
+        for index, tensor in enumerate(output[name] if isinstance(output[name], tuple | list) else ()):
+            if not _looks_like_weights(tensor) or tensor.data_ptr() in taken:
                 continue
-            valid = torch.ones(tensor.shape[0], tensor.shape[-1], dtype=torch.bool, device=tensor.device)
-            if torch.is_tensor(mask) and mask.shape == valid.shape and name != "decoder_attentions":
-                valid = mask.to(torch.bool)
-            heads = range(tensor.shape[1])
-            own: dict[str, Any] = {"heads": heads, "kv_heads": heads, "valid": valid, "key_offset": 0}
-            cross = name == "cross_attentions"
-            layers.append(Layer(index, name, 0, step=0, cross=cross, tensors={"attention": tensor}, **own))
-        if getattr(output, name, None) is not None:
+            taken.add(tensor.data_ptr())  # an output may list the maps of a part of the model again
+            draft = Draft(f"{field}{name}", index)
+            draft.size, draft.total = (tensor.shape[0], tensor.shape[2]), tensor.shape[1]
+            draft.layer.heads = draft.layer.kv_heads = tuple(range(draft.total))
+            draft.layer.cross = name.startswith("cross")
+            draft.layer.tensors = {"attention": tensor}
+            of_tokens = name != "decoder_attentions" and not field
+            recorder.describe_output(draft, inputs.get("attention_mask") if of_tokens else None)
+            layers.append(draft.layer)
+        if output[name] is not None:
             output[name] = None
+    for name in list(output) if hasattr(output, "keys") else ():
+        if hasattr(output[name], "keys"):
+            layers += attention_outputs(output[name], inputs, recorder, f"{field}{name}.")
     return layers
 
 

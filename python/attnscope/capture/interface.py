@@ -93,11 +93,12 @@ class Call(NamedTuple):
         return None if self.s_aux is None else self.s_aux.to(self.dtype).reshape(1, -1, 1, 1)
 
     def begun(self, recorder: Recorder | None) -> tuple[Draft, list[Tensor], Tensor | None]:
-        """The layer that is put together, what is added to scores, edits in it, and what is not read."""
+        """Return the layer that is put together, what is added to scores with edits, and what is not read."""
         draft = Draft() if recorder is None else recorder.begin_layer(self)
         active = softmax.active(self.module)
         mask, unread = softmax.attended(active, self.module, self.query, self.key, self.mask)
-        draft.layer.mask = mask  # windows and hidden keys of edits are part of what queries see
+        if recorder is not None and draft.wanted:  # windows and hidden keys of edits are part of what is seen
+            draft.set_mask(recorder.combined_mask(mask, self.position_bias, self.query, self.key))
         return draft, [bias for bias in (self.position_bias, mask) if bias is not None], unread
 
 

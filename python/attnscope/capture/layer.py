@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope._warn import called_from_outside, warn, warned_once
 from attnscope.capture.sites import SITES, TABLE
-from attnscope.capture.visibility import UNKNOWN, Visibility, visibility_of
+from attnscope.capture.visibility import UNKNOWN, Visibility, contradiction, is_doubtful, visibility_of
 from attnscope.metrics.measure import measure, options_taken
 from attnscope.metrics.support import LayerSupport
 
@@ -53,9 +53,10 @@ class Layer:
     A tensor whose site was not asked for raises ``AttributeError``; it is never a silent ``None``.
 
     Attributes:
-        index: layer number inside its stack, from 0.
+        index: number of the layer's block inside its stack, from 0. A block that several layers share counts
+            how often it ran.
         stack: qualified name of the attention module with numbers starred, e.g. ``model.layers.*.self_attn``.
-        call: 0, or how often this very module ran before in the same forward pass.
+        call: 0, or how often this layer of the stack ran before in the same forward pass.
         step: forward pass inside the run: 0 for ``run``, 0, 1, 2, ... for ``generate``.
         cross: whether keys come from another sequence (encoder-decoder attention).
         heads: numbers of the captured query heads, in the order of the tensors' head axis.
@@ -64,7 +65,9 @@ class Layer:
         key_offset: position of key 0 in the sequence; greater than 0 for a sliding cache that has moved on.
         sink_logits: ``[h]``, the learned logit that takes part in each head's softmax without a key; None
             where the model has none, or where the attention does not come from our own function.
-        mask: that the model computed with; None where maps came without one.
+        mask: that the model computed with, of the captured heads where heads differ: boolean with True at
+            visible entries, or added to scores; None where maps came without one.
+        exact_mask: False for a mask that may not be all that hides keys; the maps then have to agree with it.
         gradients: tensors by site, filled by a forward pass with a gradient.
     """
 
@@ -81,6 +84,7 @@ class Layer:
     tensors: dict[str, Tensor]
     sink_logits: Tensor | None = None
     mask: Tensor | None = None
+    exact_mask: bool = True
     gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
     _visibility: Visibility | None = field(default=None, init=False)
     # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A weak
@@ -168,15 +172,29 @@ class Layer:
     def visibility(self) -> Visibility:
         """Which keys the real queries could see: ``kind``, and ``support`` for metrics of ``matrices()``.
 
-        Read off the mask that the model computed with, so windows are known as such; layers of one model
-        differ. ``auto`` (each map is judged by itself) where maps came without a mask, for cross attention
-        and for maps that are not square.
+        Read off the mask that the model computed with, or off the argument of its softmax, so windows are
+        known as such; layers of one model, and heads of one layer, differ. ``auto`` (each map is judged by
+        itself) where neither is known, for cross attention and for maps that are not square.
         """
         if self._visibility is None:
-            queries, keys = self._size()
-            square = queries == keys and not self.cross
-            self._visibility = visibility_of(self.mask, self._real) if square else UNKNOWN
+            self._visibility = self._find_visibility() if self._is_square() else UNKNOWN
         return self._visibility
+
+    def _find_visibility(self) -> Visibility:
+        """Return the visibility of a square layer, `UNKNOWN` with a warning where its maps contradict it."""
+        found = visibility_of(self.mask, self._real)
+        known = self.mask is None or (self.exact_mask and not is_doubtful(self.mask))
+        if known or "attention" not in self.tensors:
+            return found
+        reason = contradiction(found.support, self.matrices(), self.lengths.tolist())
+        if not reason:
+            return found
+        warn(
+            f"capture: which keys the queries of {self.stack} see is not known: by its mask it is "
+            f"{found.name}, but {reason}; each map is judged by itself",
+            UserWarning,
+        )
+        return UNKNOWN
 
     @property
     def lengths(self) -> Tensor:
@@ -188,9 +206,24 @@ class Layer:
         """The positions of each sample's real keys, ascending."""
         return [row.nonzero().flatten() for row in self.valid.cpu()]
 
+    def _is_square(self) -> bool:
+        """Return True for self-attention over the whole sequence.
+
+        The first step with a static cache has more keys than queries: the places that later steps fill.
+        """
+        queries, keys = self._size()
+        if self.cross or queries > keys:
+            return False
+        return queries == keys or (
+            queries > 0
+            and self.key_offset == 0
+            and self.step == 0
+            and not bool(self.valid[:, queries:].any())
+        )
+
     def _require_square(self, what: str) -> None:
         queries, keys = self._size()
-        if queries != keys or self.cross:
+        if not self._is_square():
             kind = "a decoding step with cached keys" if queries < keys else "a map of part of the keys"
             kind = "cross attention" if self.cross else kind
             raise ValueError(

@@ -8,8 +8,9 @@ they agree with what ``output_attentions=True`` returns; else that; else an erro
 
 from __future__ import annotations
 
+import copy
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,23 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
-from attnscope.capture.edits.edit import ACTIVE
+from attnscope.capture.edits.edit import ACTIVE, CACHE
 from attnscope.capture.implementation import attention_outputs, implementation, taking
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
+from attnscope.capture.preservation import Effects, preserved, remember
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import ALONE, HOOKS, INTERFACE, OUTPUTS
-from attnscope.models.architecture import Parts, Structure, block_of, feed_forward, starred, text_config
+from attnscope.capture.softmax_watch import SoftmaxWatch
+from attnscope.models.architecture import (
+    Parts,
+    Structure,
+    block_of,
+    feed_forward,
+    input_device,
+    starred,
+    text_config,
+)
 
 TOKENS = 16
 
@@ -44,6 +55,8 @@ class Plan:
         unmasked: causal stacks that run without a mask even in eager attention.
         reasons: why a lower tier was not taken.
         caution: what sets the captured forward pass apart from the usual one; empty when nothing does.
+        missing: attention modules that ran and gave no map.
+        settings: what the passes changed in the model, see `Effects`; all of it was undone.
     """
 
     tier: int
@@ -56,6 +69,8 @@ class Plan:
     unmasked: set[str] = field(default_factory=set)
     reasons: tuple[str, ...] = ()
     caution: str = ""
+    missing: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -77,34 +92,68 @@ class _Pass:
     output: Tensor | None
 
 
-_plans: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Plan]] = weakref.WeakKeyDictionary()
+class _Trials:
+    """The plans of one model, by the inputs that they were tried on.
+
+    Attributes:
+        signature: of the model when it was tried.
+        plans: by the names of the images, sounds and the like among the inputs; none for tokens.
+        on_tokens: False for a model that trial tokens say nothing about.
+    """
+
+    def __init__(self, signature: tuple[Any, ...]) -> None:
+        self.signature = signature
+        self.plans: dict[frozenset[str], Plan] = {}
+        self.on_tokens = True
+
+
+_trials: weakref.WeakKeyDictionary[nn.Module, _Trials] = weakref.WeakKeyDictionary()
 
 
 def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Plan | None:
-    """How to capture the model, remembered until it is changed; None where there is nothing to try it on.
+    """Return how to capture the model, remembered until that changes; None where nothing can be tried yet.
+
+    Trial tokens are tried first. The real inputs are tried where the model does not run on tokens alone,
+    where the trial would change how it computes, and where inputs of another kind run other parts of it.
 
     Args:
-        batch: inputs to try it on where `trial_inputs` makes none.
+        batch: the real inputs, where there are some.
     """
     kind = next(((one.dtype, one.device) for one in model.parameters()), ())
     signature = (*kind, sum(1 for _ in model.modules()))
-    before, plan = _plans.get(model, (None, None))
-    if before == signature:
+    trials = _trials.get(model)
+    if trials is None or trials.signature != signature:
+        trials = _trials[model] = _Trials(signature)
+    modalities = frozenset(filter(None, (_modality(name, value) for name, value in (batch or {}).items())))
+    if (plan := trials.plans.get(modalities)) is not None:
         return plan
-    inputs = trial_inputs(model) or batch
-    if inputs is None:
-        return None
     token = ACTIVE.set(())  # edits further up are no part of the model
     try:
-        plan = _make(model, inputs)
+        plan = None
+        tokens = trial_inputs(model) if trials.on_tokens and not modalities else None
+        if tokens is not None:
+            plan = _make(model, tokens, real=False)
+            trials.on_tokens = plan is not None
+        if plan is None and batch is not None:
+            plan = _make(model, batch, real=True)
+    except RuntimeError:
+        if batch is None or not modalities or (plan := trials.plans.get(frozenset())) is None:
+            raise
     finally:
         ACTIVE.reset(token)
-    _plans[model] = (signature, plan)
+    if plan is not None:
+        trials.plans[modalities] = plan
     return plan
 
 
+def _modality(name: str, value: Any) -> str:
+    """Return the name of an input that is an image, a sound or the like; empty for tokens."""
+    of_tokens = "mask" in name or name.endswith("embeds") or not torch.is_tensor(value)
+    return "" if of_tokens or not value.is_floating_point() or value.ndim < 2 else name
+
+
 def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
-    """Sixteen seeded tokens: no padding, left padding, right padding. None for models of other inputs."""
+    """Return sixteen seeded tokens in three paddings (none, left, right); None for models of other inputs."""
     text = text_config(getattr(model, "config", None))
     vocabulary = getattr(text, "vocab_size", None)
     if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
@@ -112,8 +161,9 @@ def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     longest = getattr(text, "max_position_embeddings", None)
     n = min(TOKENS, longest // 2) if isinstance(longest, int) and longest > 1 else TOKENS
     generator = torch.Generator().manual_seed(0)
-    device = next(model.parameters()).device
-    ids = torch.randint(min(5, vocabulary - 1), vocabulary, (3, n), generator=generator).to(device)
+    ids = torch.randint(min(5, vocabulary - 1), vocabulary, (3, n), generator=generator).to(
+        input_device(model)
+    )
     mask = torch.ones_like(ids)
     mask[1, : n // 4] = 0
     mask[2, n - n // 4 :] = 0
@@ -121,6 +171,17 @@ def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     if anatomy.takes(model, "decoder_input_ids"):
         inputs["decoder_input_ids"] = ids.flip(1)
     return inputs
+
+
+def lacks_weights(model: nn.Module) -> bool:
+    """Return True if parameters are on the meta device and no hook of accelerate brings their data."""
+    offloaded = {
+        id(parameter)
+        for module in model.modules()
+        if hasattr(module, "_hf_hook")
+        for parameter in module.parameters()
+    }
+    return any(parameter.is_meta and id(parameter) not in offloaded for parameter in model.parameters())
 
 
 def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Structure:
@@ -131,53 +192,81 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
     return Structure(model, plan.parts, plan.heads) if plan else Structure(model, {})
 
 
-def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
+def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Plan | None:
+    """Return the plan that trial passes show; None where trial tokens (not `real`) show none.
+
+    Raises:
+        RuntimeError: when the model runs and its attention cannot be captured.
+    """
     register()
     reasons: list[str] = []
+    effects = Effects()
     name = type(model).__name__
 
     def attempt(label: str, **options: Any) -> _Pass | None:
         try:
-            return _run(model, inputs, **options)
+            with preserved(model) as effect:
+                return _run(model, inputs, **options)
         except Exception as error:  # noqa: BLE001  (the reason is kept, and named when no tier is left)
             reasons.append(f"{label}: {type(error).__name__}: {error}")
             return None
+        finally:
+            remember(model, effect)
+            effects.settings += effect.settings
 
-    def done(found: _Pass) -> Plan:
-        found.plan.reasons = tuple(reasons)
-        usual = attempt("usual forward pass", tier=ALONE)
-        if usual and (gap := _output_gap(found, usual)):
-            found.plan.caution = (
-                f"{name} under its own attention implementation: {gap}; the maps are those of eager attention"
-            )
-        return found.plan
+    usual = attempt("usual forward pass", tier=ALONE)
+    if not real and (usual is None or effects.settings):
+        return None
+    reasons.clear()
+    passes = _attempt_all(attempt, reasons)
+    if not real and effects.settings:
+        return None
+    if not passes:
+        reasons.append("output_attentions=True: no attention map came back")
+        raise RuntimeError(f"capture: the attention of {name} cannot be captured. " + "; ".join(reasons))
+    best = min(passes, key=lambda one: (len(one.plan.missing), one.plan.tier))
+    best.plan.reasons = tuple(reasons)
+    if usual and (gap := _output_gap(best, usual)):
+        best.plan.caution = (
+            f"{name} under its own attention implementation: {gap}; the maps are those of eager attention"
+        )
+    return best.plan
 
+
+def _attempt_all(attempt: Callable[..., _Pass | None], reasons: list[str]) -> list[_Pass]:
+    """Return the passes whose maps are right, those of one tier alone if it misses none."""
+    right: list[_Pass] = []
     own = attempt("own attention function", tier=INTERFACE)
     hooked = attempt("hooks on eager attention", tier=HOOKS)
     if own and not own.prints:
         reasons.append("own attention function: never called")
         own = None
     if hooked and own:
-        difference = _difference(own, hooked)
-        if not difference:
-            return done(own)
-        reasons.append(f"own attention function: {difference}")
-    if not (hooked and hooked.prints):
-        hooked = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
+        more = len(own.prints) > len(hooked.prints)  # modules that keep their weights to themselves
+        if difference := _difference(own, hooked, ordered=not more, more=more):
+            reasons.append(f"own attention function: {difference}")
+        else:
+            right.append(own)
+            if not own.plan.missing:
+                return right
+    if not (hooked and hooked.prints and not hooked.plan.missing):
+        asked = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
+        if asked and (not hooked or len(asked.prints) > len(hooked.prints)):
+            hooked = asked
     reference = attempt("output_attentions=True", tier=OUTPUTS)
     if reference and not reference.prints:
         reference = None
-    if own and reference and not _difference(own, reference, ordered=False):
-        return done(own)
+    if own and not right and reference and not _difference(own, reference, ordered=False):
+        right.append(own)
     if hooked and hooked.prints:
-        difference = _difference(hooked, reference, ordered=False) if reference else ""
-        if not difference:
-            return done(hooked)
-        reasons.append(f"hooks on eager attention: {difference}")
+        difference = _difference(hooked, reference, ordered=False, more=True) if reference else ""
+        if difference:
+            reasons.append(f"hooks on eager attention: {difference}")
+        else:
+            right.append(hooked)
     if reference:
-        return done(reference)
-    reasons.append("output_attentions=True: no attention map came back")
-    raise RuntimeError(f"capture: the attention of {name} cannot be captured. " + "; ".join(reasons))
+        right.append(reference)
+    return right
 
 
 def _parts(recorder: Recorder, trace: anatomy.Trace) -> dict[str, Parts]:
@@ -206,8 +295,13 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
         prints.append(_print(layer.attention, layer.valid, cross=layer.cross))
 
     recorder = Recorder(model, collect)
+    if tier != ALONE:
+        recorder.watch = SoftmaxWatch(recorder.names, visible=tier != INTERFACE, keep_all=tier == OUTPUTS)
     trace = recorder.trace = anatomy.Trace(recorder.modules)
     arguments = dict(inputs)
+    for cache in CACHE:  # a pass adds to the cache that it is given
+        if cache in arguments:
+            arguments[cache] = copy.deepcopy(arguments[cache])
     if ask or tier == OUTPUTS:
         arguments.setdefault("output_attentions", True)
     if anatomy.takes(model, "use_cache"):
@@ -223,12 +317,14 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
             output = model(**arguments)
     finally:
         LIVE.reset(token)
-    for layer in attention_outputs(output, inputs.get("attention_mask")) if tier == OUTPUTS else ():
+    for layer in attention_outputs(output, inputs, recorder) if tier == OUTPUTS else ():
         recorder.indices.setdefault(layer.stack, set()).add(layer.index)
         recorder.stacks[layer.stack] = recorder.stacks.get(layer.stack, 0) + 1
         collect(layer)
     plan.stacks, plan.indices, plan.unmasked = recorder.stacks, recorder.indices, recorder.unmasked
     plan.parts = _parts(recorder, trace)
+    if recorder.watch is not None:
+        plan.missing = tuple(recorder.watch.missing(recorder.captured))[recorder.unplaced :]
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     return _Pass(plan, dtype, prints, _output_tensor(output, inputs))
 
@@ -256,9 +352,17 @@ def _output_tensor(output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
     return found
 
 
-def _difference(one: _Pass, two: _Pass, *, ordered: bool = True) -> str:
-    """What tells two passes apart beyond rounding; empty when nothing does."""
-    if len(one.prints) != len(two.prints):
+def _difference(one: _Pass, two: _Pass, *, ordered: bool = True, more: bool = False) -> str:
+    """Return what tells two passes apart beyond rounding; empty when nothing does.
+
+    Args:
+        ordered: compare maps in the order in which they came.
+        more: let the first pass have maps that the second one lacks.
+    """
+    more = more and len(one.prints) > len(two.prints)
+    if more:
+        one, two = two, one
+    elif len(one.prints) != len(two.prints):
         return f"{len(one.prints)} maps against {len(two.prints)}"
     largest, mean, _ = _tolerance(one)
     others = list(two.prints)

@@ -8,7 +8,7 @@ the receiver alone, which is why two layers are alive at most, whatever the dept
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from attnscope.capture import anatomy
 from attnscope.capture.draft import Draft, Scratch
 from attnscope.capture.layer import Layer
+from attnscope.capture.numbers import LayerNumbers
 from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, INPUT, TABLE
-from attnscope.capture.visibility import MASKED_BELOW
+from attnscope.capture.softmax_watch import SoftmaxWatch
+from attnscope.capture.visibility import MASKED_BELOW, visible_entries
 from attnscope.models.architecture import Parts, Structure, is_cross, named_modules, starred
 
 if TYPE_CHECKING:
@@ -84,30 +86,69 @@ class Recorder:
         self.drafts: list[Draft] = []
         self.modules = named_modules(model)
         self.names = {id(module): name for name, module in self.modules.items()}
-        self.count: dict[tuple[Any, ...], int] = {}
+        self.numbers = LayerNumbers(model, self.modules)
+        self.captured: set[str] = set()
+        self.unplaced = 0
+        self.watch: SoftmaxWatch | None = None
         self.seen = 0
         self.step = -1
         # By number of keys, the position of the first one, as the mask function had it.
         self.offsets: dict[int, int] = {}
-        self.input_mask: Tensor | None = None
+        # The masks of tokens by name of the (sub)model that was given them; None where it reads no tokens.
+        self.token_masks: dict[str, Tensor | None] = {}
         self.waiting: dict[str, list[Draft]] = {}
         self.kept: dict[tuple[str, str], Tensor] = {}
         self.trace: anatomy.Trace | None = None
         self.pulse: Callable[[], None] = lambda: None
-        self._simple = not anatomy.takes(model, "decoder_input_ids")
         self._masks: list[tuple[Tensor, Tensor]] = []
+        self._hiding_biases: list[tuple[Tensor, bool]] = []
         self._scratch = Scratch()
 
-    def _enter_model(self, name: str, kwargs: dict[str, Any]) -> None:
-        """A (sub)model's forward pass starts: the call counters of the stacks below it start again."""
-        prefix = f"{name}." if name else ""
-        self.count = {k: c for k, c in self.count.items() if not str(k[0]).startswith(starred(prefix))}
+    def _enter_model(self, name: str, inputs: Mapping[str, Any]) -> None:
+        """Start the forward pass of a (sub)model: shared blocks below it are counted from the first again."""
+        self.numbers.enter_model(name)
         if not name:
             self.step += 1
             self.offsets.clear()
             self._masks.clear()
-            mask = kwargs.get("attention_mask")
-            self.input_mask = mask if torch.is_tensor(mask) and mask.ndim == 2 else None
+            self._hiding_biases.clear()
+            self.token_masks.clear()
+        mask = inputs.get("attention_mask")
+        if torch.is_tensor(mask) and mask.ndim == 2:
+            self.token_masks[name] = mask
+        elif name and anatomy.reads_tokens(self.modules[name], inputs):
+            self.token_masks.pop(name, None)  # the mask of the model around it is about the same tokens
+        else:
+            self.token_masks[name] = None
+
+    def _token_mask(self, name: str) -> Tensor | None:
+        """Return the mask [B, n] of the tokens that a module reads, from the nearest model around it."""
+        parts = name.split(".")
+        for cut in range(len(parts), -1, -1):
+            model = ".".join(parts[:cut])
+            if model not in self.token_masks:
+                continue
+            # the mask that is given to an encoder and a decoder is the encoder's
+            of_decoder = any("decoder" in part for part in parts[cut:])
+            if of_decoder and anatomy.takes(self.modules[model], "decoder_input_ids"):
+                return None
+            return self.token_masks[model]
+        return None
+
+    def combined_mask(self, mask: Tensor | None, bias: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
+        """Return the mask of a call of our attention function, with the entries that its bias hides."""
+        if mask is None:
+            mask = torch.ones(1, 1, query.shape[2], 1, dtype=torch.bool, device=query.device)
+            mask = mask.expand(-1, -1, -1, key.shape[2])
+        if bias is None:
+            return mask
+        hides = next((hides for other, hides in self._hiding_biases if other is bias), None)
+        if hides is None:  # the layers of a stack share their bias
+            hides = bool((bias <= MASKED_BELOW).any())
+            self._hiding_biases = [*self._hiding_biases[-3:], (bias, hides)]
+        if not hides:
+            return mask
+        return visible_entries(mask[..., : key.shape[2]]) & visible_entries(bias[..., : key.shape[2]])
 
     def check_mask(self, call: Call) -> None:
         """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
@@ -123,35 +164,29 @@ class Recorder:
                 )
 
     def _valid(self, draft: Draft, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
-        """Which keys are real: as the input's mask says, where it is about them, else as the attention's."""
-        batch, given = draft.size[0], self.input_mask
-        about = (batch, draft.layer.key_offset + keys) if self._simple and not draft.layer.cross else None
-        if given is not None and given.shape == about:
-            return given[:, draft.layer.key_offset :].to(device, torch.bool, copy=True)
+        """Return which keys are real: by the mask of the tokens where it fits, else of the attention."""
+        batch = draft.size[0]
+        tokens = None if draft.layer.cross else self._token_mask(draft.name)
+        if tokens is not None and tokens.shape == (batch, draft.layer.key_offset + keys):
+            return tokens[:, draft.layer.key_offset :].to(device, torch.bool, copy=True)
         if mask is None or mask.ndim != 4:
             return torch.ones(batch, keys, dtype=torch.bool, device=device)
         for known, valid in self._masks:
             if known is mask:
                 return valid
-        seen = mask[..., :keys] if mask.dtype == torch.bool else mask[..., :keys] > MASKED_BELOW
-        valid = seen.flatten(1, 2).any(1).expand(batch, -1).contiguous().to(device)
+        visible = visible_entries(mask[..., :keys])
+        valid = visible.flatten(1, 2).any(1).expand(batch, -1).contiguous().to(device)
         self._masks = [*self._masks[-3:], (mask, valid)]
         return valid
 
     def _draft(self, module: nn.Module, size: torch.Size, kv_heads: int) -> Draft:
-        """The layer whose attention begins in the module; its maps have that size.
-
-        The layer number is the module's own ``layer_idx``; without one, the order of calls in the stack
-        (shared modules, as in ALBERT, make one layer of every call).
-        """
+        """Return the layer whose attention begins in the module; its maps have that size."""
         self.pulse()
         self.seen += 1
         name = self.names[id(module)]
+        self.captured.add(name)
         stack = starred(name)
-        nth = self.count[(stack,)] = self.count.get((stack,), -1) + 1
-        own = getattr(module, "layer_idx", None)
-        index = own if type(own) is int else nth
-        call = self.count[(stack, index)] = self.count.get((stack, index), -1) + 1
+        index, call = self.numbers.next(name)
         total = self.stacks[stack] = max(self.stacks.get(stack, 0), index + 1)
         self.indices.setdefault(stack, set()).add(index)
         draft = Draft(stack, index, call, name, max(0, self.step))
@@ -203,13 +238,40 @@ class Recorder:
         draft = self._draft(module, weights.shape, weights.shape[1])
         if not draft.wanted:
             return
-        if self.input_mask is not None and not draft.layer.cross:
-            draft.layer.key_offset = max(0, self.input_mask.shape[-1] - keys)
-        draft.layer.mask = mask
+        visible, exact = None, False
+        if self.watch is not None:
+            visible, exact = self.watch.take(weights, draft.name)
+        mask = visible if visible is not None else mask
+        tokens = None if draft.layer.cross else self._token_mask(draft.name)
+        if tokens is not None and keys >= weights.shape[2]:
+            draft.layer.key_offset = max(0, tokens.shape[-1] - keys)
         draft.layer.valid = self._valid(draft, keys, mask, weights.device)
+        draft.set_mask(mask, exact=exact)
         if "attention" in self.sites:
             draft.layer.tensors["attention"] = draft.shaped("attention", weights.detach())
         self.end_attention(draft)
+
+    def describe_output(self, draft: Draft, token_mask: Any) -> None:
+        """Find the real keys and the visible entries of a map that came with the model's output (third tier).
+
+        Args:
+            token_mask: the mask of the model's tokens, where the map may be about them.
+        """
+        weights = draft.layer.tensors["attention"]
+        batch, keys = weights.shape[0], weights.shape[-1]
+        assert self.watch is not None  # the third tier is always watched
+        visible, exact = self.watch.take(weights)
+        core = self.watch.taken
+        if core is not None:
+            self.captured.add(core)
+            draft.name = core
+        else:
+            self.unplaced += 1
+        draft.set_mask(visible, exact=exact)
+        if core is None and torch.is_tensor(token_mask) and token_mask.shape == (batch, keys):
+            draft.layer.valid = token_mask.to(weights.device, torch.bool, copy=True)
+        else:
+            draft.layer.valid = self._valid(draft, keys, visible, weights.device)
 
     def _fill(self, draft: Draft, parts: Parts, site: str) -> None:
         """Moves what a hook has kept of the site into the layer."""
@@ -234,13 +296,24 @@ class Recorder:
 
         # A deep copy of the model copies its hooks: functions as they are, bound methods with their recorder.
         def starting(name: str) -> Callable[..., None]:
-            def hook(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
                 if LIVE.get() is self:
-                    self._enter_model(name, kwargs)
+                    self._enter_model(name, anatomy.named_arguments(module, args, kwargs))
+
+            return hook
+
+        def entering(name: str) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                if LIVE.get() is self:
+                    self.numbers.enter_block(name)
 
             return hook
 
         with ExitStack() as hooks:
+            if self.watch is not None:
+                hooks.enter_context(self.watch)
+            for name in self.numbers.single:
+                hooks.enter_context(self.modules[name].register_forward_pre_hook(entering(name)))
             for name, module in self.modules.items():
                 if isinstance(module, PreTrainedModel) or not name:
                     hooks.enter_context(module.register_forward_pre_hook(starting(name), with_kwargs=True))
@@ -283,16 +356,17 @@ class Recorder:
         """A block is a layer: it has just run."""
         index, core = self.blocks[block]
         stack = starred(block)
-        nth = self.count[(block,)] = self.count.get((block,), -1) + 1
-        draft = Draft(stack, index + nth, 0, core or block, max(0, self.step))
-        draft.wanted = index + nth in anatomy.choose(self.layers, self.stacks[stack], f"layers of {stack}")
+        if self.alone is not None and self.alone.depth_of(block) > 1:  # each run of a shared block is a layer
+            index += self.numbers.entered(block)
+        draft = Draft(stack, index, self.numbers.call(stack, index), core or block, max(0, self.step))
+        draft.wanted = index in anatomy.choose(self.layers, self.stacks[stack], f"layers of {stack}")
         if not draft.wanted:
             return
         batch, queries = draft.size = leaving.shape[0], leaving.shape[1]
         draft.total = self.alone.heads.get(core or "", 0) if self.alone else 0
         if draft.total:
             draft.layer.heads = tuple(anatomy.choose(self.heads, draft.total, f"heads of {stack}"))
-        given = None if "decoder" in block and not self._simple else self.input_mask
+        given = self._token_mask(block)
         keys = queries if given is None else given.shape[1]
         draft.layer.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
         if given is not None and given.shape == draft.layer.valid.shape:

@@ -9,6 +9,7 @@ hook.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
@@ -24,9 +25,12 @@ from attnscope.capture.edits.edit import CACHE
 from attnscope.capture.implementation import attention_outputs, configs, float_masks, implementation, taking
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
-from attnscope.capture.recorder import Recorder
+from attnscope.capture.preservation import preserved_run
+from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
+from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
+from attnscope.models.architecture import starred
 
 Numbers = Sequence[int] | None
 
@@ -116,6 +120,11 @@ class Recording:
         """Which of the three ways is used; None while no run has shown it."""
         return None if self._plan is None else self._plan.tier
 
+    @property
+    def depths(self) -> dict[str, int]:
+        """Number of layers by stack of attention modules; empty while no run has shown them."""
+        return {} if self._plan is None else dict(self._plan.stacks)
+
     def __enter__(self) -> Recording:
         from transformers import PreTrainedModel
 
@@ -126,7 +135,7 @@ class Recording:
                 "measure(...) directly"
             )
         self._check()
-        if any(parameter.is_meta for parameter in self._model.parameters()):
+        if preflight.lacks_weights(self._model):
             raise RuntimeError(
                 f"capture: {self._name} has parameters on the meta device, which hold no "
                 "weights; load them first"
@@ -173,7 +182,7 @@ class Recording:
                 raise ValueError(f"run: {name} holds no token, got shape {tuple(value.shape)}")
         if "output_attentions" in inputs:
             raise ValueError("run: output_attentions is what the recording is for, leave it out")
-        plan = self._plan or self._settle(preflight.plan_for(self._model, inputs))
+        plan = self._plan_for(inputs)
         assert plan is not None  # there are inputs to find it on
         if not any(name in inputs for name in CACHE) and anatomy.takes(self._model, "use_cache"):
             inputs.setdefault("use_cache", False)
@@ -191,9 +200,16 @@ class Recording:
             raise TypeError(f"generate: {self._name} does not generate text")
         if self._plan is None:
             raise RuntimeError("generate: run the model once before, so that the way to capture it is known")
-        if self._plan.tier == OUTPUTS:
+        plan = self._plan_for({name: value for name, value in inputs.items() if torch.is_tensor(value)})
+        assert plan is not None  # there was one before
+        if plan.tier == OUTPUTS:
             raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
-        return self._start(self._plan, self._model.generate, inputs)
+        return self._start(plan, self._model.generate, inputs)
+
+    def _plan_for(self, inputs: dict[str, Any]) -> preflight.Plan | None:
+        """Return the plan for these inputs, checked against what was asked for where it is another one."""
+        plan = preflight.plan_for(self._model, inputs)
+        return plan if plan is self._plan else self._settle(plan)
 
     def _check(self, inside: str = "") -> None:
         """Raises for a model in training mode, and outside of the block for what is done inside it."""
@@ -208,13 +224,25 @@ class Recording:
             )
 
     def _settle(self, plan: preflight.Plan | None) -> preflight.Plan | None:
-        """Checks what was asked against what the preflight found."""
+        """Check what was asked against what the preflight found, and name what is missing."""
         self._plan = plan
         if plan is None:
             return None
         name, reasons = self._name, "; ".join(plan.reasons)
         if plan.caution:
             warn(f"capture: {plan.caution}", UserWarning)
+        if plan.missing:
+            words = _missing_words(plan.missing)
+            if self._layers is not None:
+                raise RuntimeError(
+                    f"capture: layers {self._layers} of {name} were asked for, and attention maps of "
+                    f"{words} are missing; leave layers out to capture the others. {reasons}"
+                )
+            warn(
+                f"capture: {name}: the attention maps of {words} are missing, the others are captured. "
+                f"{reasons}",
+                UserWarning,
+            )
         choose(self._layers, max(plan.stacks.values()), f"layers of {name}")
         for layer in self._layers or ():
             if not any(
@@ -261,6 +289,8 @@ class Recording:
             plan=plan,
             chunk=self._chunk,
         )
+        if hooks:
+            recorder.watch = SoftmaxWatch(recorder.names, visible=True)
 
         def work() -> None:
             try:
@@ -274,7 +304,8 @@ class Recording:
                 raise ValueError(f"run: {self._name} {lacking}") from error
 
         taken = taking(recorder, dict(plan.weights)) if hooks else nullcontext()
-        with implementation(self._model, "eager" if hooks else NAME), taken:
+        name = "eager" if hooks else NAME
+        with preserved_run(self._model), implementation(self._model, name), taken:
             yield from stream.layers(recorder, self.around, work)
         if not recorder.seen:
             raise RuntimeError(f"capture: tier {plan.tier} saw no attention of {self._name} in this run")
@@ -283,9 +314,21 @@ class Recording:
         self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]
     ) -> Generator[Layer, None, None]:
         inputs = float_masks(inputs, self._model)
-        with torch.no_grad(), implementation(self._model, "eager"), self.around():
-            self.output = forward(**inputs, output_attentions=True)
-        found = attention_outputs(self.output, inputs.get("attention_mask"))
+        recorder = Recorder(self._model, lambda layer: None)
+        recorder.watch = SoftmaxWatch(recorder.names, visible=True, keep_all=True)
+        token = LIVE.set(recorder)
+        try:
+            with (
+                preserved_run(self._model),
+                implementation(self._model, "eager"),
+                self.around(),
+                torch.no_grad(),
+                recorder.listening(),
+            ):
+                self.output = forward(**inputs, output_attentions=True)
+        finally:
+            LIVE.reset(token)
+        found = attention_outputs(self.output, inputs, recorder)
         while found:
             layer = found.pop(0)
             wanted = self._layers and choose(self._layers, plan.stacks[layer.stack], layer.stack)
@@ -294,8 +337,16 @@ class Recording:
             if self._heads is not None:
                 heads = choose(self._heads, len(layer.heads), layer.stack)
                 layer.heads = layer.kv_heads = tuple(heads)
+                if layer.mask is not None and layer.mask.shape[1] > 1:
+                    layer.mask = layer.mask[:, heads]
                 layer.tensors = {"attention": layer.attention[:, heads]}
             yield layer
+
+
+def _missing_words(names: Sequence[str]) -> str:
+    """Return names of modules by their stacks, and how many of each there are."""
+    counts = Counter(map(starred, names))
+    return ", ".join(f"{stack} ({count} modules)" if count > 1 else stack for stack, count in counts.items())
 
 
 def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:

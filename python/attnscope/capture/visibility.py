@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which keys a layer's queries could see, read off the mask that the model computed with.
+"""Which keys a layer's queries could see, read off the argument of the softmax that the model computed.
+
+Our own attention function knows the mask that it adds. A module that computes its attention itself may add
+masks of its own to the one it is given, or read that one the other way round: there the softmax's argument
+is looked at.
 
 Layers of one model differ: Gemma 3, gpt-oss and ModernBERT alternate windows with full or causal attention. A
 metric that takes a window for causal attention counts keys as ignored that were never visible.
@@ -16,10 +20,12 @@ from torch import Tensor
 
 # Additive masks go from -10000 (old models) to the smallest float; an ALiBi bias in a mask stays far above.
 MASKED_BELOW = -9000.0
+# The exponential of a float32 number below is smaller than half the smallest one that float32 holds.
+VANISHING = -104.0
 
 
 def float_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores in the place of a boolean mask."""
+    """Return what is added to scores in the place of a boolean mask."""
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
@@ -33,7 +39,7 @@ class Visibility:
         before: of a window, how many tokens before its own a query sees, or None: all.
         after: how many behind it.
         support: what metrics take as `support=` beside `Layer.matrices()`: a word, a boolean tensor [m, m],
-            or [B, 1, m, m] where texts differ.
+            [B, 1, m, m] where texts differ, or [B, h, m, m] where heads do.
     """
 
     kind: Literal["full", "causal", "window", "mask", "auto"]
@@ -62,29 +68,93 @@ UNKNOWN = Visibility("auto", None, None, "auto")
 
 
 def visibility_of(mask: Tensor | None, real: Sequence[Tensor]) -> Visibility:
-    """The visibility of the real tokens of every text under a mask [B or 1, heads or 1, q, k]."""
+    """Return the visibility of the real tokens of every text under a mask.
+
+    Args:
+        mask: [B or 1, heads or 1, q or 1, k]; boolean with True at visible entries, or added to scores.
+        real: the columns of each text's real tokens, ascending.
+    """
     if mask is None or mask.ndim != 4 or not real:
         return UNKNOWN
-    seen = (mask if mask.dtype == torch.bool else mask > MASKED_BELOW).any(1).cpu()
+    visible = visible_entries(mask).cpu()
     columns = torch.nn.utils.rnn.pad_sequence(list(real), batch_first=True)
     longest = columns.shape[1]
     place = torch.arange(longest)
-    there = place < torch.tensor([len(one) for one in real])[:, None]
-    there = there[:, :, None] & there[:, None]
+    inside = place < torch.tensor([len(text) for text in real])[:, None]
+    inside = (inside[:, :, None] & inside[:, None])[:, None]
+    if visible.shape[2] == 1:  # one row for all queries
+        visible = visible.expand(-1, -1, visible.shape[3], -1)
     if bool((columns <= place).all()):  # padded on the right or not at all
-        blocks = seen[:, :longest, :longest] & there
+        blocks = visible[:, :, :longest, :longest] & inside
     else:
-        text = torch.arange(len(real))[:, None, None] if len(seen) > 1 else 0
-        blocks = seen[text, columns[:, :, None], columns[:, None]] & there
+        text = torch.arange(len(real))[:, None, None] if len(visible) > 1 else 0
+        # the head axis comes last behind indices that lie apart
+        blocks = visible.movedim(1, -1)[text, columns[:, :, None], columns[:, None]].movedim(-1, 1) & inside
+    if blocks.shape[1] > 1 and bool((blocks == blocks[:, :1]).all()):
+        blocks = blocks[:, :1]
     back = place[:, None] - place
-    distances = back[blocks.any(0)]
-    before, after = (int(one.max()) if len(one) else 0 for one in (distances, -distances))
+    distances = back[blocks.flatten(0, 1).any(0)]
+    before, after = (int(side.max()) if len(side) else 0 for side in (distances, -distances))
     band = (back <= before) & (-back <= after)
-    if not torch.equal(blocks, band & there):
-        return Visibility("mask", None, None, blocks[:, None])
+    if not bool((blocks == (band & inside)).all()):
+        return Visibility("mask", None, None, blocks)
     left, right = (None if side >= longest - 1 else side for side in (before, after))
     if left is None and right is None:
         return Visibility("full", None, None, "full")
     if left is None and right == 0:
         return Visibility("causal", None, 0, "causal")
     return Visibility("window", left, right, band)
+
+
+def visible_entries(mask: Tensor) -> Tensor:
+    """Return a boolean tensor of a mask's shape, True at the entries that the mask leaves visible."""
+    return mask if mask.dtype == torch.bool else mask > MASKED_BELOW
+
+
+def visible_scores(scores: Tensor) -> Tensor:
+    """Return which entries of a softmax's argument are visible, boolean, of the argument's shape.
+
+    A hidden entry lies so far below the largest one of its row that no score of a model does. A row whose
+    entries are all hidden has no visible entry.
+    """
+    top = scores.amax(-1, keepdim=True)
+    # in float32, because the sum leaves the range of float16
+    return (scores > top.float() + MASKED_BELOW) & (top > MASKED_BELOW)
+
+
+def is_doubtful(mask: Tensor) -> bool:
+    """Return True if a mask holds values that hide an entry from float32 but lie above `MASKED_BELOW`."""
+    return mask.dtype != torch.bool and bool(((mask > MASKED_BELOW) & (mask < VANISHING)).any())
+
+
+def contradiction(support: Any, maps: Tensor, lengths: Sequence[int]) -> str:
+    """Return why maps contradict a support in words; empty where they agree.
+
+    Maps agree with a support when no entry outside of it has mass, and every entry inside has some in at
+    least one text and head. Rows that see no key are left out.
+
+    Args:
+        support: as metrics take it, of `maps`.
+        maps: [B, h, m, m], real tokens in the leading block.
+        lengths: the real tokens of each text.
+    """
+    size = maps.shape[-1]
+    place = torch.arange(size, device=maps.device)
+    if isinstance(support, Tensor):
+        visible = support.to(maps.device).expand(*maps.shape)
+    else:
+        rows = place[:, None] >= place if support == "causal" else torch.ones_like(place[:, None] == place)
+        visible = rows.expand(*maps.shape)
+    real = place < torch.as_tensor(lengths, device=maps.device)[:, None]
+    real = (real[:, :, None] & real[:, None])[:, None]
+    mass = (maps != 0) & ~maps.isnan() & real
+    visible = visible & real
+    outside = mass & ~visible & visible.any(-1, keepdim=True)
+    if bool(outside.any()):
+        return "entries outside of it have mass"
+    # half precision loses the small entries of a softmax
+    if maps.dtype.itemsize >= 4 and bool(mass.any()):
+        never = visible.flatten(0, 1).any(0) & ~mass.flatten(0, 1).any(0)
+        if bool(never.any()):
+            return "entries inside of it are 0 in every text and head"
+    return ""

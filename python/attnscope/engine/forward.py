@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import pad_sequence
 from attnscope._warn import warn
 from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
-from attnscope.models.architecture import depth
 from attnscope.models.inputs.prompt_learning import virtual_tokens
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def self_attention(
     outputs: list[Any] | None = None,
     reasons: dict[str, str] | None = None,
 ) -> Iterator[tuple[int, Layer]]:
-    """Streams the self-attention layers of one forward pass with a number that is unique in the model.
+    """Stream the self-attention layers of one forward pass with a number that is unique in the model.
 
     The vocabulary head is left out: its logits can outweigh all else. Of an encoder-decoder the encoder is
     run, unless the decoder has inputs. `extra` sites are captured too where the model lets them, and
@@ -99,8 +98,8 @@ def self_attention(
         LoadError: the model cannot be captured, or no layer has a map of tokens by the same tokens.
     """
     body = attention_body(model, inputs)
-    count = depth(model)
-    stacks: dict[tuple[str, int], int] = {}
+    offsets: dict[tuple[str, int], int] = {}
+    size = 0
     uneven: list[str] = []
     with ExitStack() as stack:
         recording = _opened(stack, body, layers, sites, extra, inputs, {} if reasons is None else reasons)
@@ -111,13 +110,15 @@ def self_attention(
             if queries != keys:
                 uneven.append(f"layer {layer.index} of {layer.stack}: {queries} x {keys}")
                 continue
-            # a second stack, or a module that runs twice, counts on where the first one ends
-            place = stacks.setdefault((layer.stack, layer.call), len(stacks))
-            yield place * count + layer.index, layer
+            # a second stack, or a layer that runs twice, counts on where the first one ends
+            if (layer.stack, layer.call) not in offsets:
+                offsets[layer.stack, layer.call] = size
+                size += max(recording.depths.get(layer.stack, 0), layer.index + 1)
+            yield offsets[layer.stack, layer.call] + layer.index, layer
         if outputs is not None:
             outputs.append(recording.output)
     name = type(model).__name__
-    if not stacks:
+    if not offsets:
         shapes = f"; its maps are no squares: {', '.join(uneven[:3])}" if uneven else ""
         raise LoadError(f"{name}: no layer gave a map of the tokens by the same tokens{shapes}")
     if uneven:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from attnscope.models.families import COMMON, FAMILIES, OUTSIDE, Family
@@ -76,9 +77,14 @@ class Parts(NamedTuple):
         }[site]
 
 
-def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """All modules by name; where torch.compile has wrapped one, the module inside by the wrapper's name."""
-    return {_COMPILED.sub("", name): module for name, module in model.named_modules()}
+def named_modules(model: nn.Module, *, every_name: bool = False) -> dict[str, nn.Module]:
+    """Return all modules by name; a module that torch.compile has wrapped has the wrapper's name.
+
+    Args:
+        every_name: list a module that has several places in the model under each of them.
+    """
+    modules = model.named_modules(remove_duplicate=not every_name)
+    return {_COMPILED.sub("", name): module for name, module in modules}
 
 
 def starred(name: str) -> str:
@@ -118,6 +124,26 @@ def block_of(core: str, modules: Mapping[str, nn.Module]) -> str | None:
     return fallback
 
 
+def numbers_in_stack(name: str, modules: Collection[str]) -> dict[str, int]:
+    """Return the number of each module of one stack, by name.
+
+    A stack holds the modules whose names differ in numbers alone. Where one number differs it is the number
+    of the module; where several do (stages of blocks), the modules are counted in their order.
+
+    >>> numbers_in_stack("h.3.attn", ["h.3.attn", "h.5.attn", "h.5.mlp"])
+    {'h.3.attn': 3, 'h.5.attn': 5}
+    >>> numbers_in_stack("s.1.b.0", ["s.0.b.0", "s.1.b.0", "s.1.b.1"])
+    {'s.0.b.0': 0, 's.1.b.0': 1, 's.1.b.1': 2}
+    """
+    pattern = starred(name)
+    members = [member for member in modules if starred(member) == pattern]
+    numbers = [[int(part) for part in member.split(".") if part.isdigit()] for member in members]
+    differing = [column for column in zip(*numbers, strict=True) if len(set(column)) > 1]
+    if len(differing) == 1:
+        return dict(zip(members, differing[0], strict=True))
+    return {member: place for place, member in enumerate(members)}
+
+
 def text_config(config: Any) -> Any:
     """The part of a configuration that is about the text model; of other objects, they themselves."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -140,6 +166,15 @@ def largest_setting(config: Any, name: str, default: int | None = None) -> int |
         value = value.values() if isinstance(value, Mapping) else value
         values = [value] if value is None or isinstance(value, (int, float)) else list(value)
     return max((int(value) for value in values if value), default=default)
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Return the device that a model's inputs belong on: of offloaded weights the one that they come to."""
+    for module in model.modules():
+        execution = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if execution is not None:
+            return torch.device(execution)
+    return next(model.parameters()).device
 
 
 def depth(model: nn.Module) -> int:

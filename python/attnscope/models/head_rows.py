@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from attnscope._evaluation import evaluating
 from attnscope._warn import warn
-from attnscope.models.architecture import text_config
+from attnscope.models.architecture import input_device, text_config
 from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
 from attnscope.models.inputs.prompt_learning import virtual_tokens
 
@@ -152,10 +152,11 @@ class LastStates:
     ) -> None:
         self.model, self.plan = model, head_plan(model, function)
         parameter = next(model.parameters())
-        inputs = {} if more is None else more.to(parameter.device, parameter.dtype)
-        inputs["input_ids"] = ids.to(parameter.device)
+        device = input_device(model)
+        inputs = {} if more is None else more.to(device, parameter.dtype)
+        inputs["input_ids"] = ids.to(device)
         if getattr(inputs.get("attention_mask"), "ndim", 2) == 2:
-            inputs["attention_mask"] = mask.to(parameter.device, torch.int64)
+            inputs["attention_mask"] = mask.to(device, torch.int64)
         body = None if self.plan.body is None else model.get_submodule(self.plan.body)
         # what the body alone does not take, the whole model does
         self.is_whole = body is None or not set(inputs) <= names_taken(body)
@@ -233,7 +234,7 @@ def _trial(model: nn.Module, function: str) -> Mapping[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(min(5, vocabulary - 1), vocabulary, (2, _TRIAL), generator=generator)
     ids[1, : _TRIAL // 2] = ids[0, : _TRIAL // 2]
-    device = next(model.parameters()).device
+    device = input_device(model)
     return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}
 
 

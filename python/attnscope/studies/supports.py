@@ -56,7 +56,7 @@ class Seen(LayerSupport):
         """Who sees whom in one text, bool [n, n]."""
         if not isinstance(self.support, Tensor):
             return visible_pairs(self.supports[place], n)
-        own = self.support[place, 0] if self.support.ndim == 4 else self.support
+        own = self.support[place].any(0) if self.support.ndim == 4 else self.support
         return own[:n, :n]
 
 

@@ -16,6 +16,7 @@ from attnscope.capture import capture
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
 from attnscope.metrics.support import LayerSupport
+from attnscope.models.architecture import input_device
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
 from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
@@ -48,7 +49,7 @@ def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
     }
     stacks: dict[str, list[tuple[Tensor, LayerSupport]]] = {}
     kinds: dict[str, tuple[bool, bool]] = {}
-    arguments = group.to(getattr(model, "device", None), getattr(model, "dtype", None))
+    arguments = group.to(input_device(model), getattr(model, "dtype", None))
     with capture(model) as recording, torch.no_grad():
         for layer in recording.run(**arguments):
             maps = layer.attention[0][..., layer.valid[0].to(layer.attention.device)]
@@ -191,10 +192,10 @@ def captured_sentence(
             except ConfigError as error:
                 raise ResultsError(str(error)) from error
         model, layers = _loaded(study, wanted), study.layers or None
-    arguments = {"input_ids": torch.tensor([list(row["token_ids"])], device=model.device)}
+    arguments = {"input_ids": torch.tensor([list(row["token_ids"])], device=input_device(model))}
     more = results.provenance.get("inputs")
     if group := results.inputs.get(sample):
-        arguments = group().to(model.device, getattr(model, "dtype", None))
+        arguments = group().to(input_device(model), getattr(model, "dtype", None))
     elif more and (sample in results.inputs or not results.inputs):
         raise ResultsError(
             f"view: sample {sample} was read with {', '.join(more)}, which stored results do not hold; view "

@@ -47,7 +47,9 @@ def test_layers_are_skipped_without_spending_memory_on_them(model, monkeypatch):
 def test_the_preflight_runs_once_per_model(model, monkeypatch):
     calls = []
     original = recording_module.preflight._make
-    monkeypatch.setattr(recording_module.preflight, "_make", lambda *a: calls.append(1) or original(*a))
+    monkeypatch.setattr(
+        recording_module.preflight, "_make", lambda *a, **k: calls.append(1) or original(*a, **k)
+    )
     for _ in range(3):
         with capture(model) as recording:
             next(recording.run(**models.text(model)))

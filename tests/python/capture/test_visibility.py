@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Layers of different kinds in one model: who sees whom, and metrics against loops over those keys."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -130,3 +132,110 @@ def test_a_mask_without_a_rule_is_itself():
     assert torch.equal(found.support[0, 0], seen[0, 0])
     assert torch.equal(found.support[1, 0, :3, :3], seen[1, 0][real[1]][:, real[1]])
     assert not found.support[1, 0, 3:].any()
+
+
+def user_mask(batch, n):
+    """A mask of the caller's own, boolean [B, 1, n, n]: two texts packed into each sample."""
+    text = torch.arange(n) // 20
+    seen = torch.ones(n, n).tril().bool() & (text[:, None] == text)
+    return seen.expand(batch, 1, n, n).clone()
+
+
+def must_agree(layer):
+    """No mass outside of the support, no entry inside that is zero in all heads and texts."""
+    maps, support, lengths = layer.matrices(), layer.visibility.support, layer.lengths.tolist()
+    size = maps.shape[-1]
+    if isinstance(support, str):
+        rows = torch.ones(size, size).bool()
+        support = rows.tril() if support == "causal" else rows
+    support = support.expand(*maps.shape)
+    inside, seen = torch.zeros(size, size).bool(), torch.zeros(size, size).bool()
+    for text, length in enumerate(lengths):
+        for head in range(maps.shape[1]):
+            visible = support[text, head, :length, :length]
+            own = maps[text, head, :length, :length]
+            assert bool((own[~visible] == 0).all()), layer
+            inside[:length, :length] |= visible
+            seen[:length, :length] |= own > 0
+    assert torch.equal(inside, seen), layer
+
+
+@pytest.mark.parametrize("name", models.few(models.VISIBLE, (*models.QUICK, "mpt", "openai_gpt", "gpt_neo")))
+def test_the_support_of_every_family_agrees_with_its_maps(name):
+    """In three paddings; weights are not sharpened, so that no visible entry is too small for float32."""
+    model = models.tiny(name, sharpness=1.0)
+    for padding in ("none", "left", "right"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="capture: which keys")
+            with capture(model) as recording:
+                for layer in recording.run(**models.text(model, padding=padding)):
+                    if not layer.cross:
+                        assert layer.visibility.kind != "auto"
+                        must_agree(layer)
+
+
+@pytest.mark.parametrize("name", models.few((*models.CAUSAL, "gptj"), ("llama", "mistral", "gptj")))
+def test_the_callers_own_mask_is_what_queries_see(name):
+    model = models.tiny(name, sharpness=1.0)
+    inputs = models.text(model)
+    seen = user_mask(*inputs["input_ids"].shape)
+    with capture(model) as recording:
+        for layer in recording.run(input_ids=inputs["input_ids"], attention_mask=seen):
+            must_agree(layer)
+            assert layer.visibility.kind == "mask"
+
+
+def test_heads_that_see_different_keys_are_measured_by_their_own():
+    """Hidden keys of one head, and a mask by head: entropy is divided by the log of the head's count."""
+    model = models.kept("llama")
+    ids = models.text(model, batch=1, n=12)["input_ids"]
+    with asc.edit(model, asc.edits.HideKeys([0, 1, 2, 3], heads=[1])), capture(model) as recording:
+        for layer in recording.run(input_ids=ids):
+            must_agree(layer)
+            raw, normalised = (
+                layer.measure("attention_entropy", normalized=flag)["attention_entropy"][0, :, -1]
+                for flag in (False, True)
+            )
+            counts = torch.tensor([12.0, 8.0, 12.0, 12.0], dtype=torch.float64)
+            torch.testing.assert_close(normalised, raw / counts.log())
+    tri, text = torch.ones(12, 12).tril().bool(), torch.arange(12) // 6
+    masks = tri.expand(1, 4, 12, 12).clone()
+    masks[:, :3] &= text[:, None] == text
+    with capture(model, heads=[3, 0]) as recording:
+        for layer in recording.run(input_ids=ids, attention_mask=masks):
+            assert torch.equal(layer.visibility.support[0], masks[0, [3, 0]])
+            entropy = layer.measure("attention_entropy", normalized=True)["attention_entropy"][0, :, 6]
+            assert entropy.isnan().tolist() == [False, True]  # the query of head 0 sees itself alone
+
+
+def test_a_mask_with_one_row_holds_for_all_queries():
+    from attnscope.capture.visibility import visibility_of
+
+    row = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]).bool()[:, None, None]
+    real = [torch.arange(2, 5), torch.arange(5)]
+    assert visibility_of(row, real).name == "full"
+    assert visibility_of(torch.where(row, 0.0, torch.finfo(torch.float32).min), real).name == "full"
+
+
+def test_a_support_that_the_maps_contradict_is_unknown_and_said():
+    """A mask argument that is not all that hides keys, and one that says the opposite."""
+    from test_capture_layer import make
+
+    layer = make(torch.ones(1, 5))
+    layer.tensors["attention"] = torch.ones(5, 5).tril().expand(1, 4, 5, 5) / torch.arange(1, 6)[:, None]
+    layer.exact_mask = False
+    full = torch.ones(1, 1, 5, 5).bool()
+    for mask, words in (
+        (full, "entries inside of it are 0"),
+        (~full.tril(), "entries outside of it have mass"),
+    ):
+        layer.mask, layer._visibility = mask, None
+        with pytest.warns(UserWarning, match=words):
+            assert layer.visibility.support == "auto"
+    layer.mask, layer._visibility = full.tril(), None
+    assert layer.visibility.name == "causal"
+    # a mask that is added and neither hides an entry nor leaves it in float32
+    layer.exact_mask, layer._visibility = True, None
+    layer.mask = torch.where(full.tril(), 0.0, -1000.0)
+    with pytest.warns(UserWarning, match="entries inside of it are 0"):
+        assert layer.visibility.support == "auto"

@@ -20,7 +20,7 @@ from attnscope.engine.texts.encoding import BATCH_TOKENS, LAYER_BYTES, batches, 
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.models import Checkpoint, Encoded, Encoder
-from attnscope.models.architecture import largest_setting, text_config
+from attnscope.models.architecture import input_device, largest_setting, text_config
 from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
 from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
 from attnscope.models.inputs.text_inputs import Chat, Entry, Pair, encode_text
@@ -115,14 +115,14 @@ class PreparedTexts:
         unit = _unit(label, [self.inputs[place] for place in self.plain])
         for inputs in batches(unit, heads):
             batch = batch_of(inputs, self.encoder)
-            yield ForwardPass(batch, padded(batch, self.encoder.pad_id, model.device), virtual)
+            yield ForwardPass(batch, padded(batch, self.encoder.pad_id, input_device(model)), virtual)
         dtype = next((weights.dtype for weights in model.parameters() if weights.is_floating_point()), None)
         for first, group in self.groups:
             for rows in _divided(group, heads):
                 part = _trimmed(group.select(rows)) if group.is_divisible else group
                 batch = batch_of([self.inputs[first + row] for row in rows], self.encoder)
                 yield ForwardPass(
-                    batch, part.to(model.device, dtype), virtual, self._of_decoder(part), self._names
+                    batch, part.to(input_device(model), dtype), virtual, self._of_decoder(part), self._names
                 )
 
     def _of_decoder(self, part: ForwardInputs) -> list[list[str]]:

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: MIT
+"""Forward passes that leave a model, its configuration and the random states as they were.
+
+Some models change themselves when they run: BigBird switches to full attention for good when a text is short,
+Reformer writes a number of buckets into its configuration, a rotary embedding keeps the frequencies of the
+longest text. A trial of such a model must not decide how it computes for its owner.
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# Containers of a module that hold its parts; of other containers the plain ones are copied.
+_PARTS = ("_parameters", "_buffers", "_modules")
+_COPIED = (list, dict, set)
+# The mark of transformers at a model with hooks for its attention.
+_INSTALLED = "_output_capturing_hooks_installed"
+_HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+# Buffers of more elements are watched, but not copied.
+_SMALL = 1 << 16
+
+
+@dataclass
+class Effects:
+    """The effects that a forward pass had before they were undone.
+
+    Attributes:
+        settings: names of what it changed in modules and configurations, tensors apart: the model computes in
+            another way from then on.
+        tensors: names of the tensors that it changed or put into modules, as states of earlier passes.
+        drew: True if it changed a global random state.
+    """
+
+    settings: list[str] = field(default_factory=list)
+    tensors: list[str] = field(default_factory=list)
+    drew: bool = False
+
+    @property
+    def any(self) -> bool:
+        """True if it changed the model."""
+        return bool(self.settings or self.tensors)
+
+
+# Effects of the trial passes of a model, by model.
+_known: weakref.WeakKeyDictionary[nn.Module, Effects] = weakref.WeakKeyDictionary()
+
+
+def remember(model: nn.Module, effects: Effects) -> None:
+    """Note that passes of the model have these effects, so that later passes undo them."""
+    known = _known.setdefault(model, Effects())
+    known.settings += [name for name in effects.settings if name not in known.settings]
+    known.tensors += [name for name in effects.tensors if name not in known.tensors]
+    known.drew |= effects.drew
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[Effects]:
+    """Undo at the end of the block all that happened to the model and to the random states inside it.
+
+    Gives the effects, which are complete behind the block.
+    """
+    effects = Effects()
+    states, restore, remove = _random_states(), _snapshot(model, model.modules()), _hooks_before(model)
+    try:
+        yield effects
+    finally:
+        remove("")
+        restore(effects)
+        effects.drew = _restore_random(states)
+
+
+@contextmanager
+def preserved_run(model: nn.Module) -> Iterator[None]:
+    """Undo at the end of a run what the model does to itself.
+
+    The loop over layers is the caller's, who may change the model and draw random numbers in it. So all of
+    the model, and the random states, are put back only where trial passes have shown that the model changes
+    them; of other models the modules with buffers, as rotary embeddings that follow the longest text.
+    """
+    known = _known.get(model, Effects())
+    modules = model.modules() if known.any else (m for m in model.modules() if m._buffers)
+    restore, remove = _snapshot(model if known.any else None, modules), _hooks_before(model)
+    states = _random_states() if known.drew else None
+    try:
+        yield
+    finally:
+        remove("transformers.")
+        restore(Effects())
+        if states is not None:
+            _restore_random(states)
+
+
+def _snapshot(model: nn.Module | None, modules: Iterable[nn.Module]) -> Callable[[Effects], None]:
+    """Return a function that puts the modules and a model's configurations back and notes the changes."""
+    owners: list[tuple[str, Any]] = [(type(module).__name__, module) for module in modules]
+    if model is not None:
+        owners += [(type(config).__name__, config) for config in _configurations(model)]
+    attributes = [_attributes(owner) for _, owner in owners]
+    tensors = [
+        (f"{name}.{place}", tensor, tensor._version, tensor.clone() if tensor.numel() <= _SMALL else None)
+        for name, owner in owners
+        if isinstance(owner, nn.Module)
+        for place, tensor in owner._buffers.items()
+        if tensor is not None and not tensor.is_meta and not tensor.is_inference()
+    ]
+
+    def restore(effects: Effects) -> None:
+        for (name, owner), (values, copies) in zip(owners, attributes, strict=True):
+            settings, states = _put_back(owner, values, copies)
+            effects.settings += [f"{name}.{attribute}" for attribute in settings]
+            effects.tensors += [f"{name}.{attribute}" for attribute in states]
+        for name, tensor, version, copy in tensors:
+            if tensor._version != version:
+                effects.tensors.append(name)
+                if copy is not None:
+                    with torch.no_grad():
+                        tensor.copy_(copy)
+
+    return restore
+
+
+def _hooks_before(model: nn.Module) -> Callable[[str], None]:
+    """Return a function that removes the hooks that were added since to a model's modules.
+
+    It takes the beginning of the names of the Python modules whose hooks are removed. transformers adds hooks
+    to a model for good when it is first asked for its attention, and marks the model.
+    """
+    before = [
+        (module, _INSTALLED in vars(module), {number for hooks in _hooks_of(module) for number in hooks})
+        for module in model.modules()
+    ]
+
+    def remove(origin: str) -> None:
+        for module, marked, numbers in before:
+            if not marked:
+                vars(module).pop(_INSTALLED, None)
+            for hooks in _hooks_of(module):
+                for number in [number for number in hooks if number not in numbers]:
+                    if str(getattr(hooks[number], "__module__", "")).startswith(origin):
+                        del hooks[number]
+
+    return remove
+
+
+def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
+    """Return the tables of a module's forward hooks."""
+    return [module._forward_hooks, module._forward_pre_hooks]
+
+
+def _configurations(model: nn.Module) -> list[Any]:
+    """Return the configuration objects of a model's modules, and those inside them."""
+    found: dict[int, Any] = {}
+    queue = [
+        getattr(module, name, None) for module in model.modules() for name in ("config", "generation_config")
+    ]
+    while queue:
+        config = queue.pop()
+        if config is None or id(config) in found or not hasattr(config, "to_dict"):
+            continue
+        found[id(config)] = config
+        queue += list(vars(config).values())
+    return list(found.values())
+
+
+def _attributes(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the attributes of a module or configuration, and copies of those that are containers.
+
+    Hooks are left out: captures add and remove their own.
+    """
+    values = {
+        name: value for name, value in vars(owner).items() if not name.endswith(_HOOKS) and name != _INSTALLED
+    }
+    copies = {
+        name: value.copy()
+        for name, value in values.items()
+        if name in _PARTS or (type(value) in _COPIED and len(value) < 1000)
+    }
+    return values, copies
+
+
+def _put_back(owner: Any, values: dict[str, Any], copies: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Give a module or configuration its attributes back.
+
+    Returns:
+        The names of the attributes that differed: those that are no tensors, and tensors.
+    """
+    now, _ = _attributes(owner)
+    settings: list[str] = []
+    states: list[str] = []
+    for name in {**values, **now}:
+        before, after = values.get(name), now.get(name)
+        if before is not after:
+            if name in values:
+                vars(owner)[name] = before
+            else:
+                del vars(owner)[name]
+            _note(name, before, after, settings, states)
+    for name, copy in copies.items():
+        container = values[name]
+        if isinstance(container, dict):
+            keys = [key for key in {**copy, **container} if copy.get(key) is not container.get(key)]
+            if not keys:
+                continue
+            for key in keys:
+                _note(str(key), copy.get(key), container.get(key), settings, states)
+        elif container == copy if isinstance(container, set) else _same_objects(container, copy):
+            continue
+        else:
+            settings.append(name)
+        container.clear()
+        if isinstance(container, list):
+            container.extend(copy)
+        else:
+            container.update(copy)
+    return settings, states
+
+
+def _same_objects(one: list[Any], other: list[Any]) -> bool:
+    """Return True if two lists hold the same objects."""
+    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+
+
+def _note(name: str, before: Any, after: Any, settings: list[str], states: list[str]) -> None:
+    """Add the name of an attribute that holds another object now to the changes, if the values differ."""
+    if all(value is None or torch.is_tensor(value) for value in (before, after)):
+        states.append(name)
+    elif type(before) is not type(after) or not isinstance(after, int | float | str) or before != after:
+        settings.append(name)
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Return the states of the generators that code without one of its own draws from."""
+    cuda: list[Tensor] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return torch.get_rng_state(), cuda, np.random.get_state(), random.getstate()  # noqa: NPY002
+
+
+def _restore_random(states: tuple[Any, ...]) -> bool:
+    """Put the generators back and return True if one of them had moved."""
+    torch_state, cuda, numpy_state, python_state = states
+    now = _random_states()
+    same = torch.equal(now[0], torch_state) and all(map(torch.equal, now[1], cuda)) and now[3] == python_state
+    same = same and all(np.array_equal(a, b) for a, b in zip(now[2], numpy_state, strict=True))
+    if not same:
+        torch.set_rng_state(torch_state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)
+    return not same

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""Every type of model that transformers' auto classes know and a tiny configuration builds, captured once.
+
+`tests/sweep.py` says what is compared, and prints the outcome of each type when it is run by itself.
+"""
+
+from collections import Counter
+
+import pytest
+
+import sweep
+
+#: Outcomes that a capture must never have.
+WRONG = {"different", "visibility", "changed", "numbers", "crashed"}
+#: Of each kind a few types, for a look at a time: the whole list takes most of an hour.
+QUICK = ("openai-gpt", "gpt_neo")
+
+
+def parameters():
+    for kind in sweep.KINDS:
+        for name in sweep.types(kind):
+            few = kind == "causal" and name in QUICK
+            yield pytest.param(kind, name, marks=() if few else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("kind", "name"), parameters())
+def test_what_comes_of_a_type(kind, name):
+    """Maps equal eager's, or the type is refused by name; visibility, numbers and the model are right."""
+    found, words = sweep.outcome(*sweep.classes(kind, name))
+    if found in ("not built", "not run"):
+        pytest.skip(f"{name}: {found} from a tiny configuration: {words}")
+    assert found not in WRONG, f"{name}: {words}"
+
+
+@pytest.mark.slow
+def test_most_types_are_built():
+    """A sweep that builds nothing would find nothing."""
+    found = Counter()
+    for name in list(sweep.types("causal"))[:20]:
+        try:
+            sweep.build(*sweep.classes("causal", name))
+        except ValueError:
+            found["not built"] += 1
+        else:
+            found["built"] += 1
+    assert found["built"] >= 15, found

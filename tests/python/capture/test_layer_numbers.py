@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""The number of a layer is its block's, and each row (stack, number, call) of a pass is there once."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import models
+from attnscope.capture import Forward, capture, forward
+from attnscope.engine.forward import self_attention
+from attnscope.models.architecture import numbers_in_stack
+
+TEXT = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+IMAGES = {"image_token_id": 50, "video_token_id": 51, "vision_start_token_id": 52, "vision_end_token_id": 53}
+
+
+def numbers(model, stack="", **inputs):
+    with capture(model) as recording:
+        layers = [(layer.stack, layer.index, layer.call) for layer in recording.run(**inputs)]
+    assert len(set(layers)) == len(layers)
+    return [row[1:] for row in layers if stack in row[0]]
+
+
+def test_two_images_are_two_calls_of_each_block():
+    """Qwen2-VL cuts its images apart inside each block."""
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    text = {**TEXT, "num_key_value_heads": 2, "num_hidden_layers": 2, "rope_parameters": rope}
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "patch_size": 2, "mlp_ratio": 2}
+    config = transformers.Qwen2VLConfig(
+        text_config=text, vision_config={**vision, "spatial_merge_size": 2}, **IMAGES
+    )
+    model = transformers.Qwen2VLForConditionalGeneration(config).eval()
+    ids = torch.tensor([[5, 52] + [50] * 4 + [53, 6, 52] + [50] * 6 + [53, 7]])
+    grid = torch.tensor([[1, 4, 4], [1, 4, 6]])
+    inputs = {"input_ids": ids, "image_grid_thw": grid, "mm_token_type_ids": (ids == 50).long()}
+    pixels = torch.randn(40, 24)
+    assert numbers(model, "visual", pixel_values=pixels, **inputs) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert numbers(model, "language", pixel_values=pixels, **inputs) == [(0, 0), (1, 0)]
+
+
+def zamba2():
+    config = transformers.Zamba2Config(
+        vocab_size=60,
+        hidden_size=64,
+        intermediate_size=32,
+        num_hidden_layers=6,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        layers_block_type=["mamba", "hybrid"] * 3,
+        mamba_d_state=8,
+        n_mamba_heads=8,
+        mamba_ngroups=1,
+        num_mem_blocks=2,
+    )
+    return transformers.Zamba2ForCausalLM(config).eval()
+
+
+def test_a_shared_block_has_the_number_of_the_layer_that_runs_it():
+    """Zamba2: attention in layers 1, 3 and 5, of two modules that they share."""
+    model, ids = zamba2(), torch.randint(3, 60, (1, 8))
+    assert numbers(model, input_ids=ids) == [(1, 0), (3, 0), (5, 0)]
+    assert [number for number, _ in self_attention(model, {"input_ids": ids})] == [1, 3, 5]
+    with capture(model, layers=[3, -1]) as recording:
+        assert [layer.index for layer in recording.run(input_ids=ids)] == [3, 5]
+
+
+class Twice(nn.Module):
+    """One encoder that reads a query and a document."""
+
+    def __init__(self, name, **changes):
+        super().__init__()
+        self.encoder = models.tiny(name, **changes)
+
+    def forward(self, query, document):
+        return self.encoder(input_ids=query)[0].mean() * self.encoder(input_ids=document)[0].mean()
+
+
+@pytest.mark.parametrize(("name", "depth"), [("llama", 2), ("albert", 4), ("bert", 1)])
+def test_an_encoder_that_runs_twice_counts_its_calls(name, depth):
+    """ALBERT's only block counts its runs as layers, in each of the two passes from 0."""
+    model = Twice(name, num_hidden_layers=depth).eval()
+    ids = torch.randint(3, 60, (1, 8))
+    expected = [(layer, call) for call in (0, 1) for layer in range(depth)]
+    assert numbers(model, query=ids, document=ids[:, :5]) == expected
+    states = Forward(sites=("block_output",))
+    with forward(model, {"query": ids, "document": ids[:, :5]}, states) as run:
+        if name != "albert":  # the wrapper's configuration does not say how often the block runs
+            assert [(layer.index, layer.call) for layer in run] == expected
+
+
+def test_numbers_of_stages_count_on():
+    names = ["s.0.b.0.attn", "s.0.b.1.attn", "s.1.b.0.attn", "s.1.b.0.mlp"]
+    assert list(numbers_in_stack(names[2], names).values()) == [0, 1, 2]
+    assert numbers_in_stack("h.7.attn.2.self", ["h.3.attn.2.self", "h.7.attn.2.self"])["h.7.attn.2.self"] == 7
+
+
+@pytest.mark.parametrize("name", ["t5", "jamba", "albert", "modernbert"])
+def test_numbers_of_plain_models(name):
+    """Blocks with a list inside, attention in every second layer, one block for all layers."""
+    model = models.kept(name)
+    rows = numbers(model, **models.text(model))
+    expected = {
+        "t5": [(layer, 0) for layer in (0, 1, 2, 0, 0, 1, 1)],
+        "jamba": [(1, 0), (3, 0)],
+        "albert": [(layer, 0) for layer in range(4)],
+        "modernbert": [(layer, 0) for layer in range(3)],
+    }
+    assert rows == expected[name]

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""Models with several stacks, with images, with weights elsewhere: what is captured and what is said."""
+
+import warnings
+
+import pytest
+import torch
+import transformers
+
+import attnscope as asc
+import models
+from attnscope.capture import capture
+from attnscope.models import LoadError
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+TEXT = {"vocab_size": 60, **SHAPE, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2, "pad_token_id": 0}
+IMAGE = {**SHAPE, "image_size": 12, "patch_size": 4}
+
+
+def tokens(n=9, batch=2):
+    return torch.randint(5, 50, (batch, n), generator=torch.Generator().manual_seed(0))
+
+
+def pixels(side=12):
+    return torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def stacks(recording, **inputs):
+    """The number of layers by stack."""
+    counts = {}
+    for layer in recording.run(**inputs):
+        counts[layer.stack] = counts.get(layer.stack, 0) + 1
+    return counts
+
+
+def tr_ocr():
+    decoder = transformers.TrOCRConfig(
+        vocab_size=60,
+        d_model=32,
+        decoder_layers=1,
+        decoder_attention_heads=4,
+        decoder_ffn_dim=32,
+        cross_attention_hidden_size=32,
+    )
+    encoder = transformers.ViTModel(transformers.ViTConfig(**IMAGE))
+    language = transformers.TrOCRForCausalLM(decoder)
+    return transformers.VisionEncoderDecoderModel(encoder=encoder, decoder=language).eval()
+
+
+def long_t5():
+    config = transformers.LongT5Config(
+        vocab_size=60,
+        d_model=32,
+        d_kv=8,
+        d_ff=32,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        local_radius=4,
+    )
+    return transformers.LongT5Model(config).eval()
+
+
+def clip():
+    config = transformers.CLIPConfig(text_config=TEXT, vision_config=IMAGE, projection_dim=16)
+    return transformers.CLIPModel(config).eval()
+
+
+def gemma3():
+    text = {**SHAPE, "vocab_size": 60, "num_key_value_heads": 2, "head_dim": 8}
+    image = {**SHAPE, "image_size": 16, "patch_size": 4, "vision_use_head": False}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=image,
+        mm_tokens_per_image=4,
+        image_token_id=50,
+        boi_token_index=51,
+        eoi_token_index=52,
+    )
+    return transformers.Gemma3ForConditionalGeneration(config).eval()
+
+
+def longformer():
+    config = transformers.LongformerConfig(**TEXT, max_position_embeddings=64, attention_window=[4])
+    return transformers.LongformerModel(config).eval()
+
+
+def test_the_way_with_the_most_maps_is_taken():
+    """TrOCR's encoder knows transformers' attention interface, its decoder does not."""
+    model = tr_ocr()
+    with capture(model) as recording:
+        found = stacks(recording, pixel_values=pixels(), decoder_input_ids=tokens())
+    assert recording.tier == 2
+    assert sorted(found.values()) == [1, 1, 1]
+
+
+def test_stacks_without_maps_are_named_and_an_error_where_they_are_asked_for():
+    """LongT5's encoder attends in blocks, which are no maps of tokens."""
+    model, ids = long_t5(), tokens()
+    words = (
+        r"the attention maps of encoder\.block\.\*\.layer\.\*\.LocalSelfAttention \(2 modules\) are missing"
+    )
+    with pytest.warns(UserWarning, match=words), capture(model) as recording:
+        found = stacks(recording, input_ids=ids, decoder_input_ids=ids)
+    assert set(found.values()) == {2}
+    assert len(found) == 2
+    with (
+        pytest.raises(RuntimeError, match=r"layers \[0\] of LongT5Model were asked for, and .* are missing"),
+        capture(model, layers=[0]),
+    ):
+        pass
+
+
+def test_a_model_whose_trial_needs_an_image_is_tried_on_the_first_real_inputs():
+    model = clip()
+    with capture(model) as recording:
+        assert recording.tier is None
+        found = stacks(recording, input_ids=tokens(), pixel_values=pixels())
+        assert recording.tier == 1
+    assert found == {"text_model.encoder.layers.*.self_attn": 1, "vision_model.encoder.layers.*.self_attn": 1}
+
+
+def test_a_model_of_one_length_is_tried_on_texts_of_it():
+    config = transformers.NystromformerConfig(**TEXT, num_landmarks=4, segment_means_seq_len=24)
+    model = transformers.NystromformerModel(config).eval()
+    with capture(model) as recording:
+        assert sum(stacks(recording, input_ids=tokens(24, 1)).values()) == 1
+
+
+def test_images_are_captured_although_the_trial_had_text_alone():
+    model = gemma3()
+    ids = torch.tensor([[2, 5, 51, 50, 50, 50, 50, 52, 7, 7]] * 2)
+    with capture(model) as recording:
+        assert list(stacks(recording, input_ids=ids[:, -3:])) == ["model.language_model.layers.*.self_attn"]
+        found = stacks(recording, input_ids=ids, token_type_ids=(ids == 50).long(), pixel_values=pixels(16))
+    assert found["model.vision_tower.encoder.layers.*.self_attn"] == 1
+
+
+def test_the_mask_of_the_text_is_not_laid_over_an_image():
+    """As many tokens as patches: 16."""
+    text = [0, 0, 0, 2, 51, 50, 50, 50, 50, 52, *[7] * 6]
+    ids = torch.tensor([[2, 5, 51, 50, 50, 50, 50, 52, *[7] * 8], text])
+    inputs = {"input_ids": ids, "attention_mask": (ids != 0).long(), "token_type_ids": (ids == 50).long()}
+    lengths = {}
+    with capture(gemma3()) as recording:
+        for layer in recording.run(**inputs, pixel_values=pixels(16)):
+            lengths["vision" in layer.stack] = layer.lengths.tolist()
+    assert lengths == {True: [16, 16], False: [16, 13]}
+
+
+def test_offloaded_weights_are_captured_to_the_bit():
+    accelerate = pytest.importorskip(
+        "accelerate", reason="accelerate, which offloads weights, is not installed"
+    )
+    inputs = models.text(models.kept("llama"), padding="left")
+    with capture(models.kept("llama")) as recording:
+        expected = [layer.tensors["attention"] for layer in recording.run(**inputs)]
+    model = models.tiny("llama")
+    accelerate.cpu_offload(model, execution_device="cpu")
+    with capture(model) as recording:
+        found = [layer.tensors["attention"] for layer in recording.run(**inputs)]
+    assert all(map(torch.equal, found, expected))
+    assert asc.analyze(model, inputs["input_ids"][:1], ["fiedler_value"])["heads"].shape[0] == 12
+    assert all(parameter.is_meta for parameter in model.parameters())
+    with pytest.raises(RuntimeError, match="on the meta device"), capture(models.tiny("llama").to("meta")):
+        pass
+
+
+def test_analyze_says_that_it_measured_nothing():
+    words = "LongformerModel: no layer gave a map of the tokens by the same tokens; .*: 12 x 5"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(LoadError, match=words):
+            asc.analyze(longformer(), tokens(12, 1), ["fiedler_value"])
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_the_first_step_with_a_static_cache_is_the_whole_prompt(pad):
+    """The places that later steps fill are no keys of it."""
+    model = models.kept("llama")
+    ids = tokens(6)
+    mask = torch.ones_like(ids)
+    mask[1, :pad] = 0
+    options = {"max_new_tokens": 3, "do_sample": False, "attention_mask": mask, "pad_token_id": 0}
+    found = {}
+    for cache in ("dynamic", "static"):
+        with capture(model) as recording:
+            layers = list(recording.generate(input_ids=ids, cache_implementation=cache, **options))
+        first = [layer for layer in layers if layer.step == 0]
+        assert {layer.visibility.name for layer in first} == {"causal"}
+        found[cache] = [layer.measure("sink_share")["sink_share"].share for layer in first]
+        later = next(layer for layer in layers if layer.step == 1)
+        with pytest.raises(ValueError, match="a decoding step with cached keys, 1 queries"):
+            later.matrices()
+    assert first[0].tensors["attention"].shape[-1] > 6
+    for static, dynamic in zip(found["static"], found["dynamic"], strict=True):
+        torch.testing.assert_close(static, dynamic)

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: MIT
+"""Tiny random models of every type that transformers' auto classes know, and one capture of each compared.
+
+`outcome` builds a model from its default configuration with small sizes, runs it with eager attention and
+``output_attentions=True`` on a copy, captures it in three paddings, and says what came out:
+
+equal · refused (an error that names the model and the reason) · different · visibility · changed · numbers ·
+incomplete (equal, and a warning names what is missing) · not built · not run
+"""
+
+from __future__ import annotations
+
+import copy
+import signal
+import warnings
+from typing import Any
+
+import torch
+
+from attnscope.capture import capture
+from fingerprint import differing, fingerprint
+from models import sharpen
+
+KINDS = ("causal", "masked", "seq2seq")
+TOKENS = 24
+#: Seconds for one type.
+LIMIT = 240
+VOCABULARY = 96
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY, "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "emb_dim": 64,
+    "intermediate_size": 64, "ffn_dim": 64, "d_ff": 64, "hidden_dim": 64, "n_inner": 64, "d_inner": 64,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "ffn_hidden_size": 64,
+    "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_hidden_layers": 3, "num_layers": 3, "n_layer": 3,
+    "n_layers": 3, "encoder_layers": 2, "decoder_layers": 2, "num_decoder_layers": 2, "num_encoder_layers": 2,
+    "num_attention_heads": 4, "num_heads": 4, "n_head": 4, "n_heads": 4, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "d_kv": 16, "attention_head_size": 16, "kv_channels": 16,
+    "max_position_embeddings": 128, "n_positions": 128, "n_ctx": 128, "max_seq_len": 128,
+    "sliding_window": 7, "attention_window": 8, "window_size": 7, "local_attention": 14,
+    "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+    "index_topk": 5, "index_n_heads": 2, "index_head_dim": 16, "embedding_size": 32, "rotary_dim": 8,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "cls_token_id": 1,
+    "sep_token_id": 2, "mask_token_id": 3, "unk_token_id": 4,
+    "mamba_d_state": 4, "mamba_dt_rank": 4, "mamba_d_head": 16, "mamba_n_heads": 8, "state_size": 4,
+    "use_mamba_kernels": False, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8,
+    "block_size": 4, "num_random_blocks": 1, "attention_dropout": 0.0, "dropout": 0.0,
+}  # fmt: skip
+
+
+class TooSlowError(BaseException):
+    """A type took longer than it may."""
+
+
+def types(kind: str) -> dict[str, str]:
+    """Return the names of an auto class's models by model type."""
+    from transformers.models.auto import modeling_auto as auto
+
+    names = {
+        "causal": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        "masked": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        "seq2seq": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    }[kind]
+    return {name: model if isinstance(model, str) else model[0] for name, model in names.items()}
+
+
+def classes(kind: str, name: str) -> tuple[Any, Any]:
+    """Return the classes of the configuration and of the model of a type."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[name], getattr(transformers, types(kind)[name])
+
+
+def build(config_class: Any, model_class: Any) -> Any:
+    """Return a tiny model, with as many of the small sizes as its configuration takes together."""
+    names = set(vars(config_class())) | set(getattr(config_class, "attribute_map", {}))
+    sizes = {name: value for name, value in _SMALL.items() if name in names}
+    errors = []
+    tried = (
+        sizes,
+        {name: value for name, value in sizes.items() if name not in ("head_dim", "d_kv", "sliding_window")},
+        {
+            k: v
+            for k, v in sizes.items()
+            if k not in ("num_key_value_heads", "head_dim", "attention_head_size")
+        },
+    )
+    for options in tried:
+        try:
+            torch.manual_seed(0)
+            model = model_class._from_config(config_class(**options)).eval()
+            if sum(p.numel() for p in model.parameters()) > 30_000_000:
+                raise ValueError("too large")
+        except Exception as error:  # noqa: BLE001  (the reason is reported)
+            errors.append(f"{type(error).__name__}: {str(error)[:80]}")
+        else:
+            return model
+    raise ValueError(errors[0])
+
+
+def inputs_of(model: Any, padding: str) -> dict[str, torch.Tensor]:
+    """Return two texts of tokens; the second has padding on the given side."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(5, VOCABULARY, (2, TOKENS), generator=generator)
+    mask = torch.ones_like(ids)
+    cut = slice(0, 7) if padding == "left" else slice(TOKENS - 7, TOKENS)
+    if padding != "none":
+        mask[1, cut] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if getattr(model.config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = torch.randint(5, VOCABULARY, (2, 11), generator=generator)
+    return inputs
+
+
+def outcome(config_class: Any, model_class: Any) -> tuple[str, str]:
+    """Return what came of one type, and more about it."""
+    try:
+        model = build(config_class, model_class)
+    except ValueError as error:
+        return "not built", str(error)
+    try:
+        sharpen(model, 3.0)
+        reference = copy.deepcopy(model)
+        reference.set_attn_implementation("eager")
+        with torch.no_grad():
+            model_output = copy.deepcopy(model)(**inputs_of(model, "none"))
+    except Exception as error:  # noqa: BLE001  (the reason is reported)
+        return "not run", f"{type(error).__name__}: {str(error)[:100]}"
+    del model_output
+    found = "equal"
+    words: list[str] = []
+    before = fingerprint(model)
+    for padding in ("none", "left", "right"):
+        inputs = inputs_of(model, padding)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                with capture(model) as recording:
+                    layers = list(recording.run(**inputs))
+            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+                clear = str(error).startswith(("capture:", "run:")) and len(str(error)) > 40
+                outcome = "refused" if clear else "crashed"
+                changed = differing(before, fingerprint(model))
+                if changed:
+                    return "changed", f"{changed[:3]} ({outcome}: {error})"
+                return outcome, f"{type(error).__name__}: {str(error)[:160]}"
+            said = [str(one.message) for one in caught if str(one.message).startswith("capture:")]
+            if changed := differing(before, fingerprint(model)):
+                return "changed", f"{changed[:3]}"
+            problem = _compare(layers, reference, inputs, words)
+            before = fingerprint(model)  # the reference may have drawn random numbers
+        if problem:
+            return problem[0], f"{padding} padding, tier {recording.tier}: {problem[1]}"
+        if any("missing" in one for one in said):
+            found = "incomplete"
+            words += [one[:160] for one in said if "missing" in one]
+        words += [one[:120] for one in said if "missing" not in one]
+    return found, f"tier {recording.tier} " + " | ".join(dict.fromkeys(words))
+
+
+def _compare(layers: Any, reference: Any, inputs: Any, words: list[str]) -> tuple[str, str] | None:
+    """Return what is wrong with captured layers; None if nothing is."""
+    rows = [(layer.stack, layer.index, layer.call) for layer in layers]
+    if len(set(rows)) < len(rows):
+        return "numbers", f"rows are there twice: {rows}"
+    for layer in layers:
+        if layer.cross or not layer._is_square():
+            continue
+        if (problem := disagreement(layer)) is not None:
+            return "visibility", f"{layer.stack} {layer.index}: {layer.visibility.name}: {problem}"
+        if layer.visibility.kind == "auto":
+            words.append(f"auto: {layer.stack}")
+    with torch.no_grad():
+        output = copy.deepcopy(reference)(**inputs, output_attentions=True)
+    maps = [
+        tensor
+        for name in output
+        if name.endswith("attentions") and output[name] is not None
+        for tensor in output[name]
+        if torch.is_tensor(tensor) and tensor.ndim == 4
+    ]
+    free = list(maps)
+    for layer in layers:
+        found = layer.tensors["attention"]
+        same = [one for one in free if one.shape == found.shape]
+        if not same:
+            continue
+        gaps = [_gap(found, one, layer) for one in same]
+        if min(gaps) > 2e-5 * max(1.0, _scale(reference)):
+            return "different", f"{layer.stack} {layer.index}: {min(gaps):.2g}"
+        best = same[gaps.index(min(gaps))]
+        free = [one for one in free if one is not best]
+    if maps and len(free) == len(maps):
+        words.append(f"none of {len(maps)} maps of eager attention has the shape of a captured one")
+    return None
+
+
+def _scale(reference: Any) -> float:
+    """Return how far rounding may go: T5's scores are in the hundreds."""
+    return 5.0 if "t5" in str(reference.config.model_type) else 1.0
+
+
+def _gap(found: torch.Tensor, eager: torch.Tensor, layer: Any) -> float:
+    """Return the largest gap at real queries; some eager maps leave a learned sink out."""
+    if found.shape[-1] == found.shape[-2] and not layer.cross:
+        real = layer.valid[:, None, :, None].expand_as(found)
+    else:
+        real = torch.ones_like(found, dtype=torch.bool)
+    rescaled = found / found.sum(-1, keepdim=True).clamp_min(1e-30)
+    gaps = [(one.double() - eager.double())[real].abs() for one in (found, rescaled)]
+    return min(float(gap.nan_to_num().max()) if gap.numel() else 0.0 for gap in gaps)
+
+
+def disagreement(layer: Any) -> str | None:
+    """Return where a layer's support and its maps disagree: mass outside, or zeros in all heads and texts."""
+    maps, lengths = layer.matrices(), layer.lengths.tolist()
+    support, size = layer.visibility.support, maps.shape[-1]
+    if isinstance(support, str):
+        if support == "auto":
+            return None
+        rows = torch.ones(size, size).bool()
+        support = rows.tril() if support == "causal" else rows
+    support = support.expand(*maps.shape)
+    inside, seen = torch.zeros(size, size).bool(), torch.zeros(size, size).bool()
+    for text, length in enumerate(lengths):
+        visible = support[text, :, :length, :length]
+        own = maps[text, :, :length, :length]
+        if bool(((own != 0) & ~own.isnan() & ~visible & visible.any(-1, keepdim=True)).any()):
+            return "mass outside"
+        inside[:length, :length] |= visible.any(0)
+        seen[:length, :length] |= (own > 0).any(0)
+    return None if bool((seen | ~inside).all()) else f"{int((inside & ~seen).sum())} zeros inside"
+
+
+def _stop(*_: Any) -> None:
+    raise TooSlowError
+
+
+def _limited(kind: str, name: str) -> tuple[str, str]:
+    """Return the outcome of a type, which has a limited time."""
+    signal.alarm(LIMIT)
+    try:
+        return outcome(*classes(kind, name))
+    except TooSlowError:
+        return "not run", f"more than {LIMIT} seconds"
+    finally:
+        signal.alarm(0)
+
+
+def main() -> None:
+    """Print the outcome of every type, and the counts."""
+    import sys
+    import time
+    from collections import Counter
+
+    signal.signal(signal.SIGALRM, _stop)
+    counts: dict[str, Counter[str]] = {}
+    for kind in sys.argv[1:] or KINDS:
+        counts[kind] = Counter()
+        for name in types(kind):
+            start = time.time()
+            found, words = _limited(kind, name)
+            counts[kind][found] += 1
+            print(f"{kind}\t{name}\t{found}\t{time.time() - start:.1f}s\t{words}", flush=True)
+        print(kind, dict(counts[kind]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
