@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from attnscope.capture import anatomy
 from attnscope.capture.draft import Draft, Scratch
 from attnscope.capture.layer import Layer
-from attnscope.capture.numbers import LayerNumbers
 from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, INPUT, TABLE
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.visibility import MASKED_BELOW, visible_entries
 from attnscope.models.architecture import Parts, Structure, is_cross, named_modules, starred
+from attnscope.models.layer_numbers import LayerNumbers
 
 if TYPE_CHECKING:
     from attnscope.capture.interface import Call
