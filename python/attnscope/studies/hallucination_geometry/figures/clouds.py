@@ -162,7 +162,7 @@ def betti_curves(results: Results, options: Options) -> Drawn:
         if smallest < PUBLISHED_RADIUS:
             ax.axvline(PUBLISHED_RADIUS, color=MUTED, linewidth=1.0, linestyle=(0, (1, 1.5)))
             top = ax.get_ylim()[1]
-            ax.text(PUBLISHED_RADIUS, top, " .15", color=MUTED, fontsize="x-small", ha="left", va="top")
+            ax.text(PUBLISHED_RADIUS, top, ".15 ", color=MUTED, fontsize="x-small", ha="right", va="top")
             largest = max(largest, 1.3 * PUBLISHED_RADIUS)
         ax.set_xscale("log")
         if smallest < largest:

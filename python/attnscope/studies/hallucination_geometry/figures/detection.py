@@ -125,7 +125,8 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
             mean = rows.groupby("layer")["auc"].mean()
             ax.plot(mean.index, mean, label="random weights", **NULL_LINES["random_weights"])
         level(ax, 0.5)
-        ax.set_ylim(*area_limits([*own[["auc", "low", "high"]].to_numpy().ravel(), *baseline]))
+        areas = own[own["score"].isin(["auc", "auc_direction"])]
+        ax.set_ylim(*area_limits([*areas[["auc", "low", "high"]].to_numpy().ravel(), *baseline]))
         ax.set_title(f"{contrast} (n = {own['n'].max():.0f})")
         layers_below(ax)
     axes[0][0].set_ylabel("AUC on held-out templates")

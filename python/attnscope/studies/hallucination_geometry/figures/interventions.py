@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, stored
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, PALETTE, panels
@@ -108,9 +110,12 @@ def compression_curve(results: Results, options: Options) -> Drawn:
                 if control == "haar":
                     low, high = means.min(), means.max()
                     ax.fill_between(low.index, low, high, color=MUTED, alpha=0.3, linewidth=0.8, label=name)
+                    ax.plot(low.index, means.mean(), "_", color=MUTED, markersize=9)
                     continue
                 mean = means.mean()
-                ax.plot(mean.index, mean, color=PALETTE[at], marker="o", markersize=3, label=name)
+                marker: dict[str, Any] = {"marker": "os"[at], "markersize": 3 + 2 * at}
+                marker["markerfacecolor"] = "none"
+                ax.plot(mean.index, mean, color=PALETTE[at], label=name, **marker)
             ax.set_ylabel(label)
             ax.set_ylim(-0.02, None)
             ax.set_xlabel("strength λ")
