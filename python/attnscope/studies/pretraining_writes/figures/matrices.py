@@ -212,6 +212,8 @@ def rounding(results: Results, options: Options) -> Drawn:
     names, left_out = chosen_pairs(own, 6)
     drawn, axes = grid(len(names), options, 2.4, 3)
     near = bool((own["step_ratio"] < 10).any())
+    logs = np.log10(own["step_ratio"].astype(float))
+    decades = (10 ** np.floor(logs.min()), 10 ** np.ceil(logs.max() + 1e-9))
     for ax, name in zip(axes, names, strict=True):
         pair = own[titles(own) == name]
         for role in ROLES:
@@ -227,6 +229,7 @@ def rounding(results: Results, options: Options) -> Drawn:
         if near:
             ax.axvline(1.0, color=MUTED, linewidth=0.9, linestyle=":")
         ax.set_xscale("log")
+        ax.set_xlim(*decades)
         octaves(ax)
         ax.set_title(name)
         ax.set_xlabel("change / rounding step")
