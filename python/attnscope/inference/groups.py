@@ -58,8 +58,6 @@ def jackknife_bounds(
     values_by_group: Any, function: Callable[[Any], Any], *, confidence: float = 0.95
 ) -> tuple[Array, Array, Array, int]:
     """The same of a function that gives an array: estimate, low and high of its shape, and G."""
-    from scipy import special
-
     confidence = fraction_argument("jackknife", "confidence", confidence)
     values = _numbers("jackknife", "values_by_group", values_by_group)
     if values.ndim == 0 or len(values) == 0:
@@ -74,10 +72,27 @@ def jackknife_bounds(
     without = np.stack(
         [np.asarray(function(np.delete(values, group, axis=0)), dtype=np.float64) for group in range(groups)]
     )
+    return *jackknife_interval(estimate, without, confidence=confidence), groups
+
+
+def jackknife_interval(
+    estimate: Array, without: Array, *, confidence: float = 0.95, more: Array | float = 0.0
+) -> tuple[Array, Array, Array]:
+    """Return an estimate with the ends of its interval, from what it is without each group.
+
+    Args:
+        estimate: from all groups, of any shape.
+        without: without each group in turn, [G, ...].
+        confidence: of the interval.
+        more: variance that the groups do not show, such as that of random draws.
+    """
+    from scipy import special
+
+    groups = len(without)
     with np.errstate(invalid="ignore"):  # an estimate that is infinite without a group has no interval
         spread = ((without - without.mean(0)) ** 2).sum(0) * (groups - 1) / groups
-    reach = special.stdtrit(groups - 1, (1 + confidence) / 2) * np.sqrt(spread)
-    return estimate, estimate - reach, estimate + reach, groups
+    reach = special.stdtrit(groups - 1, (1 + confidence) / 2) * np.sqrt(spread + more)
+    return estimate, estimate - reach, estimate + reach
 
 
 def mean_product(gram: Any) -> Array:

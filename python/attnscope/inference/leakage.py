@@ -27,12 +27,25 @@ class LeakageShare(NamedTuple):
     high: Array
 
 
+class OverallShare(NamedTuple):
+    """The share of all heads of the layers from 1 on: estimate, jackknife interval and p of sign flips."""
+
+    estimate: float
+    low: float
+    high: float
+    p_value: float
+
+
 class LeakageSlope(NamedTuple):
-    """The share at K lengths, [K, L], and the slope of its logarithm on the length's, [L]."""
+    """The share at K lengths, [K, L], and the slope of its logarithm on the length's, [L].
+
+    `overall` is the slope of the mean over layers, with the ends of its interval.
+    """
 
     lengths: tuple[int, ...]
     share: LeakageShare
     slope: LeakageShare
+    overall: LeakageShare
 
 
 class LeakageTest(NamedTuple):
@@ -112,6 +125,52 @@ def _share(
     return share
 
 
+def overall_share(
+    profile: PositionProfile, *, queries: Queries = (2, 32), draws: int = 9999, seed: int = 0
+) -> OverallShare:
+    """Return the share that `leakage_share` gives each head, mean over the heads of layers from 1 on.
+
+    Free of the scale of the scores, so that models can be compared. The p-value is of 0, by sign flips of
+    whole groups; both are NaN for a model without a layer from 1 on.
+
+    Args:
+        profile: of at least four groups and four texts a group.
+        queries: first and last, cut to m − 1.
+        draws: of signs.
+        seed: of the draws.
+
+    Example:
+        >>> import torch
+        >>> from attnscope import PositionProfile
+        >>> from attnscope.inference.leakage import overall_share
+        >>> scores = torch.zeros(16, 1, 6, 6, dtype=torch.float64)
+        >>> scores[:, 0, 2, 1:3] = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+        >>> profile = PositionProfile(6, groups=4)
+        >>> profile.add(scores, group=[text // 4 for text in range(16)], layer=1)
+        >>> round(overall_share(profile).estimate, 9)
+        1.0
+    """
+    require_groups("overall_share", profile)
+    later = [place for place, layer in enumerate(profile.layers) if layer >= 1]
+    if not later:
+        return OverallShare(*[math.nan] * 4)
+    share = _share(profile, queries, ())
+
+    def mean(kept: np.ndarray[Any, Any]) -> Array:
+        values = share(kept)[later]
+        known = np.isfinite(values)
+        return np.asarray(np.where(known, values, 0.0).sum() / known.sum() if known.any() else math.nan)
+
+    estimate, low, high, _ = jackknife_bounds(np.arange(len(profile.present)), mean)
+    rows = profile.rows_of(queries, kept=False)
+    variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy().mean(0)[later]
+    gram = profile.gram(queries).numpy()[later]
+    known = np.isfinite(gram).all((-2, -1)) & (variance > 0)
+    scaled = gram[known] / variance[known][:, None, None]
+    p_value = sign_flips(scaled.mean(0)[None], draws=draws, seed=seed)[0] if known.any() else math.nan
+    return OverallShare(float(estimate), float(low), float(high), float(p_value))
+
+
 def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.95) -> LeakageSlope:
     """How the share changes with the length of texts: the slope of its logarithm on that of the length.
 
@@ -164,6 +223,7 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
 
     def found(kept: np.ndarray[Any, Any]) -> Array:
         means = np.stack([share(kept).mean(-1) for share in shares])
+        means = np.concatenate([means, means.mean(-1, keepdims=True)], axis=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             logs = np.where(means > 0, np.log(means), math.nan)
         return np.concatenate([means, (at @ logs / (at @ at))[None]])
@@ -171,7 +231,10 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     groups = np.arange(len(first.present))
     bounds = jackknife_bounds(groups, found, confidence=confidence)[:3]
     return LeakageSlope(
-        lengths, LeakageShare(*(one[:-1] for one in bounds)), LeakageShare(*(one[-1] for one in bounds))
+        lengths,
+        LeakageShare(*(values[:-1, :-1] for values in bounds)),
+        LeakageShare(*(values[-1, :-1] for values in bounds)),
+        LeakageShare(*(values[-1, -1] for values in bounds)),
     )
 
 

@@ -12,9 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from attnscope.inference.comparisons import benjamini_hochberg
-from attnscope.inference.groups import Array, jackknife_bounds, mean_product, sign_flips
+from attnscope.inference.groups import (
+    Array,
+    jackknife_bounds,
+    jackknife_interval,
+    mean_product,
+    sign_flips,
+)
 from attnscope.inference.intervals import Interval
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
 
@@ -200,15 +207,30 @@ def removed(
             f"removed: both need the same groups, layers and heads, got {tuple(mine.shape)} and "
             f"{tuple(its.shape)} in groups {base.present} and {arm.present}"
         )
-    options = {"weights": weights, "without": without}
-    grams = [
-        base.gram(queries, **options).numpy(),  # type: ignore[arg-type]
-        _with_weights_of(base, arm, queries, weights, without),
-        base.gram(queries, arm, **options).numpy(),  # type: ignore[arg-type]
-    ]
+    vectors = base.vectors(queries, weights, without, base), base.vectors(queries, weights, without, arm)
+    replicates = removal_replicates(*vectors, base.layers)
+    *layers, together = removal_intervals(replicates, confidence=confidence)
+    parts = zip(*layers, strict=True) if layers else ((), (), ())
+    return Removed(*(Removal(part, whole) for part, whole in zip(parts, together, strict=True)))
+
+
+def removal_replicates(base: Tensor, arm: Tensor, layers: Sequence[int]) -> Array:
+    """Return the shares that an arm removes, from all groups and without each in turn.
+
+    Args:
+        base: `PositionProfile.vectors` of the base, [G, L, h, X].
+        arm: those of the arm under the base's weights, of the same shape.
+        layers: their numbers; those from 1 on are also taken together.
+
+    Returns:
+        [1 + G, 3, L + 1]: with all groups, then without each; energy, size and pattern; of each layer, then
+        of the layers from 1 on. NaN where the lower bound of the base's size is not above 0.
+    """
+    first, second = base.permute(1, 2, 0, 3), arm.permute(1, 2, 0, 3)
+    grams = [(one @ other.mT).numpy() for one, other in ((first, first), (second, second), (first, second))]
     groups = grams[0].shape[-1]
-    later = [place for place, layer in enumerate(base.layers) if layer >= 1]
-    scopes = [[place] for place in range(len(base.layers))] + [later]
+    later = [place for place, layer in enumerate(layers) if layer >= 1]
+    scopes = [[place] for place in range(len(layers))] + [later]
 
     def sizes(kept: np.ndarray) -> Array:
         """Of each scope the mean over its heads of base, arm and what they share, [scopes, 3]."""
@@ -218,25 +240,27 @@ def removed(
             rows: Array = np.stack([np.nansum(means[scope], (0, 1)) for scope in scopes]) / heads
         return rows
 
-    def shares(kept: np.ndarray) -> Array:
-        before, after, shared = sizes(kept).T
-        with np.errstate(invalid="ignore", divide="ignore"):
-            roots = np.sqrt(np.maximum(after, 0)) / np.sqrt(np.maximum(before, 0))
-            return np.stack([1 - after / before, 1 - roots, 1 - shared / before])
+    every = np.arange(groups)
+    of_groups = np.stack([sizes(every), *(sizes(np.delete(every, group)) for group in every)])
+    before, after, shared = np.moveaxis(of_groups, -1, 0)
+    lowest = jackknife_interval(before[0], before[1:])[1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        roots = np.sqrt(np.maximum(after, 0)) / np.sqrt(np.maximum(before, 0))
+        shares = np.stack([1 - after / before, 1 - roots, 1 - shared / before], axis=1)
+    return np.where(lowest > 0, shares, math.nan)
 
-    lowest = _of_groups(sizes, groups, confidence)[1][:, 0]
-    estimate, low, high, _ = _of_groups(shares, groups, confidence)
-    nothing = ~(lowest > 0)
-    for bound in (estimate, low, high):
-        bound[:, nothing] = math.nan
-    parts = []
-    for own in range(3):
-        intervals = [
-            Interval(float(estimate[own, k]), float(low[own, k]), float(high[own, k]), groups)
-            for k in range(len(scopes))
-        ]
-        parts.append(Removal(tuple(intervals[:-1]), intervals[-1]))
-    return Removed(*parts)
+
+def removal_intervals(replicates: Array, *, confidence: float = 0.95) -> list[tuple[Interval, ...]]:
+    """Return energy, size and pattern of every scope of `removal_replicates`, with intervals."""
+    estimate, low, high = jackknife_interval(replicates[0], replicates[1:], confidence=confidence)
+    groups = len(replicates) - 1
+    return [
+        tuple(
+            Interval(float(estimate[part, at]), float(low[part, at]), float(high[part, at]), groups)
+            for part in range(3)
+        )
+        for at in range(estimate.shape[-1])
+    ]
 
 
 def moved_distance(
@@ -306,11 +330,3 @@ def _of_groups(
 
 def _kept(gram: Array, kept: np.ndarray) -> Array:
     return gram[..., kept, :][..., kept]
-
-
-def _with_weights_of(
-    base: PositionProfile, arm: PositionProfile, queries: Queries, weights: Weights, without: Sequence[int]
-) -> Array:
-    """Products of the arm's groups under the base's weights."""
-    vectors = base.vectors(queries, weights, without, arm)
-    return (vectors.permute(1, 2, 0, 3) @ vectors.permute(1, 2, 3, 0)).numpy()

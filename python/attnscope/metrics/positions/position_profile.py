@@ -90,6 +90,8 @@ class PositionProfile:
         self._counts: dict[tuple[int, int], Tensor] = {}
         self._sums: dict[tuple[int, int], dict[str, Tensor]] = {}
         self._left_out = 0
+        # means that were asked for, until a text is added
+        self._means: dict[str, Tensor] = {}
 
     @property
     def m(self) -> int:
@@ -176,6 +178,7 @@ class PositionProfile:
                 self._counts[key] = other._counts[key].clone()
                 self._sums[key] = {name: values.clone() for name, values in sums.items()}
         self._left_out += other._left_out
+        self._means.clear()
 
     def state(self) -> dict[str, Tensor]:
         """Everything as tensors, of which `from_state` makes a profile again.
@@ -225,17 +228,23 @@ class PositionProfile:
         Raises:
             ValueError: an unknown name, a profile without texts.
         """
+        return self._group_means(name).clone()
+
+    def _group_means(self, name: str) -> Tensor:
+        """Return the means of `group_means`, made once for all calls until a text is added."""
         if name not in self.SUMS:
             raise ValueError(f"PositionProfile: a sum must be one of {', '.join(self.SUMS)}, got {name!r}")
-        own = {key: sums[name] for key, sums in self._sums.items()}
-        sums = self._stacked(own, self.present, self.layers)
-        counts = self.counts().reshape(*sums.shape[:3], *[1] * (sums.ndim - 3))
-        return torch.where(counts > 0, sums / counts, torch.nan)
+        if name not in self._means:
+            sums_of_name = {key: sums[name] for key, sums in self._sums.items()}
+            sums = self._stacked(sums_of_name, self.present, self.layers)
+            counts = self.counts().reshape(*sums.shape[:3], *[1] * (sums.ndim - 3))
+            self._means[name] = torch.where(counts > 0, sums / counts, torch.nan)
+        return self._means[name]
 
     def mean(self, name: str) -> Tensor:
         """Mean of one of `SUMS` over all texts, [L, h, ...]."""
         counts = self.counts().double()
-        means = self.group_means(name)
+        means = self._group_means(name)
         shares = (counts / counts.sum(0)).reshape(*means.shape[:3], *[1] * (means.ndim - 3))
         return torch.where(shares > 0, means * shares, 0.0).sum(0)
 
@@ -316,10 +325,10 @@ class PositionProfile:
             device="cpu",
         )
         if weights == "moved":
-            moved = of.group_means("moved")[..., places, :]
+            moved = of._group_means("moved")[..., places, :]
             wanted = torch.where(body, moved, 0.0)
         else:
-            residual = of.group_means("residual")[..., rows, :]
+            residual = of._group_means("residual")[..., rows, :]
             known = body & ~self.mean("residual")[..., rows, :].isnan()
             w = (
                 self.mean("cut")[..., places, :]
@@ -380,6 +389,7 @@ class PositionProfile:
 
     def _add_text(self, group: int, layer: int, terms: Mapping[str, Tensor], good: Tensor) -> None:
         key = (group, layer)
+        self._means.clear()
         if key not in self._sums:
             self._counts[key] = torch.zeros(len(good), dtype=torch.int64, device="cpu")
             self._sums[key] = {name: torch.zeros_like(term) for name, term in terms.items()}

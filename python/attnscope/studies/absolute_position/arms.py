@@ -8,10 +8,13 @@ Example:
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +24,13 @@ from attnscope.studies.absolute_position.options import CONTROLS, READS
 if TYPE_CHECKING:
     from attnscope.engine.forward import Batch
     from attnscope.engine.stage_run import StageRun
+
+#: A head by layer and number.
+Head = tuple[int, int]
+#: Replacements that are the same in every run; they alone are also done to models with random weights.
+FIXED = ("zero", "mean")
+#: Two embeddings nearer than this share of their norm are one vector: rows that training never touched.
+_NEAR = 0.01
 
 
 @dataclass(frozen=True)
@@ -97,19 +107,21 @@ def sets_first(run: StageRun) -> bool:
 
 
 def first_arms(run: StageRun, options: Any, m: int) -> Iterator[Arm]:
-    """The base arm on all inputs, then everything that needs no other arm's numbers."""
-    yield from (Arm("base", input=one) for one in options.inputs)
+    """Yield the base arm on all inputs, then every arm that needs no other arm's numbers."""
+    yield from (Arm("base", input=name) for name in options.inputs)
     if "no_bos" in options.arms:
         if sets_first(run):
-            texts = [one for one in options.inputs if one != "shuffled"]
-            yield from (Arm("no_bos", kind="text", front="none", input=one) for one in texts)
+            inputs = [name for name in options.inputs if name != "shuffled"]
+            yield from (Arm("no_bos", kind="text", front="none", input=name) for name in inputs)
         elif added(run) is not None:
             yield Arm("bos_added", kind="text", front="added")
             run.note("absolute_position: the tokenizer sets no BOS token, so base reads none; see bos_added")
         else:
             run.note("absolute_position: the tokenizer knows no BOS or EOS token; the arm no_bos is left out")
     if options.leakage:
-        yield from (Arm("leakage", kind="leakage", front="none", input=one) for one in ("windows", "rotated"))
+        yield from (
+            Arm("leakage", kind="leakage", front="none", input=name) for name in ("windows", "rotated")
+        )
     vectors = replacements(run, options)
     if "special" in options.arms and not vectors["special"]:
         run.note("absolute_position: the tokenizer has no second special token; the arm special is left out")
@@ -124,71 +136,149 @@ def first_arms(run: StageRun, options: Any, m: int) -> Iterator[Arm]:
                 yield Arm(name, draw, "control", edits=edits, position=position)
 
 
+def control_arms(run: StageRun, options: Any) -> Iterator[Arm]:
+    """Yield the arms of a model with random weights: its windows, and the replacements without a draw."""
+    yield Arm("base")
+    names = [name for name in FIXED if name in options.arms]
+    vectors = replacements(run, options) if names else {}
+    for name in names:
+        yield Arm(name, 0, "replacement", edits=(SetEmbedding(0, vectors[name][0]),), position=0)
+
+
 def replacements(run: StageRun, options: Any) -> dict[str, list[Tensor]]:
-    """The vectors that stand in for the first embedding, by arm; those of a token come from the module."""
-    model, encoder = run.model().model, run.encoder
-    module = model.get_input_embeddings()
-    special = _special(encoder)
+    """Return the vectors that stand in for the first embedding, by arm; those of tokens come from the module.
+
+    The mean is over the rows that the tokenizer can reach: a table may be padded with rows nobody trained.
+    """
+    module = run.model().model.get_input_embeddings()
     base = int(run.unit.inputs[0].encoded.ids[0])
     rng = run.rng("replacements")
-    ordinary = [one for one in range(module.weight.shape[0]) if one not in special]
-    tokens = rng.choice(ordinary, min(options.vectors, len(ordinary)), replace=False)
     length = float(_embedded(module, [base], run).norm())
     drawn = torch.from_numpy(rng.standard_normal((options.vectors, module.weight.shape[1])))
     drawn = drawn / drawn.norm(dim=-1, keepdim=True) * length
-    others = sorted(special - {base})
-    every = range(module.weight.shape[0])
-    whole = torch.stack(
+    others = sorted(_special(run.encoder) - {base})
+    tokenizer = run.encoder.tokenizer
+    rows = module.weight.shape[0]
+    rows = rows if tokenizer is None else min(rows, len(tokenizer))
+    total = torch.stack(
         [
-            _embedded(module, list(every[start : start + 4096]), run).double().sum(0)
-            for start in range(0, len(every), 4096)
+            _embedded(module, list(range(start, min(start + 4096, rows))), run).double().sum(0)
+            for start in range(0, rows, 4096)
         ]
-    ).sum(0) / len(every)
+    ).sum(0)
     return {
         "zero": [torch.zeros(module.weight.shape[1])],
-        "mean": [whole.float()],
-        "token": [*_embedded(module, tokens.tolist(), run)],
+        "mean": [(total / rows).float()],
+        "token": [*_embedded(module, ordinary_tokens(run, options), run)],
         "gaussian": [*drawn.float()],
         "special": [*_embedded(module, others[:1], run)] if others else [],
     }
 
 
+def ordinary_tokens(run: StageRun, options: Any) -> list[int]:
+    """Return the ordinary tokens that the arms use: those stored for the checkpoint, or drawn from its texts.
+
+    A dry run tries each stage alone and has stored none.
+    """
+    if "ordinary_tokens" in run.stored.tables():
+        return [int(token) for token in run.read("ordinary_tokens").sort_values("draw")["token"]]
+    return draw_tokens(run, options)
+
+
+def draw_tokens(run: StageRun, options: Any) -> list[int]:
+    """Draw up to `vectors` tokens that the unit's texts hold, no special one, each with its own embedding.
+
+    A token that no text holds may never have been trained: its embedding is next to that of every other such
+    row, so that several draws would be one.
+    """
+    special = _special(run.encoder)
+    ids = {int(token) for text in run.unit.inputs for token in text.encoded.ids.tolist()}
+    candidates = run.rng("ordinary tokens").permutation(sorted(ids - special))
+    module = run.model().model.get_input_embeddings()
+    base = int(run.unit.inputs[0].encoded.ids[0])
+    chosen: list[int] = []
+    kept = _embedded(module, [base], run).double()
+    for token in candidates.tolist():
+        if len(chosen) == options.vectors:
+            break
+        vector = _embedded(module, [token], run).double()
+        distance = (kept - vector).norm(dim=-1)
+        if bool((distance > _NEAR * torch.maximum(kept.norm(dim=-1), vector.norm())).all()):
+            chosen.append(int(token))
+            kept = torch.cat([kept, vector])
+    if len(chosen) < options.vectors:
+        run.note(
+            f"absolute_position: the texts hold {len(chosen)} ordinary tokens with an embedding of their "
+            f"own; "
+            f"{options.vectors} were asked for"
+        )
+    return chosen
+
+
 def _special(encoder: Any) -> set[int]:
-    """Ids of the tokenizer's special tokens; none without a tokenizer."""
+    """Return the ids of the tokenizer's special tokens; none without a tokenizer."""
     return set(encoder.tokenizer.all_special_ids) if encoder.tokenizer is not None else set()
 
 
 def _embedded(module: Any, ids: Sequence[int], run: StageRun) -> Tensor:
-    """What the embedding module gives for tokens, [k, D]; one at a time, as position 0 of a text."""
+    """Return what the embedding module gives for tokens, [k, D]; each as position 0 of a text."""
+    if not len(ids):
+        return torch.zeros(0, module.weight.shape[1])
     with torch.no_grad():
-        found = module(torch.tensor(list(ids), device=run.model().device)[:, None])[:, 0]
-    return found.float() if found.dtype != torch.float64 else found
+        vectors = module(torch.tensor(list(ids), device=run.model().device)[:, None])[:, 0]
+    return vectors.float() if vectors.dtype != torch.float64 else vectors
 
 
 def reading_arms(
-    readers: Sequence[tuple[int, int]], shape: tuple[int, int], run: StageRun, options: Any
+    readers: Sequence[Head], shape: tuple[int, int], run: StageRun, options: Any
 ) -> Iterator[Arm]:
-    """Reads of position 0 taken away: of its readers, of as many other heads, of all heads.
+    """Yield the arms that take reads of position 0 away: of its readers, of as many heads, of all heads.
 
-    The last layer's reads act on no score and are left out. Draw 0 are the readers, draw -1 all heads, the
-    others are drawn.
+    The last layer's reads act on no score and are left out. Draw 0 are the readers, draw −1 all heads, the
+    others are different sets of as many heads of the same layers.
     """
     layers, heads = shape
-    chosen = [one for one in readers if one[0] < layers - 1]
+    chosen = sorted(head for head in readers if head[0] < layers - 1)
     every = [(layer, head) for layer in range(layers - 1) for head in range(heads)]
-    sets: list[tuple[int, list[tuple[int, int]]]] = [(-1, every)] if every else []
+    sets: list[tuple[int, Sequence[Head]]] = [(-1, every)] if every else []
     if chosen:
         sets.append((0, chosen))
-        for draw in range(1, options.matched + 1):
-            rng, found = run.rng("matched", draw), []
-            for layer in sorted({layer for layer, _ in chosen}):
-                reading = {head for place, head in chosen if place == layer}
-                free = [head for head in range(heads) if head not in reading]
-                take = rng.permutation(free)[: len(reading)].tolist()
-                found += [(layer, int(head)) for head in take]
-            if len(found) == len(chosen):
-                sets.append((draw, found))
+        matched = matched_sets(chosen, heads, options.matched, run.rng("matched"))
+        sets += list(enumerate(matched, 1))
     for name, edit in zip(READS, (SubtractRead, HideKeys), strict=True):
         if name in options.arms:
-            for draw, own in sets:
-                yield Arm(name, draw, "read", edits=(edit([0], heads=own, skip_queries=[0]),))
+            for draw, members in sets:
+                yield Arm(name, draw, "read", edits=(edit([0], heads=list(members), skip_queries=[0]),))
+
+
+def matched_sets(
+    readers: Sequence[Head], heads: int, count: int, rng: np.random.Generator
+) -> list[tuple[Head, ...]]:
+    """Return up to `count` different sets of as many heads of the same layers as the readers; not theirs.
+
+    A set may share heads with the readers: only among all sets of their size is that of the readers as likely
+    as any other where heads do not differ. Where there are not more than `count` sets, all are returned.
+
+    >>> matched_sets([(0, 1)], 4, 20, np.random.default_rng(0))
+    [((0, 0),), ((0, 2),), ((0, 3),)]
+    """
+    own = tuple(sorted(readers))
+    sizes = {layer: sum(place == layer for place, _ in own) for layer in sorted({layer for layer, _ in own})}
+    total = math.prod(math.comb(heads, size) for size in sizes.values()) - 1
+    if total <= count:
+        parts = [
+            [tuple((layer, head) for head in chosen) for chosen in itertools.combinations(range(heads), size)]
+            for layer, size in sizes.items()
+        ]
+        joined = (tuple(itertools.chain(*choice)) for choice in itertools.product(*parts))
+        return [members for members in joined if members != own]
+    found: dict[tuple[Head, ...], None] = {}
+    while len(found) < count:
+        drawn = tuple(
+            (layer, int(head))
+            for layer, size in sizes.items()
+            for head in sorted(rng.permutation(heads)[:size].tolist())
+        )
+        if drawn != own:
+            found[drawn] = None
+    return list(found)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -247,8 +248,13 @@ def check_shuffled(run: StageRun, p_values: np.ndarray[Any, Any]) -> None:
 
 
 def learned_positions(run: StageRun) -> str:
-    """Why shifts and layer 0 say nothing of this model; "" where they do."""
-    reasons = run.read("checks").set_index("check")["reason"].dropna()
+    """Return why shifts and layer 0 say nothing of the unit's model; "" where they do."""
+    return absolute_positions(run.read("checks"))
+
+
+def absolute_positions(checks: pd.DataFrame) -> str:
+    """Return the reason that a model's checks give for positions being absolute; "" where they are not."""
+    reasons = checks.set_index("check")["reason"].dropna()
     for name in ("shift", "repeated_token"):
         if reasons.get(name, "").startswith("positions are"):
             return str(reasons[name])

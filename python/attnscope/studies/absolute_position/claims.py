@@ -1,217 +1,463 @@
 # SPDX-License-Identifier: MIT
-"""The paper's claims, each with what was measured of it and a verdict."""
+"""The claims of the paper (C) and of its precursor (P): what is measured of each.
+
+The verdict is made by `attnscope.engine.claims`. Identities of any causal model (C1, C4, half of C8) hold for
+untrained models too, which their reason says. What a model with random weights shows as well is no evidence: C3,
+C5, C11 and P3 are held against such models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import (
-    CONTRADICTED,
-    NOT_TESTABLE,
-    SUPPORTED,
-    UNDECIDED,
-    Claim,
-    write_claims,
-)
+from attnscope.engine.claims import ClaimSet, Control, Estimate, Untestable, above, below
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import holm
-from attnscope.studies.absolute_position.checks import learned_positions
-from attnscope.studies.absolute_position.options import REPLACEMENTS
+from attnscope.report.numbers import interval, number
+from attnscope.studies.absolute_position.arms import FIXED
+from attnscope.studies.absolute_position.checks import absolute_positions
+from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
 
+CLAIMS = ClaimSet()
+#: How models with random weights are called in reasons, and how they are switched on.
+UNTRAINED, HINT = "models with random weights", "--set options.nulls=[random_weights]"
+#: Cosine from which fingerprints count as one vector.
+CONSTANT = 1 - 1e-5
+#: Largest distance of two first states, as a share of their norm, at which texts begin with one token.
+_ONE_TOKEN = 0.01
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The tables of one checkpoint.
+
+    Attributes:
+        tables: by name; a table that the run does not have is empty.
+        learned: reason why positions are absolute in this model, "" where they are not.
+        controls: statistic -> values of the models with random weights.
+    """
+
+    tables: Mapping[str, pd.DataFrame]
+    learned: str = ""
+    controls: Mapping[str, list[float]] | None = None
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Return a table; an empty one where the run has none."""
+        return self.tables.get(name, pd.DataFrame())
+
+    def rows(self, name: str, **only: Any) -> pd.DataFrame:
+        """Return the rows of a table with these values; none where the run has no such table."""
+        table = self.table(name)
+        for column, value in only.items():
+            if len(table):
+                table = table[table[column] == value]
+        return table
+
+    def overall(self, statistic: str) -> dict[str, float] | None:
+        """Return the numbers of a statistic of all layers, None where it was not measured."""
+        rows = self.rows("overall", statistic=statistic)
+        if rows.empty or not np.isfinite(rows["estimate"].iloc[0]):
+            return None
+        names = ("estimate", "low", "high", "p_value", "least", "most")
+        return {name: float(rows[name].iloc[0]) if name in rows else math.nan for name in names}
+
+    def control(self, statistic: str, measured: float = math.nan) -> Control:
+        """Return the models with random weights as a control."""
+        return Control(UNTRAINED, (self.controls or {}).get(statistic, []), measured, HINT)
+
 
 def write(run: StageRun, options: Any) -> None:
-    """The table `claims` of a checkpoint; that of encodings, C7, is one of all models together."""
-    write_claims(run, _claims(run, options))
+    """Write the table `claims` of every checkpoint; C7, of encodings, is of all models together."""
+    stored = {name: run.read(name) for name in run.stored.tables()}
+    if "position" not in stored:
+        return  # no model went beyond its checks
+    for keys, _ in stored["position"].groupby([*CHECKPOINT_KEYS], dropna=False, sort=False):
+        own = dict(zip(CHECKPOINT_KEYS, keys, strict=True))
+        CLAIMS.write(run, {"": evidence_of(stored, own)}, options, **own)
 
 
-def _claims(run: StageRun, options: Any) -> Iterator[Claim]:
-    position, removed = run.read("position"), _table(run, "removed")
-    early = position[(position["arm"] == "base") & (position["queries"] == "early")]
-    learned = learned_positions(run)
-    yield _c1(run.read("checks"), learned)
-    yield _c2(early, learned, options)
-    yield _c3(early)
-    yield _c4(run.read("trajectory"))
-    yield _c5(removed)
-    yield _c6(removed)
-    yield _c8(run.read("trajectory"), _table(run, "fingerprints"))
-    yield _p1(_table(run, "leakage_slopes"))
-    yield _p2(_table(run, "leakage_tests"), options)
-    yield _p3(_table(run, "position_shares"))
-    yield _p4(_table(run, "softmax_statistics"))
+def evidence_of(stored: Mapping[str, pd.DataFrame], checkpoint: Mapping[str, Any]) -> Evidence:
+    """Return the rows of one checkpoint in every table, and the controls of its model."""
+    tables = {}
+    for name, table in stored.items():
+        keys = [key for key in checkpoint if key in table]
+        tables[name] = table[(table[keys] == pd.Series(checkpoint)[keys]).all(axis=1)]
+    controls: dict[str, list[float]] = {}
+    if "control_overall" in tables:
+        for statistic, rows in tables["control_overall"].groupby("statistic", sort=False):
+            controls[str(statistic)] = [float(value) for value in rows["estimate"]]
+    checks = tables.get("checks", pd.DataFrame())
+    return Evidence(tables, absolute_positions(checks) if len(checks) else "", controls)
 
 
-def _table(run: StageRun, name: str) -> pd.DataFrame:
-    return run.read(name) if name in run.stored.tables() else pd.DataFrame()
-
-
-def _c1(checks: pd.DataFrame, learned: str) -> Claim:
-    statistic = "largest change of a score when all positions move"
-    row = checks[checks["check"] == "shift"]
-    if learned or row.empty or row["value"].isna().all():
-        reason = learned or next(iter(row["reason"].dropna()), "scores are out of reach")
-        return Claim("C1", statistic, NOT_TESTABLE, reason)
+@CLAIMS.claim(
+    "C1",
+    "a rotary score depends on positions through their offset alone",
+    "largest change of a score when all positions move",
+)
+def offsets_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure how far scores move with all positions."""
+    row = evidence.rows("checks", check="shift")
+    if evidence.learned or row.empty or row["value"].isna().all():
+        reasons = row["reason"].dropna() if len(row) else row
+        return Untestable(evidence.learned or next(iter(reasons), "scores are out of reach"))
     value, tolerance = float(row["value"].iloc[0]), float(row["tolerance"].iloc[0])
-    verdict = SUPPORTED if value <= tolerance else CONTRADICTED
-    return Claim("C1", statistic, verdict, "", value=value, null=tolerance)
+    about = "an identity of the encoding, which training cannot change"
+    return Estimate.exact(value, below(tolerance), about=about)
 
 
-def _c2(early: pd.DataFrame, learned: str, options: Any) -> Claim:
-    statistic = "smallest p of moved attention in layer 0 (Holm over heads); value: mean cut by the mask"
-    first = early[(early["layer"] == 0) & early["input"].isin(["windows", "shuffled"])]
-    cut = float(first["mask_cut"].mean())
-    if learned:
-        return Claim("C2", statistic, NOT_TESTABLE, learned, value=cut)
-    if first["moved_p_value"].isna().all():
-        return Claim("C2", statistic, NOT_TESTABLE, "no map of layer 0 is finite", value=cut)
-    p = float(np.nanmin(holm(first["moved_p_value"].dropna().to_numpy())))
-    if p <= options.alpha:
-        return Claim("C2", statistic, CONTRADICTED, "attention is moved where no position is", cut, p_value=p)
-    return Claim("C2", statistic, SUPPORTED if cut > 0 else CONTRADICTED, "", cut, p_value=p)
-
-
-def _c3(early: pd.DataFrame) -> Claim:
-    statistic = "share of heads of layers from 1 whose residual lies above 0 (p adjusted <= .05)"
-    later = early[(early["layer"] >= 1) & early["input"].isin(["windows", "shuffled"])]
-    if later.empty:
-        return Claim("C3", statistic, NOT_TESTABLE, "the model has one layer, or layers from 1 were left out")
-    shares = (later["p_adjusted"] <= 0.05).groupby(later["input"]).mean()
-    above = (later["residual_low"] > 0).groupby(later["input"]).any()
-    value = float(shares.mean())
-    if above.all() and bool((shares > 0).all()):
-        words = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
-        return Claim("C3", statistic, SUPPORTED, words, value)
-    if not above.any():
-        return Claim("C3", statistic, CONTRADICTED, "every interval covers 0 or lies below it", value)
-    return Claim("C3", statistic, UNDECIDED, "above 0 on some inputs alone", value)
-
-
-def _c4(trajectory: pd.DataFrame) -> Claim:
-    statistic = "largest gap of position 0 to the first token alone"
-    gap, tolerance = float(trajectory["gap"].max()), float(trajectory["tolerance"].max())
-    return Claim("C4", statistic, SUPPORTED if gap <= tolerance else CONTRADICTED, "", gap, null=tolerance)
-
-
-def _chosen(removed: pd.DataFrame) -> pd.DataFrame:
-    if removed.empty:
-        return removed
-    return removed[
-        (removed["scope"] == "from_1") & (removed["queries"] == "early") & (removed["measure"] == "uniform")
+@CLAIMS.claim(
+    "C2",
+    "the causal mask alone moves attention where no position is in the states",
+    "attention moved in layer 0 (root of the squared distance) over that moved by the mask; border: an "
+    "option",
+)
+def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure what moves attention in layer 0 beyond the mask, as a share of what the mask moves."""
+    means = _early(evidence.table("layer_means"))
+    means = means[(means["layer"] == 0) & means["input"].isin(["windows", "shuffled"])]
+    heads = _early(evidence.table("position"))
+    heads = heads[(heads["layer"] == 0) & heads["input"].isin(["windows", "shuffled"])]
+    if evidence.learned:
+        return Untestable(evidence.learned)
+    means = means[np.isfinite(means["moved_l2"]) & (means["mask_share"] > 0)]
+    if means.empty:
+        return Untestable("layer 0 was left out, no map of it is finite, or its mask cuts nothing")
+    ends = [
+        (np.sqrt(means[f"moved_l2{end}"].clip(lower=0)) / means["mask_share"]).max()
+        for end in ("", "_low", "_high")
     ]
-
-
-def _c5(removed: pd.DataFrame) -> Claim:
-    statistic = (
-        "energy removed by replacing the first embedding, mean over replacements; null: other positions"
+    p_values = heads["moved_p_value"].dropna()
+    smallest = number(float(np.min(holm(p_values.to_numpy())))) if len(p_values) else "–"
+    about = (
+        f"the mask cuts {number(float(means['mask_cut'].mean()))} nats; smallest p of a head that moves "
+        f"beyond "
+        f"it in layer 0: {smallest} (Holm)"
     )
-    rows = _chosen(removed)
-    own = rows[rows["arm"].isin(REPLACEMENTS)] if len(rows) else rows
-    if own.empty:
-        return Claim("C5", statistic, NOT_TESTABLE, "no arm replaces the first embedding")
-    if own["energy_removed"].isna().all():
-        return Claim("C5", statistic, NOT_TESTABLE, "there is no residual that could be removed")
-    arms = own.groupby("arm")[["energy_removed", "energy_removed_low", "energy_removed_high"]].mean()
-    controls = rows[rows["kind"] == "control"]
-    null = float(controls["energy_removed"].max()) if len(controls) else 0.0
-    least, most = arms["energy_removed"].min(), arms["energy_removed"].max()
-    reason = f"between {least:.2f} and {most:.2f} by what is put there; no published share names its vector"
-    values: Any = (float(arms["energy_removed"].mean()), float(least), float(most), null)
-    if (arms["energy_removed_low"] > max(null, 0.0)).all():
-        return Claim("C5", statistic, SUPPORTED, reason, *values)
-    if (arms["energy_removed_high"] < max(null, 0.0)).all() or most <= 0:
-        return Claim("C5", statistic, CONTRADICTED, reason, *values)
-    return Claim("C5", statistic, UNDECIDED, reason, *values)
+    more = {
+        "supported": "in layer 0 attention is not moved beyond the mask by more than the border",
+        "contradicted": "attention is moved where no position is",
+    }
+    return Estimate(*map(float, ends), region=below(options.least_moved), about=about, more=more)
 
 
-def _c6(removed: pd.DataFrame) -> Claim:
-    statistic = "energy removed when the readers of position 0 do not read it; null: median of as many others"
-    rows = _chosen(removed)
-    rows = rows[rows["arm"] == "unread"] if len(rows) else rows
+@CLAIMS.claim(
+    "C3",
+    "the residual stream is the other source of position",
+    "residual as a share of the variance of scores along keys, mean over heads of layers from 1, of the "
+    "input "
+    "(windows, shuffled) with the larger p",
+)
+def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure the residual free of the scale of scores, where shuffled tokens leave no order of contents."""
+    inputs = {
+        name: found
+        for name in ("windows", "shuffled")
+        if (found := evidence.overall(f"leakage_share {name}")) is not None
+    }
+    if not inputs:
+        return Untestable("the model has one layer, or layers from 1 were left out")
+    weakest = max(inputs, key=lambda name: inputs[name]["p_value"])
+    found = inputs[weakest]
+    heads = _early(evidence.table("position"))
+    heads = heads[heads["layer"] >= 1]
+    shares = [
+        f"{name} {100 * float((heads[heads['input'] == name]['p_adjusted'] <= options.alpha).mean()):.0f} %"
+        for name in inputs
+    ]
+    return Estimate(
+        found["estimate"],
+        found["low"],
+        found["high"],
+        region=above(0.0),
+        p_value=found["p_value"],
+        draws=options.permutations,
+        controls=[evidence.control("leakage_share windows", inputs["windows"]["estimate"])],
+        about=f"{weakest}; heads of layers from 1 with a residual of their own: {', '.join(shares)}",
+    )
+
+
+@CLAIMS.claim(
+    "C4",
+    "the state at position 0 follows from the first token alone",
+    "largest gap of position 0 to the first token alone",
+)
+def closed_system(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure the gap of position 0 in a text to the first token read alone."""
+    trajectory = evidence.table("trajectory")
+    if trajectory.empty:
+        return Untestable("the states of position 0 are out of reach")
+    gap, tolerance = float(trajectory["gap"].max()), float(trajectory["tolerance"].max())
+    return Estimate.exact(gap, below(tolerance), about="an identity of any causal model, trained or not")
+
+
+@CLAIMS.claim(
+    "C5",
+    "the first token supplies the residual: replacing its embedding removes it",
+    "share that replacements remove beyond 0 and beyond the same done to other positions: the smaller of "
+    "energy and pattern, ends of the lower and of the upper interval",
+)
+def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure energy and original pattern that replacing the first embedding removes."""
+    table = evidence.table("removed_arms")
+    if table.empty or not (table["arm"] == ALL_REPLACEMENTS).any():
+        return Untestable("no arm replaces the first embedding")
+    rows = table[(table["arm"] == ALL_REPLACEMENTS) | (table["kind"] == "difference")]
+    if rows["energy_removed"].isna().all():
+        return Untestable("there is no residual that could be removed")
+    margins = {
+        name: [float(rows[f"{name}_removed{end}"].min()) for end in ("", "_low", "_high")]
+        for name in ("energy", "pattern")
+    }
+    value = min(margin[0] for margin in margins.values())
+    low, high = min(margin[1] for margin in margins.values()), max(margin[2] for margin in margins.values())
+    fixed = table[table["arm"].isin(FIXED)]["energy_removed"].dropna()
+    controls = []
+    if len(fixed):
+        controls = [evidence.control("energy_removed", float(fixed.mean()))]
+    return Estimate(
+        value, low, high, region=above(0.0), controls=controls, about=replaced_words(table),
+        more={
+            "undecided": "no share without its vector is a property of the model",
+            "contradicted": "what is put at position 0 makes the residual no smaller than at other "
+            "positions, "
+            "and leaves its pattern",
+        },
+    )  # fmt: skip
+
+
+def replaced_words(table: pd.DataFrame) -> str:
+    """Return what replacements and controls remove, in words, from rows of `removed_arms`."""
+    together = table[table["arm"] == ALL_REPLACEMENTS].iloc[0]
+    words = [
+        f"{name} {number(together[f'{name}_removed'])} "
+        f"{interval(together[f'{name}_removed_low'], together[f'{name}_removed_high'])}"
+        for name in ("energy", "pattern")
+    ]
+    controls = table[table["kind"] == "control"]
+    if len(controls):
+        words.append(f"the same at other positions: energy up to {number(controls['energy_removed'].max())}")
+    return ", ".join(words)
+
+
+@CLAIMS.claim(
+    "C6",
+    "heads that read position 0 pass it on",
+    "energy removed when the readers of position 0 do not read it; p: rank among different sets of as many "
+    "heads of the same layers",
+    family="sets of heads",
+)
+def readers_pass_it_on(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure what the readers' reads carry, against sets of heads of their size."""
+    rows = evidence.rows("removed", scope="from_1", queries="early", measure="uniform", arm="unread")
     readers = rows[rows["draw"] == 0] if len(rows) else rows
     if readers.empty:
-        return Claim("C6", statistic, NOT_TESTABLE, "no head outside the last layer reads position 0")
-    one = readers.iloc[0]
-    value, low, high = (float(one[f"energy_removed{end}"]) for end in ("", "_low", "_high"))
+        return Untestable("no head outside the last layer reads position 0")
+    value, low, high = (float(readers[f"energy_removed{end}"].iloc[0]) for end in ("", "_low", "_high"))
+    if not np.isfinite(value):
+        return Untestable("there is no residual that could be removed")
     others = rows[rows["draw"] > 0]["energy_removed"].dropna().to_numpy()
-    if not np.isfinite(value) or not len(others):
-        return Claim("C6", statistic, NOT_TESTABLE, "no residual to remove, or no other heads", value)
-    p = (1 + int((others >= value).sum())) / (1 + len(others))
-    null = float(np.median(others))
-    if low > 0 and p <= 0.1:
-        return Claim("C6", statistic, SUPPORTED, "", value, low, high, null, p)
-    if value <= null:
-        return Claim("C6", statistic, CONTRADICTED, "other heads remove as much", value, low, high, null, p)
-    return Claim("C6", statistic, UNDECIDED, "", value, low, high, null, p)
-
-
-def _c8(trajectory: pd.DataFrame, fingerprints: pd.DataFrame) -> Claim:
-    statistic = "smallest cosine of a head's fingerprints over texts"
-    if fingerprints.empty:
-        return Claim("C8", statistic, NOT_TESTABLE, "what heads write is out of reach")
-    base = trajectory[trajectory["arm"] == "base"]
-    if float(base["across"].max()) > 0.01:
-        return Claim("C8", statistic, NOT_TESTABLE, "texts begin with different tokens: there is no BOS")
-    cosine = fingerprints[fingerprints["arm"] == "base"]["fingerprint_cosine"]
-    value = float(cosine.min())
-    without = fingerprints[fingerprints["arm"] == "no_bos"]["fingerprint_cosine"]
-    null = float(without.mean()) if len(without) else np.nan
-    return Claim("C8", statistic, SUPPORTED if value >= 1 - 1e-5 else CONTRADICTED, "", value, null=null)
-
-
-def _p1(slopes: pd.DataFrame) -> Claim:
-    statistic = "slope of log leakage share on log length; mean, lowest and highest end over layers; null: 0"
-    known = slopes.dropna(subset=["slope_low", "slope_high"]) if len(slopes) else slopes
-    if known.empty:
-        return Claim(
-            "P1", statistic, NOT_TESTABLE, "texts of one length, or no share above 0; options.lengths"
+    shown = Estimate(value, low, high)
+    fewest = math.ceil(1 / options.alpha)
+    if len(others) + 1 < fewest:
+        reason = (
+            f"{len(others)} different sets of as many heads of the same layers: with the readers' own, "
+            f"{fewest} are needed for a p of {options.alpha:g} (options.matched)"
         )
-    low, high = float(known["slope_low"].min()), float(known["slope_high"].max())
-    falls, rises = known["slope_high"] < 0, known["slope_low"] >= 0
-    verdict = SUPPORTED if falls.all() else CONTRADICTED if rises.any() else UNDECIDED
-    reason = f"falls in {int(falls.sum())} of {len(known)} layers"
-    return Claim("P1", statistic, verdict, reason, float(known["slope"].mean()), low, high, 0.0)
+        return Untestable(reason, shown)
+    p_value = (1 + int((others >= value).sum())) / (1 + len(others))
+    return Estimate(
+        value, low, high, region=above(0.0), p_value=p_value,
+        spread=(float(others.min()), float(others.max())),
+        about=f"{len(others)} other sets remove {number(float(np.median(others)))} (median)",
+    )  # fmt: skip
 
 
-def _p2(tests: pd.DataFrame, options: Any) -> Claim:
-    statistic = "share of heads whose leakage lies above that of turned texts (Benjamini–Hochberg)"
-    tests = tests[tests["protocol"] == "exact"] if len(tests) else tests
-    value = float((tests["p_adjusted"] <= options.alpha).mean()) if len(tests) else np.nan
+@CLAIMS.claim(
+    "C8",
+    "what a head takes from position 0 is one vector for every text, and varies without BOS",
+    "cosine of fingerprints over texts: with BOS the smallest of a head, without BOS the mean",
+)
+def fingerprint_of_first_token(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure how alike fingerprints are with and without a BOS token."""
+    base = evidence.rows("fingerprints", arm="base")
+    path = evidence.rows("trajectory", arm="base")
+    if base.empty or path.empty:
+        return Untestable("what heads write is out of reach")
+    if float(path["across"].max()) > _ONE_TOKEN:
+        return Untestable("texts begin with different tokens: there is no BOS")
+    smallest = float(base["fingerprint_cosine"].min())
+    if smallest < CONSTANT:
+        about = "with BOS, where it can only be constant"
+        return Estimate.exact(smallest, above(CONSTANT), about=about)
+    without = evidence.overall("fingerprint_without_bos")
+    about = f"with BOS the smallest cosine is {smallest:.7g}, an identity of any causal model"
+    if without is None:
+        return Untestable(f"{about}; the arm no_bos was not measured", Estimate(smallest))
+    return Estimate(without["estimate"], without["low"], without["high"], region=below(CONSTANT), about=about)
+
+
+@CLAIMS.claim(
+    "C9",
+    "the sink follows the beginning token, not the position",
+    "BOS in the middle, an ordinary token at position 0: attention of the readers to the middle less that to "
+    "position 0, queries behind both",
+)
+def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure which of token and position the sink keeps when they are taken apart."""
+    found, moved = evidence.overall("follows_token"), evidence.overall("token_in_the_middle")
+    if found is None or moved is None:
+        if evidence.table("placements").empty:
+            return Untestable("the tokenizer sets no BOS token, or the model's attention is out of reach")
+        return Untestable(f"no head reads position 0 with more than {options.reader:g}")
+    first, both = evidence.overall("first_as_read"), evidence.overall("second_of_two")
+    about = (
+        f"as read, position 0 gets {number(first['estimate'] if first else math.nan)}; BOS in the middle "
+        f"adds "
+        f"{number(moved['estimate'])} {interval(moved['low'], moved['high'])} there"
+    )
+    if both is not None:
+        about += f"; of two, the second gets {number(both['estimate'])} more than the first"
+    # both must hold: more than position 0, and more than an ordinary token in the middle gets
+    low, high = min(found["low"], moved["low"]), min(found["high"], moved["high"])
+    value = min(found["estimate"], moved["estimate"])
+    more = {"contradicted": "the sink stays where the text begins"}
+    return Estimate(value, low, high, region=above(0.0), about=about, more=more)
+
+
+@CLAIMS.claim(
+    "C10",
+    "the sink stabilises: without it the model predicts worse",
+    "loss behind the middle with an ordinary token at position 0 less that with one in the middle, nats a "
+    "token",
+)
+def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure what the removal of the beginning token costs beyond that of another token."""
+    found = evidence.overall("loss_beyond")
+    if found is None:
+        return Untestable("the tokenizer sets no BOS token, or the model has no vocabulary head")
+    without, other, norm = (
+        evidence.overall(name) for name in ("loss_without", "loss_of_another", "norm_without")
+    )
+    words = [
+        f"{label} {number(part['estimate'])} {interval(part['low'], part['high'])}"
+        for label, part in (
+            ("no BOS costs", without),
+            ("another exchanged token costs", other),
+            ("log norm of the last states changes by", norm),
+        )
+        if part is not None
+    ]
+    return Estimate(found["estimate"], found["low"], found["high"], region=above(0.0), about=", ".join(words))
+
+
+@CLAIMS.claim(
+    "C11",
+    "the trajectory of position 0 contracts, whatever token stands there",
+    "change of the log relative distance between tokens read alone, mean a block",
+)
+def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure how far the paths of different first tokens come together."""
+    found = evidence.overall("contraction")
+    if found is None:
+        return Untestable("fewer than five different tokens, or the states of blocks are out of reach")
+    table = evidence.table("dynamics").sort_values("layer")
+    steps, gains = table["step"].dropna(), table["gain"].dropna()
+    words = [
+        f"relative distance {number(table['distance'].iloc[0])} at the entry, "
+        f"{number(table['distance'].min())} "
+        f"at its smallest, {number(table['distance'].iloc[-1])} at the end"
+    ]
+    if len(steps):
+        words.append(f"smallest step of a block {number(steps.min())}")
+    if len(gains):
+        words.append(f"gain of small disturbances {number(gains.min())} to {number(gains.max())} a block")
+    return Estimate(
+        found["estimate"], found["low"], found["high"], region=below(0.0),
+        controls=[evidence.control("contraction")], about="; ".join(words),
+    )  # fmt: skip
+
+
+@CLAIMS.claim(
+    "P1",
+    "leakage of position falls as a power of the length of texts",
+    "slope of the log of the mean leakage share on log length",
+)
+def leakage_falls(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure how the share changes with length, all layers together."""
+    found = evidence.overall("leakage_slope")
+    slopes = evidence.table("leakage_slopes")
+    known = slopes.dropna(subset=["slope_low", "slope_high"]) if len(slopes) else slopes
+    if found is None or slopes.empty:
+        return Untestable("texts of one length, or no share above 0; options.lengths")
+    falls, absent = int((known["slope_high"] < 0).sum()), len(slopes) - len(known)
+    about = f"falls in {falls} of {len(slopes)} layers"
+    if absent:
+        about += f"; {absent} have no share above 0"
+    spread = (float(known["slope"].min()), float(known["slope"].max())) if len(known) else (math.nan,) * 2
+    return Estimate(
+        found["estimate"], found["low"], found["high"], region=below(0.0), about=about,
+        spread=(spread[0], spread[1]),
+    )  # fmt: skip
+
+
+@CLAIMS.claim(
+    "P2",
+    "a larger model has leakage in fewer heads",
+    "share of heads whose leakage lies above that of turned texts (Benjamini–Hochberg)",
+)
+def fewer_heads(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Return the share of one model, which cannot be compared with another."""
+    tests = evidence.rows("leakage_tests", protocol="exact")
+    value = float((tests["p_adjusted"] <= options.alpha).mean()) if len(tests) else math.nan
     reason = (
         "two models of one family are compared; the published 57x counts heads by what are no q-values, and "
         "heads of one model are this share"
     )
-    return Claim("P2", statistic, NOT_TESTABLE, reason, value)
+    return Untestable(reason, Estimate(value, region=above(math.nan)))
 
 
-def _p3(shares: pd.DataFrame) -> Claim:
-    statistic = (
-        "share of variance between positions, output of an MLP over its input; mean, least and most of layers"
-    )
-    found = shares[shares["arm"] == "base"] if len(shares) else shares
-    if found.empty or not {"mlp_input", "mlp_output"} <= set(found["site"]):
-        return Claim("P3", statistic, NOT_TESTABLE, "the inputs and outputs of MLPs are out of reach")
-    grid = found.pivot_table(index="layer", columns="site", values="position_share")
-    grid = grid[(grid["mlp_input"] > 0) & (grid.index >= 1)]
-    if grid.empty:
-        return Claim("P3", statistic, NOT_TESTABLE, "no input of an MLP has a share of position above 0")
-    ratio = grid["mlp_output"] / grid["mlp_input"]
-    verdict = SUPPORTED if (ratio < 1).all() else CONTRADICTED if (ratio > 1).all() else UNDECIDED
-    reason = f"less than in the input in {int((ratio < 1).sum())} of {len(ratio)} layers from 1; no interval"
-    return Claim(
-        "P3", statistic, verdict, reason, float(ratio.mean()), float(ratio.min()), float(ratio.max()), 1.0
-    )
+@CLAIMS.claim(
+    "P3",
+    "feed-forward layers filter position out",
+    "share of variance between positions: mean of the outputs over that of the inputs, layers from 1",
+)
+def filtered_out(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Measure what feed-forward layers leave of the share between positions."""
+    found = evidence.overall("mlp_ratio")
+    if found is None:
+        return Untestable("the inputs and outputs of MLPs are out of reach, or hold no share above 0")
+    return Estimate(
+        found["estimate"], found["low"], found["high"], region=below(1.0),
+        controls=[evidence.control("mlp_ratio")], spread=(found["least"], found["most"]),
+    )  # fmt: skip
 
 
-def _p4(softmax: pd.DataFrame) -> Claim:
-    statistic = "largest change of entropy from a layer to the next, nats, mean over heads at temperature 1"
+@CLAIMS.claim(
+    "P4",
+    "entropy goes through transitions over depth",
+    "largest change of entropy from a layer to the next, nats, mean over heads at temperature 1",
+)
+def entropy_transitions(evidence: Evidence, options: Any) -> Estimate | Untestable:
+    """Return the largest change; which one counts as a transition is not said."""
+    rows = evidence.rows("softmax_statistics", temperature=1.0)
+    means = rows.groupby("layer")["softmax_entropy"].mean() if len(rows) else pd.Series(dtype=float)
+    value = float(means.diff().abs().max()) if len(means) > 1 else math.nan
     reason = "what counts as a transition could not be read; the table softmax_statistics has the entropies"
-    own = softmax[softmax["temperature"] == 1.0] if len(softmax) else softmax
-    means = own.groupby("layer")["softmax_entropy"].mean() if len(own) else pd.Series(dtype=float)
-    value = float(means.diff().abs().max()) if len(means) > 1 else np.nan
-    return Claim("P4", statistic, NOT_TESTABLE, reason, value)
+    return Untestable(reason, Estimate(value, region=above(math.nan)))
+
+
+def _early(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the base arm's early queries."""
+    if table.empty:
+        return table
+    return table[(table["arm"] == "base") & (table["queries"] == "early")]

@@ -15,13 +15,14 @@ import torch
 
 from attnscope.capture import Forward, forward, preflight
 from attnscope.capture.sites import INTERFACE
-from attnscope.engine.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, Claim, write_claims
+from attnscope.engine.claims import ClaimSet, Estimate, Untestable, above
 from attnscope.inference.comparisons import welch_test
 from attnscope.plots.selection import last_step
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
 
+CLAIMS = ClaimSet()
 #: What a model is but for its encoding.
 SHAPE = ("layers", "heads", "width")
 #: What is followed over depth.
@@ -75,8 +76,8 @@ def _visible(run: StageRun, edits: tuple[Any, ...]) -> list[str]:
     return names if own else []
 
 
-def compare(run: StageRun) -> None:
-    """The table `depth_slopes` of the run, and the claim that encodings differ."""
+def compare(run: StageRun, options: Any) -> None:
+    """Write the table `depth_slopes` of the run, and the claim that encodings differ."""
     if "layer_means" not in run.stored.tables():
         return  # no model went beyond its checks
     means = last_step(run.read("layer_means"))
@@ -96,7 +97,7 @@ def compare(run: StageRun) -> None:
     keys: dict[str, Any] = {"model": "all models", "revision": "", "step": -1}
     if own is not None:
         keys = {"model": own["model"], "revision": own["revision"], "step": int(own["step"])}
-    write_claims(run, [_claim(facts, slopes)], **keys)
+    CLAIMS.write(run, {"": (facts, slopes)}, options, **keys)
 
 
 def _slopes(facts: pd.DataFrame, means: pd.DataFrame) -> pd.DataFrame:
@@ -122,36 +123,43 @@ def label(facts: Any) -> str:
     return " ".join([name, *windows])
 
 
-def _claim(facts: pd.DataFrame, slopes: pd.DataFrame) -> Claim:
-    statistic = (
-        "slope of moved attention on depth, window less plain rotation; low, high: of the smaller of its "
-        "differences to plain rotation and of plain rotation to a larger base"
-    )
+@CLAIMS.claim(
+    "C7",
+    "encodings differ in how position grows with depth",
+    "slope of moved attention on depth: the smaller difference of window to plain rotation and of plain "
+    "rotation "
+    "to a larger base",
+)
+def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any) -> Estimate | Untestable:
+    """Measure both differences between trainings; the claim needs each to be above 0."""
+    facts, slopes = evidence
     alone = "one trained model differs from another in everything at once; "
     if len(facts[list(SHAPE)].drop_duplicates()) > 1:
-        return Claim("C7", statistic, NOT_TESTABLE, alone + "the run's models are not of one shape")
+        return Untestable(alone + "the run's models are not of one shape")
     rotary = facts[facts["encoding"] == "rope"]
-    rotary = rotary.assign(label=[label(one) for one in rotary.to_dict("records")])
+    rotary = rotary.assign(label=[label(row) for row in rotary.to_dict("records")])
     windowed = rotary["windows"].str.contains("window")
     plain = rotary[~windowed].sort_values("rope_theta")
     bases = list(dict.fromkeys(plain["label"]))
     if len(bases) < 2 or not windowed.any():
-        return Claim(
-            "C7", statistic, NOT_TESTABLE,
-            alone + "models of one shape with plain rotation, a larger base and a window are needed",
-        )  # fmt: skip
+        return Untestable(
+            alone + "models of one shape with plain rotation, a larger base and a window are needed"
+        )
     groups = [
-        slopes[(slopes["encoding"] == one) & (slopes["measure"] == "moved_l2")]["slope"].dropna().to_numpy()
-        for one in (bases[-1], bases[0], rotary[windowed]["label"].iloc[0])
+        slopes[(slopes["encoding"] == name) & (slopes["measure"] == "moved_l2")]["slope"].dropna().to_numpy()
+        for name in (bases[-1], bases[0], rotary[windowed]["label"].iloc[0])
     ]
     if min(map(len, groups)) < 2:
-        return Claim("C7", statistic, NOT_TESTABLE, alone + "two trainings or more of each are needed")
+        return Untestable(alone + "two trainings or more of each are needed")
     steps = [welch_test(groups[at + 1], groups[at]) for at in range(2)]
-    low, high = min(one.low for one in steps), min(one.high for one in steps)
-    value = float(groups[2].mean() - groups[1].mean())
     words = "; ".join(
         f"{name} {values.mean():.2g}"
         for name, values in zip(("larger base", "plain", "window"), groups, strict=True)
     )
-    verdict = SUPPORTED if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
-    return Claim("C7", statistic, verdict, f"mean slopes: {words}", value, low, high, 0.0)
+    return Estimate(
+        min(step.difference for step in steps),
+        min(step.low for step in steps),
+        min(step.high for step in steps),
+        region=above(0.0),
+        about=f"mean slopes: {words}",
+    )

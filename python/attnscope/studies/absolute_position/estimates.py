@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.inference.groups import jackknife_bounds, mean_product
-from attnscope.inference.leakage import leakage_share
-from attnscope.inference.residuals import moved_distance, removed, residual_size
+from attnscope.inference.leakage import leakage_share, overall_share
+from attnscope.inference.residuals import moved_distance, residual_size
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
+from attnscope.studies.absolute_position import mlp_shares
 from attnscope.studies.absolute_position.checks import check_shuffled
 from attnscope.studies.absolute_position.options import query_sets
-from attnscope.studies.absolute_position.sums import keep, profile_of
+from attnscope.studies.absolute_position.removals import control_removals
+from attnscope.studies.absolute_position.sums import keep, profile_of, tokens_of
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
@@ -26,18 +28,11 @@ OFFSETS = (1, 2, 4, 8, 16, 32, 64)
 #: Column of each size by the weights of `residual_size`.
 SIZES: dict[str, Weights] = {"residual": "uniform", "felt": "felt", "moved_l2": "moved"}
 _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
-MEASURES: tuple[Weights, ...] = ("uniform", "felt", "moved")
 
 
 def arms_of(run: StageRun, name: str = "rows") -> list[tuple[str, str]]:
     """The arms on each input that keep all sums."""
     return [(arm, kind) for arm, kind in run.reduced(name, ("arm", "input"), variant="")]
-
-
-def tokens_of(run: StageRun) -> int:
-    """Tokens of a window."""
-    ((n,),) = run.reduced("counts", ("tokens",), variant="")
-    return int(n)
 
 
 def maps_alone(run: StageRun) -> set[str]:
@@ -65,6 +60,12 @@ def position(run: StageRun, options: Any) -> None:
             found = known(estimated(profile, chosen, options, run), scores)
             keys = {"arm": arm, "input": kind, "queries": name}
             means = over_heads(profile, chosen, found)
+            if name == "early" and arm == "base" and kind != "repeated":
+                whole = overall_share(
+                    profile, queries=chosen, draws=options.permutations, seed=run.settings.seed
+                )
+                statistic = f"leakage_share {kind}"
+                run.write("overall", statistic=statistic, n=len(profile.present), **whole._asdict())
             if name == "early" and (arm, kind) == ("base", "shuffled") and 0 in profile.layers:
                 check_shuffled(run, found["p_value"][profile.layers.index(0)])
             found["correction"] = np.full(found["residual"].shape, "Benjamini–Hochberg", dtype=object)
@@ -230,50 +231,29 @@ def _strongest(run: StageRun, profile: PositionProfile, chosen: tuple[int, int],
     )  # fmt: skip
 
 
-def removals(run: StageRun, options: Any) -> None:
-    """The table `removed`: each arm beside the base arm on the same texts, under the base arm's weights."""
-    only = {"variant": "", "input": "windows"}
-    n = tokens_of(run)
-    base = profile_of(run, n, options.groups, arm="base", draw=0, **only)
-    sets = query_sets(options, base.m)
-    moved = {key[:2] for key in run.reduced("moved", ("arm", "draw"), **only)}
-    for arm, draw, kind, place in run.reduced("residual", ("arm", "draw", "kind", "position"), **only):
-        if arm == "base":
-            continue
-        other = profile_of(run, n, options.groups, arm=arm, draw=draw, **only)
-        without = (place,) if kind == "control" else ()
-        for queries in ("early", "2-8"):
-            for measure in MEASURES:
-                if queries not in sets or (measure == "moved" and (arm, draw) not in moved):
-                    continue
-                with np.errstate(invalid="ignore", divide="ignore"):  # a size without one group may be 0
-                    found = removed(base, other, queries=sets[queries], weights=measure, without=without)
-                keys = {"arm": arm, "draw": draw, "queries": queries, "measure": measure, "kind": kind}
-                for at, layer in enumerate(base.layers):
-                    own = {f"{name}_removed": part.layers[at] for name, part in found._asdict().items()}
-                    run.write("removed", scope="layer", layer=layer, **keys, **_spread(own))
-                if any(layer >= 1 for layer in base.layers):
-                    own = {f"{name}_removed": part.whole for name, part in found._asdict().items()}
-                    run.write("removed", scope="from_1", layer=1, **keys, **_spread(own))
-
-
-def _spread(intervals: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    for name, one in intervals.items():
-        made |= {name: one.estimate, f"{name}_low": one.low, f"{name}_high": one.high}
-    return made
+def mlp_ratio(run: StageRun) -> None:
+    """Write the statistic `mlp_ratio` of a checkpoint to `overall`."""
+    found = mlp_shares.ratio(run, tokens_of(run) // 2 - 1, variant="")
+    if found is not None:
+        run.write(
+            "overall", statistic="mlp_ratio", estimate=found.estimate, low=found.low, high=found.high,
+            least=found.least, most=found.most, n=found.layers,
+        )  # fmt: skip
 
 
 def controls(run: StageRun, options: Any) -> None:
-    """The tables `controls` and `control_residuals`: models with random weights, means over heads."""
+    """Write `controls`, `control_residuals` and `control_overall`: models with random weights."""
     drawn = sorted(run.reduced("counts", ("model", "seed", "tokens"), variant="random_weights"))
     maps = maps_alone(run)
+    contractions = run.reduced("contractions", ("model", "seed"))
     drawings: dict[str, list[Array]] = {}
     layers: dict[str, Array] = {}
     for model, seed, n in drawn:
-        profile = profile_of(run, n, options.groups, variant="random_weights", model=model, seed=seed)
+        only = {"variant": "random_weights", "model": model, "seed": seed}
+        profile = profile_of(run, n, options.groups, arm="base", **only)
         cut = run.reduced("uniform_cut", ("layer",), model=model, seed=seed)
         sets = query_sets(options, profile.m)
+        _control_overall(run, profile, sets["early"], contractions.get((model, seed)), options, only)
         own = profile.vectors(sets["early"], "uniform", (), profile).mean(0).numpy()
         drawings.setdefault(model, []).append(own)
         layers[model] = np.array(profile.layers)
@@ -294,6 +274,30 @@ def controls(run: StageRun, options: Any) -> None:
                 drawings=len(each), residual_shared=value, residual_shared_low=low,
                 residual_shared_high=high,
             )  # fmt: skip
+
+
+def _control_overall(
+    run: StageRun,
+    profile: PositionProfile,
+    queries: tuple[int, int],
+    contraction: Any,
+    options: Any,
+    only: dict[str, Any],
+) -> None:
+    """Write the statistics that claims ask of one model with random weights."""
+    values = {"leakage_share windows": overall_share(profile, queries=queries, draws=1).estimate}
+    if (ratio := mlp_shares.ratio(run, profile.m - 1, **only)) is not None:
+        values["mlp_ratio"] = ratio.estimate
+    removed = control_removals(run, profile, options, **only)
+    if removed:
+        values["energy_removed"], _, values["pattern_removed"] = np.mean([*removed.values()], axis=0)
+    if contraction is not None:
+        values["contraction"] = float(contraction.mean[0])
+    for statistic, value in values.items():
+        run.write(
+            "control_overall", model=only["model"], control="random_weights", draw=only["seed"],
+            statistic=statistic, estimate=float(value),
+        )  # fmt: skip
 
 
 def shared_residual(drawings: Array) -> tuple[Array, Array, Array]:

@@ -7,6 +7,7 @@ all texts behind BOS; all it can tell of a query's position is how much of it th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ import torch
 
 from attnscope.capture import edit
 from attnscope.capture.positions import fingerprint, output_projection, trajectory_and_states
+from attnscope.inference.groups import jackknife
 from attnscope.metrics.positions.position_share import PositionMoments, position_share
 from attnscope.models.weight_entries import WeightMapError
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
+from attnscope.studies.absolute_position.mlp_shares import packed, projected
 from attnscope.studies.absolute_position.sums import first_key, softmax_of
 
 if TYPE_CHECKING:
@@ -33,14 +36,18 @@ SITES = (*READS, *STATES)
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 
 
-def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> None:
-    """A layer's part of the sums over states, and what each head reads of position 0."""
+def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, groups: Sequence[int], options: Any) -> None:
+    """Add a layer's part to the sums over states, and store what each head reads of position 0.
+
+    Args:
+        groups: of the batch's texts.
+    """
     keys = {"arm": arm.name, "layer": layer.index}
     for site in STATES:
         if site in layer.tensors:
             moments = PositionMoments()
             moments.add(layer.states(site))
-            run.reduce("states", _packed(moments), **keys, site=site)
+            run.reduce("states", packed(moments), **keys, site=site)
     seen = first_key(layer)
     early = seen[:, :, 0, slice(*_early(options, seen.shape[-1]))]
     centre = early.isfinite().sum(-1) * early.nanmean(-1).square()
@@ -57,6 +64,9 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> No
     unit = found.write / found.write.norm(dim=-1, keepdim=True)
     for text in unit:
         run.reduce("directions", text, **keys)
+    if arm.kind == "text":
+        for text, group in zip(projected(unit, run), groups, strict=True):
+            run.reduce("direction_groups", text, **keys, group=group)
     scores = softmax_of(layer)[0][..., 1:, :] > -torch.inf
     there, visible = scores[..., 0], scores.double().sum(-1)
     # means over the queries behind the first that see key 0
@@ -191,6 +201,30 @@ def fingerprints(run: StageRun, options: Any) -> None:
             run.write("clocks", arm=arm, layer=layer, head=head, query=query, a0=values[0], a0_mask=values[2])
 
 
+def fingerprints_without_bos(run: StageRun) -> None:
+    """Write the statistic `fingerprint_without_bos` to `overall`: mean cosine over layers and heads.
+
+    Unbiased over texts; its interval leaves one group of texts out at a time.
+    """
+    sums = run.reduced("direction_groups", ("layer", "group"), arm="no_bos")
+    if not sums:
+        return
+    layers, groups = (sorted({key[at] for key in sums}) for at in range(2))
+    total = np.stack([np.stack([sums[layer, group].sum for layer in layers]) for group in groups])
+    counts = np.array([sums[layers[0], group].count for group in groups], dtype=float)
+
+    def cosine(kept: np.ndarray[Any, Any]) -> float:
+        count = counts[kept].sum()
+        pairs = np.square(total[kept].sum(0)).sum(-1) - count
+        return float(np.nanmean(pairs / (count * (count - 1))))
+
+    found = jackknife(np.arange(len(groups)), cosine)
+    run.write(
+        "overall", statistic="fingerprint_without_bos", estimate=found.estimate, low=found.low,
+        high=found.high, n=len(groups),
+    )  # fmt: skip
+
+
 def shares(run: StageRun) -> None:
     """How much of the variance of states lies between positions."""
     ((tokens,),) = run.reduced("counts", ("tokens",), variant="")
@@ -200,13 +234,6 @@ def shares(run: StageRun) -> None:
         moments = _moments(int(count), found.sum[:-3].reshape(positions, -1), squares, centre)
         share = float(position_share(moments))
         run.write("position_shares", arm=arm, layer=layer, site=site, position_share=share, texts=int(count))
-
-
-def _packed(moments: PositionMoments) -> np.ndarray[Any, Any]:
-    """Moments of a batch as one array, their three numbers last."""
-    state = moments.state()
-    numbers = [float(state[name]) for name in ("count", "squares", "centre")]
-    return np.concatenate([state["sum"].numpy().ravel(), numbers])
 
 
 def _moments(count: int, total: Any, squares: Any, centre: Any) -> PositionMoments:

@@ -13,6 +13,8 @@ INPUTS = ("windows", "shuffled", "repeated")
 #: Arms that replace what stands at position 0, that change another position, that take reads of 0 away.
 REPLACEMENTS = ("zero", "mean", "token", "gaussian", "special")
 CONTROLS = ("control_1", "control_late")
+#: Replacements whose vectors are drawn at random.
+DRAWN = ("token", "gaussian")
 READS = ("unread", "hidden")
 ARMS = (*REPLACEMENTS, *CONTROLS, "no_bos", *READS)
 
@@ -28,12 +30,16 @@ class PositionOptions(Options):
             "mean", "token", "gaussian", "special"), the same at other positions ("control_1",
             "control_late"), "no_bos", and reads of position 0 taken away ("unread", "hidden"); "all".
         vectors: draws of "token" and "gaussian".
-        matched: draws of as many other heads as read position 0, in the same layers.
+        matched: different sets of as many heads as read position 0, in the same layers; with fewer than
+            1/alpha − 1 of them no p can decide.
         sinks: a head reads position 0 when it gives it more than this on average.
         reader: the same for the arms "unread" and "hidden", which need one such share.
         null_draws: sign-flipped means that the floor of a distance is taken from.
         permutations: sign flips of a test.
         alpha: level of the tests.
+        least_moved: in layer 0 attention may be moved beyond the mask by less than this share of what the
+        mask
+            moves.
         leakage: the precursor's fits of every text without BOS, and of the same text turned round.
         leakage_samples: texts that the precursor's own test draws, with replacement.
         bands: of rotary frequencies; 0: none.
@@ -66,6 +72,7 @@ class PositionOptions(Options):
     lengths: list[Annotated[int, Field(ge=6)]] = Field([])
     keep_sums: bool = False
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
+    least_moved: float = Field(default=0.1, gt=0.0)
     nulls: Annotated[list[str], among(("random_weights",))] = Field(["random_weights"])
     random_weights: int = Field(default=8, ge=1)
 

@@ -173,6 +173,8 @@ def lengths(run: StageRun, options: Any, tier: int) -> None:
         )  # fmt: skip
     slope = {f"slope{end}": values for end, values in zip(("", "_low", "_high"), found.slope, strict=True)}
     run.write("leakage_slopes", layer=every, **slope)
+    overall = dict(zip(("estimate", "low", "high"), found.overall, strict=True))
+    run.write("overall", statistic="leakage_slope", n=len(every), **{k: float(v) for k, v in overall.items()})
 
 
 def scaling_of(model: Any, layer: int, d: int) -> float:

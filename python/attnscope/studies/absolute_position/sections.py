@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
@@ -11,23 +13,28 @@ from attnscope.plots.figure import Results, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import claims_frame, interval, number
 from attnscope.report.section import NamedSentence, Page, Section
-from attnscope.studies.absolute_position.options import REPLACEMENTS
+from attnscope.studies.absolute_position import encodings
+from attnscope.studies.absolute_position.claims import CLAIMS
+from attnscope.studies.absolute_position.options import PositionOptions
+from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
 from attnscope.studies.absolute_position.sections_precursor import write_leakage
+from attnscope.studies.stored_options import stored_options
 
 #: Claims by code.
-SENTENCES = {
-    "C1": "a rotary score depends on positions through their offset alone",
-    "C2": "the causal mask alone moves attention where no position is in the states",
-    "C3": "the residual stream is the other source of position",
-    "C4": "the state at position 0 follows from the first token alone",
-    "C5": "the first token supplies the residual: replacing its embedding removes it",
-    "C6": "heads that read position 0 pass it on",
-    "C7": "encodings differ in how position grows with depth",
-    "C8": "what a head takes from position 0 is one vector for every text",
-    "P1": "leakage of position falls as a power of the length of texts",
-    "P2": "a larger model has leakage in fewer heads",
-    "P3": "feed-forward layers filter position out",
-    "P4": "entropy goes through transitions over depth",
+SENTENCES = {**CLAIMS.sentences, **encodings.CLAIMS.sentences}
+TITLE = "Absolute position in causal attention"
+INTERVALS = (
+    "Intervals leave one group of texts out at a time (95 %, jackknife, Student's t), where a table names "
+    "no other; "
+    "of models with random weights they are over initialisations. Layers and heads are counted from 0."
+)
+#: Replacements as the report calls them.
+_VECTORS = {
+    "zero": "a zero vector",
+    "mean": "the mean embedding",
+    "token": "an ordinary token",
+    "gaussian": "a Gaussian vector",
+    "special": "another special token",
 }
 
 
@@ -70,16 +77,29 @@ def _control(results: Results, model: str) -> list[str]:
     draws = rows["draw"].nunique()
     apart = abs(rows["mask_cut"].mean() / rows["uniform_cut"].mean() - 1)
     by_layer = rows.groupby("layer")
-    own, share = by_layer["residual"].mean(), by_layer["leakage_share"].mean()
-    cells = ", ".join(map(number, own))
+    residual, share = by_layer["residual"].mean(), by_layer["leakage_share"].mean()
+    cells = ", ".join(map(number, residual))
     return [
-        f"with random weights ({draws} drawn) the mask cuts {number(rows['mask_cut'].mean())} nats, uniform "
-        f"attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % apart; "
-        f"{_shared(results, model)}. Within one drawing it is {cells} nats² by layer, "
-        f"{100 * share.max():.2g} % at most of the variance of scores along keys: attention that is nearly "
-        "uniform gives the query at position i about 1/(i + 1) of the first token while it sees it, so that "
-        "the mask writes positions into the states that layers from 1 on read, each drawing in its own way."
+        f"with random weights ({draws} initialisations) the mask cuts {number(rows['mask_cut'].mean())} "
+        f"nats, "
+        f"uniform attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % "
+        f"apart. Untrained models have a small residual ({cells} nats² by layer, up to "
+        f"{100 * share.max():.2g} % of the variance of scores along keys; trained: "
+        f"{_trained_share(results, model)}): attention that is nearly uniform weighs the first token "
+        "1/(i + 1), which writes the position into the states that later layers read; "
+        f"{_shared(results, model)}."
     ]
+
+
+def _trained_share(results: Results, model: str) -> str:
+    """Return the share of the variance of scores that is the residual's, by layer of the model itself."""
+    table = optional(results, "layer_means")
+    if table is None or "leakage_share" not in table:
+        return "not measured"
+    rows = last_step(table)
+    rows = rows[(rows["model"] == model) & (rows["queries"] == "early") & (rows["arm"] == "base")]
+    rows = rows[rows["input"] == "windows"].sort_values("layer")
+    return f"{', '.join(f'{100 * share:.2g}' for share in rows['leakage_share'])} % by layer"
 
 
 def _shared(results: Results, model: str) -> str:
@@ -87,15 +107,17 @@ def _shared(results: Results, model: str) -> str:
     table = optional(results, "control_residuals")
     own = None if table is None else table[table["model"] == model].sort_values("layer")
     if own is None or own.empty:
-        return "fewer than three drawings tell nothing of what drawings share"
+        return "fewer than three initialisations tell nothing of what they share"
     columns = (own["residual_shared"], own["residual_shared_low"], own["residual_shared_high"])
     cells = ", ".join(
         f"{number(value)} {interval(low, high)}" for value, low, high in zip(*columns, strict=True)
     )
     out = own[(columns[1] > 0) | (columns[2] < 0)]["layer"]
     where = ", ".join(map(str, out))
-    judged = f"0 lies outside those of layer {where}" if where else "0 lies within that of every layer"
-    return f"the residual that drawings share is {cells} nats² by layer (intervals over drawings; {judged})"
+    judged = (
+        f"0 is outside the intervals of layer {where}" if where else "0 is in the interval of every layer"
+    )
+    return f"the residual that initialisations share is {cells} nats² by layer ({judged})"
 
 
 def _readers(results: Results, model: str) -> list[str]:
@@ -106,38 +128,71 @@ def _readers(results: Results, model: str) -> list[str]:
     rows = rows[(rows["model"] == model) & (rows["arm"] == "base")]
     if rows.empty or rows["a0"].isna().all():
         return []
+    reader = stored_options(results, PositionOptions).reader
     best = rows.sort_values("a0").iloc[-1]
-    count = int((rows["a0"] > 0.3).sum())
+    count = int(((rows["a0"] > reader) & (rows["a0_low"] > rows["uniform"])).sum())
     who = f"{count} of {len(rows)} heads read" if count else "no head reads"
     return [
-        f"{who} position 0 with more than 0.3 (largest L{best['layer']:.0f}H{best['head']:.0f} "
+        f"{who} position 0 with more than {reader:g} (largest L{best['layer']:.0f}H{best['head']:.0f} "
         f"{number(best['a0'])}, uniform {number(best['uniform'])})."
     ]
 
 
+def _percent(value: float) -> str:
+    """Return a share in whole per cent.
+
+    >>> _percent(0.352), _percent(-0.36)
+    ('35 %', '−36 %')
+    """
+    return f"{100 * value:.0f} %".replace("-", "−")
+
+
 def _removed(results: Results, model: str) -> list[str]:
-    table = optional(results, "removed")
+    table = optional(results, "removed_arms")
     if table is None:
         return []
     rows = last_step(table)
-    rows = rows[
-        (rows["model"] == model) & (rows["scope"] == "from_1") & (rows["queries"] == "early")
-        & (rows["measure"] == "uniform")
-    ]  # fmt: skip
-    own = rows[rows["arm"].isin(REPLACEMENTS)]
-    if own["energy_removed"].isna().all():
+    rows = rows[rows["model"] == model]
+    arms = rows[rows["kind"] == "replacement"].sort_values("energy_removed")
+    if arms["energy_removed"].isna().all():
         return ["there is no residual in the layers from 1 on that replacing position 0 could remove."]
-    arms = own.groupby("arm")["energy_removed"].mean().sort_values()
-    control = rows[rows["kind"] == "control"]["energy_removed"]
-    beside = (
-        f" The same done to other positions removes {number(control.min())} to {number(control.max())}."
-        if control.notna().any()
-        else ""
-    )
-    return [
-        f"replacing the embedding at position 0 removes between {number(arms.iloc[0])} ({arms.index[0]}) and "
-        f"{number(arms.iloc[-1])} ({arms.index[-1]}) of the residual's energy, by what is put there.{beside}"
-    ]
+    arms = arms.dropna(subset="energy_removed")
+    patterns = _range([_percent(value) for value in sorted(arms["pattern_removed"])])
+    gone = f"{patterns} of its original pattern {'is' if len(arms) == 1 else 'are'} gone"
+    least, most = arms.iloc[0], arms.iloc[-1]
+    if most["energy_removed"] <= 0:
+        larger = _range([_percent(-value) for value in arms["energy_removed"][::-1]])
+        line = f"replacing the embedding at position 0 makes the residual {larger} larger, while {gone}."
+    else:
+        ends = [_of_arm(row) for row in ((least,) if len(arms) == 1 else (least, most))]
+        line = (
+            f"replacing the embedding at position 0 removes {' to '.join(ends)} of the residual's energy; "
+            f"{gone}."
+        )
+    controls = rows[rows["kind"] == "control"].dropna(subset="energy_removed")
+    if len(controls):
+        shares = [_percent(value) for value in sorted(controls["energy_removed"])]
+        line += f" The same done to other positions removes {_range(shares)}."
+    return [line]
+
+
+def _of_arm(row: pd.Series[Any]) -> str:
+    """Return an arm's mean share with what it stands for, and the range of its draws."""
+    share = _percent(row["energy_removed"])
+    what = _VECTORS.get(str(row["arm"]), str(row["arm"]))
+    if row["count"] < 2:
+        return f"{share} ({what})"
+    ends = f"{_percent(row['energy_least'])} to {_percent(row['energy_most'])}"
+    return f"{share} ({what}: mean of {int(row['count'])}, {ends})"
+
+
+def _range(cells: list[str]) -> str:
+    """Return the first and the last of sorted cells, or the only value.
+
+    >>> _range(["1 %", "2 %", "5 %"]), _range(["3 %"])
+    ('1 % to 5 %', '3 %')
+    """
+    return cells[0] if cells[0] == cells[-1] else f"{cells[0]} to {cells[-1]}"
 
 
 def _write_claims(page: Page) -> None:
@@ -183,9 +238,10 @@ def _write_split(page: Page) -> None:
             )
         ]
     columns |= {
-        "with its noise": [number(value) for value in rows["plain"]],
-        "cut by the mask": [number(value) for value in rows["mask_cut"]],
-        "key 0 preferred": [number(value) for value in rows["sink_advantage"]],
+        "not corrected for noise (nats²)": [number(value) for value in rows["plain"]],
+        "log of the attention cut by the mask (nats)": [number(value) for value in rows["mask_cut"]],
+        "score of key 0 above others (nats)": [number(value) for value in rows["sink_advantage"]],
+        "share of the scores' variance": [number(value) for value in rows["leakage_share"]],
     }
     page.frame("layers", "Means over heads, early queries.", pd.DataFrame(columns), names=2 if several else 1)
     _write_emergence(page)
@@ -207,7 +263,7 @@ def _write_emergence(page: Page) -> None:
         return
     rows = table.sort_values(["model", "scope", "layer", "metric"], kind="stable")
     where = np.where(rows["scope"] == "from_1", "all from 1", rows["layer"].astype(str))
-    names = {"residual": "residual", "sink_advantage": "key 0 preferred"}
+    names = {"residual": "residual", "sink_advantage": "score of key 0 above others"}
     columns = {
         "model": list(rows["model"]),
         "layer": list(where),
@@ -220,10 +276,13 @@ def _write_emergence(page: Page) -> None:
     }
     page.words(
         "Over checkpoints: the step at which the residual goes from one level to another beside that of the "
-        "preference for key 0, where the split explains more than in random orders of the checkpoints."
+        "score of key 0 above others, where the split explains more than in random orders of the checkpoints."
     )
     page.frame(
-        "emergence", "Residual and preference for key 0 during training.", pd.DataFrame(columns), names=4
+        "emergence",
+        "Residual and score of key 0 above others during training.",
+        pd.DataFrame(columns),
+        names=4,
     )
 
 
@@ -244,6 +303,7 @@ def _write_position_0(page: Page) -> None:
         for column in grid
     }
     page.frame("shares", "Share of the variance of states between positions.", pd.DataFrame(shown), names=2)
+    _write_dynamics(page)
 
 
 def _write_removed(page: Page) -> None:
@@ -254,37 +314,145 @@ def _write_removed(page: Page) -> None:
         "replacement can remove it and write its own."
     )
     page.figure("removed")
-    rows = last_step(stored(page.results, "removed"))
+    table = optional(page.results, "removed_arms")
+    if table is not None:
+        arms = last_step(table)
+        _removed_frame(page, arms[~arms["kind"].isin(["difference"])])
+        pooled = arms[arms["arm"] == ALL_REPLACEMENTS]
+        if len(pooled) and pooled["energy_least"].notna().all():
+            page.notes(
+                [
+                    f"{row.model}: by what is put at position 0 the share is "
+                    f"{_percent(row.energy_least)} to {_percent(row.energy_most)} (means of {row.count} "
+                    f"kinds "
+                    "of vectors)."
+                    for row in pooled.itertuples()
+                ]
+            )
+    _reads_frame(page, last_step(stored(page.results, "removed")))
+    page.notes(
+        [
+            "The one published share, 40 %, names neither its vector nor its statistic where they could be "
+            "read, so no number here is its reproduction.",
+            "Heads of the last layer act on no score; they are left out of the sets that do not read "
+            "position 0. The other sets hold as many heads of the same layers and may share some with the "
+            "readers: among all sets of their size the readers' is as likely as any other where heads do not "
+            "differ.",
+        ]
+    )
+    _write_placements(page)
+
+
+def _removed_frame(page: Page, arms: pd.DataFrame) -> None:
+    """Write energy and pattern of every arm, its draws taken together."""
+    columns = {
+        "model": list(arms["model"]),
+        "arm": [f"all {row.arm}" if row.kind == "all" else str(row.arm) for row in arms.itertuples()],
+        "of": [str(int(count)) for count in arms["count"]],
+        **{
+            f"{name} [95 %]": [
+                f"{number(value)} {interval(low, high)}"
+                for value, low, high in zip(
+                    *(arms[f"{name}_removed{end}"] for end in ("", "_low", "_high")), strict=True
+                )
+            ]
+            for name in ("energy", "pattern")
+        },
+        "energy, range": [
+            _range([number(low), number(high)]) if count > 1 else "–"
+            for low, high, count in zip(arms["energy_least"], arms["energy_most"], arms["count"], strict=True)
+        ],
+    }
+    caption = (
+        "Removed in the layers from 1 on, early queries; of: draws of an arm, or arms; range: over them."
+    )
+    page.frame("removed", caption, pd.DataFrame(columns), names=2)
+
+
+def _reads_frame(page: Page, rows: pd.DataFrame) -> None:
+    """Write what reads of position 0 carry: of its readers, of other sets, of all heads."""
     rows = rows[(rows["scope"] == "from_1") & (rows["queries"] == "early") & (rows["measure"] == "uniform")]
-    whose = np.select([rows["draw"] == 0, rows["draw"] > 0], [": readers", ": as many others"], ": all heads")
-    rows = rows.assign(arm=rows["arm"] + np.where(rows["kind"] == "read", whose, ""))
-    own = rows.groupby(["model", "arm", "kind"], sort=False)[["energy_removed", "pattern_removed"]]
-    table = own.agg(["mean", "min", "max"]).reset_index()
+    rows = rows[rows["kind"] == "read"]
+    if rows.empty:
+        return
+    whose = np.select([rows["draw"] == 0, rows["draw"] > 0], ["readers", "other sets"], "all heads")
+    by_set = rows.assign(heads=whose).groupby(["model", "arm", "heads"], sort=False)["energy_removed"]
+    table = by_set.agg(["mean", "min", "max", "count"]).reset_index()
     columns = {
         "model": list(table["model"]),
         "arm": list(table["arm"]),
-        "kind": list(table["kind"]),
-        "energy": [number(one) for one in table["energy_removed", "mean"]],
-        "over draws": [
-            f"{number(low)} to {number(high)}"
-            for low, high in zip(table["energy_removed", "min"], table["energy_removed", "max"], strict=True)
+        "heads": list(table["heads"]),
+        "sets": [str(count) for count in table["count"]],
+        "energy": [number(value) for value in table["mean"]],
+        "range": [
+            _range([number(low), number(high)]) for low, high in zip(table["min"], table["max"], strict=True)
         ],
-        "pattern": [number(one) for one in table["pattern_removed", "mean"]],
     }
-    page.frame("removed", "Removed in the layers from 1 on, early queries.", pd.DataFrame(columns), names=3)
-    page.notes(
-        [
-            "The share depends on what is put at position 0 more than on the model. The one published share, "
-            "40 %, names neither its vector nor its statistic where they could be read, so no number here is "
-            "its reproduction.",
-            "Heads of the last layer act on no score; they are left out of the sets that do not read "
-            "position 0.",
-        ]
+    page.frame("reads", "Energy removed when heads do not read position 0.", pd.DataFrame(columns), names=3)
+
+
+#: Placements as the report calls them.
+_PLACED = {
+    "as_read": "as it reads",
+    "moved": "BOS in the middle, none before",
+    "twice": "BOS at position 0 and in the middle",
+    "ordinary_front": "an ordinary token at position 0",
+    "ordinary_middle": "an ordinary token in the middle",
+}
+
+
+def _write_placements(page: Page) -> None:
+    table = optional(page.results, "placements")
+    if table is None or table.empty:
+        return
+    columns = ["first", "middle", "loss", "norm_first", "norm_others"]
+    means = last_step(table).groupby(["model", "placement"], sort=False)[columns].mean().reset_index()
+    page.heading("Token or position")
+    page.words(
+        "The beginning token stands in the middle, at both places or nowhere; the tokens behind the middle "
+        "and "
+        "their positions are the same in every row. Attention is of the heads that read position 0, of the "
+        "queries behind the middle; the loss is of the tokens behind it. An ordinary token in the middle "
+        "is the "
+        "control of the loss."
     )
+    cells = {
+        "model": list(means["model"]),
+        "text": [_PLACED[str(name)] for name in means["placement"]],
+        "attention to position 0": [number(value) for value in means["first"]],
+        "to the middle": [number(value) for value in means["middle"]],
+        "loss (nats)": [number(value) for value in means["loss"]],
+        "norm of position 0": [number(value) for value in means["norm_first"]],
+        "median norm of others": [number(value) for value in means["norm_others"]],
+    }
+    page.frame("placements", "Means over texts; norms of the last states.", pd.DataFrame(cells), names=2)
+
+
+def _write_dynamics(page: Page) -> None:
+    table = optional(page.results, "dynamics")
+    if table is None or table.empty:
+        return
+    rows = last_step(table)
+    page.heading("The path of position 0")
+    page.words(
+        "Position 0 sees itself alone, so that each block maps its state to the next one. Tokens read alone "
+        "show whether the paths of different tokens come together (distance, relative to the norms); a "
+        "step is "
+        "how far a block moves the state of the first token, 0 at a fixed point; the gain is the size of the "
+        "Jacobian along its path, for small random disturbances relative to the norms: below 1 they shrink."
+    )
+    columns = {
+        "model": list(rows["model"]),
+        "layer": [str(layer) for layer in rows["layer"]],
+        "distance between tokens": [number(value) for value in rows["distance"]],
+        "step": [number(value) for value in rows["step"]],
+        "gain": [number(value) for value in rows["gain"]],
+    }
+    page.frame("dynamics", "The states of position 0, block by block.", pd.DataFrame(columns), names=2)
 
 
 SECTIONS: tuple[Section, ...] = (
-    Section("claims", "Claims", ("claims", "checks"), _write_claims),
+    Section("claims", "Claims", ("claims", "checks", "overall"), _write_claims),
     Section(
         "split",
         "Mask and residual",
@@ -296,6 +464,7 @@ SECTIONS: tuple[Section, ...] = (
             "residual_maps",
             "controls",
             "control_residuals",
+            "control_overall",
             "encodings",
             "depth_slopes",
             "emergence",
@@ -306,10 +475,15 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "position-0",
         "Position 0",
-        ("trajectory", "trajectories", "fingerprints", "reads", "clocks", "position_shares"),
+        ("trajectory", "trajectories", "fingerprints", "reads", "clocks", "position_shares", "dynamics"),
         _write_position_0,
     ),
-    Section("removed", "What interventions remove", ("removed",), _write_removed),
+    Section(
+        "removed",
+        "What interventions remove",
+        ("removed", "removed_arms", "placements", "ordinary_tokens"),
+        _write_removed,
+    ),
     Section(
         "precursor",
         "The precursor's leakage",

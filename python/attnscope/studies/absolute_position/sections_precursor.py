@@ -11,7 +11,9 @@ from attnscope.plots.figure import optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import number
 from attnscope.report.section import Page
+from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.published import Q_VALUES
+from attnscope.studies.stored_options import stored_options
 
 
 def write_leakage(page: Page) -> None:
@@ -19,25 +21,27 @@ def write_leakage(page: Page) -> None:
     page.words(
         Markup(
             "The precursor (<i>Once upon a token</i>) fits the scores of one text without BOS by the offset, "
-            "and again with the positions beside it. The difference measures the text's content too: each "
-            "text stands beside itself with its tokens turned round, and the share above is made of means "
-            "over texts."
+            "and again by the offset and the positions. The difference measures the text's content too: each "
+            "text is compared with itself, its tokens turned round. The column leakage_share of the table "
+            "position is made of means over texts instead."
         )
     )
     table = last_step(stored(page.results, "leakage"))
     means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")
     tests = last_step(stored(page.results, "leakage_tests"))
-    found = (tests["p_adjusted"] <= 0.05).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()
-    page.words(Q_VALUES)
+    alpha = stored_options(page.results, PositionOptions).alpha
+    found = (tests["p_adjusted"] <= alpha).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()
+    if (tests["protocol"] == "ruscio2025once").any():
+        page.words(Q_VALUES)
     columns = {
         "model": [str(key[0]) for key in means.index],
         "layer": [str(key[1]) for key in means.index],
         "protocol": [str(key[2]) for key in means.index],
         "leakage": [number(one) for one in means["windows"]],
         "turned round": [number(one) for one in means["rotated"]],
-        "heads at .05": [str(int(found.get(key, 0))) for key in means.index],
+        f"heads at {alpha:g}": [str(int(found.get(key, 0))) for key in means.index],
         "smallest p": _smallest(tests, means.index, "p_value"),
-        "smallest q, printed or Benjamini–Hochberg": _smallest(tests, means.index, "p_adjusted"),
+        "smallest adjusted p": _smallest(tests, means.index, "p_adjusted"),
     }
     page.frame("leakage", "ΔR² of positions beside the offset, means.", pd.DataFrame(columns), names=3)
     _write_lengths(page)

@@ -6,10 +6,11 @@ splits that change into what the causal mask does (a query sees i + 1 keys) and 
 (queries and keys have become different), traces the second to position 0, and takes it away there.
 
 Stages of a checkpoint: `checks` (identities that hold for any causal model; where one fails, the checkpoint
-goes no further), `passes` (sums over texts of every arm), `position` (estimates from these sums),
-`precursor` (tests of leakage, bands, probes, lengths), `reads` (the arms that need to know which heads read
-position 0), `removed`, `claims`; at the end of the run, `depth` (encodings beside one another, and
-checkpoints), `controls`.
+goes no further), `first_token` (tokens read alone), `passes` (sums over texts of every arm), `position`
+(estimates from these sums), `precursor` (tests of leakage, bands, probes, lengths), `reads` (the arms that
+need to know which heads read position 0, and the beginning token at other places), `removed`; at the end of
+the run, `controls` (models with random weights), `depth` (encodings next to one another, and checkpoints),
+`claims`.
 """
 
 from __future__ import annotations
@@ -26,15 +27,28 @@ from attnscope.engine.units import Cut, Stage, Units
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.models import LoadError
 from attnscope.studies.absolute_position import (
+    anchors,
     claims,
+    dynamics,
     emergence,
     encodings,
     estimates,
     first_position,
     leakage,
+    mlp_shares,
     precursor,
+    removals,
 )
-from attnscope.studies.absolute_position.arms import Arm, first_arms, imposed, reading_arms, token_ids
+from attnscope.studies.absolute_position.arms import (
+    FIXED,
+    Arm,
+    control_arms,
+    first_arms,
+    imposed,
+    reading_arms,
+    sets_first,
+    token_ids,
+)
 from attnscope.studies.absolute_position.checks import check_model, require_checks
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
 from attnscope.studies.absolute_position.sums import PROFILES, ROWS, softmax_of, store, uniform_cut
@@ -102,52 +116,91 @@ class AbsolutePosition(Study):
         more = self.options.random_weights if self.options.nulls else 0
         variants = ("random_weights",) if more else ()
         texts = units.texts(variants=variants, seeds=max(more, 1))
+        all_texts = units.texts(block=10**9)
         once: Cut = units.checkpoints()
         here: Literal["checkpoint"] = "checkpoint"
         of_texts = (*PROFILES, *SUMS, "trajectories", "reads", "leakage")
         estimated = (
-            "position", "layer_means", "offsets", "offset_means", "residual_maps", "trajectory",
-            "fingerprints", "position_shares", "clocks", "checks", "sums",
-        )  # fmt: skip
-        judged: tuple[str, ...] = (
             "position",
+            "layer_means",
+            "offsets",
+            "offset_means",
+            "residual_maps",
             "trajectory",
             "fingerprints",
             "position_shares",
-            "removed",
+            "clocks",
             "checks",
+            "sums",
+            "overall",
         )
-        reads = ("fingerprints", "checks")
+        reads = ("fingerprints", "checks", "ordinary_tokens")
         every = [
             Stage("checks", once, self.check, writes=("checks", "encodings")),
-            Stage("passes", texts, self.measure, reads=("checks",), writes=of_texts, within=here),
+            Stage(
+                "first_token",
+                all_texts,
+                self.follow,
+                reads=("checks",),
+                writes=("ordinary_tokens", "dynamics", "overall"),
+                within=here,
+            ),
+            Stage(
+                "passes",
+                texts,
+                self.measure,
+                reads=("checks", "ordinary_tokens"),
+                writes=of_texts,
+                within=here,
+            ),
             Stage(
                 "position", once, self.estimate, reads=("checks", *of_texts), writes=estimated, within=here
             ),
-            Stage("reads", units.texts(), self.read, reads=reads, writes=PROFILES, within=here),
-            Stage("removed", once, self.remove, reads=PROFILES, writes=("removed",), within=here),
+            Stage(
+                "reads", units.texts(), self.read, reads=reads, writes=(*PROFILES, "placements"), within=here
+            ),
+            Stage(
+                "removed",
+                once,
+                self.remove,
+                reads=(*PROFILES, "placements"),
+                writes=("removed", "removed_arms", "overall"),
+                within=here,
+            ),
         ]
+        judged: tuple[str, ...] = (*estimated[:-2], "dynamics", "removed", "removed_arms", "overall")
         if self.options.leakage or self.options.bands or self.options.lengths:
             tables = (
-                "leakage_tests", "bands", "probes", "softmax_statistics", "leakage_lengths", "leakage_slopes",
-            )  # fmt: skip
-            all_texts = units.texts(block=10**9)
+                "leakage_tests",
+                "bands",
+                "probes",
+                "softmax_statistics",
+                "leakage_lengths",
+                "leakage_slopes",
+                "overall",
+            )
             stage = Stage(
                 "precursor", all_texts, self.precede, reads=("leakage",), writes=tables, within=here
             )
-            every.insert(3, stage)
+            every.insert(4, stage)
             judged = (*judged, "leakage_tests", "leakage_slopes", "softmax_statistics")
-        every.append(Stage("claims", once, self.claim, reads=judged, writes=("claims",), within=here))
-        depth = Stage(
-            "depth", units.once(), self.compare, reads=("layer_means", "encodings", "checks"),
-            writes=("depth_slopes", "emergence", "claims"),
-        )  # fmt: skip
-        every.append(depth)
         if more:
-            there = (*PROFILES, "uniform_cut", "checks")
-            written = ("controls", "control_residuals")
-            every.append(Stage("controls", units.once(), self.control, reads=there, writes=written))
-        return every
+            control_sums = (*PROFILES, "uniform_cut", "mlp_states", "contractions", "checks")
+            written = ("controls", "control_residuals", "control_overall")
+            every.append(Stage("controls", units.once(), self.control, reads=control_sums, writes=written))
+            judged = (*judged, *written)
+        depth = Stage(
+            "depth",
+            units.once(),
+            self.compare,
+            reads=("layer_means", "encodings", "checks"),
+            writes=("depth_slopes", "emergence", "claims"),
+        )
+        return [
+            *every,
+            depth,
+            Stage("claims", units.once(), self.claim, reads=judged, writes=("claims",)),
+        ]
 
     def expects(self, plan: Plan) -> list[str]:
         """Passes over the windows, and the sums that they leave on disk."""
@@ -158,9 +211,16 @@ class AbsolutePosition(Study):
             texts = sum(len(unit.inputs) for unit in units if unit.stage == "passes" and not unit.variant)
             size = sum(self.stored_bytes(unit, plan) for unit in units)
             name = plan.settings.models[model].label or plan.settings.models[model].path
+            controls = self.options.random_weights if self.options.nulls else 0
+            of_controls = (
+                f"{passes['control']} passes over them of each of {controls} models with random weights; "
+                if controls
+                else ""
+            )
             lines.append(
-                f"{name}: {sum(passes.values())} passes over {texts} windows, up to {passes['reads']} of "
-                f"them where heads read position 0; up to about {megabytes(size)} of sums on disk; "
+                f"{name}: {sum(passes.values()) - passes['control']} passes over {texts} windows, up to "
+                f"{passes['reads']} of them where heads read position 0; {of_controls}"
+                f"up to about {megabytes(size)} of sums on disk; "
                 "texts.samples says how many windows of a source, null: all"
             )
         return lines
@@ -172,14 +232,15 @@ class AbsolutePosition(Study):
         passes, m, heads = self._passes(), _early(unit), plan.heads[unit.source]
         pairs = m * (m - 1) // 2
         whole = 3 * pairs + (len(ROWS) + 2) * m
+        of_mlps = 2 * m * min(plan.widths[unit.source][0], mlp_shares.WIDTH)
         if unit.variant:
-            numbers = heads * whole
+            numbers = heads * (whole + 2 * pairs * (passes["control"] - 1)) + of_mlps
         elif unit.stage == "reads":
             numbers = heads * pairs * 2 * passes["reads"]
         else:
             of_edits = pairs * (2 * passes["edited"] + passes["drawn"])
             of_states = len(first_position.STATES) * m * plan.widths[unit.source][0]
-            numbers = heads * (whole * passes["whole"] + of_edits) + of_states
+            numbers = heads * (whole * passes["whole"] + of_edits) + of_states + of_mlps
         return 8 * plan.layers[unit.source] * plan.groups(unit, self.options.groups) * numbers
 
     def _passes(self) -> dict[str, int]:
@@ -193,6 +254,8 @@ class AbsolutePosition(Study):
             "drawn": sum(options.vectors for one in ("token", "gaussian") if one in options.arms),
             "reads": sum(one in options.arms for one in READS) * (2 + options.matched),
             "leakage": 2 * options.leakage,
+            "placements": len(anchors.PLACEMENTS),
+            "control": 1 + sum(name in options.arms for name in FIXED),
         }
 
     def check(self, unit: Unit, run: StageRun) -> None:
@@ -203,14 +266,25 @@ class AbsolutePosition(Study):
         except NotImplementedError as error:
             raise LoadError(str(error)) from None
 
+    def follow(self, unit: Unit, run: StageRun) -> None:
+        """Draw the ordinary tokens that stand in for the first one, and follow each alone."""
+        require_checks(run)
+        self._enough(run)
+        try:
+            dynamics.follow(run, self.options)
+        except NotImplementedError as error:
+            run.note(f"absolute_position: no dynamics of position 0: {error}")
+
     def measure(self, unit: Unit, run: StageRun) -> None:
         """Every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
         require_checks(run)
         m = _early(unit)
         self._enough(run)
-        arms = list(first_arms(run, self.options, m))
         if unit.variant:
-            arms = [one for one in arms if one.name == "base" and one.input == "windows"]
+            arms = list(control_arms(run, self.options))
+            dynamics.control(run, self.options)
+        else:
+            arms = list(first_arms(run, self.options, m))
         for batch in run.batches():
             for arm in arms:
                 self._add(run, batch, arm)
@@ -220,32 +294,38 @@ class AbsolutePosition(Study):
                         first_position.trajectories(run, batch, arm, self.options)
 
     def read(self, unit: Unit, run: StageRun) -> None:
-        """The arms in which heads do not read position 0."""
+        """The arms in which heads do not read position 0, and the beginning token at other places."""
         require_checks(run)
+        tier = tier_of(run)
         if "fingerprints" not in run.stored.tables():
             run.note(
                 "absolute_position: nothing tells which heads read position 0; unread, hidden are left out"
             )
             return
-        found = run.read("fingerprints")
-        found = found[found["arm"] == "base"]
-        shape = (int(found["layer"].max()) + 1, int(found["head"].max()) + 1)
-        readers = found[(found["a0"] > self.options.reader) & (found["a0_low"] > found["uniform"])]
-        chosen = [(int(one.layer), int(one.head)) for one in readers.itertuples()]
+        table = run.read("fingerprints")
+        table = table[table["arm"] == "base"]
+        shape = (int(table["layer"].max()) + 1, int(table["head"].max()) + 1)
+        readers = table[(table["a0"] > self.options.reader) & (table["a0_low"] > table["uniform"])]
+        chosen = [(int(row.layer), int(row.head)) for row in readers.itertuples()]
         arms = list(reading_arms(chosen, shape, run, self.options))
+        placing = anchors.reachable(tier) and sets_first(run)
         for batch in run.batches():
             for arm in arms:
                 try:
                     self._add(run, batch, arm)
                 except NotImplementedError as error:
                     run.note(f"absolute_position: {arm.name} is left out: {error}")
+            if placing:
+                anchors.measure(run, batch, chosen, self.options)
 
     def estimate(self, unit: Unit, run: StageRun) -> None:
         """Estimates with intervals and tests from the sums over texts."""
         estimates.position(run, self.options)
         first_position.trajectory(run)
         first_position.fingerprints(run, self.options)
+        first_position.fingerprints_without_bos(run)
         first_position.shares(run)
+        estimates.mlp_ratio(run)
 
     def precede(self, unit: Unit, run: StageRun) -> None:
         """The precursor's tests, bands and lengths, from all texts at once."""
@@ -262,8 +342,10 @@ class AbsolutePosition(Study):
             precursor.lengths(run, self.options, tier)
 
     def remove(self, unit: Unit, run: StageRun) -> None:
-        """How much of the base arm's residual each arm removes."""
-        estimates.removals(run, self.options)
+        """How much of the base arm's residual each arm removes, and what the placements show."""
+        removals.removals(run, self.options)
+        if "placements" in run.stored.tables():
+            anchors.overall(run, run.read("placements"), self.options)
 
     def claim(self, unit: Unit, run: StageRun) -> None:
         """What the numbers say of the paper's claims."""
@@ -271,7 +353,7 @@ class AbsolutePosition(Study):
 
     def compare(self, unit: Unit, run: StageRun) -> None:
         """Encodings beside one another, and the checkpoints of each model."""
-        encodings.compare(run)
+        encodings.compare(run, self.options)
         emergence.write(run)
 
     def control(self, unit: Unit, run: StageRun) -> None:
@@ -292,19 +374,23 @@ class AbsolutePosition(Study):
         assert unit.checkpoint is not None
         whole = arm.kind in ("base", "text")
         about_0 = whole and arm.input == "windows" and not unit.variant
+        filtered = arm.kind == "base" and arm.input == "windows"
         groups = [sample * options.groups // run.samples for sample in batch.samples]
         profile = PositionProfile(max(batch.lengths), groups=options.groups)
-        for layer in self._layers(run, batch, arm, about_0):
+        sites = first_position.SITES if about_0 else mlp_shares.SITES if filtered else ()
+        for layer in self._layers(run, batch, arm, sites):
             scores, _ = softmax_of(layer)
             if arm.kind == "leakage":
                 leakage.add(run, scores, input=arm.input, samples=batch.samples, layer=layer.index)
                 continue
             profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
-            if unit.variant:
+            if unit.variant and whole:
                 keys = {"model": unit.checkpoint.model, "seed": unit.seed, "layer": layer.index}
                 run.reduce("uniform_cut", uniform_cut(layer), **keys)
+            if filtered:
+                mlp_shares.add(run, layer, groups)
             if about_0:
-                first_position.add(run, batch, arm, layer, options)
+                first_position.add(run, batch, arm, layer, groups, options)
         if arm.kind == "leakage":
             return
         if profile.left_out:
@@ -327,13 +413,12 @@ class AbsolutePosition(Study):
             kept=kept if arm.draw <= 0 else ("counts", "residual"),
         )
 
-    def _layers(self, run: StageRun, batch: Batch, arm: Arm, states: bool) -> Iterator[Layer]:
+    def _layers(self, run: StageRun, batch: Batch, arm: Arm, more: tuple[str, ...]) -> Iterator[Layer]:
         """The layers of a pass, with what the model lets be captured."""
         inputs = run.inputs(batch)
         inputs["input_ids"] = token_ids(run, batch, arm)
         tier = tier_of(run)
         sites: tuple[str, ...] = ("scores", "lse") if tier == INTERFACE else ("attention",)
-        more = first_position.SITES if states else ()
         sites += tuple(one for one in more if one not in sites and tier in TABLE[one].tiers)
         edits = (*imposed(self.options), *arm.edits)
         what = Forward(sites=sites, layers=list(self.settings.layers) or None, edits=edits)

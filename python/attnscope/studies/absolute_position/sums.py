@@ -118,6 +118,12 @@ def _square(profile: PositionProfile, kept: Array) -> Array:
     return whole
 
 
+def tokens_of(run: StageRun) -> int:
+    """Return the number of tokens of a window."""
+    ((n,),) = run.reduced("counts", ("tokens",), variant="")
+    return int(n)
+
+
 def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfile:
     """The profile of one arm on one input, of all texts; sums that the arm does not keep are 0."""
     parts = {name: run.reduced(name, ("layer", "group"), **only) for name in PROFILES}

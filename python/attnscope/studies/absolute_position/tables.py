@@ -10,7 +10,16 @@ from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.studies.checks import CHECKS
 
 #: Sums of states and directions over texts.
-SUMS = ("states", "directions", "first_key", "first_key_centre", "uniform_cut")
+SUMS = (
+    "states",
+    "directions",
+    "direction_groups",
+    "first_key",
+    "first_key_centre",
+    "uniform_cut",
+    "mlp_states",
+    "contractions",
+)
 
 _RESIDUAL = "Unbiased variance over the body keys of what mean scores owe to neither offset nor row, nats²."
 _OF_MAPS = "null of a model that hands out its maps alone."
@@ -98,6 +107,53 @@ TABLES = (
             "draw": "Of vectors or sets of heads; of unread and hidden, 0: the readers, −1: all heads.",
         },
         version=2,
+    ),
+    Table(
+        "removed_arms",
+        (*CHECKPOINT_KEYS, "arm"),
+        (
+            Column("kind", "string", "text", meaning="Of the arm; all, difference: of several arms."),
+            Column("count", kind="count", meaning="Draws of the arm, or arms."),
+            *_REMOVED,
+            *(
+                Column(f"{name}_{end}", meaning="Over draws or arms.")
+                for name in ("energy", "size", "pattern")
+                for end in ("least", "most")
+            ),
+        ),
+    ),
+    Table("ordinary_tokens", (*CHECKPOINT_KEYS, "draw"), (Column("token", kind="position"),)),
+    Table(
+        "dynamics",
+        (*CHECKPOINT_KEYS, "layer"),
+        (
+            Column("distance", label="distance between tokens", low=0, meaning="Relative; geometric mean."),
+            Column("step", label="step of the block", low=0, meaning="‖h' − h‖/‖h‖ of the first token."),
+            Column("gain", label="gain of small disturbances", low=0, meaning="Relative to the norms."),
+            Column("tokens", kind="count"),
+        ),
+        about=STATES,
+    ),
+    Table(
+        "placements",
+        (*CHECKPOINT_KEYS, "placement", "sample"),
+        (
+            Column("first", kind="ratio", label="attention to position 0", low=0, high=1),
+            Column("middle", kind="ratio", label="attention to the middle position", low=0, high=1),
+            Column("loss", label="loss behind the middle (nats)", low=0),
+            Column("norm_first", label="norm of position 0", low=0),
+            Column("norm_others", label="median norm of other positions", low=0),
+        ),
+    ),
+    Table(
+        "overall",
+        (*CHECKPOINT_KEYS, "statistic"),
+        (
+            *columns("value", "estimate", "low", "high"),
+            Column("p_value", kind="ratio", low=0, high=1),
+            *columns("value", "least", "most"),
+            Column("n", kind="count", meaning="Groups of texts, layers or tokens."),
+        ),
     ),
     Table(
         "trajectories",
@@ -289,6 +345,11 @@ TABLES = (
                 "Mean product of the early queries' residuals of different drawings.",
             ),
         ),
+    ),
+    Table(
+        "control_overall",
+        ("model", "control", "draw", "statistic"),
+        (Column("estimate", meaning="Of one initialisation."),),
     ),
     Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),
 )

@@ -211,10 +211,16 @@ def exchanged(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
 
 
 def exchanged_overall(panel: Panel, options: LikelihoodOptions, seed: int) -> Row:
-    """The gain in share at home, mean over the layers of each pair."""
+    """Return the mean over pairs of the gain in share at home, with interval and sign flips."""
+    return gained(gain_overall(panel), options, seed)
+
+
+def gain_overall(panel: Panel) -> Array:
+    """Return the gain in share at home of every pair, mean over layers."""
     pairs = panel.pairs()
-    gains = [unit_gain(panel, values, pairs) for values in panel.measures["share"]]
-    return gained(np.mean(gains, axis=0), options, seed)
+    return np.asarray(
+        np.mean([unit_gain(panel, values, pairs) for values in panel.measures["share"]], axis=0)
+    )
 
 
 def gained(gain: Array, options: LikelihoodOptions, seed: int) -> Row:
@@ -242,14 +248,33 @@ def manipulation(panel: Panel, options: LikelihoodOptions, seed: int) -> Row | N
     return gained(unit_gain(panel, panel.x, pairs), options, seed)
 
 
-def depth(panel: Panel, options: LikelihoodOptions, seed: int) -> Row:
-    """Each text's mean correlation over the last third of the layers less that over the first third."""
-    count = len(panel.layers)
+def within_overall(panel: Panel) -> Array:
+    """Return each text's correlation of likelihood and share, mean over layers, one number a unit."""
     r = correlations(panel.x, panel.measures["share"], panel.distinct)
+    known = np.isfinite(r)
+    count = known.sum(0)
+    means = np.where(count > 0, np.where(known, r, 0.0).sum(0) / np.maximum(count, 1), np.nan)
+    return by_unit(means, panel.units)
+
+
+def depth_of_texts(panel: Panel) -> Array:
+    """Return each text's correlation in the last third of the layers less that in the first, one number a
+    unit.
+
+    NaN for fewer than three layers.
+    """
+    count = len(panel.layers)
     if count < 3:
+        return np.full(len(np.unique(panel.units)), np.nan)
+    r = correlations(panel.x, panel.measures["share"], panel.distinct)
+    return by_unit(r[2 * count // 3 :].mean(0) - r[: count // 3].mean(0), panel.units)
+
+
+def depth(panel: Panel, options: LikelihoodOptions, seed: int) -> Row:
+    """Return the mean over texts of what `depth_of_texts` gives, with interval and sign flips."""
+    if len(panel.layers) < 3:
         return {"estimate": np.nan, "low": np.nan, "high": np.nan, "p_value": np.nan, "n": 0}
-    values = r[2 * count // 3 :].mean(0) - r[: count // 3].mean(0)
-    return gained(by_unit(values, panel.units), options, seed)
+    return gained(depth_of_texts(panel), options, seed)
 
 
 def of_heads(panel: Panel, shares: Array, layers: Sequence[int], heads: Sequence[int]) -> list[Row]:

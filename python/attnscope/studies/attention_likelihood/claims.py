@@ -1,193 +1,242 @@
 # SPDX-License-Identifier: MIT
-"""The paper's claims, each with what was measured of it, what no effect would give, and a verdict."""
+"""The paper's claims and what is measured of each; the verdict is made by `attnscope.engine.claims`.
+
+Every claim has one number over all layers, chosen before anything is seen: its sign in single layers is told
+in the reason. Models with random weights, on the trained model's versions of the texts, must not show as
+much.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import (
-    CONTRADICTED,
-    NOT_TESTABLE,
-    SUPPORTED,
-    UNDECIDED,
-    Claim,
-    write_claims,
-)
-from attnscope.report.numbers import number
+from attnscope.engine.claims import ClaimSet, Control, Estimate, Region, Untestable, above, below
+from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.report.numbers import interval, number
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 
-#: Fields of a claim that a row of `shifts` gives.
-CLAIMED = {"value": "difference", "low": "low", "high": "high", "p_value": "p_adjusted"}
-#: What each claim says.
-SENTENCES = {
-    "C1": "attention of a word to itself follows its likelihood",
-    "C2": "an unexpected word attends less to itself",
-    "C3": "the more so in higher layers",
-    "C4": "it is the expectation that counts, not which token stands there",
-    "C5": "attention of the word to the rest changes",
-}
+CLAIMS = ClaimSet()
+#: How models with random weights are called in reasons, and how they are switched on.
+UNTRAINED, HINT = "models with random weights", "--set options.nulls=[random_weights]"
+_NONE_LESS_LIKELY = "no mode is less likely than the real words"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The tables of one checkpoint under the exact protocol.
+
+    Attributes:
+        associations: rows of `head_mean_associations`.
+        shifts: rows of `shifts`.
+        statistics: rows of `overall` by statistic.
+        controls: statistic -> values of the models with random weights.
+    """
+
+    associations: pd.DataFrame
+    shifts: pd.DataFrame
+    statistics: pd.DataFrame
+    controls: Mapping[str, list[float]]
+
+    def estimate(self, statistic: str, region: Region, **fields: Any) -> Estimate | None:
+        """Return a number over all layers with its interval, p and control; None where it has no value."""
+        if statistic not in self.statistics.index:
+            return None
+        row = self.statistics.loc[statistic]
+        if not np.isfinite(row["estimate"]):
+            return None
+        control = Control(UNTRAINED, self.controls.get(statistic, []), hint=HINT)
+        numbers = (float(row[name]) for name in ("estimate", "low", "high"))
+        p_value = float(row["p_value"]) if "p_value" in row else math.nan
+        return Estimate(
+            *numbers, region=region, p_value=p_value, speaks="either", controls=[control], **fields
+        )
 
 
 def write(run: StageRun, options: LikelihoodOptions) -> None:
-    """The table `claims` of a checkpoint."""
+    """Write the table `claims` of every checkpoint."""
     if "shifts" not in run.stored.tables():
         return
-    associations, shifts = run.read("head_mean_associations"), run.read("shifts")
-    overall = run.read("overall")
-    for protocol, own in associations.groupby("protocol", sort=False):
-        if protocol != "exact":
-            continue
-        whole = overall[overall["protocol"] == protocol].set_index("statistic")
-        moved = shifts[shifts["protocol"] == protocol]
-        write_claims(run, _claims(own, moved, whole, options), protocol=protocol)
-
-
-def _claims(
-    associations: pd.DataFrame, shifts: pd.DataFrame, overall: pd.DataFrame, options: LikelihoodOptions
-) -> Iterator[Claim]:
-    yield _c1(associations, options)
-    yield _c2(shifts, overall, options)
-    yield _c3(overall)
-    yield _c4(associations, overall, options)
-    yield _c5(shifts, options)
+    names = ("head_mean_associations", "shifts", "overall")
+    tables = {name: run.read(name) for name in names}
+    controls = pd.DataFrame(columns=["model", "statistic", "estimate"])
+    if "control_overall" in run.stored.tables():
+        controls = run.read("control_overall")
+    exact = {name: table[table["protocol"] == "exact"] for name, table in tables.items()}
+    for values, _ in exact["shifts"].groupby([*CHECKPOINT_KEYS], dropna=False, sort=False):
+        keys = dict(zip(CHECKPOINT_KEYS, values, strict=True))
+        own = {
+            name: table[(table[list(keys)] == pd.Series(keys)).all(axis=1)] for name, table in exact.items()
+        }
+        by_statistic = controls[controls["model"] == keys["model"]].groupby("statistic")["estimate"]
+        evidence = Evidence(
+            own["head_mean_associations"],
+            own["shifts"],
+            own["overall"].set_index("statistic"),
+            {str(name): [float(value) for value in found] for name, found in by_statistic},
+        )
+        CLAIMS.write(run, {"": evidence}, options, protocol="exact", **keys)
 
 
 def layers_of(rows: pd.DataFrame) -> str:
-    """Numbers of the layers, in words.
+    """Return the numbers of the layers in words.
 
     >>> layers_of(pd.DataFrame({"layer": [2, 0, 2]})), layers_of(pd.DataFrame({"layer": []}))
     ('layers 0, 2', 'no layer')
     """
-    found = sorted({int(one) for one in rows["layer"]})
-    return f"layer{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}" if found else "no layer"
+    layers = sorted({int(layer) for layer in rows["layer"]})
+    if not layers:
+        return "no layer"
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
 
 
-def _signs(rows: pd.DataFrame, column: str, options: LikelihoodOptions) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows beyond chance, those above 0 and those below."""
-    certain = rows[rows["p_adjusted"] <= options.alpha]
+def _signs(rows: pd.DataFrame, column: str, alpha: float) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows beyond chance: those above 0 and those below."""
+    certain = rows[rows["p_adjusted"] <= alpha]
     return certain[certain[column] > 0], certain[certain[column] < 0]
 
 
-def _c1(associations: pd.DataFrame, options: LikelihoodOptions) -> Claim:
-    statistic = (
-        "correlation of likelihood and share within texts, of the layer with the largest |z|; null: ends of "
-        "the band of permuted versions in that layer; interval without allowance for the choice of layer"
-    )
-    rows = associations[
-        (associations["design"] == "within") & (associations["predictor"] == "log_likelihood")
-    ]
-    if rows["z"].isna().all():
-        return Claim("C1", statistic, NOT_TESTABLE, "no text has three versions whose attention differs")
+@CLAIMS.claim(
+    "C1",
+    "attention of a word to itself varies with the likelihood of what stands there",
+    "correlation of likelihood and share within texts, mean over layers",
+)
+def follows_likelihood(evidence: Evidence, options: LikelihoodOptions) -> Estimate | Untestable:
+    """Measure the correlation over the versions of a text."""
+    rows = evidence.associations
+    rows = rows[(rows["design"] == "within") & (rows["predictor"] == "log_likelihood")]
+    if rows.empty or rows["z"].isna().all():
+        return Untestable("no text has three versions whose attention differs")
+    above_0, below_0 = _signs(rows, "estimate", options.alpha)
     best = rows.loc[rows["z"].abs().idxmax()]
-    values: dict[str, Any] = {
-        "value": float(best["estimate"]), "low": float(best["low"]), "high": float(best["high"]),
-        "null": 1.96 * abs(float(best["estimate"] / best["z"])) if best["z"] else 0.0,
-        "p_value": float(best["p_adjusted"]),
-    }  # fmt: skip
-    above, below = _signs(rows, "estimate", options)
-    slope = f"{number(best['slope'])} share per nat in layer {int(best['layer'])}"
-    if above.empty and below.empty:
-        reason = (
-            f"no layer's attention to itself follows likelihood beyond chance (largest |z| "
-            f"{abs(best['z']):.1f}, family-wise p {number(best['p_adjusted'])}); {slope}"
-        )
-        return Claim("C1", statistic, CONTRADICTED, reason, **values)
-    reason = f"above 0 in {layers_of(above)}, below 0 in {layers_of(below)}; {slope}"
-    return Claim("C1", statistic, _mixed(above, below), reason, **values)
+    about = (
+        f"above 0 in {layers_of(above_0)}, below 0 in {layers_of(below_0)} (family-wise); strongest in layer "
+        f"{int(best['layer'])}: ρ {number(best['estimate'])}, {number(best['slope'])} share per nat"
+    )
+    more = {"supported": "each version is another token, so that this needs no expectation"}
+    estimate = evidence.estimate("within", above(0.0), about=about, more=more)
+    return estimate or Untestable("no text has three versions whose attention differs")
 
 
-def _mixed(wanted: pd.DataFrame, against: pd.DataFrame) -> str:
-    """Supported where all that is certain goes one way, contradicted where it goes the other."""
-    if wanted.empty:
-        return CONTRADICTED
-    return SUPPORTED if against.empty else UNDECIDED
+@CLAIMS.claim(
+    "C2",
+    "an unexpected word attends less to itself",
+    "share of less likely words − that of real ones, mean over layers and modes",
+)
+def unlikely_attend_less(evidence: Evidence, options: LikelihoodOptions) -> Estimate | Untestable:
+    """Measure the change of the share in all modes that are less likely than the real words."""
+    rows = _less_likely(evidence.shifts)
+    rows = rows[rows["measure"] == "share"]
+    above_0, below_0 = _signs(rows, "difference", options.alpha)
+    about = f"lowered in {layers_of(below_0)}, raised in {layers_of(above_0)} (any mode, Holm)"
+    estimate = evidence.estimate("shift_of_share", below(0.0), about=about)
+    return Untestable(_NONE_LESS_LIKELY) if rows.empty or estimate is None else estimate
 
 
-def _overall(overall: pd.DataFrame, name: str) -> dict[str, float]:
-    """Value, interval and p of a number of all layers; nothing where there is none."""
-    if name not in overall.index:
-        return {}
-    row = overall.loc[name]
-    return {
-        "value": float(row["estimate"]), "low": float(row["low"]), "high": float(row["high"]),
-        "p_value": float(row["p_value"]),
-    }  # fmt: skip
+@CLAIMS.claim(
+    "C3",
+    "the more so in higher layers",
+    "correlation within texts, mean of the last third of the layers − that of the first third",
+)
+def stronger_in_higher_layers(evidence: Evidence, options: LikelihoodOptions) -> Estimate | Untestable:
+    """Measure how the correlation differs between the ends of the depth."""
+    estimate = evidence.estimate("depth", above(0.0))
+    if estimate is None:
+        return Untestable("depth has thirds from three layers on")
+    return estimate if estimate.has_interval else Untestable("fewer than five texts: no interval", estimate)
 
 
-def _c2(shifts: pd.DataFrame, overall: pd.DataFrame, options: LikelihoodOptions) -> Claim:
-    statistic = "share of less likely words − that of real ones, mean over layers and modes"
-    rows = shifts[(shifts["measure"] == "share") & (shifts["mode"] != "swap")]
-    rows = rows[rows["log_likelihood_difference"] < 0]
-    values = _overall(overall, "shift_of_share")
-    if rows.empty or not values:
-        return Claim("C2", statistic, NOT_TESTABLE, "no mode is less likely than the real words")
-    above, below = _signs(rows, "difference", options)
-    reason = f"lowered in {layers_of(below)}, raised in {layers_of(above)} (any mode, Holm)"
-    return Claim("C2", statistic, _mixed(below, above), reason, null=0.0, **values)
-
-
-def _c3(overall: pd.DataFrame) -> Claim:
-    statistic = "correlation within texts, mean of the last third of the layers − that of the first third"
-    values = _overall(overall, "depth")
-    if not values or not np.isfinite(values["value"]):
-        return Claim("C3", statistic, NOT_TESTABLE, "depth has thirds from three layers on")
-    if not np.isfinite(values["low"]):
-        return Claim("C3", statistic, NOT_TESTABLE, "fewer than five texts: no interval", null=0.0, **values)
-    if values["low"] > 0:
-        return Claim("C3", statistic, SUPPORTED, "", null=0.0, **values)
-    reason = "the interval lies below 0" if values["high"] < 0 else "the interval holds 0"
-    return Claim("C3", statistic, CONTRADICTED, reason, null=0.0, **values)
-
-
-def _c4(associations: pd.DataFrame, overall: pd.DataFrame, options: LikelihoodOptions) -> Claim:
-    statistic = "swap: share at home − in the other text, mean over layers"
-    values = _overall(overall, "swap")
-    if not values or not np.isfinite(values["value"]):
-        return Claim("C4", statistic, NOT_TESTABLE, "no two texts can exchange their words")
-    nats = float(overall["estimate"]["swap_nats"])
-    pairs = int(overall["n"]["swap"])
-    if not np.isfinite(values["low"]):
-        reason = f"{pairs} pairs of texts: no interval"
-        return Claim("C4", statistic, NOT_TESTABLE, reason, null=0.0, **values)
-    value, low, high, cost = (number(one) for one in (values["value"], values["low"], values["high"], nats))
-    about = f"{value} [{low}, {high}] at {cost} nats"
+@CLAIMS.claim(
+    "C4",
+    "it is the expectation that counts, not which token stands there",
+    "swap: share at home − in the other text, mean over layers",
+)
+def expectation_counts(evidence: Evidence, options: LikelihoodOptions) -> Estimate | Untestable:
+    """Measure what a word's share gains at home, where effects of token and text cancel."""
+    if "swap" not in evidence.statistics.index:
+        return Untestable("no two texts can exchange their words")
+    nats = float(evidence.statistics["estimate"]["swap_nats"])
+    pairs = int(evidence.statistics["n"]["swap"])
+    rows = evidence.associations
+    rows = rows[(rows["design"] == "swap") & (rows["measure"] == "share")]
+    above_0, below_0 = _signs(rows, "estimate", options.alpha)
+    about = (
+        f"{pairs} pairs at {number(nats)} nats; above 0 in {layers_of(above_0)}, below 0 in "
+        f"{layers_of(below_0)} (Holm)"
+    )
+    estimate = evidence.estimate("swap", above(0.0), about=about)
+    if estimate is None:
+        return Untestable("no two texts can exchange their words")
+    if not estimate.has_interval:
+        return Untestable(f"{pairs} pairs of texts: no interval", estimate)
     if nats < options.least_nats:
         reason = (
-            f"an exchanged word costs {cost} nats, below {options.least_nats:g}: to this model the text says "
-            f"little of its word ({pairs} pairs)"
+            f"an exchanged word costs {number(nats)} nats, below {options.least_nats:g}: to this model the "
+            f"text "
+            f"says little of its word ({pairs} pairs)"
         )
-        values = values | {"p_value": float("nan")}
-        return Claim("C4", statistic, NOT_TESTABLE, reason, null=0.0, **values)
-    rows = associations[(associations["design"] == "swap") & (associations["measure"] == "share")]
-    above, below = _signs(rows, "estimate", options)
-    where = f"{pairs} pairs; above 0 in {layers_of(above)}, below 0 in {layers_of(below)} (Holm)"
-    if values["low"] > 0:
-        return Claim("C4", statistic, SUPPORTED, f"swap: {about}; {where}", null=0.0, **values)
-    tail = "against expectation" if values["high"] < 0 else "no effect of expectation"
-    return Claim("C4", statistic, CONTRADICTED, f"swap: {about}: {tail}; {where}", null=0.0, **values)
+        return Untestable(reason, estimate)
+    return estimate
 
 
-def _c5(shifts: pd.DataFrame, options: LikelihoodOptions) -> Claim:
-    statistic = (
-        "change of attention to special tokens or to the rest, of the layer, mode and target with the "
-        "smallest p (Holm over layers and modes); interval without allowance for that choice"
-    )
-    rows = shifts[shifts["measure"].isin(["special", "context"]) & (shifts["mode"] != "swap")]
-    rows = rows[rows["log_likelihood_difference"] < 0].dropna(subset="p_adjusted")
-    if rows.empty:
-        return Claim("C5", statistic, NOT_TESTABLE, "no mode is less likely than the real words")
-    best = rows.sort_values("p_value", kind="stable").iloc[0]
-    words = [f"{best['mode']}, layer {int(best['layer'])}, {best['measure']}"]
+@CLAIMS.claim(
+    "C5",
+    "attention of the word to the rest changes",
+    "size of the change of attention to special tokens and to the rest, less likely words − real ones: "
+    "root of the "
+    "unbiased mean square over layers and both targets, negative where the square is",
+)
+def attention_to_the_rest_changes(evidence: Evidence, options: LikelihoodOptions) -> Estimate | Untestable:
+    """Measure the size of the change, whatever its direction."""
+    rows = _less_likely(evidence.shifts)
+    words = []
     for measure, label in (("special", "special tokens"), ("context", "the rest")):
-        more, less = _signs(rows[rows["measure"] == measure], "difference", options)
+        more, less = _signs(rows[rows["measure"] == measure], "difference", options.alpha)
         words.append(f"to {label}: more in {layers_of(more)}, less in {layers_of(less)}")
-    values = {name: float(best[key]) for name, key in CLAIMED.items()}
-    verdict = SUPPORTED if values["p_value"] <= options.alpha else CONTRADICTED
-    return Claim("C5", statistic, verdict, "; ".join(words), null=0.0, **values)
+    estimate = evidence.estimate("shift_of_rest", above(0.0), about="; ".join(words))
+    if rows.empty or estimate is None:
+        return Untestable(_NONE_LESS_LIKELY)
+    # a size has one side
+    return Estimate(**{**vars(estimate), "speaks": "for"})
+
+
+def _less_likely(shifts: pd.DataFrame) -> pd.DataFrame:
+    """Return the shifts of modes that are less likely than the real words; an exchange is no such mode."""
+    return shifts[(shifts["mode"] != "swap") & (shifts["log_likelihood_difference"] < 0)]
+
+
+def swap_words(estimate: float, low: float, high: float, nats: float, pairs: int, least_nats: float) -> str:
+    """Return what the exchange of words says, in words, by the case that holds.
+
+    Args:
+        estimate: the gain in share at home.
+        low: end of its interval.
+        high: likewise.
+        nats: cost of the exchange.
+        pairs: of texts.
+        least_nats: below which the exchange tests nothing.
+
+    >>> swap_words(0.003, -0.027, 0.026, 8.0, 5, 2.0).partition(": ")[2].partition(": ")[2]
+    'no effect found; one above 0.0270 of the attention is excluded (5 pairs).'
+    """
+    about = f"swap: {number(estimate)} {interval(low, high)} of the word's attention at {number(nats)} nats"
+    if nats < least_nats:
+        return f"{about}: not testable here, an exchanged word must cost {least_nats:g} nats ({pairs} pairs)."
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return f"{about}: {pairs} pairs are too few for an interval."
+    if low <= 0 <= high:
+        largest = max(abs(low), abs(high))
+        return (
+            f"{about}: no effect found; one above {number(largest)} of the attention is excluded "
+            f"({pairs} pairs)."
+        )
+    side = "more" if low > 0 else "less"
+    return f"{about}: an expected word attends {side} to itself than the same word elsewhere ({pairs} pairs)."

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.inference import bootstrap
+from attnscope.inference.groups import mean_product
 from attnscope.studies.attention_likelihood import as_published, associations, shifts
 from attnscope.studies.attention_likelihood.associations import Row
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
@@ -39,6 +40,8 @@ def estimate(run: StageRun, options: LikelihoodOptions) -> None:
     rows += _surveys(run, options, seed)
     put(run, "head_mean_associations", rows)
     overall = [{"statistic": "depth", **associations.depth(panel, options, seed)}]
+    whole = associations.gained(associations.within_overall(panel), options, seed)
+    overall.append({"statistic": "within", **whole})
     if (nats := associations.manipulation(panel, options, seed)) is not None:
         overall.append({"statistic": "swap_nats", **nats})
         overall.append({"statistic": "swap", **associations.exchanged_overall(panel, options, seed)})
@@ -94,7 +97,7 @@ def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
 
 
 def controls(run: StageRun, options: LikelihoodOptions) -> None:
-    """The table `controls`: every initialisation's own estimates on the trained model's versions."""
+    """Write `controls` and `control_overall`: each initialisation on the trained model's versions."""
     if "head_mean_spans_variants" not in run.stored.tables():
         return
     words = with_units(run)
@@ -106,7 +109,24 @@ def controls(run: StageRun, options: LikelihoodOptions) -> None:
         first = first[first["step"] == first["step"].iloc[0]]
         panel = panel_of(of_protocol(first, EXACT), own)
         if panel is not None:
-            put(run, "controls", points(panel), model=model, control=variant, draw=int(draw))
+            keys = {"model": model, "control": variant, "draw": int(draw)}
+            put(run, "controls", points(panel), **keys)
+            for statistic, value in overall_points(panel).items():
+                run.write("control_overall", protocol=EXACT, statistic=statistic, estimate=value, **keys)
+
+
+def overall_points(panel: Panel) -> dict[str, float]:
+    """Return the numbers over all layers that claims ask for, of one model, without intervals."""
+    values = {"within": associations.within_overall(panel), "depth": associations.depth_of_texts(panel)}
+    if SWAP in panel.modes and len(panel.pairs()):
+        values["swap"] = associations.gain_overall(panel)
+    if shifts.less_likely(panel):
+        values["shift_of_share"] = shifts.shift_of_share(panel)
+    means = {name: float(np.nanmean(own)) for name, own in values.items() if np.isfinite(own).any()}
+    if shifts.less_likely(panel) and len(changes := shifts.changes_of_rest(panel)) >= 3:
+        products = changes @ changes.T / changes.shape[1]
+        means["shift_of_rest"] = shifts.signed_root(mean_product(products))
+    return means
 
 
 def points(panel: Panel) -> list[Row]:

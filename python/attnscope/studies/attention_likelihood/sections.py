@@ -13,7 +13,18 @@ from attnscope.plots.figure import Results, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import claims_frame, interval, number
 from attnscope.report.section import NamedSentence, Page, Section
-from attnscope.studies.attention_likelihood.claims import SENTENCES, layers_of
+from attnscope.studies.attention_likelihood.claims import CLAIMS, layers_of, swap_words
+from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from attnscope.studies.stored_options import stored_options
+
+SENTENCES = CLAIMS.sentences
+TITLE = "Attention and likelihood of words"
+INTERVALS = (
+    "Intervals are 95 % over texts, or over pairs of texts that exchange words: bootstrap, studentised "
+    "below 30, none "
+    "below five; those of the size of a change leave one text out at a time. Layers and heads are counted "
+    "from 0."
+)
 
 #: Example texts in the report, and characters of each side of the word.
 EXAMPLES, AROUND = 5, 40
@@ -27,23 +38,24 @@ def findings(results: Results) -> list[str]:
     lines: list[str] = []
     for model, own in last_step(associations).groupby("model", sort=False):
         exact = own[own["protocol"] == "exact"]
-        lines += [NamedSentence(model, line) for line in _within(exact)]
+        alpha = stored_options(results, LikelihoodOptions).alpha
+        lines += [NamedSentence(model, line) for line in _within(exact, alpha)]
         lines += [NamedSentence(model, line) for line in _swap(results, str(model), exact)]
         lines += [NamedSentence(model, line) for line in _control(results, str(model), exact)]
     return lines
 
 
-def _within(rows: pd.DataFrame) -> list[str]:
+def _within(rows: pd.DataFrame, alpha: float) -> list[str]:
     rows = rows[(rows["design"] == "within") & (rows["predictor"] == "log_likelihood")]
     if rows["z"].isna().all():
         return ["no text has three versions whose attention differs."]
     best = rows.sort_values("z", key=abs, na_position="first").iloc[-1]
-    if not (rows["p_adjusted"] <= 0.05).any():
+    if not (rows["p_adjusted"] <= alpha).any():
         return [
             "no layer's attention to itself follows likelihood beyond chance (largest |z| "
             f"{abs(best['z']):.1f}, family-wise p {number(best['p_adjusted'])})."
         ]
-    certain = rows[rows["p_adjusted"] <= 0.05]
+    certain = rows[rows["p_adjusted"] <= alpha]
     up, down = certain[certain["estimate"] > 0], certain[certain["estimate"] < 0]
     return [
         f"within texts, attention of a word to itself rises with its likelihood in {layers_of(up)} and falls "
@@ -61,14 +73,9 @@ def _swap(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     if "swap" not in own.index:
         return ["no two texts could exchange their words: expectation apart from identity is not tested."]
     swap, nats = own.loc["swap"], float(own.loc["swap_nats", "estimate"])
-    reach = interval(swap["low"], swap["high"])
-    about = f"{number(swap['estimate'])} {reach} share points at {number(nats)} nats"
-    if nats < 2:
-        return [f"swap: {about}: not testable here, an exchanged word must cost 2 nats."]
-    if swap["low"] <= 0 <= swap["high"]:
-        return [f"swap: {about}: no effect of expectation."]
-    side = "more" if swap["low"] > 0 else "less"
-    return [f"swap: {about}: an expected word attends {side} to itself than the same word elsewhere."]
+    numbers = (float(swap[name]) for name in ("estimate", "low", "high"))
+    least_nats = stored_options(results, LikelihoodOptions).least_nats
+    return [swap_words(*numbers, nats, int(swap["n"]), least_nats)]
 
 
 def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
@@ -86,11 +93,13 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
         return f"{number(means.min())} to {number(means.max())}" if len(means) else "–"
 
     return [
-        f"with random weights ({own['draw'].nunique()} drawn) the paper's correlation over texts, inner "
+        f"with random weights ({own['draw'].nunique()} initialisations) the paper's correlation over "
+        f"texts, inner "
         f"attention and likelihood, is {by_layer(plain, 'estimate')} by layer "
         f"({by_layer(plain, 'slope')} per nat), that within texts {by_layer(within, 'estimate')} "
-        f"({by_layer(within, 'slope')} share per nat); swap gives {by_layer(swap, 'estimate')} share points. "
-        "What attention that has learned nothing can show is no evidence."
+        f"({by_layer(within, 'slope')} share per nat); swap gives {by_layer(swap, 'estimate')} of the "
+        f"attention. "
+        "Untrained models show this much; only more is evidence."
     ]
 
 
@@ -237,8 +246,9 @@ def _write_swap(page: Page) -> None:
     several = table["model"].nunique() > 1
     page.words(
         "Two texts exchange words of the same forms. Each token and each text then stands once at home and "
-        "once away; what share the words have at home beyond what they have away is what the text's "
-        "expectation adds, and nothing else."
+        "once away; what share the words have at home beyond what they have away is due to word and text "
+        "fitting "
+        "each other: expectation, but also related words nearby."
     )
     page.figure("swap_depth")
     rows = table[table["measure"] == "share"]
@@ -249,6 +259,7 @@ def _write_swap(page: Page) -> None:
     )  # fmt: skip
     overall = optional(page.results, "overall")
     if overall is not None:
+        least_nats = stored_options(page.results, LikelihoodOptions).least_nats
         rows = last_step(overall)
         rows = rows[rows["statistic"] == "swap_nats"]
         page.notes(
@@ -256,7 +267,7 @@ def _write_swap(page: Page) -> None:
                 NamedSentence(
                     model,
                     f"a word costs {number(nats)} {interval(low, high)} nats more away from home, over "
-                    f"{pairs} pairs; below 2 nats the exchange tests nothing.",
+                    f"{pairs} pairs; below {least_nats:g} nats the exchange tests nothing.",
                 )
                 for model, nats, low, high, pairs in zip(
                     *(rows[name] for name in ("model", "estimate", "low", "high", "n")), strict=True
@@ -298,7 +309,7 @@ def _write_budget(page: Page) -> None:
             NamedSentence(
                 model,
                 f"mode {mode} puts one and the same first piece into {100 * share:.0f} % of the texts; "
-                "its effect is in part that of one token.",
+                "identity and likelihood cannot be told apart in this mode.",
             )
             for model, mode, share in commonest.reset_index().to_numpy().tolist()
         ]
@@ -349,7 +360,7 @@ SECTIONS: tuple[Section, ...] = (
         ("head_mean_associations", "associations", "spans", "head_mean_spans", "controls", "surveys"),
         _write_within,
     ),
-    Section("swap", "Expectation apart from the token", ("overall",), _write_swap),
+    Section("swap", "Expectation apart from the token", ("overall", "control_overall"), _write_swap),
     Section("budget", "Where the attention goes", ("shifts",), _write_budget),
     Section("published", "As published", ("best_layers",), _write_published),
 )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.inference import holm, paired_test
+from attnscope.inference import holm, paired_test, sign_flips
+from attnscope.inference.groups import jackknife_bounds, mean_product
 from attnscope.studies.attention_likelihood.associations import HOLM, Row, adjusted, gained
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.panel import MEASURES, Array, Panel, by_unit, correlations
@@ -54,18 +55,82 @@ def shifts(panel: Panel, options: LikelihoodOptions) -> list[Row]:
 
 
 def overall(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
-    """Replaced − real of each text, mean over layers and over the modes that are less likely than `real`."""
+    """Return the changes over all layers and less likely modes: of the share, and of the rest."""
+    if not less_likely(panel):
+        return []
+    share = gained(shift_of_share(panel), options, seed)
+    return [
+        {"statistic": "shift_of_share", **share},
+        {"statistic": "shift_of_rest", **size_of_change(changes_of_rest(panel), options, seed)},
+    ]
+
+
+def less_likely(panel: Panel) -> list[int]:
+    """Return the places of the modes that are less likely than the real words on average."""
     real = panel.at(REAL)
-    lower = [
+    return [
         at
         for at, mode in enumerate(panel.modes)
         if mode not in (REAL, SWAP) and np.nanmean(panel.x[:, at]) < np.nanmean(panel.x[:, real])
     ]
-    if not lower:
-        return []
-    values = panel.measures["share"]
-    change = (values[:, :, lower] - values[:, :, [real]]).mean((0, 2))
-    return [{"statistic": "shift_of_share", **gained(by_unit(change, panel.units), options, seed)}]
+
+
+def shift_of_share(panel: Panel) -> Array:
+    """Return each unit's change of the share, mean over layers and less likely modes."""
+    values, real = panel.measures["share"], panel.at(REAL)
+    change = (values[:, :, less_likely(panel)] - values[:, :, [real]]).mean((0, 2))
+    return by_unit(change, panel.units)
+
+
+def changes_of_rest(panel: Panel) -> Array:
+    """Return replaced − real of attention to special tokens and to the rest, mean over less likely modes.
+
+    [units, 2 · layers]; units without a value are left out.
+    """
+    real, lower = panel.at(REAL), less_likely(panel)
+    rows = []
+    for measure in ("special", "context"):
+        values = panel.measures[measure]
+        change = (values[:, :, lower] - values[:, :, [real]]).mean(-1)
+        rows += [by_unit(layer, panel.units) for layer in change]
+    changes = np.stack(rows, axis=-1)
+    return np.asarray(changes[np.isfinite(changes).all(-1)])
+
+
+def size_of_change(changes: Array, options: LikelihoodOptions, seed: int) -> Row:
+    """Return the size of the mean change, with interval and one-sided sign flips of whole texts.
+
+    The mean square is made of products of different texts, whose noise cancels: 0 on average without an
+    effect. It is given as its root with its sign, in units of attention.
+
+    Args:
+        changes: one row a text.
+        options: of the study.
+        seed: of the draws.
+    """
+    nothing = {"estimate": np.nan, "low": np.nan, "high": np.nan, "p_value": np.nan, "n": len(changes)}
+    if len(changes) < 3:
+        return nothing
+    products = changes @ changes.T / changes.shape[1]
+    value, low, high, _ = jackknife_bounds(
+        np.arange(len(changes)), lambda kept: mean_product(products[np.ix_(kept, kept)])
+    )
+    p_value = float(sign_flips(products[None], draws=options.permutations, seed=seed)[0])
+    if not np.abs(changes).any():
+        p_value = np.nan
+    ends = {
+        name: float(signed_root(end)) for name, end in (("estimate", value), ("low", low), ("high", high))
+    }
+    return nothing | ends | {"p_value": p_value}
+
+
+def signed_root(value: Array | float) -> float:
+    """Return √|value| with the sign of the value.
+
+    >>> signed_root(-4.0), signed_root(9.0)
+    (-2.0, 3.0)
+    """
+    return float(np.sign(value) * np.sqrt(np.abs(value)))
 
 
 def best_layer(panel: Panel) -> Row:

@@ -7,7 +7,7 @@ only the expectation does.
 
 Stages of a checkpoint: `find` (words and pairs of all texts), `replace` (what stands in their place, by the
 model that gives likelihoods), `check` (identities; where one fails, the checkpoint is left), `measure` (a
-pass of each version), `estimate`, `claim`; at the end of the run, `control`.
+pass of each version), `estimate`; at the end of the run, `control` and `claim`.
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ class AttentionLikelihood(Study):
             Stage(
                 "estimate", once, self.estimate, ("targets", "words", "surveys", *spans), estimated, HERE
             ),
-            Stage("claim", once, self.claim, (*estimated, "words"), ("claims",), HERE),
         ]  # fmt: skip
+        judged: tuple[str, ...] = (*estimated, "words")
         if variants:
             reads = ("targets", "words", "head_mean_spans_variants")
-            stages.append(Stage("control", units.once(), self.control, reads, ("controls",)))
+            written = ("controls", "control_overall")
+            stages.append(Stage("control", units.once(), self.control, reads, written))
+            judged = (*judged, *written)
+        stages.append(Stage("claim", units.once(), self.claim, judged, ("claims",)))
         return stages
 
     def expects(self, plan: Plan) -> list[str]:
@@ -93,7 +96,7 @@ class AttentionLikelihood(Study):
                 for one in unit.inputs
             }
             controls = len(options.nulls) * options.random_weights
-            more = f", and of each of {controls} models with random weights" if controls else ""
+            more = f", and {passes} of each of {controls} models with random weights" if controls else ""
             lines.append(
                 f"{source.label or source.path}: {passes} measured passes over {len(texts)} texts{more}; "
                 "ranking takes up to "

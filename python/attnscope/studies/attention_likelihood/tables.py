@@ -161,6 +161,12 @@ CONTROLS = Table(
     (Column("estimate"), Column("slope"), Column("n", kind="count")),
 )
 
+CONTROL_OVERALL = Table(
+    "control_overall",
+    ("model", "control", "draw", "protocol", "statistic"),
+    (Column("estimate", meaning="Over all layers, of one initialisation."),),
+)
+
 TABLES = (
     Table(
         "targets",
@@ -185,6 +191,7 @@ TABLES = (
     SHIFTS,
     BEST,
     CONTROLS,
+    CONTROL_OVERALL,
     Table(
         "surveys",
         (*CHECKPOINT_KEYS, "sample", "layer"),

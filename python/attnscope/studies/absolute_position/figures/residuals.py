@@ -33,6 +33,8 @@ from attnscope.plots.style import (
     panels,
 )
 from attnscope.studies.absolute_position.figures.declared import ARMS, figure
+from attnscope.studies.absolute_position.options import PositionOptions
+from attnscope.studies.stored_options import stored_options
 
 
 @figure("offset_means")
@@ -133,6 +135,7 @@ def residual_maps(results: Results, options: Options) -> Drawn:
     table, more = first_model(results, "position", "residual", "sink_advantage")
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
     with_values(table, "position", ("residual", "sink_advantage"))
+    alpha = stored_options(results, PositionOptions).alpha
     layers, heads = table["layer"].nunique(), table["head"].nunique()
     height = min(6.5, 1.3 + 0.24 * layers)
     figure_, axes = panels(1, 2, height=height, width=min(options.width, 2.4 + 0.5 * heads))
@@ -153,7 +156,7 @@ def residual_maps(results: Results, options: Options) -> Drawn:
             norm, shown, cmap = TwoSlopeNorm(0, -largest, largest), grid, "RdBu_r"
         image = ax.imshow(shown, aspect="auto", cmap=cmap, norm=norm, interpolation="nearest")
         if column == "residual":
-            _dots(ax, table, list(grid.index), list(grid.columns))
+            _dots(ax, table[table["p_adjusted"] <= alpha], list(grid.index), list(grid.columns))
         ax.set_title(title)
         ax.set_xlabel("head")
         across, down = max(1, len(grid.columns) // 8), max(1, len(grid) // 12)
@@ -161,10 +164,11 @@ def residual_maps(results: Results, options: Options) -> Drawn:
         ax.set_yticks(range(0, len(grid), down), list(grid.index)[::down])
         figure_.colorbar(image, ax=ax, shrink=0.9)
     axes[0][0].set_ylabel("layer")
-    count = int((table["p_adjusted"] <= 0.05).sum())
+    count = int((table["p_adjusted"] <= alpha).sum())
     return captioned(
         figure_,
-        f"Dots: heads whose residual is above 0 (sign flips of groups of texts, Benjamini–Hochberg, .05): "
+        f"Dots: heads whose residual is above 0 (sign flips of groups of texts, Benjamini–Hochberg, "
+        f"{alpha:g}): "
         f"{count} of {len(table)}. What is negative or below a thousandth of the largest has the darkest "
         f"colour.",
         more,
@@ -172,9 +176,9 @@ def residual_maps(results: Results, options: Options) -> Drawn:
 
 
 def _dots(ax: Axes, table: pd.DataFrame, layers: list[Any], heads: list[Any]) -> None:
-    found = table[table["p_adjusted"] <= 0.05]
-    x = [heads.index(head) for head in found["head"]]
-    y = [layers.index(layer) for layer in found["layer"]]
+    """Mark the heads of a table on a map of layers and heads."""
+    x = [heads.index(head) for head in table["head"]]
+    y = [layers.index(layer) for layer in table["layer"]]
     ax.scatter(x, y, s=9, color="white", edgecolor=INK, linewidth=0.6, zorder=3)
 
 
