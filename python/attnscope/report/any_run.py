@@ -13,6 +13,17 @@ from attnscope.plots.selection import FEWEST_TOGETHER, averaged_columns, estimat
 from attnscope.report.numbers import interval, number
 from attnscope.report.section import Page, Section, Table, analysis
 
+#: Title of a report and its note on intervals, where the study's sections declare no `TITLE` and `INTERVALS`.
+TITLE = "Attention study"
+INTERVALS = (
+    "Where a section names no others, intervals are 95 % bootstrap intervals over texts, the unit of "
+    "replication: "
+    "studentised below 30 texts, none below five (of all heads at once: none below ten). Layers and heads "
+    "are counted "
+    "from 0. Where the run has them, the same numbers are given for uniform attention of the same lengths "
+    "and for the "
+    "model before training (step 0)."
+)
 #: Rows of each series, and quantities beside the one that ranks.
 _ROWS, _BESIDE = 5, 3
 

@@ -91,7 +91,7 @@ def report(
     if path is None and home is None:
         raise ValueError("report: these results have no run folder; say where to write")
     target = Path(home) / "report.html" if path is None else Path(path)
-    heading = title or f"Attention study: {Path(home).name if home else 'results in memory'}"
+    heading = title or f"{_title(results)}: {Path(home).name if home else 'results in memory'}"
     text = render(results, heading, drawn, left_out)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(target, text.encode())
@@ -126,6 +126,11 @@ def latex(table: Table) -> str:
     return pdflatex(source)
 
 
+def _title(results: Results) -> str:
+    """Return the title of the study that made some results."""
+    return str(getattr(_words(results), "TITLE", any_run.TITLE))
+
+
 def _words(results: Results) -> Any:
     """The sections of the study that made some results; of no study, those that any run has."""
     study = study_of(results)
@@ -158,7 +163,12 @@ def render(
         lstrip_blocks=True,
         finalize=printable,
     )
-    others = {name: table for name, table in sorted(page.tables.items()) if name not in shown and len(table)}
+    working = getattr(words, "WORKING", frozenset())
+    others = {
+        name: table
+        for name, table in sorted(page.tables.items())
+        if name not in shown and name not in working and not name.endswith("_variants") and len(table)
+    }
     home = getattr(results, "path", None)
 
     def beside(*files: str) -> list[str]:
@@ -169,6 +179,7 @@ def render(
     provenance: Mapping[str, Any] = getattr(results, "provenance", {})
     rendered = template.render(
         html=html,
+        intervals=getattr(words, "INTERVALS", any_run.INTERVALS),
         picture=_data_uri,
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -351,11 +362,12 @@ def _samples(samples: pd.DataFrame | None) -> list[dict[Hashable, Any]]:
 
 
 def further(name: str, table: pd.DataFrame) -> Table:
-    """A table that has no section of its own, its first rows; no revision and no step are left out."""
+    """A table that has no section of its own, its first rows; empty columns are left out."""
     empty = {"revision": "", "step": -1}
     total = len(table)
     table = table.drop(columns=[key for key in empty if key in table and (table[key] == empty[key]).all()])
     arrays = [name for name in table if len(table) and isinstance(table[name].iloc[0], (list, np.ndarray))]
+    arrays += [name for name in table if table[name].isna().all()]
     table = table.drop(columns=arrays).head(_SHOWN_ROWS)  # arrays are a figure's business
     cells = table.map(lambda cell: number(cell) if isinstance(cell, float) else str(cell)[:80])
     caption = f"{name}: {total:,} row{'' if total == 1 else 's'}"

@@ -234,10 +234,12 @@ class Page:
         if len(table.frame):
             self.blocks.append(Block("table", table))
 
-    def frame(self, name: str, caption: str, frame: pd.DataFrame | None, *, names: int = 1) -> None:
-        """A table of text cells, where there is one."""
+    def frame(
+        self, name: str, caption: str, frame: pd.DataFrame | None, *, names: int = 1, folded: bool = False
+    ) -> None:
+        """Write a table of text cells, where there is one; a folded one is behind its caption."""
         if frame is not None:
-            self.table(Table(f"{self.section.id}-{name}", caption, frame, names))
+            self.table(Table(f"{self.section.id}-{name}", caption, frame, names, folded=folded))
 
     def numbers(self, metrics: Sequence[Metric]) -> None:
         """Means over single heads at the last checkpoint, with interval and baselines."""

@@ -327,7 +327,7 @@ def test_the_report_says_what_is_there_and_what_is_not(whole):
     lines = findings(whole)
     assert any("share per nat" in line or "beyond chance" in line for line in lines)
     assert any("not testable here" in line for line in lines)
-    assert any("with random weights (2 drawn) the paper's correlation" in line for line in lines)
+    assert any("with random weights (2 initialisations) the paper's correlation" in line for line in lines)
     text = whole.report().read_text("utf-8")
     for title in (
         "What was replaced",
@@ -355,6 +355,7 @@ def test_packaged_configurations_and_a_dry_run(folder, texts, tmp_path):
     from attnscope.commands.dry_run import dry_run
 
     study = asc.Study.from_yaml("attention_likelihood", models="x")
+    assert study.options["nulls"] == ["random_weights"]
     assert (study.max_tokens, study.block, study.texts[0].samples) == (128, 64, 200)
     encoders = (
         "bert-base-uncased",
@@ -366,7 +367,8 @@ def test_packaged_configurations_and_a_dry_run(folder, texts, tmp_path):
     for name in encoders:
         study = asc.Study.from_yaml(f"attention_likelihood/{name}")
         assert study.options["word"] == "column:lemma"
+        assert study.options["nulls"] == ["random_weights"]
         assert [one.path for one in study.texts] == ["builtin:wordnet"]
         assert study.protocols == ["exact", "ruscio2023"]
     notes = " ".join(dry_run(settings(folder, texts, tmp_path, nulls=["random_weights"])).notes)
-    assert "6 measured passes over 12 texts, and of each of 8 models with random weights" in notes
+    assert "6 measured passes over 12 texts, and 6 of each of 8 models with random weights" in notes

@@ -94,9 +94,10 @@ def measure(run: StageRun, batch: Batch, readers: Sequence[tuple[int, int]], opt
         middle, n = texts[0].middle, ids.shape[1]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         what = Forward(
-            tuple(sites), edits=imposed(options), rows=torch.arange(middle + 1, n - 1) if "logits" in sites
-            else None
-        )  # fmt: skip
+            tuple(sites),
+            edits=imposed(options),
+            rows=torch.arange(middle + 1, n - 1) if "logits" in sites else None,
+        )
         reads: list[Tensor] = []
         norms = torch.full((2, len(ids)), torch.nan, dtype=torch.float64)
         with forward(run.model().model, inputs, what) as layers:
@@ -117,9 +118,15 @@ def measure(run: StageRun, batch: Batch, readers: Sequence[tuple[int, int]], opt
             loss = -terms.mean(-1)
         first, second = torch.cat(reads, -1).mean(-1) if reads else torch.full_like(norms, torch.nan)
         run.write(
-            "placements", placement=name, sample=list(batch.samples), first=first, middle=second, loss=loss,
-            norm_first=norms[0], norm_others=norms[1],
-        )  # fmt: skip
+            "placements",
+            placement=name,
+            sample=list(batch.samples),
+            first=first,
+            middle=second,
+            loss=loss,
+            norm_first=norms[0],
+            norm_others=norms[1],
+        )
 
 
 def reachable(tier: int) -> bool:

@@ -2,8 +2,8 @@
 """The claims of the paper (C) and of its precursor (P): what is measured of each.
 
 The verdict is made by `attnscope.engine.claims`. Identities of any causal model (C1, C4, half of C8) hold for
-untrained models too, which their reason says. What a model with random weights shows as well is no evidence: C3,
-C5, C11 and P3 are held against such models.
+untrained models too, which their reason says. What a model with random weights shows as well is no evidence:
+C3, C5, C11 and P3 are held against such models.
 """
 
 from __future__ import annotations
@@ -123,12 +123,15 @@ def offsets_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
 )
 def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure what moves attention in layer 0 beyond the mask, as a share of what the mask moves."""
-    means = _early(evidence.table("layer_means"))
-    means = means[(means["layer"] == 0) & means["input"].isin(["windows", "shuffled"])]
-    heads = _early(evidence.table("position"))
-    heads = heads[(heads["layer"] == 0) & heads["input"].isin(["windows", "shuffled"])]
     if evidence.learned:
         return Untestable(evidence.learned)
+    means, heads = (_early(evidence.table(name)) for name in ("layer_means", "position"))
+    if means.empty or heads.empty:
+        return Untestable("no attention was measured")
+    means, heads = (
+        table[(table["layer"] == 0) & table["input"].isin(["windows", "shuffled"])]
+        for table in (means, heads)
+    )
     means = means[np.isfinite(means["moved_l2"]) & (means["mask_share"] > 0)]
     if means.empty:
         return Untestable("layer 0 was left out, no map of it is finite, or its mask cuts nothing")
@@ -225,14 +228,19 @@ def first_token_supplies(evidence: Evidence, options: Any) -> Estimate | Untesta
     if len(fixed):
         controls = [evidence.control("energy_removed", float(fixed.mean()))]
     return Estimate(
-        value, low, high, region=above(0.0), controls=controls, about=replaced_words(table),
+        value,
+        low,
+        high,
+        region=above(0.0),
+        controls=controls,
+        about=replaced_words(table),
         more={
             "undecided": "no share without its vector is a property of the model",
             "contradicted": "what is put at position 0 makes the residual no smaller than at other "
             "positions, "
             "and leaves its pattern",
         },
-    )  # fmt: skip
+    )
 
 
 def replaced_words(table: pd.DataFrame) -> str:
@@ -276,10 +284,14 @@ def readers_pass_it_on(evidence: Evidence, options: Any) -> Estimate | Untestabl
         return Untestable(reason, shown)
     p_value = (1 + int((others >= value).sum())) / (1 + len(others))
     return Estimate(
-        value, low, high, region=above(0.0), p_value=p_value,
+        value,
+        low,
+        high,
+        region=above(0.0),
+        p_value=p_value,
         spread=(float(others.min()), float(others.max())),
         about=f"{len(others)} other sets remove {number(float(np.median(others)))} (median)",
-    )  # fmt: skip
+    )
 
 
 @CLAIMS.claim(
@@ -370,7 +382,10 @@ def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untesta
     found = evidence.overall("contraction")
     if found is None:
         return Untestable("fewer than five different tokens, or the states of blocks are out of reach")
-    table = evidence.table("dynamics").sort_values("layer")
+    table = evidence.table("dynamics")
+    if table.empty:
+        return Untestable("the states of blocks are out of reach")
+    table = table.sort_values("layer")
     steps, gains = table["step"].dropna(), table["gain"].dropna()
     words = [
         f"relative distance {number(table['distance'].iloc[0])} at the entry, "
@@ -382,9 +397,13 @@ def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untesta
     if len(gains):
         words.append(f"gain of small disturbances {number(gains.min())} to {number(gains.max())} a block")
     return Estimate(
-        found["estimate"], found["low"], found["high"], region=below(0.0),
-        controls=[evidence.control("contraction")], about="; ".join(words),
-    )  # fmt: skip
+        found["estimate"],
+        found["low"],
+        found["high"],
+        region=below(0.0),
+        controls=[evidence.control("contraction")],
+        about="; ".join(words),
+    )
 
 
 @CLAIMS.claim(
@@ -405,9 +424,13 @@ def leakage_falls(evidence: Evidence, options: Any) -> Estimate | Untestable:
         about += f"; {absent} have no share above 0"
     spread = (float(known["slope"].min()), float(known["slope"].max())) if len(known) else (math.nan,) * 2
     return Estimate(
-        found["estimate"], found["low"], found["high"], region=below(0.0), about=about,
+        found["estimate"],
+        found["low"],
+        found["high"],
+        region=below(0.0),
+        about=about,
         spread=(spread[0], spread[1]),
-    )  # fmt: skip
+    )
 
 
 @CLAIMS.claim(
@@ -437,9 +460,13 @@ def filtered_out(evidence: Evidence, options: Any) -> Estimate | Untestable:
     if found is None:
         return Untestable("the inputs and outputs of MLPs are out of reach, or hold no share above 0")
     return Estimate(
-        found["estimate"], found["low"], found["high"], region=below(1.0),
-        controls=[evidence.control("mlp_ratio")], spread=(found["least"], found["most"]),
-    )  # fmt: skip
+        found["estimate"],
+        found["low"],
+        found["high"],
+        region=below(1.0),
+        controls=[evidence.control("mlp_ratio")],
+        spread=(found["least"], found["most"]),
+    )
 
 
 @CLAIMS.claim(

@@ -132,12 +132,20 @@ def follow(run: StageRun, options: Any) -> None:
     gained = gains(run, first, path, options)
     for at in range(blocks + 1):
         run.write(
-            "dynamics", layer=at - 1, distance=np.exp(own[at]), step=steps[at - 1] if at else np.nan,
-            gain=gained[at - 1] if at else np.nan, tokens=len(every),
-        )  # fmt: skip
+            "dynamics",
+            layer=at - 1,
+            distance=np.exp(own[at]),
+            step=steps[at - 1] if at else np.nan,
+            gain=gained[at - 1] if at else np.nan,
+            tokens=len(every),
+        )
     if len(every) >= FEWEST:
         found = jackknife(each, lambda kept: contraction(np.moveaxis(kept, 0, 1)))
         run.write(
-            "overall", statistic="contraction", estimate=found.estimate, low=found.low, high=found.high,
+            "overall",
+            statistic="contraction",
+            estimate=found.estimate,
+            low=found.low,
+            high=found.high,
             n=len(every),
-        )  # fmt: skip
+        )

@@ -151,19 +151,29 @@ def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str, score
         queries = np.arange(max(offset + 1, 2), profile.m)
         if len(queries) < 3:
             continue
-        found, products = _at_offset(profile, queries, offset)
+        found, products, ends = _at_offset(profile, queries, offset)
         found = known(found, scores)
         means: dict[str, Any] = {name: _mean(values) for name, values in found.items()}
         means |= zip(("residual", "residual_low", "residual_high"), _interval(products.mean(1)), strict=True)
+        means |= ends
         keys: dict[str, Any] = {"arm": arm, "input": kind, "offset": offset}
         for at, layer in enumerate(profile.layers):
             own = {name: values[at] for name, values in found.items()}
+            for name in ends:
+                own[name] = np.full(len(own["profile"]), np.nan)  # of means over heads alone
             run.write("offsets", layer=layer, head=np.arange(len(own["profile"])), **keys, **own)
             run.write("offset_means", layer=layer, **keys, **{name: means[name][at] for name in means})
 
 
-def _at_offset(profile: PositionProfile, queries: Array, offset: int) -> tuple[dict[str, Array], Array]:
-    """Both forms over queries at one offset, key 0 left out, [L, h] each, and products of groups."""
+def _at_offset(
+    profile: PositionProfile, queries: Array, offset: int
+) -> tuple[dict[str, Array], Array, dict[str, Array]]:
+    """Return both forms over queries at one offset, key 0 left out.
+
+    Returns:
+        The columns [L, h], the products of groups [L, h, G, G], and ends of intervals of the means over
+        heads of the mask's variance and of the covariance, [L].
+    """
     means = {name: profile.group_means(name).numpy() for name in ("residual", "lse", "mask_lse")}
     rest = means["residual"][..., queries, queries - offset]
     log_z, mask = means["lse"][..., queries], means["mask_lse"][..., queries]
@@ -187,7 +197,19 @@ def _at_offset(profile: PositionProfile, queries: Array, offset: int) -> tuple[d
         "residual_high": high,
         "cross": -2 * _covariance(whole_mask, whole),
     }
-    return columns, products
+
+    def parts(kept: Array) -> Array:
+        mask_kept, bracket_kept = mask[kept].mean(0), bracket[kept].mean(0)
+        both = np.stack([mask_kept.var(-1), -2 * _covariance(mask_kept, bracket_kept)])
+        return np.stack([_mean(part) for part in both])
+
+    _, lows, highs, _ = jackknife_bounds(np.arange(len(mask)), parts)
+    ends = {
+        f"{name}_{end}": values[at]
+        for at, name in enumerate(("mask", "cross"))
+        for end, values in (("low", lows), ("high", highs))
+    }
+    return columns, products, ends
 
 
 def _interval(products: Array) -> tuple[Array, Array, Array]:

@@ -72,9 +72,15 @@ def add(run: StageRun, layer: Layer, groups: Sequence[int]) -> None:
             moments = PositionMoments()
             moments.add(states[[at for at, own in enumerate(groups) if own == group]])
             run.reduce(
-                "mlp_states", packed(moments), model=unit.checkpoint.model, variant=unit.variant,
-                seed=unit.seed, layer=layer.index, site=site, group=group,
-            )  # fmt: skip
+                "mlp_states",
+                packed(moments),
+                model=unit.checkpoint.model,
+                variant=unit.variant,
+                seed=unit.seed,
+                layer=layer.index,
+                site=site,
+                group=group,
+            )
 
 
 def packed(moments: PositionMoments) -> Array:

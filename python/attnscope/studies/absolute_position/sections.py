@@ -202,7 +202,9 @@ def _write_claims(page: Page) -> None:
         "here says why; none is decided by a single head. C are claims of the paper, P those of its "
         "precursor."
     )
-    claims_frame(page, table.sort_values("claim", kind="stable"), SENTENCES)
+    order = sorted(SENTENCES, key=lambda code: (code[0], int(code[1:])))
+    table = table.sort_values("claim", key=lambda codes: codes.map(order.index), kind="stable")
+    claims_frame(page, table, SENTENCES)
 
 
 def _write_split(page: Page) -> None:

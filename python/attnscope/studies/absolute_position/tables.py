@@ -42,7 +42,7 @@ ESTIMATES = (
     ),
     Column("mask_share", label="share cut by the mask", low=0, high=1),
     *_interval("residual", "residual (nats²)", _RESIDUAL),
-    Column("plain", label="plain residual (nats²)", meaning="The same with its noise.", low=0),
+    Column("plain", label="plain residual (nats²)", meaning="The same, not corrected for noise.", low=0),
     Column("p_value", kind="ratio", meaning="Sign flips of groups against a residual of 0."),
     Column("p_adjusted", kind="ratio", meaning="Benjamini–Hochberg over layers and heads."),
     Column("correction", dtype="string", kind="text"),
@@ -80,9 +80,11 @@ OFFSETS = (
     Column("log_z", low=0, meaning=f"Variance of log Z over queries; {_OF_MAPS}"),
     Column("covariance", meaning=f"−2 of their covariance; {_OF_MAPS}"),
     Column("mask", low=0, label="mask (nats²)", meaning="Variance of the mask's log Z."),
+    *columns("value", "mask_low", "mask_high"),
     Column("residual", label="residual (nats²)", meaning="Unbiased variance of the residual bracket."),
     *columns("value", "residual_low", "residual_high"),
     Column("cross", label="−2 covariance (nats²)"),
+    *columns("value", "cross_low", "cross_high"),
 )
 
 TABLES = (

@@ -109,10 +109,10 @@ def controls(run: StageRun, options: LikelihoodOptions) -> None:
         first = first[first["step"] == first["step"].iloc[0]]
         panel = panel_of(of_protocol(first, EXACT), own)
         if panel is not None:
-            keys = {"model": model, "control": variant, "draw": int(draw)}
-            put(run, "controls", points(panel), **keys)
+            whose = {"model": model, "control": variant, "draw": int(draw)}
+            put(run, "controls", points(panel), **whose)
             for statistic, value in overall_points(panel).items():
-                run.write("control_overall", protocol=EXACT, statistic=statistic, estimate=value, **keys)
+                run.write("control_overall", protocol=EXACT, statistic=statistic, estimate=value, **whose)
 
 
 def overall_points(panel: Panel) -> dict[str, float]:
@@ -142,6 +142,11 @@ def points(panel: Panel) -> list[Row]:
         row = {"layer": layer, "mode": "", "predictor": "log_likelihood", "measure": "share"}
         mean = known.mean() if len(known) else np.nan
         rows.append({**row, "design": "within", "estimate": mean, "slope": slopes[at], "n": len(known)})
+        for mode in panel.modes[1:]:
+            moved = share[at][:, panel.at(mode)] - share[at][:, real]
+            if mode != SWAP and np.isfinite(moved).any():
+                about = row | {"mode": mode, "design": "shift"}
+                rows.append({**about, "estimate": np.nanmean(by_unit(moved, panel.units)), "n": len(moved)})
         if SWAP in panel.modes and len(pairs):
             gain = associations.unit_gain(panel, share[at], pairs)
             row |= {"mode": SWAP, "predictor": "at home"}

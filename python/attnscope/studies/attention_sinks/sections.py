@@ -15,6 +15,7 @@ from attnscope.studies.attention_sinks.analyses import ANALYSES
 from attnscope.studies.attention_sinks.figures.sinks import sinks
 from attnscope.studies.attention_sinks.small_tables import questions
 
+TITLE = "Attention sinks"
 PROTOCOL = "ruscio2025"
 
 _PUBLISHED = """What the authors' published notebooks compute, quirks included, on the head mean, beside the

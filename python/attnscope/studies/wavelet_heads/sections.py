@@ -13,6 +13,8 @@ from attnscope.report.section import NamedSentence, Section, analysis
 if TYPE_CHECKING:
     from attnscope.plots.figure import Results
 
+TITLE = "Attention as a signal"
+
 SECTIONS: tuple[Section, ...] = (
     analysis(
         "spectra",

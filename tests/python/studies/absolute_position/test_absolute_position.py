@@ -142,7 +142,7 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
         assert not torch.equal(changed[:, :, 1:], plain[:, :, 1:]), arm
 
 
-def test_matched_heads_are_other_heads_of_the_same_layers(folder, texts, tmp_path):
+def test_matched_sets_are_different_sets_of_as_many_heads_of_the_same_layers(folder, texts, tmp_path):
     from attnscope.engine.run import Engine
     from attnscope.engine.run_folder import resolved
     from attnscope.engine.stage_run import StageRun
@@ -152,12 +152,15 @@ def test_matched_heads_are_other_heads_of_the_same_layers(folder, texts, tmp_pat
     plan = engine.prepare()
     hand = StageRun(engine, next(one for one in plan.units if one.stage == "reads"))
     readers = [(0, 1), (1, 3), (2, 0)]
+    drawn = []
     for arm in reading_arms(readers, (3, 4), hand, engine.study.options):
         heads = arm.edits[0].heads
         assert all(layer < 2 for layer, _ in heads), "the last layer's reads act on no score"
         if arm.draw > 0:
             assert [layer for layer, _ in heads] == [0, 1]
-            assert not set(heads) & set(readers)
+            assert set(heads) != {(0, 1), (1, 3)}
+            drawn.append((arm.name, tuple(heads)))
+    assert len(set(drawn)) == len(drawn) == 2 * engine.study.options.matched
 
 
 def test_positions_with_a_step_keep_what_lies_behind_visible(folder):
@@ -212,8 +215,8 @@ def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, f
 
 def test_claims_have_verdicts(whole):
     claims = whole.table("claims").set_index("claim")
-    codes = [f"C{k}" for k in range(1, 9)] + [f"P{k}" for k in range(1, 5)]
-    assert sorted(claims.index) == codes
+    codes = [f"C{k}" for k in range(1, 12)] + [f"P{k}" for k in range(1, 5)]
+    assert sorted(claims.index) == sorted(codes)
     known = {"supported", "contradicted", "undecided", "not testable here"}
     assert set(claims["verdict"]) <= known
     assert (
@@ -316,6 +319,8 @@ def test_packaged_configurations_are_of_windows():
         study = asc.Study.from_yaml(f"absolute_position{name}", **models)
         assert study.study == "absolute_position"
         assert [one.per for one in study.texts] == ["window"]
+        assert study.options.get("nulls", ["random_weights"]) == ["random_weights"]
+        assert study.options.get("matched", 20) >= 19, "fewer sets give no p of .05"
         wanted = (256, 16, 64) if name == "/llama-3.2-1b" else (64, 16, 256)
         assert (study.max_tokens, study.block, study.texts[0].samples) == wanted
 
@@ -324,8 +329,10 @@ def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_pat
     from attnscope.commands.dry_run import dry_run
 
     notes = " ".join(dry_run(settings(folder, texts, tmp_path, random_weights=1)).notes)
-    # base 3, without BOS 2, token and Gaussian 2 each, 3 single vectors, controls 4, reads 2 x 4, leakage 2
-    assert "26 passes over 16 windows, up to 8 of them where heads read position 0" in notes
+    # base 3, without BOS 2, token and Gaussian 2 each, 3 single vectors, controls 4, reads 2 x 4, leakage 2,
+    # placements of BOS 5
+    assert "31 passes over 16 windows, up to 8 of them where heads read position 0" in notes
+    assert "3 passes over them of each of 1 models with random weights" in notes
     assert "of sums on disk; texts.samples" in notes
     assert not (tmp_path / "a").exists()
 

@@ -134,8 +134,8 @@ def sentence(*shared):
 def test_the_report_says_in_which_layers_zero_lies_within_the_interval():
     nothing, some = (1e-6, -2e-6, 4e-6), (6e-5, 5e-5, 7e-5)
     found = sentence(nothing, nothing)
-    assert "0 lies within that of every layer" in found
+    assert "0 is in the interval of every layer" in found
     assert "0 % apart" in found
-    assert "4 % at most of the variance" in found
-    assert "0 lies outside those of layer 1)" in sentence(nothing, some)
-    assert "fewer than three drawings tell nothing" in sentence()
+    assert "up to 4 % of the variance of scores along keys" in found
+    assert "0 is outside the intervals of layer 1)" in sentence(nothing, some)
+    assert "fewer than three initialisations tell nothing" in sentence()

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from attnscope.plots.axes import layers_below, logarithmic
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, with_values
-from attnscope.plots.selection import first_model
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, with_values
+from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.absolute_position.figures.declared import figure
 
@@ -23,7 +27,7 @@ ORDER = (
 
 @figure("trajectory")
 def trajectory(results: Results, options: Options) -> Drawn:
-    """Position 0 through the layers: its norm beside other positions, its gap to the first token alone."""
+    """Draw position 0 through the layers: its norm next to other positions, and its path as a system."""
     table, more = first_model(results, "trajectory", "norm", "gap")
     figure_, axes = panels(1, 2, height=2.5, width=options.width, narrowest=2.0)
     base = table[table["arm"] == "base"]
@@ -39,29 +43,84 @@ def trajectory(results: Results, options: Options) -> Drawn:
     logarithmic(ax, [table["norm"], base[["other_05", "other_50", "other_95"]]])
     ax.set_ylabel("norm of the state")
     ax.legend(fontsize=6.5)
-    ax = axes[0][1]
-    rounding = float(base["tolerance"].max()) * 1e-4
-    if not rounding > 0:
-        raise NotDrawable("no gap to the first token alone has a tolerance")
-    for at, (arm, own) in enumerate(table.groupby("arm", sort=False)):
-        ax.plot(
-            own["layer"], own["gap"].clip(lower=rounding), marker="o", markersize=3, color=PALETTE[at],
-            label=READING.get(str(arm), str(arm)),
-        )  # fmt: skip
-    ax.axhline(1e4 * rounding, color=INK, linewidth=0.9, linestyle="--", label="tolerance")
-    ax.set_yscale("log")
-    ax.set_ylim(bottom=rounding / 2)
-    ax.set_ylabel("relative gap to the first token alone")
-    ax.legend(fontsize=6.5)
+    _plain_ticks(ax)
+    path = optional(results, "dynamics")
+    drawn = path is not None and _dynamics(axes[0][1], last_step(path), base["model"].iloc[0])
+    if not drawn:
+        _gaps(axes[0][1], table)
     for ax in axes[0]:
         layers_below(ax)
+    tolerance, largest = float(base["tolerance"].max()), float(table["gap"].max())
+    words = "is 0" if largest == 0 else f"is at most {largest:.2g}"
+    second = (
+        "Right: distance between different tokens read alone, relative to their norms, and the gain of small "
+        "disturbances in each block: below 1 they shrink. "
+        if drawn
+        else ""
+    )
     return captioned(
         figure_,
-        f"Layer −1 is what enters the first block. A gap of 0 is drawn at {rounding:g}. Largest distance "
-        f"between "
-        f"two texts, as a share of the norm: {base['across'].max():.3g}.",
+        f"Layer −1 is what enters the first block. {second}The gap between position 0 of a text and its "
+        f"first "
+        f"token read alone {words} (tolerance {tolerance:.0e}). Largest distance between two texts, as a "
+        f"share of "
+        f"the norm: {base['across'].max():.3g}.",
         more,
     )
+
+
+def _plain_ticks(ax: Axes) -> None:
+    """Write numbers and not powers of ten on a logarithmic axis that spans few decades."""
+    low, high = ax.get_ylim()
+    if ax.get_yscale() == "log" and high < 100 * low:
+        for axis_formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+            axis_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.yaxis.set_minor_locator(LogLocator(subs=(2.0, 5.0)))
+
+
+def _dynamics(ax: Axes, table: pd.DataFrame, model: str) -> bool:
+    """Draw distances between tokens and gains by layer; return False where there is nothing to draw."""
+    rows = table[table["model"] == model].sort_values("layer")
+    if rows["distance"].isna().all():
+        return False
+    ax.plot(
+        rows["layer"],
+        rows["distance"],
+        marker="o",
+        markersize=3,
+        color=PALETTE[0],
+        label="distance of tokens",
+    )
+    if rows["gain"].notna().any():
+        ax.plot(
+            rows["layer"],
+            rows["gain"],
+            "--",
+            marker="s",
+            markersize=3,
+            color=PALETTE[1],
+            label="gain of a block",
+        )
+    ax.axhline(1, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+    ax.set_ylim(bottom=0)
+    ax.set_ylabel("relative to the norm")
+    ax.legend(fontsize=6.5)
+    return True
+
+
+def _gaps(ax: Axes, table: pd.DataFrame) -> None:
+    """Draw the gap of position 0 to the first token alone under its tolerance."""
+    tolerance = float(table["tolerance"].max())
+    if not tolerance > 0:
+        raise NotDrawable("no gap to the first token alone has a tolerance")
+    for at, (arm, rows) in enumerate(table.groupby("arm", sort=False)):
+        label = READING.get(str(arm), str(arm))
+        ax.plot(rows["layer"], rows["gap"], marker="o", markersize=3, color=PALETTE[at], label=label)
+    ax.axhline(tolerance, color=INK, linewidth=0.9, linestyle="--", label="tolerance")
+    ax.set_yscale("symlog", linthresh=tolerance * 1e-3)
+    ax.set_ylim(bottom=0)
+    ax.set_ylabel("relative gap to the first token alone")
+    ax.legend(fontsize=6.5)
 
 
 @figure("removed")
@@ -74,27 +133,14 @@ def removed(results: Results, options: Options) -> Drawn:
     if table["energy_removed"].isna().all():
         raise NotDrawable("no layer from 1 on has a residual that could be removed")
     rows = list(_rows(table))
-    figure_, axes = panels(1, 1, height=1.1 + 0.24 * len(rows), width=min(options.width, 5.6))
+    arms = optional(results, "removed_arms")
+    pooled = pd.DataFrame() if arms is None else last_step(arms).set_index(["model", "arm"])
+    figure_, axes = panels(1, 1, height=1.3 + 0.24 * len(rows), width=min(options.width, 5.6))
     ax = axes[0][0]
     ends = table[["energy_removed_low", "pattern_removed_low", "energy_removed_high", "pattern_removed_high"]]
     low, high = max(-1.5, float(ends.min().min()) - 0.05), min(2.0, max(1.1, float(ends.max().max()) + 0.05))
     for place, (_, own) in enumerate(rows):
-        mean = own[["energy_removed", "pattern_removed"]].mean()
-        if mean.isna().all():
-            ax.annotate("base within its noise", (0.02, place), color=MUTED, fontsize=6.5, va="center")
-        elif len(own) == 1:
-            one = own.iloc[0]
-            for column, shift in (("energy_removed", -0.12), ("pattern_removed", 0.12)):
-                ends = np.clip([one[f"{column}_low"], one[f"{column}_high"]], low, high)
-                ax.plot(ends, [place + shift] * 2, color=PALETTE[0], linewidth=1.0)
-        else:
-            x = own["energy_removed"].clip(low, high)
-            ax.plot(x, [place - 0.12] * len(own), "|", color=PALETTE[0], markersize=6, alpha=0.6)
-        ax.plot(np.clip(mean.iloc[0], low, high), place - 0.12, "o", color=PALETTE[0], markersize=4.5)
-        ax.plot(
-            np.clip(mean.iloc[1], low, high), place + 0.12, "o", markerfacecolor="white",
-            markeredgecolor=PALETTE[0], markersize=4.5,
-        )  # fmt: skip
+        _mark(ax, place, own, pooled, (low, high))
     controls = [at for at, (label, _) in enumerate(rows) if label.startswith("position")]
     if controls:
         ax.axhline(controls[0] - 0.5, color=INK, linewidth=0.8)
@@ -108,16 +154,47 @@ def removed(results: Results, options: Options) -> Drawn:
     ax.set_ylim(len(rows) - 0.4, -0.9)
     ax.set_xlim(low - 0.05, high + 0.05)
     ax.set_xlabel("removed of the residual, layers from 1")
+    legend_over(figure_, named_artists([ax]), 3)
+    bounds = " and ".join(f"{end:.1f}".replace("-", "−") for end in (low, high))
     return captioned(
         figure_,
-        "Filled: energy, 1 − c'²/c²; open: pattern, 1 − <R', R>/<R, R>. Lines: 95 % intervals; thin marks: "
-        "draws. "
-        f"Below the line: the same done to other positions. Values beyond {low:.1f} and {high:.1f} stand "
-        f"at the edge. The "
-        f"dashed "
-        "share is of another model, by a statistic and a vector that were not to be read.",
+        "Energy: 1 − c'²/c²; pattern: 1 − <R', R>/<R, R>. Lines: 95 % intervals over groups of texts, of "
+        "several "
+        "draws with the spread of the draws (none of sets of heads); thin marks: draws. Below the line: "
+        "the same "
+        f"done to other positions. Values beyond {bounds} are at the edge. The dashed share is of another "
+        f"model, "
+        "by a statistic and a vector that were not to be read.",
         more,
     )
+
+
+def _mark(ax: Axes, place: int, own: pd.DataFrame, pooled: pd.DataFrame, bounds: tuple[float, float]) -> None:
+    """Draw energy and pattern of one arm: mean, interval, draws."""
+    mean = own[["energy_removed", "pattern_removed"]].mean()
+    if mean.isna().all():
+        ax.annotate("base within its noise", (0.02, place), color=MUTED, fontsize=6.5, va="center")
+        return
+    first = own.iloc[0]
+    key = (first["model"], first["arm"])
+    interval: Any = first if len(own) == 1 else None
+    if len(own) > 1 and first["kind"] != "read" and key in pooled.index:
+        interval = pooled.loc[key]
+    for column, shift in (("energy_removed", -0.12), ("pattern_removed", 0.12)):
+        if interval is not None:
+            ends = np.clip([interval[f"{column}_low"], interval[f"{column}_high"]], *bounds)
+            ax.plot(ends, [place + shift] * 2, color=PALETTE[0], linewidth=1.0)
+    if len(own) > 1:
+        ax.plot(
+            own["energy_removed"].clip(*bounds), [place - 0.12] * len(own), "|", color=PALETTE[0],
+            markersize=6, alpha=0.6,
+        )  # fmt: skip
+    energy, pattern = np.clip(mean, *bounds)
+    ax.plot(energy, place - 0.12, "o", color=PALETTE[0], markersize=4.5, linestyle="", label="energy")
+    ax.plot(
+        pattern, place + 0.12, "o", markerfacecolor="white", markeredgecolor=PALETTE[0], markersize=4.5,
+        linestyle="", label="pattern",
+    )  # fmt: skip
 
 
 def _rows(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -203,7 +280,9 @@ def clock(results: Results, options: Options) -> Drawn:
         ax.plot(own["query"], own["a0"], color=PALETTE[at], label=label)
         ax.plot(own["query"], own["a0_mask"], color=PALETTE[at], linestyle="--", linewidth=0.9)
     query = np.arange(1, int(table["query"].max()) + 1)
-    ax.plot(query, 1 / (query + 1), color=MUTED, linewidth=0.9, linestyle=":", label="uniform, 1/(i + 1)")
+    ax.plot(
+        query, 1 / (query + 1), color=INK, linewidth=1.4, linestyle=":", label="uniform, 1/(i + 1)", zorder=4
+    )
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("query i")
     ax.set_ylabel("attention to key 0")

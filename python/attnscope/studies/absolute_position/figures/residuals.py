@@ -51,23 +51,37 @@ def position_balance(results: Results, options: Options) -> Drawn:
         "residual": ("residual: Var ρ", PALETTE[1], "-"),
         "cross": ("−2 Cov(Λᴹ, ρ)", PALETTE[2], "--"),
     }
+    shown = table[table["offset"].isin(there)]
     for ax, offset in zip(axes[0], there, strict=True):
-        own = table[table["offset"] == offset]
+        rows = table[table["offset"] == offset]
         for column, (label, color, dash) in parts.items():
-            ax.plot(own["layer"], own[column], dash, color=color, marker="o", markersize=3, label=label)
-        ends = (own["layer"], own["residual_low"], own["residual_high"])
-        ax.fill_between(*ends, color=PALETTE[1], alpha=0.15, linewidth=0)
+            ax.plot(
+                rows["layer"],
+                rows[column],
+                dash,
+                color=color,
+                marker="o",
+                markersize=3,
+                label=label,
+                clip_on=False,
+            )
+            if f"{column}_low" in rows:
+                ends = (rows["layer"], rows[f"{column}_low"], rows[f"{column}_high"])
+                ax.fill_between(*ends, color=color, alpha=0.15, linewidth=0)
         ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
-        _signed(ax, own[list(parts)], own["residual_high"] - own["residual_low"])
+        # all panels have the scale that the whole figure needs
+        _signed(ax, shown[list(parts)], shown["residual_high"] - shown["residual_low"])
         ax.set_title(f"offset {offset}")
+        ax.margins(x=0.06)
         layers_below(ax)
     axes[0][0].set_ylabel("variance along the text (nats²)")
     legend_over(figure_, named_artists(axes[0][:1]))
     return captioned(
         figure_,
         "Variance of mean log attention over queries at one offset, split into what the mask does, what the "
-        "residual does, and their covariance; means over heads. Band: 95 % interval; "
-        "dashed: 0, where the residual of layer 0 belongs.",
+        "residual does, and their covariance; means over heads. Bands: 95 % intervals (jackknife over "
+        "groups of "
+        "texts); dashed: 0, where the residual of layer 0 belongs.",
         more,
     )
 
@@ -222,7 +236,8 @@ def score_split(results: Results, options: Options) -> Drawn:
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
         f"{noise:.3g}. Unbiased variance {own['residual']:.3g} "
         f"nats² "
-        f"[{own['residual_low']:.3g}, {own['residual_high']:.3g}], with its noise {own['plain']:.3g}: what "
+        f"[{own['residual_low']:.3g}, {own['residual_high']:.3g}], not corrected for noise "
+        f"{own['plain']:.3g}: what "
         f"of the "
         f"picture is pattern and not noise is their ratio, {own['residual'] / own['plain']:.2f}.",
         more,

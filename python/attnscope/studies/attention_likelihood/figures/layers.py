@@ -21,6 +21,8 @@ from attnscope.studies.attention_likelihood.figures.declared import (
     models_of,
     width_of,
 )
+from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from attnscope.studies.stored_options import stored_options
 
 #: What the map shows: title, protocol, design, predictor, measure.
 MAPS = (
@@ -49,29 +51,47 @@ def likelihood_map(results: Results, options: Options) -> Drawn:
     models = list(dict.fromkeys(table["model"]))
     largest = max(float(own["estimate"].abs().max()) for _, own in grids)
     norm = TwoSlopeNorm(0.0, -max(largest, 0.1), max(largest, 0.1))
-    figure_, axes = panels(1, len(grids), height=1.2 + 0.26 * len(models), width=options.width)
-    for ax, (title, own) in zip(axes[0], grids, strict=True):
-        best = _best_modes(own)
-        modes += [f"{model} {mode} ({title})" for model, mode in best.items() if mode]
+    maps: list[tuple[str, pd.DataFrame]] = []
+    for title, own in grids:
+        published = (own["protocol"] == "ruscio2023").any()
+        # a mode chosen by its correlation would be shown on the texts that chose it
+        best = _best_modes(own) if published else {str(model): _fixed_mode(own) for model in own["model"]}
+        if published:
+            modes += [f"{model} {mode}" for model, mode in best.items() if mode]
         chosen = pd.concat([own[(own["model"] == model) & (own["mode"] == best[model])] for model in best])
-        grid = chosen.pivot_table(index="model", columns="layer", values="estimate").reindex(models)
+        maps.append(
+            (title, chosen.pivot_table(index="model", columns="layer", values="estimate").reindex(models))
+        )
+    if len(models) == 1:  # one row a design, in one panel
+        rows = pd.concat([grid.set_axis([title]) for title, grid in maps]).sort_index(axis=1)
+        maps = [(str(models[0]), rows)]
+    height = 1.2 + 0.26 * max(len(grid) for _, grid in maps)
+    figure_, axes = panels(1, len(maps), height=height, width=options.width)
+    for ax, (title, grid) in zip(axes[0], maps, strict=True):
         image = ax.imshow(grid, aspect="auto", cmap="RdBu_r", norm=norm, interpolation="nearest")
         ax.set_facecolor(NO_LAYER)  # seen where a cell has no number
         ax.set_title(title)
         ax.set_xlabel("layer")
         step = max(1, len(grid.columns) // 8)
         ax.set_xticks(range(0, len(grid.columns), step), list(grid.columns)[::step])
-        ax.set_yticks(range(len(models)), models if ax is axes[0][0] else [""] * len(models))
+        names = [str(name) for name in grid.index]
+        ax.set_yticks(range(len(names)), names if ax is axes[0][0] else [""] * len(names))
     figure_.colorbar(image, ax=axes[0], shrink=0.9, label="Spearman's ρ")
     return captioned(
         figure_,
-        "White is 0, grey that a model has no such layer or number.",
-        "Between texts: the mode with the largest correlation of any layer, chosen and shown on the same "
-        f"texts ({'; '.join(modes)})."
+        "White is 0, grey that a model has no such layer or number. Between texts: of the real words.",
+        f"As published: the mode with the largest correlation of any layer, chosen and shown on the same "
+        f"texts "
+        f"({'; '.join(modes)})."
         if modes
         else "",
         "Correlations between texts follow length and number of pieces too.",
     )
+
+
+def _fixed_mode(rows: pd.DataFrame) -> str:
+    """Return the mode that is shown of a design between texts, the real words; "" within texts."""
+    return "real" if (rows["mode"] == "real").any() else str(rows["mode"].iloc[0])
 
 
 def _best_modes(rows: pd.DataFrame) -> dict[str, str]:
@@ -133,7 +153,8 @@ def swap_depth(results: Results, options: Options) -> Drawn:
         raise NotDrawable("no two texts exchange words")
     shifts = exact(results, "shifts", "difference")
     shifts = shifts[shifts["measure"] == "share"]
-    overall = optional(results, "overall")
+    overall, control = optional(results, "overall"), optional(results, "controls")
+    least_nats = stored_options(results, LikelihoodOptions).least_nats
     models, left_out = models_of(table)
     height = 0.6 + 1.9 * len(models)
     figure_, axes = panels(len(models), 2, height=height, width=options.width, narrowest=2.0)
@@ -143,20 +164,33 @@ def swap_depth(results: Results, options: Options) -> Drawn:
         mode = str(mine.sort_values("log_likelihood_difference")["mode"].iloc[0])
         own = table[table["model"] == model].sort_values("layer")
         _points(first, own, "estimate", PALETTE[0])
+        if control is not None:
+            mine_control = control[(control["model"] == model) & (control["design"] == "swap")]
+            ends = mine_control.groupby("layer")["estimate"].agg(["min", "max"])
+            if len(ends):
+                first.fill_between(
+                    ends.index, ends["min"], ends["max"], color=MUTED, alpha=0.35, linewidth=0,
+                    label="models with random weights",
+                )  # fmt: skip
         _points(second, mine[mine["mode"] == mode].sort_values("layer"), "difference", PALETTE[1])
         name = f"{model}: " if len(models) > 1 else ""
         first.set_title(f"{name}at home − away")
         second.set_title(f"{name}{mode} − real word")
         first.set_ylabel("change of the share")
+        if first.get_legend_handles_labels()[1]:
+            first.legend(fontsize=6.5)
         if overall is not None:
             nats = overall[(overall["model"] == model) & (overall["statistic"] == "swap_nats")]
             words += [f"{model} {number(value)} nats" for value in nats["estimate"].tail(1)]
     return captioned(
         figure_,
         "First panel: two texts exchange words; every token and text stands once at home and once away, so "
-        "effects of either cancel and what is left is expectation. Second: the whole effect of the least "
-        "likely words, that of the token included; the scales differ. 95 % intervals.",
-        f"An exchanged word costs {', '.join(words)}; below 2 nats the exchange tests nothing."
+        "effects of either cancel and what is left is due to word and text fitting each other; grey: "
+        "smallest to "
+        "largest of the models with random weights. Second: the whole effect of the least likely words, "
+        "that of "
+        "the token included; the scales differ. 95 % intervals.",
+        f"An exchanged word costs {', '.join(words)}; below {least_nats:g} nats the exchange tests nothing."
         if words
         else "",
         left_out=left_out,

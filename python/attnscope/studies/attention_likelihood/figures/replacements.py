@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import Patch
 
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned
-from attnscope.plots.style import INK, PALETTE, legend_columns, legend_over, named_artists, panels
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional
+from attnscope.plots.style import INK, NULL_LINES, PALETTE, legend_columns, legend_over, named_artists, panels
 from attnscope.studies.attention_likelihood.figures.declared import (
     ZERO,
     by_model,
@@ -38,43 +42,75 @@ def dose(results: Results, options: Options) -> Drawn:
     if table["difference"].isna().all():
         raise NotDrawable("no replacement was measured")
     models, left_out = models_of(table)
+    control = optional(results, "controls")
     width = width_of(options, len(models))
-    figure_, axes = panels(1, len(models), height=2.6, width=width, narrowest=2.0, sharey=True)
+    figure_, axes = panels(1, len(models), height=2.8, width=width, narrowest=2.0, sharey=True)
     for ax, own in by_model(table, axes[0]):
         layers = sorted(own["layer"].unique())
         names = list(LAYERS)[:3] if len(layers) >= 3 else ["all layers"]
         part = own["layer"].map({layer: len(names) * at // len(layers) for at, layer in enumerate(layers)})
         for at, name in enumerate(names):
-            rows = own[part == at].groupby("mode")[["log_likelihood_difference", "difference"]].mean()
+            rows = own[part == at].groupby("mode")
+            rows = rows[["log_likelihood_difference", "difference", "low", "high"]].mean()
             rows = rows.sort_values("log_likelihood_difference")
             color, marker = LAYERS[name]
-            ax.plot(
-                rows["log_likelihood_difference"], rows["difference"], "-", color=color, marker=marker,
-                markersize=3.5, label=name,
-            )  # fmt: skip
-        named = own.groupby("mode")["log_likelihood_difference"].first()
-        for mode, nats in named.items() if len(models) == 1 else ():
-            if mode in ("lowest", "low", "mid", "high", "highest"):
-                ax.annotate(
-                    mode, (nats, 1.01), xycoords=("data", "axes fraction"), fontsize=6.0, ha="left",
-                    va="bottom", color=INK, rotation=40,
-                )  # fmt: skip
+            below, above = rows["difference"] - rows["low"], rows["high"] - rows["difference"]
+            ax.errorbar(
+                rows["log_likelihood_difference"],
+                rows["difference"],
+                yerr=[below.clip(0), above.clip(0)],
+                color=color,
+                marker=marker,
+                markersize=3.5,
+                linewidth=1.0,
+                elinewidth=0.8,
+                capsize=1.5,
+                label=name,
+            )
+        untrained = pd.DataFrame() if control is None else control[control["model"] == own["model"].iloc[0]]
+        untrained = untrained[untrained["design"] == "shift"] if len(untrained) else untrained
+        named = own.groupby("mode")["log_likelihood_difference"].first().sort_values()
+        if len(untrained):
+            means = untrained.groupby("mode")["estimate"].mean().reindex(named.index)
+            ax.plot(named, means, label="random weights, all layers", **NULL_LINES["random_weights"])
+        if len(models) == 1:
+            _name_modes(ax, named)
         ax.axhline(0, **ZERO)
         ax.axvline(0, **ZERO)
         ax.set_xlabel("change of log-likelihood (nats)")
     order = table.groupby("mode")["log_likelihood_difference"].mean()
     axes[0][0].set_ylabel("change of the share")
     drawn = named_artists(axes[0])
-    legend_over(figure_, {name: drawn[name] for name in LAYERS if name in drawn}, 3)
+    order_of_names = [*LAYERS, "random weights, all layers"]
+    legend_over(figure_, {name: drawn[name] for name in order_of_names if name in drawn}, 2)
     over = ["the layers of a third of the depth"] if "last third" in drawn else []
     over += ["all layers of a model of fewer than three"] if "all layers" in drawn else []
     return captioned(
         figure_,
         f"Each point is a mode of replacement, mean over texts and over {', or '.join(over)}, less the real "
-        "word (0, 0); from the left: "
+        "word (0, 0), with the mean of the layers' 95 % intervals; from the left: "
         f"{', '.join(str(mode) for mode in order.sort_values().index)}.",
         left_out=left_out,
     )
+
+
+def _name_modes(ax: Axes, nats: pd.Series[float]) -> None:
+    """Write the names of modes over their points, in two rows where they are close."""
+    reach = float(nats.max() - min(nats.min(), 0.0)) or 1.0
+    last, high = -math.inf, False
+    for mode, place in nats.items():
+        high = place - last < 0.08 * reach and not high
+        last = float(place)
+        ax.annotate(
+            str(mode),
+            (last, 1.12 if high else 1.01),
+            xycoords=("data", "axes fraction"),
+            fontsize=6.0,
+            ha="left",
+            va="bottom",
+            color=INK,
+            rotation=40,
+        )
 
 
 @figure("shifts")

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""Every verdict of the study in every state, and the sentences that are made of them."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnscope.studies.attention_likelihood import sections, shifts
+from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence
+from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+
+OPTIONS = LikelihoodOptions(permutations=999, bootstrap=200)
+#: Statistic of each claim, and the sign of its direction.
+STATISTICS = {
+    "C1": ("within", 1.0),
+    "C2": ("shift_of_share", -1.0),
+    "C3": ("depth", 1.0),
+    "C4": ("swap", 1.0),
+    "C5": ("shift_of_rest", 1.0),
+}
+LITTLE = [0.010, 0.011, 0.009, 0.010, 0.010, 0.011, 0.010, 0.009]
+
+
+def associations(z=2.0, p=0.01):
+    rows = []
+    for design, predictor in (("within", "log_likelihood"), ("swap", "at home")):
+        rows += [
+            {
+                "design": design,
+                "predictor": predictor,
+                "measure": "share",
+                "layer": layer,
+                "estimate": 0.3,
+                "slope": 0.01,
+                "z": z,
+                "p_adjusted": p,
+            }
+            for layer in range(3)
+        ]
+    return pd.DataFrame(rows)
+
+
+def moved(nats=-5.0):
+    return pd.DataFrame(
+        [
+            {
+                "mode": "lowest",
+                "measure": measure,
+                "layer": layer,
+                "difference": -0.1,
+                "p_adjusted": 0.01,
+                "log_likelihood_difference": nats,
+            }
+            for measure in ("share", "special", "context")
+            for layer in range(3)
+        ]
+    )
+
+
+def statistics(nats=8.0, pairs=40, **numbers):
+    rows = [
+        {"statistic": "swap_nats", "estimate": nats, "low": nats, "high": nats, "p_value": 0.01, "n": pairs}
+    ]
+    for name, values in numbers.items():
+        keys = ("estimate", "low", "high", "p_value")
+        rows.append({"statistic": name, **dict(zip(keys, values, strict=True)), "n": pairs})
+    return pd.DataFrame(rows).set_index("statistic")
+
+
+def judged(code, table, *, controls=None, options=OPTIONS, rows=None, shifted=None):
+    evidence = Evidence(
+        associations() if rows is None else rows,
+        moved() if shifted is None else shifted,
+        table,
+        controls or {},
+    )
+    return {row.claim: row for row in CLAIMS.decide({"": evidence}, options)}[code]
+
+
+@pytest.mark.parametrize("code", sorted(STATISTICS))
+def test_each_claim_goes_through_all_states(code):
+    statistic, sign = STATISTICS[code]
+    few = {statistic: [sign * value for value in LITTLE]}
+
+    def row(value, half, p, controls=few):
+        ends = sorted((sign * (value - half), sign * (value + half)))
+        table = statistics(**{statistic: (sign * value, *ends, p)})
+        return judged(code, table, controls=controls)
+
+    supported = row(0.4, 0.1, 1e-3)
+    assert supported.verdict == "supported"
+    assert supported.p_adjusted <= OPTIONS.alpha
+    # an absent effect is no contradiction, however many texts there are
+    absent = row(0.0, 0.01, 0.9)
+    assert absent.verdict == "undecided"
+    assert "is not wholly" in absent.reason
+    wide = row(-0.02, 0.5, 0.9)
+    assert wide.verdict == "undecided"
+    against = row(-0.4, 0.1, 1e-3)
+    assert against.verdict == "contradicted"
+    as_well = row(0.4, 0.1, 1e-3, {statistic: [sign * (0.4 + value) for value in LITTLE]})
+    assert as_well.verdict == "undecided"
+    assert "models with random weights: mean" in as_well.reason
+    unmeasured = row(0.4, 0.1, 1e-3, {})
+    assert unmeasured.verdict == "not testable here"
+    assert "the control was not measured" in unmeasured.reason
+    assert "options.nulls=[random_weights]" in unmeasured.reason
+    # the numbers of the row are those that decide
+    assert (supported.value, supported.low, supported.high) == pytest.approx(
+        (sign * 0.4, *sorted((sign * 0.3, sign * 0.5)))
+    )
+
+
+def test_what_the_design_cannot_decide_says_why():
+    nothing = statistics()
+    assert judged("C1", nothing, rows=associations(z=math.nan)).reason.startswith(
+        "no text has three versions"
+    )
+    assert (
+        judged("C2", nothing, shifted=moved(nats=1.0)).reason == "no mode is less likely than the real words"
+    )
+    assert judged("C3", nothing).reason == "depth has thirds from three layers on"
+    assert judged("C5", nothing).reason == "no mode is less likely than the real words"
+    assert judged("C4", nothing).reason == "no two texts can exchange their words"
+    few = judged("C4", statistics(pairs=3, swap=(0.01, math.nan, math.nan, math.nan)))
+    assert (few.verdict, few.reason) == ("not testable here", "3 pairs of texts: no interval")
+    none = judged("C3", statistics(depth=(0.1, math.nan, math.nan, math.nan)))
+    assert none.reason == "fewer than five texts: no interval"
+
+
+@pytest.mark.parametrize("least_nats", [1.5, 2.0])
+def test_a_report_does_not_say_two_things_of_the_exchange(least_nats):
+    """The border of an exchange is that of the run, in the table and in the main numbers."""
+    options = LikelihoodOptions(least_nats=least_nats)
+    table = statistics(nats=1.7, swap=(0.003, -0.027, 0.026, 0.8))
+    row = judged("C4", table, options=options, controls={"swap": LITTLE})
+    lines = sections._swap(Stored({"least_nats": least_nats}, overall=stored(table)), "a", None)
+    assert (row.verdict == "not testable here") == (least_nats > 1.7)
+    assert ("not testable here" in lines[0]) == (least_nats > 1.7)
+
+
+class Stored:
+    """Tables in memory, with the options of a run."""
+
+    def __init__(self, options=None, **tables):
+        self.kept, self.study = tables, {"options": options or {}}
+
+    def tables(self):
+        return list(self.kept)
+
+    def table(self, name):
+        return self.kept[name]
+
+
+def stored(table):
+    return table.reset_index().assign(model="a", revision="", step=-1, protocol="exact")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (
+            (0.003, -0.027, 0.026, 0.8),
+            "no effect found; one above 0.0270 of the attention is excluded (40 pairs)",
+        ),
+        ((0.02, 0.01, 0.03, 0.001), "an expected word attends more to itself"),
+        ((-0.02, -0.03, -0.01, 0.001), "an expected word attends less to itself"),
+        ((-0.02, math.nan, math.nan, math.nan), "40 pairs are too few for an interval"),
+    ],
+)
+def test_the_sentence_of_the_exchange_is_made_of_the_case_that_holds(numbers, words):
+    (line,) = sections._swap(Stored(overall=stored(statistics(swap=numbers))), "a", None)
+    assert words in line
+    assert "share points" not in line
+    assert "no effect of expectation" not in line
+    if math.isfinite(numbers[1]):
+        assert line.startswith(f"swap: {str(numbers[0]).replace('-', '−')}")
+
+
+def test_the_size_of_a_change_is_that_of_slow_products():
+    rng = np.random.default_rng(0)
+    changes = 0.3 + rng.standard_normal((7, 4))
+    found = shifts.size_of_change(changes, OPTIONS, 0)
+    pairs = [changes[a] @ changes[b] / 4 for a in range(7) for b in range(a)]
+    assert found["estimate"] == pytest.approx(np.sign(np.mean(pairs)) * np.sqrt(abs(np.mean(pairs))))
+    assert found["low"] <= found["estimate"] <= found["high"]
+    assert math.isnan(shifts.size_of_change(np.zeros((7, 4)), OPTIONS, 0)["p_value"])
+    assert math.isnan(shifts.size_of_change(changes[:2], OPTIONS, 0)["estimate"])

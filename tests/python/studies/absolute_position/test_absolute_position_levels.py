@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""How often each claim is supported or contradicted without an effect, and how often one is found.
+
+Numbers of groups of texts are drawn, and go through the study's own estimates, intervals, tests, controls
+and rule. Without an effect the model is one more initialisation, and sets of heads are exchangeable. The
+rates are in the tests' README.
+"""
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_absolute_position_verdicts import heads, means, reads
+
+from attnscope.inference.groups import jackknife, jackknife_bounds, mean_product, sign_flips
+from attnscope.inference.residuals import removal_replicates
+from attnscope.studies.absolute_position.claims import CLAIMS, Evidence
+from attnscope.studies.absolute_position.dynamics import contraction
+from attnscope.studies.absolute_position.mlp_shares import of_sums
+from attnscope.studies.absolute_position.options import PositionOptions
+from attnscope.studies.absolute_position.removals import arm_rows
+
+OPTIONS = PositionOptions(permutations=999)
+GROUPS, CONTROLS, TRIALS = 16, 8, 400
+LARGEST = 0.05 + 3.3 * (0.05 * 0.95 / TRIALS) ** 0.5
+
+pytestmark = pytest.mark.slow
+
+
+def heavy(rng, *shape):
+    """Noise with heavier tails than a normal law, of variance 1."""
+    return rng.standard_t(5, shape) / (5 / 3) ** 0.5
+
+
+def verdict(code, controls=None, **tables):
+    evidence = Evidence(tables, "", controls or {})
+    answer = CLAIMS.declared[code].measure(evidence, OPTIONS)
+    (row,) = CLAIMS.decide_measured({code: answer}, None)
+    return row.verdict
+
+
+def rates(trial, seed, trials=TRIALS):
+    rng = np.random.default_rng(seed)
+    found = pd.Series([trial(rng) for _ in range(trials)])
+    table = found.value_counts(normalize=True)
+    print(f"{trial.__qualname__}: {table.to_dict()}")
+    return table.get("supported", 0.0), table.get("contradicted", 0.0)
+
+
+def statistic(name, numbers):
+    return pd.DataFrame([{"statistic": name, **numbers}])
+
+
+def residual(effect, offset):
+    """C3: residuals of groups; each initialisation has a pattern of its own of size `offset`."""
+
+    def share(rng, size):
+        pattern = rng.standard_normal(30)
+        vectors = (size + offset) * pattern / np.linalg.norm(pattern) + heavy(rng, GROUPS, 30) / 30**0.5
+        return vectors @ vectors.T
+
+    def trial(rng):
+        rows = []
+        for name in ("windows", "shuffled"):
+            gram = share(rng, effect)
+            value, low, high, _ = jackknife_bounds(
+                np.arange(GROUPS), lambda kept, gram=gram: mean_product(gram[np.ix_(kept, kept)])
+            )
+            p_value = sign_flips(gram[None], draws=999, seed=0)[0]
+            numbers = {"estimate": value, "low": low, "high": high, "p_value": p_value}
+            rows.append(statistic(f"leakage_share {name}", numbers))
+        controls = {"leakage_share windows": [float(mean_product(share(rng, 0.0))) for _ in range(CONTROLS)]}
+        return verdict("C3", controls, overall=pd.concat(rows), position=heads())
+
+    return trial
+
+
+def removal(removed, control_removed, untrained):
+    """C5: a base residual of size 1, of which replacements and other positions take a share away."""
+
+    def replicates(rng, share):
+        pattern = rng.standard_normal((1, 2, 1, 30)) / 30**0.5
+        noise = 0.5 / 30**0.5
+        base = pattern + noise * heavy(rng, GROUPS, 2, 1, 30)
+        arm = (1 - share) * pattern + noise * heavy(rng, GROUPS, 2, 1, 30)
+        import torch
+
+        return removal_replicates(torch.from_numpy(base), torch.from_numpy(arm), [0, 1])[..., -1]
+
+    def trial(rng):
+        arms = {(name, "replacement"): [replicates(rng, removed)] for name in ("zero", "mean")}
+        arms |= {
+            (name, "control"): [replicates(rng, control_removed)] for name in ("control_1", "control_late")
+        }
+        controls = {"energy_removed": [replicates(rng, untrained)[0, 0] for _ in range(CONTROLS)]}
+        return verdict("C5", controls, removed_arms=pd.DataFrame(arm_rows(arms)))
+
+    return trial
+
+
+def readers(effect, heads_of_layer, size):
+    """C6: effects of heads add up; the readers' may be larger."""
+
+    def trial(rng):
+        effects = np.abs(rng.standard_normal((2, heads_of_layer)))
+        effects[0, :size] += effect
+        own = tuple(range(size))
+        drawn = {own}
+        while len(drawn) < 21:
+            drawn.add(tuple(sorted(rng.permutation(heads_of_layer)[:size].tolist())))
+        sets = [own, *(members for members in drawn if members != own)]
+        energies = [effects[0, list(members)].sum() / 10 for members in sets]
+        return verdict("C6", removed=reads(energies[0], energies[1:]))
+
+    return trial
+
+
+def placements(effect):
+    """C9 and C10: means of groups of texts."""
+
+    def trial(code, names):
+        def run(rng):
+            rows = []
+            for name in names:
+                found = jackknife(effect + heavy(rng, GROUPS), np.mean)
+                numbers = {"estimate": found.estimate, "low": found.low, "high": found.high}
+                rows.append(statistic(name, numbers))
+            return verdict(code, overall=pd.concat(rows))
+
+        return run
+
+    return trial("C9", ("follows_token", "token_in_the_middle")), trial("C10", ("loss_beyond",))
+
+
+def paths(factor):
+    """C11: independent states whose common part grows by a factor, or not at all."""
+
+    def states(rng, growth):
+        common = rng.standard_normal(16)
+        own = rng.standard_normal((9, 16))
+        steps = [own + common, own + growth * common + 0.3 * rng.standard_normal((9, 16))]
+        return np.stack(steps)
+
+    def trial(rng):
+        each = states(rng, factor)
+        found = jackknife(np.moveaxis(each, 1, 0), lambda kept: contraction(np.moveaxis(kept, 0, 1)))
+        numbers = {"estimate": found.estimate, "low": found.low, "high": found.high}
+        controls = {"contraction": [contraction(states(rng, 1.0)) for _ in range(CONTROLS)]}
+        path = pd.DataFrame(
+            {"layer": [-1, 0], "distance": [1.0, 1.0], "step": [1.0, 1.0], "gain": [1.0, 1.0]}
+        )
+        return verdict("C11", controls, overall=statistic("contraction", numbers), dynamics=path)
+
+    return trial
+
+
+def mlps(ratio):
+    """P3: states with a share between positions, of which the outputs keep a part."""
+
+    def ratio_of(rng, kept):
+        terms = []
+        for share in (1.0, kept):
+            pattern = share**0.5 * rng.standard_normal((1, 1, 1, 7, 8))
+            states = pattern + rng.standard_normal((1, GROUPS, 8, 7, 8))
+            squares = np.square(states).sum((-1, -2)).sum(-1)
+            centre = 7 * np.square(states.mean(-2)).sum(-1).sum(-1)
+            packed = np.concatenate(
+                [
+                    states.sum(2).reshape(1, GROUPS, -1),
+                    np.full((1, GROUPS, 1), 8.0),
+                    squares[..., None],
+                    centre[..., None],
+                ],
+                axis=-1,
+            )
+            terms.append(packed)
+        return of_sums(np.stack(terms), 7)
+
+    def trial(rng):
+        found = ratio_of(rng, ratio)
+        numbers = {
+            "estimate": found.estimate,
+            "low": found.low,
+            "high": found.high,
+            "least": 0.0,
+            "most": 1.0,
+        }
+        controls = {"mlp_ratio": [ratio_of(rng, 1.0).estimate for _ in range(CONTROLS)]}
+        return verdict("P3", controls, overall=statistic("mlp_ratio", numbers))
+
+    return trial
+
+
+NULLS = {
+    "C3, no residual": (residual(0.0, 0.0), TRIALS),
+    "C3, a residual of its own in each initialisation": (residual(0.0, 1.0), TRIALS),
+    "C5, nothing removed": (removal(0.0, 0.0, 0.0), TRIALS),
+    "C5, as much as untrained": (removal(0.5, 0.0, 0.5), TRIALS),
+    "C6, 1 of 32 exchangeable heads": (readers(0.0, 32, 1), TRIALS),
+    "C6, 4 of 32 exchangeable heads": (readers(0.0, 32, 4), TRIALS),
+    "C9, neither token nor position": (placements(0.0)[0], TRIALS),
+    "C10, no loss": (placements(0.0)[1], TRIALS),
+    "C11, paths keep their distance": (paths(1.0), TRIALS),
+    "P3, as much behind as before": (mlps(1.0), 150),
+}
+EFFECTS = {
+    "C3": (residual(2.0, 1.0), 100),
+    "C5": (removal(0.5, 0.0, 0.0), 100),
+    "C6": (readers(8.0, 32, 4), 100),
+    "C9": (placements(1.5)[0], 100),
+    "C10": (placements(1.5)[1], 100),
+    "C11": (paths(8.0), 100),
+    "P3": (mlps(0.2), 50),
+}
+
+
+@pytest.mark.parametrize("name", NULLS)
+def test_without_an_effect_no_verdict_is_more_frequent_than_its_level(name):
+    trial, trials = NULLS[name]
+    supported, contradicted = rates(trial, 0, trials)
+    largest = 0.05 + 3.3 * (0.05 * 0.95 / trials) ** 0.5
+    assert supported <= largest
+    if name != "C3, a residual of its own in each initialisation":
+        assert contradicted <= largest
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_a_planted_effect_is_found(name):
+    trial, trials = EFFECTS[name]
+    supported, contradicted = rates(trial, 1, trials)
+    assert supported >= 0.8
+    assert contradicted == 0
+
+
+def test_layer_0_of_a_right_model_is_not_contradicted():
+    """C2: attention of layer 0 that is not moved but for the noise of 16 groups of texts."""
+
+    def trial(rng):
+        gram = (vectors := 0.02 * heavy(rng, GROUPS, 30) / 30**0.5) @ vectors.T
+        value, low, high, _ = jackknife_bounds(
+            np.arange(GROUPS), lambda kept: mean_product(gram[np.ix_(kept, kept)])
+        )
+        roots = [float(np.sqrt(max(end, 0.0))) for end in (value, low, high)]
+        return verdict("C2", layer_means=means(*roots), position=heads())
+
+    supported, contradicted = rates(trial, 0)
+    assert supported >= 0.9
+    assert contradicted == 0
