@@ -163,7 +163,7 @@ def render(
         lstrip_blocks=True,
         finalize=printable,
     )
-    working = getattr(words, "WORKING", frozenset())
+    working: frozenset[str] = getattr(words, "WORKING", frozenset())
     others = {
         name: table
         for name, table in sorted(page.tables.items())

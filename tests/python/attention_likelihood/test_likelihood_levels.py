@@ -12,15 +12,18 @@ import pytest
 from test_likelihood_verdicts import STATISTICS, moved
 
 from attnscope.engine.claims import Rule
+from attnscope.engine.run import run
 from attnscope.inference.groups import mean_product
 from attnscope.studies.attention_likelihood import associations, shifts
 from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from folders import model_folder
+from likelihood_study import settings, texts_of
 
 OPTIONS = LikelihoodOptions(permutations=999, bootstrap=200)
 TEXTS, CONTROLS, LAYERS = 40, 8, 3
 #: Two-sided 99.9 % reach of a rate of .05 over so many trials is allowed.
-TRIALS = 400
+TRIALS = 200
 LARGEST = 0.05 + 3.3 * (0.05 * 0.95 / TRIALS) ** 0.5
 
 pytestmark = pytest.mark.slow
@@ -93,3 +96,17 @@ def test_a_planted_effect_is_found_and_its_opposite_contradicts():
     opposite = rates(-1.0, 0.0, 3)
     assert (opposite["contradicted"].drop("C5") >= 0.9).all()
     assert (opposite["supported"].drop("C5") == 0).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_model_with_random_weights_supports_nothing(name, seed, tmp_path):
+    folder = model_folder(tmp_path / "m", name, seed=seed)
+    texts = texts_of(tmp_path / "t.txt", count=24)
+    options = {"nulls": ["random_weights"], "random_weights": 8, "least_nats": 0.0}
+    results = run(settings(folder, texts, tmp_path, block=24, **options), progress=False)
+    claims = results.table("claims").set_index("claim")
+    print(name, seed, claims["verdict"].to_dict())
+    supported = claims[claims["verdict"] == "supported"]
+    # five verdicts of a level of .05 each
+    assert len(supported) <= 1, supported[["value", "low", "high", "reason"]].to_string()

@@ -135,10 +135,10 @@ def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
     means = means[np.isfinite(means["moved_l2"]) & (means["mask_share"] > 0)]
     if means.empty:
         return Untestable("layer 0 was left out, no map of it is finite, or its mask cuts nothing")
-    ends = [
-        (np.sqrt(means[f"moved_l2{end}"].clip(lower=0)) / means["mask_share"]).max()
+    value, low, high = (
+        float((np.sqrt(means[f"moved_l2{end}"].clip(lower=0)) / means["mask_share"]).max())
         for end in ("", "_low", "_high")
-    ]
+    )
     p_values = heads["moved_p_value"].dropna()
     smallest = number(float(np.min(holm(p_values.to_numpy())))) if len(p_values) else "–"
     about = (
@@ -150,7 +150,7 @@ def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
         "supported": "in layer 0 attention is not moved beyond the mask by more than the border",
         "contradicted": "attention is moved where no position is",
     }
-    return Estimate(*map(float, ends), region=below(options.least_moved), about=about, more=more)
+    return Estimate(value, low, high, below(options.least_moved), about=about, more=more)
 
 
 @CLAIMS.claim(

@@ -36,7 +36,7 @@ def first_states(run: StageRun, tokens: list[int], options: Any) -> Tensor:
     model = run.model().model
     ids = torch.tensor(tokens, device=run.model().device)[:, None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    states = []
+    states: list[Tensor] = []
     what = Forward(("hidden", "block_output"), edits=imposed(options))
     with forward(model, inputs, what) as layers:
         for layer in layers:

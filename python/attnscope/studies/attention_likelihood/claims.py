@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -46,7 +46,9 @@ class Evidence:
     statistics: pd.DataFrame
     controls: Mapping[str, list[float]]
 
-    def estimate(self, statistic: str, region: Region, **fields: Any) -> Estimate | None:
+    def estimate(
+        self, statistic: str, region: Region, *, about: str = "", more: Mapping[str, str] | None = None
+    ) -> Estimate | None:
         """Return a number over all layers with its interval, p and control; None where it has no value."""
         if statistic not in self.statistics.index:
             return None
@@ -54,10 +56,18 @@ class Evidence:
         if not np.isfinite(row["estimate"]):
             return None
         control = Control(UNTRAINED, self.controls.get(statistic, []), hint=HINT)
-        numbers = (float(row[name]) for name in ("estimate", "low", "high"))
+        value, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
         p_value = float(row["p_value"]) if "p_value" in row else math.nan
         return Estimate(
-            *numbers, region=region, p_value=p_value, speaks="either", controls=[control], **fields
+            value,
+            low,
+            high,
+            region,
+            p_value,
+            speaks="either",
+            controls=[control],
+            about=about,
+            more=more or {},
         )
 
 
@@ -205,7 +215,7 @@ def attention_to_the_rest_changes(evidence: Evidence, options: LikelihoodOptions
     if rows.empty or estimate is None:
         return Untestable(_NONE_LESS_LIKELY)
     # a size has one side
-    return Estimate(**{**vars(estimate), "speaks": "for"})
+    return replace(estimate, speaks="for")
 
 
 def _less_likely(shifts: pd.DataFrame) -> pd.DataFrame:

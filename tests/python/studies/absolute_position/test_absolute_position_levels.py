@@ -9,8 +9,10 @@ rates are in the tests' README.
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from test_absolute_position_verdicts import heads, means, reads
 
+from attnscope.engine.run import run
 from attnscope.inference.groups import jackknife, jackknife_bounds, mean_product, sign_flips
 from attnscope.inference.residuals import removal_replicates
 from attnscope.studies.absolute_position.claims import CLAIMS, Evidence
@@ -18,9 +20,11 @@ from attnscope.studies.absolute_position.dynamics import contraction
 from attnscope.studies.absolute_position.mlp_shares import of_sums
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.removals import arm_rows
+from folders import model_folder, sentences
+from position_study import settings
 
 OPTIONS = PositionOptions(permutations=999)
-GROUPS, CONTROLS, TRIALS = 16, 8, 400
+GROUPS, CONTROLS, TRIALS = 16, 8, 200
 LARGEST = 0.05 + 3.3 * (0.05 * 0.95 / TRIALS) ** 0.5
 
 pytestmark = pytest.mark.slow
@@ -82,8 +86,6 @@ def removal(removed, control_removed, untrained):
         noise = 0.5 / 30**0.5
         base = pattern + noise * heavy(rng, GROUPS, 2, 1, 30)
         arm = (1 - share) * pattern + noise * heavy(rng, GROUPS, 2, 1, 30)
-        import torch
-
         return removal_replicates(torch.from_numpy(base), torch.from_numpy(arm), [0, 1])[..., -1]
 
     def trial(rng):
@@ -245,3 +247,27 @@ def test_layer_0_of_a_right_model_is_not_contradicted():
     supported, contradicted = rates(trial, 0)
     assert supported >= 0.9
     assert contradicted == 0
+
+
+#: Claims that say something of training: what holds for any causal model is left out.
+LEARNED = ("C3", "C5", "C6", "C9", "C10", "C11", "P1", "P3")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_model_with_random_weights_supports_no_claim_about_training(name, seed, tmp_path):
+    folder = model_folder(tmp_path / "m", name, seed=seed)
+    texts = sentences(tmp_path / "texts.txt", 40)
+    options = {
+        "random_weights": 8,
+        "leakage": False,
+        "bands": 0,
+        "inputs": ["windows", "shuffled"],
+        "vectors": 4,
+    }
+    results = run(settings(folder, texts, tmp_path, protocols="exact", **options), progress=False)
+    claims = results.table("claims").set_index("claim")
+    print(name, seed, claims["verdict"].to_dict())
+    supported = [code for code in LEARNED if claims.loc[code, "verdict"] == "supported"]
+    # eight verdicts of a level of .05 each
+    assert len(supported) <= 1, claims.loc[supported, ["value", "low", "high", "reason"]].to_string()
