@@ -105,7 +105,7 @@ def latex_tables(results: Results) -> str:
     """
     stored(results, "heads")
     page = Page(results, {})
-    parts = ["% \\usepackage{booktabs} in the preamble; numbers in brackets are 95 % intervals over texts.\n"]
+    parts = ["% \\usepackage{booktabs} in the preamble; numbers in brackets are 95 % intervals.\n"]
     blocks = [block for section in _words(results).SECTIONS for block in page.written(section)]
     parts += [latex(one.content) for one in blocks if one.kind == "table" and not one.content.folded]
     return "\n".join(parts)

@@ -324,10 +324,11 @@ def _write_removed(page: Page) -> None:
         if len(pooled) and pooled["energy_least"].notna().all():
             page.notes(
                 [
-                    f"{row.model}: by what is put at position 0 the share is "
-                    f"{_percent(row.energy_least)} to {_percent(row.energy_most)} (means of {row.count} "
-                    f"kinds "
-                    "of vectors)."
+                    NamedSentence(
+                        row.model,
+                        f"by what is put at position 0 the share is {_percent(row.energy_least)} to "
+                        f"{_percent(row.energy_most)} (means of {row.count} kinds of vectors).",
+                    )
                     for row in pooled.itertuples()
                 ]
             )

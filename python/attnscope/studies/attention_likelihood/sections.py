@@ -73,9 +73,9 @@ def _swap(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     if "swap" not in own.index:
         return ["no two texts could exchange their words: expectation apart from identity is not tested."]
     swap, nats = own.loc["swap"], float(own.loc["swap_nats", "estimate"])
-    numbers = (float(swap[name]) for name in ("estimate", "low", "high"))
+    value, low, high = (float(swap[name]) for name in ("estimate", "low", "high"))
     least_nats = stored_options(results, LikelihoodOptions).least_nats
-    return [swap_words(*numbers, nats, int(swap["n"]), least_nats)]
+    return [swap_words(value, low, high, nats, int(swap["n"]), least_nats)]
 
 
 def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
