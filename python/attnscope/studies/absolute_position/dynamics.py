@@ -29,6 +29,8 @@ Array = np.ndarray[Any, Any]
 _STEP = 1e-3
 #: Fewest tokens whose distances have an interval.
 FEWEST = 5
+#: What is raised for models whose blocks cannot be captured or changed.
+OUT_OF_REACH = (NotImplementedError, RuntimeError, KeyError)
 
 
 def first_states(run: StageRun, tokens: list[int], options: Any) -> Tensor:
@@ -109,9 +111,14 @@ def control(run: StageRun, options: Any) -> None:
     first = int(run.unit.inputs[0].encoded.ids[0])
     tokens = list(dict.fromkeys([first, *ordinary_tokens(run, options)]))
     assert run.unit.checkpoint is not None
-    if len(tokens) >= 2:
-        value = [contraction(first_states(run, tokens, options).numpy())]
-        run.reduce("contractions", value, model=run.unit.checkpoint.model, seed=run.unit.seed)
+    if len(tokens) < 2:
+        return
+    try:
+        states = first_states(run, tokens, options)
+    except OUT_OF_REACH:
+        return  # said of the model itself
+    value = [contraction(states.numpy())]
+    run.reduce("contractions", value, model=run.unit.checkpoint.model, seed=run.unit.seed)
 
 
 def follow(run: StageRun, options: Any) -> None:
@@ -121,20 +128,22 @@ def follow(run: StageRun, options: Any) -> None:
         run.write("ordinary_tokens", draw=draw, token=token)
     first = int(run.unit.inputs[0].encoded.ids[0])
     every = list(dict.fromkeys([first, *tokens]))
-    states = first_states(run, every, options)
+    try:
+        states = first_states(run, every, options)
+        gained = gains(run, first, states[:, 0], options)
+    except OUT_OF_REACH as error:
+        run.note(f"absolute_position: no dynamics of position 0: {error}")
+        return
     each = np.moveaxis(states.numpy(), 1, 0)
-    path, own = (
-        states[:, 0],
-        log_distances(states.numpy()) if len(every) >= 2 else np.full(len(states), np.nan),
-    )
+    path = states[:, 0]
+    distances = np.exp(log_distances(states.numpy())) if len(every) >= 2 else np.full(len(states), np.nan)
     blocks = len(states) - 1
     steps = ((path[1:] - path[:-1]).norm(dim=-1) / path[:-1].norm(dim=-1)).numpy()
-    gained = gains(run, first, path, options)
     for at in range(blocks + 1):
         run.write(
             "dynamics",
             layer=at - 1,
-            distance=np.exp(own[at]),
+            distance=distances[at],
             step=steps[at - 1] if at else np.nan,
             gain=gained[at - 1] if at else np.nan,
             tokens=len(every),

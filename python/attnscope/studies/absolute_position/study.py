@@ -270,10 +270,7 @@ class AbsolutePosition(Study):
         """Draw the ordinary tokens that stand in for the first one, and follow each alone."""
         require_checks(run)
         self._enough(run)
-        try:
-            dynamics.follow(run, self.options)
-        except NotImplementedError as error:
-            run.note(f"absolute_position: no dynamics of position 0: {error}")
+        dynamics.follow(run, self.options)
 
     def measure(self, unit: Unit, run: StageRun) -> None:
         """Every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
