@@ -163,7 +163,7 @@ def stored(table):
     [
         (
             (0.003, -0.027, 0.026, 0.8),
-            "no effect found; one above 0.0270 of the attention is excluded (40 pairs)",
+            "no effect found; one above 0.027 of the attention is excluded (40 pairs)",
         ),
         ((0.02, 0.01, 0.03, 0.001), "an expected word attends more to itself"),
         ((-0.02, -0.03, -0.01, 0.001), "an expected word attends less to itself"),

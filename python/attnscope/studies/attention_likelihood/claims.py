@@ -235,7 +235,7 @@ def swap_words(estimate: float, low: float, high: float, nats: float, pairs: int
         least_nats: below which the exchange tests nothing.
 
     >>> swap_words(0.003, -0.027, 0.026, 8.0, 5, 2.0).partition(": ")[2].partition(": ")[2]
-    'no effect found; one above 0.0270 of the attention is excluded (5 pairs).'
+    'no effect found; one above 0.027 of the attention is excluded (5 pairs).'
     """
     about = f"swap: {number(estimate)} {interval(low, high)} of the word's attention at {number(nats)} nats"
     if nats < least_nats:
