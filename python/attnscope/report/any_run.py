@@ -24,6 +24,8 @@ INTERVALS = (
     "and for the "
     "model before training (step 0)."
 )
+#: The note of a study that measures no heads and says nothing else: its sections name their intervals.
+NAMED = "Each section names its intervals. Layers and heads are counted from 0."
 #: Rows of each series, and quantities beside the one that ranks.
 _ROWS, _BESIDE = 5, 3
 

@@ -128,7 +128,9 @@ def latex(table: Table) -> str:
 
 def _title(results: Results) -> str:
     """Return the title of the study that made some results."""
-    return str(getattr(_words(results), "TITLE", any_run.TITLE))
+    study = study_of(results)
+    name = study.name.replace("_", " ").capitalize() if study else any_run.TITLE
+    return str(getattr(_words(results), "TITLE", name))
 
 
 def _words(results: Results) -> Any:
@@ -179,7 +181,9 @@ def render(
     provenance: Mapping[str, Any] = getattr(results, "provenance", {})
     rendered = template.render(
         html=html,
-        intervals=getattr(words, "INTERVALS", any_run.INTERVALS),
+        intervals=getattr(
+            words, "INTERVALS", any_run.INTERVALS if page.heads() is not None else any_run.NAMED
+        ),
         picture=_data_uri,
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

@@ -394,3 +394,19 @@ def test_a_wide_table_is_set_small_and_breaks_where_it_must():
     wide = table_html(Table("b", "B.", pd.DataFrame(cells)))
     assert 'class="small"' in wide
     assert 0 < wide.count("nowrap") < 9
+
+
+def test_title_and_note_on_intervals_are_those_of_the_study():
+    """A study of weights has no bootstraps over texts, and none is an attention study by default."""
+    from types import SimpleNamespace
+
+    from attnscope.report import any_run, page
+    from attnscope.studies.absolute_position import sections
+
+    positions, writes = (
+        SimpleNamespace(study={"study": name}) for name in ("absolute_position", "pretraining_writes")
+    )
+    assert page._title(positions) == sections.TITLE == "Absolute position in causal attention"
+    assert page._title(writes) == getattr(page._words(writes), "TITLE", "Pretraining writes")
+    assert "jackknife" in sections.INTERVALS
+    assert "bootstrap" not in any_run.NAMED

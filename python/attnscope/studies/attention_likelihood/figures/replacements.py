@@ -51,22 +51,23 @@ def dose(results: Results, options: Options) -> Drawn:
         part = own["layer"].map({layer: len(names) * at // len(layers) for at, layer in enumerate(layers)})
         for at, name in enumerate(names):
             rows = own[part == at].groupby("mode")
-            rows = rows[["log_likelihood_difference", "difference", "low", "high"]].mean()
+            shown = ["log_likelihood_difference", "difference", "low", "high"]
+            rows = rows[[column for column in shown if column in own]].mean()
             rows = rows.sort_values("log_likelihood_difference")
             color, marker = LAYERS[name]
-            below, above = rows["difference"] - rows["low"], rows["high"] - rows["difference"]
-            ax.errorbar(
-                rows["log_likelihood_difference"],
+            nats = rows["log_likelihood_difference"]
+            ax.plot(
+                nats,
                 rows["difference"],
-                yerr=[below.clip(0), above.clip(0)],
+                "-",
                 color=color,
                 marker=marker,
                 markersize=3.5,
                 linewidth=1.0,
-                elinewidth=0.8,
-                capsize=1.5,
                 label=name,
             )
+            if {"low", "high"} <= set(rows):
+                ax.vlines(nats, rows["low"], rows["high"], color=color, linewidth=0.8)
         untrained = pd.DataFrame() if control is None else control[control["model"] == own["model"].iloc[0]]
         untrained = untrained[untrained["design"] == "shift"] if len(untrained) else untrained
         named = own.groupby("mode")["log_likelihood_difference"].first().sort_values()
