@@ -83,6 +83,7 @@ from attnscope.metrics.information.sink_test import sink_sums as sink_sums
 from attnscope.metrics.information.sink_test import sink_test as sink_test
 from attnscope.metrics.information.sinks import SinkShare as SinkShare
 from attnscope.metrics.information.sinks import incoming_attention as incoming_attention
+from attnscope.metrics.information.sinks import sink_excess as sink_excess
 from attnscope.metrics.information.sinks import sink_position as sink_position
 from attnscope.metrics.information.sinks import sink_rate as sink_rate
 from attnscope.metrics.information.sinks import sink_share as sink_share

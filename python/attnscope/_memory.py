@@ -38,6 +38,7 @@ _ROW_BY_ROW = frozenset(
         "attention_entropy",
         "incoming_attention",
         "local_global_ratio",
+        "sink_excess",
         "sink_position",
         "sink_rate",
         "sink_share",

@@ -58,18 +58,19 @@ BY_TEST = (
     *("alignment_value_without_sinks", "alignment_hidden_without_sinks"),
     *("reference_count", "reference_magnitude", "reference_directional", "reference_information"),
     *("kl_reduction", "sink_concentration", "sink_count", "excluded_rows", "p_value"),
+    *("sink_position", "sink_token"),
 )
 #: With labels drawn from the model the trace is of tokens: sums of independent draws, divided by tokens once.
 BY_TOKEN = ("trace_sampled",)
 #: Constants of the design and of the null, which no model changes, are not tested.
-CONSTANTS = ("sink_share_uniform", "mp_edge")
+CONSTANTS = ("sink_share_uniform", "mp_edge", "attention_mean")
 #: Rows of these tables are compared where their rule is the stored one.
 RULES = {
     # frames and consistency are of heads that have a sink by the test
     "frames": lambda rows: rows["protocol"] == "ruscio2025",
     "frame_evidence": lambda rows: rows["protocol"] == "ruscio2025",
     "specialization": lambda rows: rows["protocol"] == "ruscio2025",
-    # the reduction is held against that of random keys
+    # the share of the divergence is held against that of shuffled rows
     "removal_tests": lambda rows: rows["protocol"] == "ruscio2025",
     # of random weights the unit is the initialisation
     "null_tests": lambda rows: (
@@ -145,9 +146,7 @@ def compared(name, table, stored, study):
         nothing = (table["difference"] == 0) & (table["p_value"] == 1)
         table = table[table["p_value"].notna() & ~nothing]
     if name in ("heads", "head_means", "layers", "heads_variants", "layers_variants"):
-        # of single maps sink_count stays the number by frequency
-        whose = [one for one in BY_TEST if one != "sink_count" or name.startswith("layers")]
-        there = table.columns.intersection(whose)
+        there = table.columns.intersection(BY_TEST)
         table = table.assign(**{one: table[one].mask(table["protocol"] == "exact") for one in there})
     return table
 

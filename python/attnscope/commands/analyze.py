@@ -29,7 +29,7 @@ from attnscope.engine.texts.prepared import prepare_texts
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import Measured, Metrics, metric_names, named_metric, requests_of
-from attnscope.metrics.plan import MAPS, THRESHOLDS, levels
+from attnscope.metrics.plan import MAPS, THRESHOLDS, levels, options_of
 from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
@@ -442,7 +442,10 @@ def _settings(one: Quantity) -> dict[str, Any]:
 
 
 def _agrees(one: Quantity, options: Mapping[str, Any]) -> bool:
-    return all(options.get(name, value) == value for name, value in _settings(one).items())
+    """Return True if a quantity takes all of the options and fixes none of them otherwise."""
+    taken = options_of(found().function(one.protocol, one.metric))
+    fixed = all(options.get(name, value) == value for name, value in _settings(one).items())
+    return fixed and set(options) <= {*taken, *one.options}
 
 
 def _moved(one: Quantity, space: str) -> Quantity:

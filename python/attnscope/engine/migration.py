@@ -5,7 +5,8 @@ Schema 1 kept head means as rows of head −1, controls as rows of a table `null
 "" and False. In schema 2 head means are tables of their own, controls stand in `NAME_variants`, and what has
 no value is null. A stored table can so become several: `names_in` says which without reading their rows.
 The first tables `baselines` of either schema say what uniform attention is among in the name of its kind; of
-schema 2 a few columns had the name of another quantity, and some said "no value" by "" or −1.
+schema 2 a few columns had the name of another quantity, and some said "no value" by "" or −1. Sinks of
+the exact protocol were those of the frequency rule, and those of the test stood in columns of their own.
 
 Example:
     >>> import pyarrow as pa
@@ -94,6 +95,8 @@ def migrated(name: str, table: pa.Table, version: int) -> dict[str, pa.Table]:
     tables = {name: _with_supports(table) if _lacks_supports(name, table.schema) else table}
     if _has_renamed(name, table.schema):
         tables = {name: _with_names(table, _RENAMED[name])}
+    if _has_two_rules(table.schema):
+        tables = {name: _with_sinks_by_test(table)}
     for step in range(version, SCHEMA_VERSION):
         if step not in MIGRATIONS:
             raise ResultsError(
@@ -139,7 +142,8 @@ def _names_in(file: Path, changed: int, size: int) -> tuple[str, ...]:
 def is_present(name: str, schema: pa.Schema) -> bool:
     """Whether a stored table is as one that is written today."""
     current = version_of(schema) == SCHEMA_VERSION
-    return current and not _lacks_supports(name, schema) and not _has_renamed(name, schema)
+    older = _lacks_supports(name, schema) or _has_renamed(name, schema) or _has_two_rules(schema)
+    return current and not older
 
 
 def without_placeholders(table: pa.Table) -> pa.Table:
@@ -174,6 +178,40 @@ def version_of(schema: pa.Schema) -> int:
     if not text.isdigit() or len(text) > 9:
         raise ResultsError(f"the schema version in a table's metadata is no number: {text!r:.80}")
     return int(text)
+
+
+def _has_two_rules(schema: pa.Schema) -> bool:
+    """Return True if sinks by the test stand in columns of their own."""
+    return "sink_count_test" in schema.names or "sink_position_test" in schema.names
+
+
+def _with_sinks_by_test(table: pa.Table) -> pa.Table:
+    """Return the table with the exact protocol's sinks by the test, and their number by frequency apart.
+
+    Rows of published protocols keep theirs. A token that is not that of the sink is none.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    of_test = pc.equal(table["protocol"], "exact")
+    old = {name: table[name] for name in ("sink_count", "sink_position") if name in table.column_names}
+    for name, before in old.items():
+        tested = f"{name}_test"
+        if tested not in table.column_names:
+            continue
+        field = table.schema.field(name)
+        now = pc.if_else(of_test, table[tested].cast(field.type), before)
+        table = table.set_column(table.column_names.index(name), field, now).drop_columns([tested])
+    if "sink_count" in old:
+        field = table.schema.field("sink_count").with_name("sink_count_frequency")
+        none = pa.scalar(None, field.type)
+        table = table.append_column(field, pc.if_else(of_test, old["sink_count"], none))
+    if {"sink_position", "sink_token"} <= set(table.column_names):
+        field, none = table.schema.field("sink_token"), pa.scalar(None, table.schema.field("sink_token").type)
+        there = pc.fill_null(pc.equal(table["sink_position"], old["sink_position"]), False)
+        kept = pc.if_else(there, table["sink_token"], none)
+        table = table.set_column(table.column_names.index("sink_token"), field, kept)
+    return table
 
 
 def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:

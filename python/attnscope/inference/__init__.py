@@ -8,19 +8,12 @@ what is left out and what an undefined result is.
 
 from attnscope.inference.comparisons import Comparison, benjamini_hochberg, holm, paired_test, welch_test
 from attnscope.inference.controls import ControlTest, control_test
+from attnscope.inference.correlations import Correlation, correlation
 from attnscope.inference.emergence import emergence_splits, emergence_step
 from attnscope.inference.exchange import Exchange, MaxT, exchange_labels, max_t
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.groups import jackknife, sign_flips
-from attnscope.inference.intervals import (
-    Correlation,
-    Interval,
-    MedianInterval,
-    bootstrap,
-    correlation,
-    median_interval,
-    per_sample,
-)
+from attnscope.inference.intervals import Interval, MedianInterval, bootstrap, median_interval, per_sample
 from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.inference.partial import partial_correlation, within_correlation
 from attnscope.inference.sink_heads import SinkFrames, frames_of_sinks, heads_with_sinks

@@ -3,7 +3,8 @@
 
 An interval over texts of one control shrinks with the number of texts and says nothing of other
 initialisations. So the initialisation is the unit: with several controls, each on its own texts, the variance
-of their means holds both that between initialisations and what their texts leave.
+of their means holds both that between initialisations and what their texts leave. The measured model is one
+draw of weights too: more controls tell their mean better, and not how far a single model lies from it.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ class ControlTest(NamedTuple):
 
 
 def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 0.95) -> ControlTest:
-    """Whether a model differs from random initialisations of itself, with the initialisation as unit.
+    """Test whether a model differs from random initialisations of itself, with the initialisation as unit.
 
-    The difference of means has the variance s²/K of the K controls' means, which differ by initialisation and
-    by their texts, plus that of the model's mean over its texts; its degrees of freedom are those of Welch
-    and Satterthwaite. With more texts the interval does not shrink below what K initialisations say.
+    A model that is one more initialisation differs from the mean of K of them by the variance s²(1 + 1/K), s²
+    that of the controls' means. To this comes what the model's mean over its texts varies more than those of
+    the controls, by the larger of its own variance over texts and theirs. t has K − 1 degrees of freedom.
+    Neither more texts nor more controls shrink the interval below what initialisations differ by: it is that
+    of the difference to a single other one.
 
     Args:
         measured: the model, one number a text; NaN is left out.
@@ -67,7 +70,8 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
         (0.65, 8)
 
     References:
-        Satterthwaite, An approximate distribution of estimates of variance components, 1946.
+        Crawford and Howell, Comparing an individual's test score against norms derived from small samples,
+        1998.
     """
     name = "control_test"
     confidence = fraction_argument(name, "confidence", confidence)
@@ -82,13 +86,15 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     nothing = ControlTest(difference, *(math.nan,) * 6, count, texts)
     if count < FEWEST or texts < 2:
         return nothing
-    of_controls, of_texts = means.var(ddof=1) / count, own.var(ddof=1) / texts
-    variance = of_controls + of_texts
+    # What texts add to the spread of the controls' means, and to the model's: few texts of its own say
+    # little.
+    several = [values for values in each if len(values) > 1]
+    of_controls = float(np.mean([values.var(ddof=1) / len(values) for values in several])) if several else 0.0
+    of_one_text = float(np.mean([values.var(ddof=1) for values in several])) if several else 0.0
+    of_texts = max(float(own.var(ddof=1)), of_one_text) / texts
+    spread = float(means.var(ddof=1))
+    variance = spread * (1 + 1 / count) + max(0.0, of_texts - of_controls)
     if not variance > 0:
         return nothing
-    freedom = variance**2 / (of_controls**2 / (count - 1) + of_texts**2 / (texts - 1))
-    tested = by_student(difference, math.sqrt(variance), freedom, count, confidence)
-    # What the texts of each control add to the spread of their means.
-    within = [values.var(ddof=1) / len(values) for values in each if len(values) > 1]
-    between = means.var(ddof=1) - (float(np.mean(within)) if within else 0.0)
-    return ControlTest(*tested[:-1], math.sqrt(max(0.0, between)), count, texts)
+    tested = by_student(difference, math.sqrt(variance), count - 1, count, confidence)
+    return ControlTest(*tested[:-1], math.sqrt(max(0.0, spread - of_controls)), count, texts)

@@ -51,11 +51,13 @@ def classify_frames(
     dominant: float = 0.8,
     half: float = 0.5,
     minor: float = 0.1,
+    least: float = 0.1,
 ) -> Frames:
     """The reference frame of a model from where its heads put their sinks.
 
     Sink positions are pooled over samples and heads in each third of the layers. In this order:
 
+    * none: fewer than the share `least` of the heads of all samples have a sink;
     * centralized: one position holds `dominant` of the sinks in every third;
     * bidirectional: the model is not causal, and its two anchors hold `half` each in different thirds, or
       over all layers `dominant` together and `minor` each;
@@ -65,7 +67,7 @@ def classify_frames(
 
     Args:
         positions: sink position of every head, int64 [samples, layers, heads], as `sink_position` gives;
-            −1 (no sink) is left out.
+            −1 is a head without a sink.
         lengths: tokens per sample.
         causal: whether queries see earlier keys only.
         tokens: token strings or ids of every sample, for the verdict by token identity. The two disagree
@@ -76,16 +78,17 @@ def classify_frames(
         dominant: see above, in (0, 1).
         half: see above, in (0, 1).
         minor: see above, in (0, 1).
+        least: see above, in [0, 1]; with 0 a single sink has a frame.
 
     Returns:
-        Frames: margin >= 0 is the distance in share to the nearest other verdict; probability the share of
-        1,000 bootstrap samples with the same verdict; evidence a row for each kind (position, token) and
-        third with the number of sinks, the three largest shares, the normalised entropy and the shares of
-        the anchors.
+        Frames: margin >= 0 is the distance in share to the nearest other verdict, NaN of none; probability
+        the share of 1,000 bootstrap samples with the same verdict; evidence a row for each kind (position,
+        token) and third with the number of sinks, the three largest shares, the normalised entropy and the
+        shares of the anchors.
 
     Raises:
-        ValueError: positions of another shape or past a sample's length, no sink at all, thresholds outside
-            (0, 1), another number of lengths, tokens or special rows.
+        ValueError: positions of another shape or past a sample's length, thresholds outside their bounds,
+            another number of lengths, tokens or special rows.
 
     Example:
         Every head of every layer attends to position 0.
@@ -94,6 +97,11 @@ def classify_frames(
         >>> asc.classify_frames(torch.zeros(5, 6, 4, dtype=torch.int64), lengths=[7, 8, 9, 7, 8], causal=True)
         Frames(frame='centralized', token_frame=None, margin=0.200, probability=1.000, evidence=3 rows)
 
+        An untrained model: no head has a sink.
+
+        >>> asc.classify_frames(torch.full((5, 6, 4), -1), lengths=9, causal=True).frame
+        'none'
+
     References:
         What are you sinking? A geometric approach on attention sink, arXiv 2508.02546, 2025.
     """
@@ -101,6 +109,7 @@ def classify_frames(
     given = {"dominant": dominant, "half": half, "minor": minor}
     thresholds = [_checks.fraction_argument(name, key, value) for key, value in given.items()]
     causal = _checks.flag(name, "causal", causal)
+    least = _checks.between(name, "least", least, 0, 1)
     seed = _checks.at_least(name, "seed", seed, 0)
     found, sizes = _arguments(positions, lengths)
     anchors = _anchors(special, sizes)
@@ -112,21 +121,21 @@ def classify_frames(
     )
     ends = np.stack([anchors[:, 0], np.full(len(found), n)], -1)
     by_position, at_anchors = _counts(labels, ends, found >= 0, groups, n + 1)
-    if by_position.sum() == 0:
-        raise ValueError("classify_frames: positions hold no sink at all, only -1")
-    frame, margin = _verdict(by_position.sum(0), at_anchors.sum(0), causal, thresholds)
+    needed = least * found.size
+    frame, margin = _verdict(by_position.sum(0), at_anchors.sum(0), causal, thresholds, needed)
     drawn = np.random.default_rng(seed).multinomial(len(found), np.full(len(found), 1 / len(found)), DRAWS)
     same = 0
     for weights in drawn:
         counts = np.tensordot(weights, by_position, 1)
-        same += _verdict(counts, np.tensordot(weights, at_anchors, 1), causal, thresholds)[0] == frame
+        anchored = np.tensordot(weights, at_anchors, 1)
+        same += _verdict(counts, anchored, causal, thresholds, needed)[0] == frame
     names = [*map(str, range(n)), "last"]
     rows = _evidence("position", by_position.sum(0), at_anchors.sum(0), names, n)
     token_frame = None
     if tokens is not None:
         labels, ends, names = _by_token(found, tokens, sizes, anchors)
         counts, both = (one.sum(0) for one in _counts(labels, ends, found >= 0, groups, len(names)))
-        token_frame, _ = _verdict(counts, both, causal, thresholds)
+        token_frame, _ = _verdict(counts, both, causal, thresholds, needed)
         rows += _evidence("token", counts, both, names, len(names))
     import pandas as pd
 
@@ -134,14 +143,17 @@ def classify_frames(
 
 
 def _verdict(
-    counts: Counts, at_anchors: Counts, causal: bool, thresholds: Sequence[float]
+    counts: Counts, at_anchors: Counts, causal: bool, thresholds: Sequence[float], needed: float
 ) -> tuple[str, float]:
-    """The frame of counts [thirds, labels] and [thirds, 2], and how far the nearest other one is."""
+    """The frame of counts [thirds, labels] and [thirds, 2], and how far the nearest other one is.
+
+    Fewer sinks than `needed`, or none at all, have no frame, and nothing says how near another is.
+    """
     dominant, half, minor = thresholds
     totals = counts.sum(-1)
     used = totals > 0
-    if not used.any():
-        return "distributed", 0.0
+    if not used.any() or totals.sum() < needed - 1e-9:
+        return "none", math.nan
     shares = counts[used] / totals[used, None]
     central = float(shares.min(0).max()) - dominant
     two_ended = -math.inf
@@ -201,7 +213,7 @@ def _evidence(
                 "kind": kind,
                 "third": third,
                 "sinks": int(total),
-                "top": names[int(np.argmax(own))],
+                "top": names[int(np.argmax(own))] if total else "",
                 "top_1": float(largest[0]),
                 "top_2": float(largest[:2].sum()),
                 "top_3": float(largest[:3].sum()),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope._checks import fraction_argument
+from attnscope._checks import flag, fraction_argument
 from attnscope.inference._arguments import Vector, array, check_draws
 from attnscope.inference.intervals import Interval
 
@@ -144,6 +144,7 @@ def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool
     name = "sign_flips"
     data = _numbers(name, "values", values).astype(np.float64)
     draws, seed = check_draws(name, 0.5, draws, seed)[1:]
+    two_sided = None if two_sided is None else flag(name, "two_sided", two_sided)
     if data.ndim == 0 or data.shape[-1] < 2:
         raise ValueError(f"{name}: values must hold at least two groups, got shape {data.shape}")
     of_products = data.ndim > 1

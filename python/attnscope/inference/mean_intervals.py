@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attnscope.inference._arguments import Vector, check_draws
-from attnscope.inference.intervals import FEWEST, SMALL
+from attnscope.inference.intervals import FEWEST
 
 
 def mean_intervals(
@@ -17,7 +17,7 @@ def mean_intervals(
 ) -> tuple[Vector, Vector]:
     """Bootstrap intervals of many means over the same samples, which all are drawn from the same draws.
 
-    Each is as `bootstrap` gives it: studentised below 30 samples, percentile from there on, none below five.
+    Each is as `bootstrap` gives it: studentised, and none below five samples.
     With `together` the chance that all of them cover is the asked one (max-T: the largest deviation of any
     mean in units of its standard error), so that the interval of the largest mean allows for its choice.
 
@@ -75,9 +75,6 @@ def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) 
     tail = (1 - confidence) / 2
     mean = data.mean(axis=1, keepdims=True)
     rest = data - mean
-    if n >= SMALL and not together:
-        ends = mean + np.quantile(rest @ weights.T, [tail, 1 - tail], axis=1)[..., None]
-        return ends[0, :, 0], ends[1, :, 0]
     scale = np.abs(rest).max(axis=1, keepdims=True)
     fixed = np.ptp(data, axis=1) == 0
     rest = np.where(fixed[:, None], 0.0, rest / np.where(scale > 0, scale, 1.0))

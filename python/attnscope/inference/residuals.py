@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """How large the mean residual of scores is, and how much of it a change in the run removes.
 
-The square of a noisy mean never vanishes: E‖R̂‖² = ‖R‖² + noise/N. Products of different groups of texts share
-no noise, so their mean is unbiased, and negative where there is nothing.
+The square of a noisy mean never vanishes: E‖R̂‖² = ‖R‖² + noise/N. Products of different groups of texts
+share no noise, so their mean is unbiased, and negative where there is nothing.
 """
 
 from __future__ import annotations

@@ -131,7 +131,11 @@ def frames_of_sinks(
     if not share >= LEAST_SHARE or not (chosen >= 0).any():
         return SinkFrames("none", share, have, tested, None, chosen)
     frames = classify_frames(
-        torch.from_numpy(chosen), lengths=torch.from_numpy(sizes.copy()), causal=causal, **options
+        torch.from_numpy(chosen),
+        lengths=torch.from_numpy(sizes.copy()),
+        causal=causal,
+        # heads were counted above
+        **{"least": 0.0, **options},
     )
     return SinkFrames(frames.frame, share, have, tested, frames, chosen)
 

@@ -266,10 +266,11 @@ def two_heads() -> Tensor:
     return torch.tensor([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], dtype=torch.float64, device="cpu")
 
 
-def uneven_heads() -> Tensor:
+def uneven_heads(n: int = 3) -> Tensor:
     """Two heads that differ only in how much they attend to key 0, which alone is a sink of their mean."""
-    rows = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.375, 0.375]], dtype=torch.float64, device="cpu")
-    return rows[:, None, :].expand(2, 3, 3).contiguous()
+    first = torch.tensor([[0.5], [0.25]], dtype=torch.float64, device="cpu")
+    rows = torch.cat([first, ((1 - first) / (n - 1)).expand(2, n - 1)], 1)
+    return rows[:, None, :].expand(2, n, n).contiguous()
 
 
 def detail(n: int, scale: int) -> Tensor:

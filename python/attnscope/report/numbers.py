@@ -13,7 +13,7 @@ import pandas as pd
 from attnscope.engine.reading import NULLS, null_value, uniform_value
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import median_interval, per_sample
-from attnscope.inference.intervals import FEWEST, SMALL
+from attnscope.inference.intervals import FEWEST
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.selection import estimate, first_step, last_step
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LONGEST = 40
 #: A column, or a column of the graphs and their threshold.
 Metric = str | tuple[str, float | None]
+
+#: Below so many texts the median stands next to the mean.
+FEW = 30
 
 
 class Wanted(NamedTuple):
@@ -134,7 +137,7 @@ def interval_text(low: Any, high: Any) -> str:
 def _median(values: pd.Series) -> tuple[str, str]:
     """The median of few texts with its interval, and how often such an interval holds it."""
     found = median_interval(values)
-    if not FEWEST <= found.n < SMALL:
+    if not FEWEST <= found.n < FEW:
         return "", ""
     return f"{number(found.estimate)} {interval_text(found.low, found.high)}", f"{100 * found.coverage:.1f} %"
 

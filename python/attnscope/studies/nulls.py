@@ -38,17 +38,20 @@ def shuffled_rows(
     layer: int,
     seed: int,
     support: Tensor | None = None,
+    *,
+    draw: int = 0,
 ) -> Tensor:
     """Maps whose rows hold the same entries in another order, each row inside its visible keys.
 
-    A sentence's draw depends on the seed, its number and the layer, and not on the batch it is in. Of maps
-    [b, m, n, n] the support is bool [n, n] or [b, 1, n, n]; without one each text's maps are causal or full.
+    A sentence's draw depends on the seed, its number and the layer, and not on the batch it is in; other
+    numbers `draw` than 0 give further draws. Of maps [b, m, n, n] the support is bool [n, n] or [b, 1, n, n];
+    without one each text's maps are causal or full.
     """
     result = torch.zeros(maps.shape, dtype=maps.dtype)
     for place, (length, sample) in enumerate(zip(lengths, samples, strict=True)):
         own = maps[place, :, :length, :length].cpu()
-        draw = np.random.default_rng([seed, sample, layer, 0x5EED])
-        keys = torch.from_numpy(draw.random((own.shape[0], length, length)))
+        generator = np.random.default_rng([seed, sample, layer, 0x5EED, *([draw] if draw else [])])
+        keys = torch.from_numpy(generator.random((own.shape[0], length, length)))
         if support is None:
             causal = length > 1 and not bool(own.triu(1).ne(0).any())
             seen = visible_pairs("causal" if causal else "full", length)

@@ -70,6 +70,19 @@ def test_nothing_is_found_where_nothing_is():
     assert max(areas) < 0.75
 
 
+def test_folds_that_hold_more_of_a_label_do_not_rank_the_wrong_way_round():
+    """Noise whose labels fall on folds as they will: the training labels' log-odds alone gave .41."""
+    found = []
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        labels, folds = rng.permutation(np.arange(60) % 2), np.arange(60) // 3 % 5
+        found.append(auc(probe_scores(rng.standard_normal((60, 8)), labels, folds), labels))
+    assert np.mean(found) == pytest.approx(0.5, abs=0.06)
+    # what is fitted of nothing but labels tells no row from another
+    constant = probe_scores(np.ones((60, 2)), labels, folds)
+    assert np.abs(constant).max() < 1e-6
+
+
 def test_a_planted_difference_and_its_baseline():
     states, labels, template = clouds(0, shift=9.0)
     useless = np.random.default_rng(5).standard_normal(len(labels))
@@ -89,7 +102,7 @@ def test_a_planted_difference_and_its_baseline():
 
 
 @pytest.mark.slow
-def test_the_interval_covers():
+def test_the_interval_covers_a_difference():
     """Sixteen templates; the true area from a large draw of the same law."""
     big = clouds(999, shift=1.0, n=6400, templates=640)
     truth = asc.detection(big[0][:, :1], big[1], folds=big[2] % 8, draws=10)["auc"][1]
@@ -98,7 +111,7 @@ def test_the_interval_covers():
         states, labels, template = clouds(seed, shift=1.0)
         row = asc.detection(states[:, :1], labels, folds=template // 2, clusters=template, draws=400)
         hits += row["low"][1] <= truth <= row["high"][1]
-    assert hits / 200 >= 0.88
+    assert hits / 200 >= 0.93
 
 
 def test_more_dimensions_than_texts_fit_nothing_held_out():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from attnscope import inference
-from attnscope.inference.partial import _drawn_partial, _partial
 
 
 def drawn(seed, n=30, c=3, ties=False):
@@ -35,13 +34,14 @@ def inverse_form(x, y, z, ranked=True):
 @settings(max_examples=15)
 def test_it_is_the_inverse_matrix_form_and_the_form_of_residuals(method, ties, seed, c):
     x, y, z = drawn(seed, c=c, ties=ties)
-    found = inference.partial_correlation(x, y, z, method=method, draws=1)
+    found = inference.partial_correlation(x, y, z, method=method)
     assert found.r == pytest.approx(inverse_form(x, y, z, method == "spearman"), abs=1e-12)
     data = np.column_stack([x, y, z])
     data = stats.rankdata(data, axis=0) if method == "spearman" else data
     design = np.column_stack([np.ones(len(x)), data[:, 2:]])
     rest = data[:, :2] - design @ np.linalg.lstsq(design, data[:, :2], rcond=None)[0]
     assert found.r == pytest.approx(np.corrcoef(rest.T)[0, 1], abs=1e-12)
+    assert found.low < found.r < found.high
     freedom = len(x) - 2 - c
     t = found.r * math.sqrt(freedom / (1 - found.r**2))
     assert found.p_value == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
@@ -53,21 +53,21 @@ def test_one_covariate_has_a_formula_and_none_is_the_plain_correlation():
     z = z[:, 0]
     xy, xz, yz = (stats.spearmanr(a, b).statistic for a, b in ((x, y), (x, z), (y, z)))
     expected = (xy - xz * yz) / math.sqrt((1 - xz**2) * (1 - yz**2))
-    assert inference.partial_correlation(x, y, z, draws=1).r == pytest.approx(expected, abs=1e-12)
-    plain = inference.correlation(x, y, method="spearman", draws=2)
+    assert inference.partial_correlation(x, y, z).r == pytest.approx(expected, abs=1e-12)
+    plain = inference.correlation(x, y, method="spearman")
     for nothing in ([], np.empty((len(x), 0)), np.ones(len(x)), np.ones((len(x), 2))):
-        found = inference.partial_correlation(x, y, nothing, draws=1)
+        found = inference.partial_correlation(x, y, nothing)
         assert found.r == pytest.approx(plain.r, abs=1e-12)
         assert found.p_value == pytest.approx(plain.p_value, abs=1e-12)
 
 
 def test_a_constant_covariate_and_a_repeated_one_change_nothing():
     x, y, z = drawn(4, c=2)
-    expected = inference.partial_correlation(x, y, z, draws=1)
-    constant = inference.partial_correlation(x, y, np.column_stack([z, np.full(len(x), 7.0)]), draws=1)
+    expected = inference.partial_correlation(x, y, z)
+    constant = inference.partial_correlation(x, y, np.column_stack([z, np.full(len(x), 7.0)]))
     assert constant.r == pytest.approx(expected.r, abs=1e-12)
     assert constant.p_value == pytest.approx(expected.p_value, abs=1e-12)
-    repeated = inference.partial_correlation(x, y, np.column_stack([z, 2 * z[:, :1]]), draws=1)
+    repeated = inference.partial_correlation(x, y, np.column_stack([z, 2 * z[:, :1]]))
     assert repeated.r == pytest.approx(expected.r, abs=1e-12)
 
 
@@ -81,43 +81,27 @@ def test_what_has_no_value_is_nan():
         ([], [], []),
         (np.full(30, math.nan), y, z),
     ):
-        found = inference.partial_correlation(a, b, c, draws=20)
+        found = inference.partial_correlation(a, b, c)
         assert all(math.isnan(value) for value in found[:4])
     x[3], z[7, 1] = math.nan, math.nan
     kept = ~np.isin(np.arange(30), (3, 7))
-    found = inference.partial_correlation(x, y, z, draws=1)
+    found = inference.partial_correlation(x, y, z)
     assert found.n == 28
     assert found.r == pytest.approx(inverse_form(x[kept], y[kept], z[kept]), abs=1e-12)
 
 
-@pytest.mark.parametrize("method", ["spearman", "pearson"])
-def test_a_draw_is_the_correlation_of_the_drawn_samples(method):
-    """Counting a sample as often as it is drawn gives what repeating its row gives."""
-    x, y, z = drawn(6, n=12, ties=True)
-    data = np.column_stack([x, y, z])
-    labels = np.array([0, 0, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8])
-    found = _drawn_partial(data, labels, method, 40, 1)
-    weights = np.random.default_rng(1).multinomial(9, np.full(9, 1 / 9), 40)
-    for value, own in zip(found, weights, strict=True):
-        repeated = np.repeat(data, own[labels], axis=0)
-        assert value == pytest.approx(_partial(repeated, method)[0], abs=1e-9, nan_ok=True)
-
-
-def test_the_interval_covers_and_units_are_drawn_whole():
+def test_a_unit_counts_as_one_sample():
     x, y, z = drawn(7, n=60)
-    alone = inference.partial_correlation(x, y, z, draws=400, seed=2)
+    alone = inference.partial_correlation(x, y, z)
     assert alone.low < alone.r < alone.high
     twice = [np.concatenate([values, values]) for values in (x, y, z)]
     units = np.tile(np.arange(60), 2)
-    found = inference.partial_correlation(*twice, units=units, draws=400, seed=2)
+    found = inference.partial_correlation(*twice, units=units)
     assert found.n == 60
     assert found.r == pytest.approx(alone.r, abs=1e-12)
-    assert found.low == pytest.approx(alone.low, abs=0.05)
-    assert found.high - found.low > 1.2 * np.ptp(
-        inference.partial_correlation(*twice, draws=400, seed=2)[1:3]
-    )
-    again = inference.partial_correlation(*twice, units=units, draws=400, seed=2)
-    assert again == found
+    assert (found.low, found.high) == pytest.approx((alone.low, alone.high), abs=1e-9)
+    assert found.p_value == pytest.approx(alone.p_value, abs=1e-12)
+    assert found.high - found.low > 1.2 * np.ptp(inference.partial_correlation(*twice)[1:3])
 
 
 @pytest.mark.parametrize(
@@ -176,6 +160,18 @@ def test_given_a_control_it_is_the_pooled_partial_correlation_of_centred_ranks()
     assert found.n == 10
     assert math.isnan(found.p_value)
     assert math.isnan(inference.within_correlation(x, y, texts, given=x, draws=10).r)
+
+
+def test_few_ranks_given_a_covariate_are_counted():
+    """Three degrees of freedom cannot give a p-value of 0: all orders of so many ranks are 24."""
+    z = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    noise = np.array([0.0, 4.0, -3.0, 1.0, 2.0])
+    found = inference.partial_correlation(z + noise, z + noise, z)
+    assert found.r == pytest.approx(1)
+    assert found.p_value == pytest.approx(2 / math.factorial(4))
+    assert math.isnan(found.low) == (len(z) < 1 + 4)
+    six = inference.partial_correlation(np.r_[z + noise, 9.0], np.r_[z + noise, 9.0], np.arange(6.0) ** 2)
+    assert six.p_value == pytest.approx(2 / math.factorial(5))
 
 
 def test_bad_input_is_named():

@@ -49,7 +49,7 @@ def test_an_untrained_model_has_no_frame(logits):
     assert (answer.frame, answer.share) == ("none", 0.0)
     # What the largest entry alone says of the same maps without any structure.
     if logits == 0.0:
-        largest = asc.classify_frames(asc.sink_position(maps), lengths=64, causal=True)
+        largest = asc.classify_frames(asc.sink_position(maps, rule="largest"), lengths=64, causal=True)
         assert largest.frame == "centralized"
 
 

@@ -312,12 +312,40 @@ def test_the_examples_of_gpt2_pooled():
 def test_the_largest_entry_of_uniform_attention_is_no_sink():
     """What the argmax and the frequency rule say of heads that have none."""
     uniform = softmax(torch.zeros(64, 64, dtype=torch.float64))
-    assert asc.sink_position(uniform).item() == 0
+    assert asc.sink_position(uniform, rule="largest").item() == 0
     identity = torch.eye(64)
-    assert asc.sink_position(identity).item() == 64 - math.ceil(0.3 * 64)
-    assert asc.sink_tokens(identity).sum() > 0
+    assert asc.sink_position(identity, rule="largest").item() == 64 - math.ceil(0.3 * 64)
+    assert asc.sink_tokens(identity, rule="frequency").sum() > 0
     for attention in (uniform, identity):
         assert asc.sink_test(attention, support="causal").position.item() == -1
+        assert asc.sink_position(attention).item() == -1
+        assert not asc.sink_tokens(attention).any()
+        assert asc.measure(attention, ["sink_position"])["sink_position"].item() == -1
+
+
+@pytest.mark.parametrize("lengths", [None, [40, 33]])
+@pytest.mark.parametrize("support", ["auto", "full"])
+def test_position_tokens_and_excess_are_fields_of_the_test(lengths, support):
+    logits = torch.randn(2, 40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    logits[..., 0] += 4
+    attention = softmax(logits) if support == "auto" else logits.softmax(-1)
+    options = {"lengths": lengths, "support": support}
+    whole = asc.sink_test(attention, alpha=0.02, **options)
+    assert whole.sinks.any()
+    assert torch.equal(asc.sink_position(attention, alpha=0.02, **options), whole.position)
+    assert torch.equal(asc.sink_tokens(attention, alpha=0.02, **options), whole.sinks)
+    assert torch.equal(asc.sink_excess(attention, **options).nan_to_num(7), whole.excess.nan_to_num(7))
+    together = asc.measure(attention, ["sink_position", "sink_tokens", "sink_excess"], **options)
+    assert torch.equal(together["sink_position"], asc.sink_position(attention, **options))
+    assert torch.equal(together["sink_excess"].nan_to_num(7), whole.excess.nan_to_num(7))
+
+
+def test_a_warning_carries_the_name_of_the_function():
+    attention = torch.rand(2, 9, 9)
+    attention[1, 3, 2] = math.nan
+    for function in (asc.sink_position, asc.sink_tokens, asc.sink_excess):
+        with pytest.warns(RuntimeWarning, match=f"^{function.__name__}: 1 of 2 matrices"):
+            function(attention)
 
 
 @pytest.mark.parametrize(("times", "found"), [(1.7, False), (2.3, True)])

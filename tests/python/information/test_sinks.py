@@ -80,9 +80,9 @@ BAND = torch.ones(20, 20, dtype=torch.bool).tril() & ~torch.ones(20, 20, dtype=t
 @pytest.mark.parametrize("n", [1, 2, 5, 16, 33, 70])
 def test_equal_to_numpy_for_every_size_and_dtype(n, causal, dtype):
     attention = maps(2, n, n, causal=causal, sharpness=2.0, dtype=dtype)
-    alpha, tokens = asc.incoming_attention(attention), asc.sink_tokens(attention)
+    alpha, tokens = asc.incoming_attention(attention), asc.sink_tokens(attention, rule="frequency")
     shares = asc.sink_share(attention, first=min(2, n), queries=7)
-    top, position = asc.top_mass(attention, min(3, n)), asc.sink_position(attention)
+    top, position = asc.top_mass(attention, min(3, n)), asc.sink_position(attention, rule="largest")
     for index, one in enumerate(attention):
         expected = incoming_oracle(one)
         np.testing.assert_allclose(alpha[index], expected, rtol=1e-13)
@@ -103,11 +103,13 @@ def test_supports(support, causal):
         asc.incoming_attention(attention, support=support), incoming_oracle(attention, support), rtol=1e-13
     )
     for tau in (None, 0.05):
-        found = asc.sink_tokens(attention, support=support, tau=tau, gamma=0.3)
+        found = asc.sink_tokens(attention, support=support, tau=tau, gamma=0.3, rule="frequency")
         assert found.tolist() == tokens_oracle(attention, support, tau=tau, gamma=0.3)
     shares = asc.sink_share(attention, support=support, first=3)
     np.testing.assert_allclose(shares[:2], share_oracle(attention, support, first=3), rtol=1e-13)
-    assert asc.sink_position(attention, support=support) == position_oracle(attention, support)
+    assert asc.sink_position(attention, support=support, rule="largest") == position_oracle(
+        attention, support
+    )
 
 
 def test_a_mask_per_matrix_and_a_key_nobody_sees():
@@ -116,7 +118,7 @@ def test_a_mask_per_matrix_and_a_key_nobody_sees():
     support[1, :, 4] = False
     alpha = asc.incoming_attention(attention, support=support)
     assert alpha[1].isnan().tolist() == [False] * 4 + [True, False]
-    assert not asc.sink_tokens(attention, support=support)[1, 4]
+    assert not asc.sink_tokens(attention, support=support, rule="frequency")[1, 4]
     np.testing.assert_allclose(alpha[0], incoming_oracle(attention[0], "full"), rtol=1e-14)
 
 
@@ -142,9 +144,11 @@ def test_uniform_causal_closed_forms():
 def test_the_ends_of_every_range_are_in_it(causal):
     attention = maps(20, 20, causal=causal, sharpness=2.0, seed=3)
     for gamma, visibility in [(1.0, "0"), (1.0, "1"), (0.05, "0"), (0.05, "1")]:
-        found = asc.sink_tokens(attention, tau=0.04, gamma=gamma, min_visibility=float(visibility))
+        found = asc.sink_tokens(
+            attention, tau=0.04, gamma=gamma, min_visibility=float(visibility), rule="frequency"
+        )
         assert found.tolist() == tokens_oracle(attention, tau=0.04, gamma=gamma, min_visibility=visibility)
-        position = asc.sink_position(attention, min_visibility=float(visibility))
+        position = asc.sink_position(attention, min_visibility=float(visibility), rule="largest")
         assert position == position_oracle(attention, min_visibility=visibility)
     for queries in (1, 20, 2**40):
         shares = asc.sink_share(attention, first=20, queries=queries)
@@ -161,23 +165,26 @@ def test_ties_at_the_percentile_count():
     attention = torch.zeros(10, 10, dtype=torch.float64)
     attention[:, 0] = 0.5
     attention[:, 1] = 0.5
-    assert asc.sink_tokens(attention, support="full").tolist() == [True, True] + [False] * 8
+    assert asc.sink_tokens(attention, support="full", rule="frequency").tolist() == [True, True] + [False] * 8
     # A percentile of exactly 0 makes every entry strong, and every visible key a sink.
     sparse = torch.zeros(10, 10, dtype=torch.float32)
     sparse[3, 3] = 1
-    assert asc.sink_tokens(sparse, support="full").all()
+    assert asc.sink_tokens(sparse, support="full", rule="frequency").all()
     hidden = torch.ones(10, 10, dtype=torch.bool)
     hidden[1:, 5] = False
-    assert asc.sink_tokens(sparse, support=hidden).tolist() == [True] * 5 + [False] + [True] * 4
+    assert (
+        asc.sink_tokens(sparse, support=hidden, rule="frequency").tolist()
+        == [True] * 5 + [False] + [True] * 4
+    )
 
 
 def test_ragged_lengths_strides_and_expanded_maps():
     attention = maps(3, 9, 9)
     lengths = [9, 4, 1]
     alpha = asc.incoming_attention(attention, lengths=lengths)
-    tokens = asc.sink_tokens(attention, lengths=lengths)
+    tokens = asc.sink_tokens(attention, lengths=lengths, rule="frequency")
     shares = asc.sink_share(attention, first=3, lengths=lengths)
-    position = asc.sink_position(attention, lengths=lengths)
+    position = asc.sink_position(attention, lengths=lengths, rule="largest")
     for index, length in enumerate(lengths):
         alone = attention[index, :length, :length].clone()
         np.testing.assert_array_equal(alpha[index, :length], asc.incoming_attention(alone))
@@ -196,7 +203,9 @@ def test_ragged_lengths_strides_and_expanded_maps():
     np.testing.assert_array_equal(sliced, asc.incoming_attention(attention))
     turned = attention.mT
     np.testing.assert_allclose(asc.incoming_attention(turned), asc.incoming_attention(turned.contiguous()))
-    assert torch.equal(asc.sink_tokens(turned), asc.sink_tokens(turned.contiguous()))
+    assert torch.equal(
+        asc.sink_tokens(turned, rule="frequency"), asc.sink_tokens(turned.contiguous(), rule="frequency")
+    )
     flat = torch.full((1, 1), 0.25).expand(4, 4)
     np.testing.assert_array_equal(asc.incoming_attention(flat), [0.25] * 4)
 
@@ -232,7 +241,7 @@ def test_laws(n, seed, sharpness, causal, dtype):
     attention = maps(n, n, causal=causal, seed=seed, sharpness=sharpness, dtype=dtype)
     alpha = asc.incoming_attention(attention)
     assert ((alpha >= 0) & (alpha <= 1)).all()
-    assert asc.sink_tokens(attention).tolist() == tokens_oracle(attention)
+    assert asc.sink_tokens(attention, rule="frequency").tolist() == tokens_oracle(attention)
     tops = [asc.top_mass(attention, k).item() for k in range(1, n + 1)]
     assert all(a <= b + 1e-12 for a, b in pairwise(tops))
     assert tops[-1] == pytest.approx(1)
@@ -251,7 +260,7 @@ def test_a_large_map_is_never_copied():
     attention[:, 0] = 0.5
     address = attention.data_ptr()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert asc.sink_tokens(attention)[0]
+    assert asc.sink_tokens(attention, rule="frequency")[0]
     assert asc.incoming_attention(attention)[0].item() == 0.5
     assert asc.attention_entropy(attention).shape == (n,)
     asc.top_mass(attention, 4)
@@ -313,6 +322,21 @@ def test_fewer_keys_than_asked_for_are_all_of_them():
         ("sink_tokens", {"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
         ("sink_tokens", {"min_visibility": 1.5}, r"min_visibility must lie between 0 and 1, got 1.5"),
         ("sink_position", {"min_visibility": -1}, r"min_visibility must lie between 0 and 1, got -1"),
+        ("sink_position", {"alpha": 1}, r"alpha must lie strictly between 0 and 1, got 1"),
+        ("sink_position", {"rule": "frequency"}, r"rule must be one of 'test', 'largest', got 'frequency'"),
+        (
+            "sink_position",
+            {"min_visibility": 0.5},
+            r"min_visibility belongs to rule='largest', got 0.5 with rule='test'",
+        ),
+        ("sink_tokens", {"alpha": 0}, r"alpha must lie strictly between 0 and 1, got 0"),
+        ("sink_tokens", {"rule": "largest"}, r"rule must be one of 'test', 'frequency', got 'largest'"),
+        (
+            "sink_tokens",
+            {"tau": 0.1},
+            r"tau, gamma and min_visibility belong to rule='frequency', got tau=0.1, gamma=0.4, "
+            r"min_visibility=0.3 with rule='test'",
+        ),
         ("sink_share", {"first": 0}, r"first must be at least 1, got 0"),
         ("sink_share", {"queries": 0}, r"queries must be None or at least 1, got 0"),
         ("top_mass", {"k": 0}, r"k must be at least 1, got 0"),
@@ -326,7 +350,11 @@ def test_bad_arguments_are_named(function, options, message):
 
 
 @pytest.mark.parametrize(
-    "function", ["incoming_attention", "sink_rate", "sink_tokens", "sink_position", "sink_share", "top_mass"]
+    "function",
+    [
+        *("incoming_attention", "sink_rate", "sink_tokens", "sink_position", "sink_excess", "sink_share"),
+        "top_mass",
+    ],
 )
 @pytest.mark.parametrize(
     ("attention", "message"),

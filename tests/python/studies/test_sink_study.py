@@ -202,6 +202,8 @@ def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
             "reference_magnitude": influence.relative_magnitude.nanmean(-1).where(sinks.any(-1), torch.nan),
             "reference_information": influence.information_change.nanmean(-1).where(sinks.any(-1), torch.nan),
             "reference_count": sinks.sum(-1),
+            "sink_count_frequency": asc.sink_tokens(own, rule="frequency").sum(-1),
+            "sink_position": asc.sink_position(own).double().where(sinks.any(-1), torch.nan),
             "entropy_magnitude_correlation": asc.entropy_magnitude_correlation(
                 own, hidden[layer], blocks[layer]
             ),

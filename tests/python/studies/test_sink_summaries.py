@@ -122,11 +122,12 @@ def test_sink_removal_is_tested_over_sentences_and_the_authors_way(results):
     table, layers = results.table("removal_tests"), results.table("layers")
     row = table[(table["protocol"] == "exact") & (table["layer"] == 1) & (table["percentile"] == 90)].iloc[0]
     own = layers[(layers["protocol"] == "exact") & (layers["layer"] == 1)]
-    values, random = own["kl_reduction_90"], own["kl_random_90"]
+    values, random = own["kl_share_90"], own["kl_share_shuffled_90"]
     assert (random != 0).all()
     assert row["samples"] == 7
-    assert row["kl_reduction"] == pytest.approx(values.mean())
-    assert row["kl_random"] == pytest.approx(random.mean())
+    assert row["kl_reduction"] == pytest.approx(own["kl_reduction_90"].mean())
+    assert row["kl_share"] == pytest.approx(values.mean())
+    assert row["kl_share_shuffled"] == pytest.approx(random.mean())
     assert row["difference"] == pytest.approx((values - random).mean())
     assert row["p_value"] == pytest.approx(stats.ttest_rel(values, random).pvalue, rel=1e-6)
     assert row["p_holm"] >= row["p_bh"] >= row["p_value"]

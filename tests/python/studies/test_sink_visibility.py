@@ -124,7 +124,7 @@ def test_uniform_attention_stands_beside_each_support(case):
         assert value["entropy_normalized"] == pytest.approx(1.0)
         assert value["entropy"] == pytest.approx(np.log(seen.sum(1)).mean())
         assert value["top_mass"] == pytest.approx((seen / seen.sum(1, keepdims=True)).sum(0).max() / n)
-        assert value["sink_count_test"] in (0, pytest.approx(np.nan, nan_ok=True))
+        assert value["sink_count"] in (0, pytest.approx(np.nan, nan_ok=True))
 
 
 def test_a_mean_over_layers_of_which_one_has_a_mask_has_no_uniform_value_beside_it():

@@ -58,14 +58,14 @@ def stored(maps, lengths, tokens=None, parts=1):
             place, count = int(found.position[text, head]), int(counts[text, head])
             rows.append(
                 {**MODEL, "sample": text, "layer": layer, "head": head, "protocol": "exact",
-                 "sink_position": 0, "sink_position_test": place if place >= 0 else None,
-                 "sink_count_test": count if count >= 0 else None}
+                 "sink_position": place if place >= 0 else None,
+                 "sink_count": count if count >= 0 else None}
             )  # fmt: skip
     samples = pd.DataFrame(
         {**MODEL, "sample": range(texts), "group": "all", "n_tokens": lengths, "causal": True,
          "tokens": tokens}
     )  # fmt: skip
-    heads_table = pd.DataFrame(rows).astype({"sink_position_test": "Int64", "sink_count_test": "Int64"})
+    heads_table = pd.DataFrame(rows).astype({"sink_position": "Int64", "sink_count": "Int64"})
     tables = {"samples": samples, "heads": heads_table}
     if written:
         tables["sink_sums"] = pd.concat(written).assign(**MODEL)
@@ -80,7 +80,7 @@ def verdict(results):
 
 def test_random_attention_has_no_frame_although_every_row_has_a_largest_entry():
     maps = random_maps(8, 6, 40).reshape(8, 3, 2, 40, 40)
-    assert (asc.sink_position(maps) >= 0).all()
+    assert (asc.sink_position(maps, rule="largest") >= 0).all()
     row, evidence = verdict(stored(maps, [40] * 8))
     assert (row["frame"], row["heads_with_sink"], row["heads_tested"]) == ("none", 0, 6)
     assert row["share_with_sink"] == 0

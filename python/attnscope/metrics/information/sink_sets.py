@@ -50,7 +50,8 @@ def _incoming_mass(attention: torch.Tensor, *, lengths: _checks.Lengths = None) 
 
 
 SOURCES = (
-    *(sinks.incoming_attention, sinks.sink_position, sinks.sink_rate, sinks.sink_share, sinks.sink_tokens),
+    *(sinks.incoming_attention, sinks.sink_excess, sinks.sink_position, sinks.sink_rate, sinks.sink_share),
+    sinks.sink_tokens,
     *(sinks.top_mass, _keys_by_percentile, _incoming_mass),
 )
 DERIVED = {
@@ -65,9 +66,9 @@ def _of_star(metric: str, label: str, meaning: str, expected: float = 1, **more:
     return Quantity(metric=metric, label=label, meaning=meaning, **more)
 
 
-def _count(name: str, label: str, meaning: str) -> Quantity:
-    number: dict[str, Any] = {"kind": "count", "high": float, "read": how_many}
-    return _of_star("sink_tokens", label, meaning, name=name, **number)
+def _count(name: str, label: str, meaning: str, **more: Any) -> Quantity:
+    more = {"kind": "count", "high": float, "read": how_many, "known": Known(1, star(32)), **more}
+    return _of_star("sink_tokens", label, meaning, name=name, **more)
 
 
 QUANTITIES = (
@@ -115,15 +116,18 @@ QUANTITIES = (
     _of_star(
         "sink_position",
         "strongest sink",
-        "The key that receives most attention, of those that enough queries see.",
+        "The sink of the test with the largest mean attention from afar; null without one.",
         0,
         kind="position",
         high=lambda n: n - 1,
+        known=Known(0, star(32)),
     ),
     _count(
-        "sink_count",
-        "sink tokens per map",
+        "sink_count_frequency",
+        "sink tokens by frequency",
         "Keys that at least 40 % of the queries which see them attend to strongly.",
+        known=Known(1, star(6)),
+        options={"rule": "frequency"},
     ),
     _count(
         "reference_count",
@@ -133,8 +137,8 @@ QUANTITIES = (
     _of_star(
         "sink_tokens",
         "is a sink",
-        "Whether a key is a sink of the head.",
-        known=Known(1, star(6), entry=(0,)),
+        "Whether a key is a sink of the head, by the test.",
+        known=Known(1, star(32), entry=(0,)),
         kind="flag",
         axes=("key",),
     ),

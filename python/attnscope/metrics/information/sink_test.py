@@ -12,7 +12,7 @@ the same place or the same token.
 
     >>> import torch, attnscope as asc
     >>> uniform = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
-    >>> asc.sink_position(uniform).item(), asc.sink_test(uniform).position.item()
+    >>> asc.incoming_attention(uniform).argmax().item(), asc.sink_test(uniform).position.item()
     (0, -1)
 """
 
@@ -121,11 +121,22 @@ def sink_test(
         Bernstein, Sur une modification de l'inégalité de Tchebichef, 1924; Boucheron, Lugosi and Massart,
         Concentration inequalities, 2013, corollary 2.11.
     """
-    name = "sink_test"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    alpha = _checks.fraction_argument(name, "alpha", alpha)
-    seen = _checks.support_argument(name, support, checked)
-    sums = _checks.computed(_core.far_attention, name, checked, seen)
+    return tested_sinks("sink_test", attention, alpha, support, lengths, validate)
+
+
+def tested_sinks(
+    function: str,
+    attention: torch.Tensor,
+    alpha: float,
+    support: Any,
+    lengths: _checks.Lengths,
+    validate: bool,
+) -> SinkTest:
+    """Return what `sink_test` gives, with errors and warnings of the function that was called."""
+    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+    alpha = _checks.fraction_argument(function, "alpha", alpha)
+    seen = _checks.support_argument(function, support, checked)
+    sums = _checks.computed(_core.far_attention, function, checked, seen)
     # In NumPy, as torch's own loops wait for ever in a child of fork() whose parent used several threads.
     mass, expected, variance, largest, uniform, queries = (values.cpu().numpy() for values in sums)
     needed = np.maximum(SHARE_OF_QUERIES * queries.max(-1, keepdims=True), FEWEST_QUERIES)
@@ -297,35 +308,26 @@ _STAR_EXCESS = 1 - sum(1 / count for count in range(1, 29)) / 28
 
 QUANTITIES = (
     Quantity(
-        "sink_count_test",
+        "sink_count",
         "sink_test",
-        "sinks by the test",
+        "sinks per map",
         "Keys that receive more from afar than exchangeable attention gives any; null where none is tested.",
         Known(1, star(32)),
         kind="count",
         low=0,
         high=float,
         read=_count,
-    ),
-    Quantity(
-        "sink_position_test",
-        "sink_test",
-        "strongest sink by the test",
-        "The sink of the test with the largest mean attention from afar; null without one.",
-        Known(0, star(32)),
-        kind="position",
-        low=0,
-        high=lambda n: n - 1,
-        read=lambda found: found.position,
+        also=("sink_tokens",),
     ),
     Quantity(
         "sink_excess",
         "sink_test",
         "excess of the sink",
-        "Mean attention from afar of that sink less what exchangeable attention gives it.",
+        "Mean attention from afar of the strongest sink less what exchangeable attention gives it.",
         Known(_STAR_EXCESS, star(32)),
         low=0,
         high=1,
         read=_excess,
+        also=("sink_excess",),
     ),
 )

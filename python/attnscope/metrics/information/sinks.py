@@ -11,7 +11,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import learned_share, top_mass_with
-from attnscope.metrics.information.sink_test import ALPHA, sink_test
+from attnscope.metrics.information.sink_test import ALPHA, tested_sinks
 
 
 @shown_by_shape
@@ -103,90 +103,162 @@ def sink_rate(
 def sink_tokens(
     attention: torch.Tensor,
     *,
-    rule: Literal["frequency", "test"] = "frequency",
+    rule: Literal["test", "frequency"] = "test",
+    alpha: float = ALPHA,
     tau: float | None = None,
     gamma: float = 0.4,
     min_visibility: float = 0.3,
-    alpha: float = ALPHA,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """Which keys are sinks, by the paper's rule or by a test.
+    """Which keys are sinks, by a test or by the paper's rule.
 
-    By "frequency", key j is a sink when at least the share `gamma` of the queries that see it give it `tau`
-    or more, and at least ⌈min_visibility·n⌉ queries see it. The percentile of a sharp map is near 0, so that
-    local heads have many such keys. By "test" a sink receives more than chance gives any key: `sink_test`.
+    By "test" a sink receives more from afar than exchangeable attention gives any key, and more than twice
+    what uniform attention gives it: `sink_test`. By "frequency", the paper's words, key j is a sink when at
+    least the share `gamma` of the queries that see it give it `tau` or more, and at least ⌈min_visibility·n⌉
+    queries see it. The percentile of a sharp map is near 0, so that local heads have many such keys, and an
+    untrained model too.
 
     Args:
         attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
-        rule: "frequency", with tau, gamma and min_visibility; "test", with alpha.
+        rule: "test", with alpha, or "frequency", with tau, gamma and min_visibility.
+        alpha: the chance of any sink in a map without one, in (0, 1).
         tau: in (0, 1); None takes the 90th percentile of each map's visible entries, by linear interpolation.
         gamma: the share of queries, in (0, 1].
         min_visibility: in [0, 1]; leaves out the last keys of causal maps, which few queries see.
-        alpha: the chance of any sink in a map without one, in (0, 1).
 
     Returns:
         [..., n] bool; False past a map's own length and for a map with NaN or infinite entries.
 
     Raises:
-        ValueError: an unknown rule, a share outside its bounds, and as `incoming_attention`.
+        ValueError: an unknown rule, a share outside its bounds, tau, gamma or min_visibility together with
+            the test, and as `incoming_attention`.
 
     Example:
+        Every query attends to the first key; uniform attention has no sink.
+
         >>> import torch, attnscope as asc
-        >>> star = torch.zeros(5, 5); star[:, 0] = 1
-        >>> asc.sink_tokens(star)
-        tensor([ True, False, False, False, False])
+        >>> star = torch.zeros(32, 32); star[:, 0] = 1
+        >>> asc.sink_tokens(star).nonzero().flatten().tolist()
+        [0]
+        >>> asc.sink_tokens(torch.full((32, 32), 1 / 32)).any().item()
+        False
 
     References:
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025, section 3.
     """
     name = "sink_tokens"
-    if _checks.choice_argument(name, "rule", rule, ("frequency", "test")) == "test":
-        return sink_test(attention, alpha=alpha, support=support, lengths=lengths, validate=validate).sinks
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    _checks.choice_argument(name, "rule", rule, ("test", "frequency"))
     tau = None if tau is None else _checks.fraction_argument(name, "tau", tau)
     gamma = _checks.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
-    seen = _checks.support_argument(name, support, checked)
     visibility = _checks.between(name, "min_visibility", min_visibility, 0, 1)
+    if rule == "test":
+        if tau is not None or (gamma, visibility) != (0.4, 0.3):
+            raise ValueError(
+                f"{name}: tau, gamma and min_visibility belong to rule='frequency', got tau={tau!r}, "
+                f"gamma={gamma!r}, min_visibility={visibility!r} with rule='test'"
+            )
+        return tested_sinks(name, attention, alpha, support, lengths, validate).sinks
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    seen = _checks.support_argument(name, support, checked)
     return _checks.computed(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
 
 def sink_position(
     attention: torch.Tensor,
     *,
+    rule: Literal["test", "largest"] = "test",
+    alpha: float = ALPHA,
     min_visibility: float = 0.3,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """The key that receives most: argmax of α_j over keys that enough queries see.
+    """The strongest sink of a map, −1 where there is none.
+
+    By "test" it is the sink of `sink_test` with the largest mean attention from afar. By "largest" it is the
+    key of largest incoming attention, the argmax of α_j over keys that enough queries see: every map has one,
+    an untrained model's too.
 
     Args:
         attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+        rule: "test", with alpha, or "largest", with min_visibility.
+        alpha: the chance of any sink in a map without one, in (0, 1).
         min_visibility: only keys that at least ⌈min_visibility·n⌉ queries see compete, in [0, 1].
 
     Returns:
-        [...] int64, the first such key on ties; −1 when no key competes or the map is not finite.
+        [...] int64; −1 without a sink, or where no key competes, and where the map is not finite. By
+        "largest" the first such key on ties.
 
     Raises:
-        ValueError: min_visibility outside [0, 1], and as `incoming_attention`.
+        ValueError: an unknown rule, alpha or min_visibility outside their bounds, min_visibility together
+            with the test, and as `incoming_attention`.
 
     Example:
-        Under the causal mask the last key, which one query sees, does not compete.
+        Uniform attention has a largest key and no sink.
 
         >>> import torch, attnscope as asc
-        >>> asc.sink_position(torch.eye(4)).item(), asc.sink_position(torch.eye(4), support="full").item()
-        (2, 0)
+        >>> uniform = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
+        >>> asc.sink_position(uniform).item(), asc.sink_position(uniform, rule="largest").item()
+        (-1, 0)
+        >>> star = torch.zeros(64, 64); star[:, 0] = 1
+        >>> asc.sink_position(star).item()
+        0
 
     References:
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "sink_position"
-    asked = {name: {"min_visibility": min_visibility}}
+    _checks.choice_argument(name, "rule", rule, ("test", "largest"))
+    visibility = _checks.between(name, "min_visibility", min_visibility, 0, 1)
+    if rule == "test":
+        if visibility != 0.3:
+            raise ValueError(
+                f"{name}: min_visibility belongs to rule='largest', got {visibility!r} with rule='test'"
+            )
+        return tested_sinks(name, attention, alpha, support, lengths, validate).position
+    asked = {name: {"min_visibility": visibility}}
     return from_one_read(name, attention, asked, support, lengths, validate)[1][name]
+
+
+def sink_excess(
+    attention: torch.Tensor,
+    *,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """How much more attention from afar each key receives than exchangeable attention gives it.
+
+    (S_j − E_j)/far queries of `sink_test`: the mean over the queries that see key j from afar of what they
+    give it, less the mean of their far entries.
+
+    Args:
+        attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
+
+    Returns:
+        [..., n] float64 in [−1, 1]; NaN for keys that no query sees from afar, past a map's own length, and
+        for a map with NaN or infinite entries.
+
+    Raises:
+        ValueError: as `incoming_attention`.
+
+    Example:
+        Half of the attention on the first key, the other half uniform over all keys.
+
+        >>> import torch, attnscope as asc
+        >>> maps = torch.full((40, 40), 0.5 / 40, dtype=torch.float64); maps[:, 0] += 0.5
+        >>> excess = asc.sink_excess(maps)
+        >>> int(excess.argmax()), bool((excess[1:] < 0).all())
+        (0, True)
+
+    References:
+        Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, for the question.
+    """
+    return tested_sinks("sink_excess", attention, ALPHA, support, lengths, validate).excess
 
 
 def sink_share(

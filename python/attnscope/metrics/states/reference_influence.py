@@ -10,7 +10,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of
+from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of, identity, star
 from attnscope.metrics.states.alignment import states_argument
 
 
@@ -106,12 +106,10 @@ def _of_sinks(name: str, field: str, label: str, meaning: str, expected: float, 
     )
 
 
-# Every query takes (0.6, 0) from key 0, the sink, and (0, 0.8) from key 1.
-_HALF = torch.tensor([0.75, 0.25, 0.0, 0.0], dtype=torch.float64, device="cpu").expand(4, 4).contiguous()
+# Every query but the first takes (0.6, 0) from key 0, the sink, and (0, 0.8) from itself.
+_HALF = 0.75 * star(32) + 0.25 * identity(32)
 _SIDES = {
-    "value": torch.tensor(
-        [[[0.8, 0.0], [0.0, 3.2], [1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64, device="cpu"
-    )
+    "value": torch.tensor([[0.8, 0.0], *[[0.0, 3.2]] * 31], dtype=torch.float64, device="cpu")[None]
 }
 
 QUANTITIES = (

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from attnscope import _checks
 from attnscope.metrics.information import sink_sets as exact
+from attnscope.metrics.quantity import Known, star
 from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, percentile_of
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
@@ -116,9 +118,11 @@ def head_specialization(tokens: Sequence[Any]) -> Specialization:
 
 
 QUANTITIES = (
-    as_exact(
-        exact,
-        "sink_count",
+    replace(
+        as_exact(exact, "sink_count_frequency"),
+        name="sink_count",
+        label="sink tokens per map",
+        known=Known(1, star(6)),
         meaning="Keys whose column sum reaches the 90th percentile of column sums.",
         options={"rule": "rmt"},
     ),

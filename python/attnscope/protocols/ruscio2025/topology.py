@@ -162,7 +162,14 @@ QUANTITIES = (
         for dimension in (0, 1)
         for word, said in (("mean", "mean"), ("max", "longest"))
     ),
-    _of_topology("attention_mean", "mean", "mean entry", "Mean of all entries.", Known(0.25, full(4))),
+    _of_topology(
+        "attention_mean",
+        "mean",
+        "mean entry",
+        "Mean of all entries, 1/n whatever is attended to: rows sum to 1.",
+        Known(0.25, full(4)),
+        kind="constant",
+    ),
     _of_topology("attention_max", "max", "largest entry", "Largest entry.", Known(0.75, _CORNER), high=1),
     _of_topology(
         "attention_std",

@@ -161,7 +161,7 @@ def between(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
             for at, layer in enumerate(panel.layers):
                 y = panel.measures[measure][at][:, panel.at(mode)]
                 for design, more in designs(panel):
-                    found = over_texts(x, y, more, panel.units, options.bootstrap, seed)
+                    found = over_texts(x, y, more, panel.units)
                     rows.append(
                         {
                             **placed(layer, design, mode, predictor, measure),
@@ -176,9 +176,9 @@ def between(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
     return adjusted(rows, ("design", "predictor", "measure"), holm, HOLM)
 
 
-def over_texts(x: Array, y: Array, covariates: Array, units: Array, draws: int = 1, seed: int = 0) -> Any:
+def over_texts(x: Array, y: Array, covariates: Array, units: Array) -> Any:
     """Spearman's correlation over texts given covariates [T, c], equal texts drawn as one."""
-    return partial_correlation(x, y, covariates, draws=draws, seed=seed, units=units)
+    return partial_correlation(x, y, covariates, units=units)
 
 
 def designs(panel: Panel) -> tuple[tuple[str, Array], ...]:

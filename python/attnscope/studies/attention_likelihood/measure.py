@@ -215,7 +215,6 @@ def _survey(run: StageRun, batch: Batch, own: pd.DataFrame, number: int, layer: 
         known = np.isfinite(tokens)
         given = place[known][:, None]
         plain, partial = (
-            partial_correlation(tokens[known], boost[known], more, draws=1).r
-            for more in (given[:, :0], given)
+            partial_correlation(tokens[known], boost[known], more).r for more in (given[:, :0], given)
         )
         run.write("surveys", sample=sample, layer=number, correlation=plain, partial=partial)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 import pandas as pd
 from markupsafe import Markup
 
+from attnscope.metrics.information.sink_sets import PERCENTILES
 from attnscope.report.numbers import Wanted
 from attnscope.report.section import Page, Section, analysis
 from attnscope.studies.attention_sinks import small_tables
 from attnscope.studies.attention_sinks.figures import THRESHOLD
-from attnscope.studies.attention_sinks.matched_keys import RANDOM
 
 
 def _head_means(**labels: str | tuple[str, str]) -> tuple[Wanted, ...]:
@@ -46,16 +46,16 @@ ANALYSES: tuple[Section, ...] = (
             has a largest entry, so a key is called a sink only when it receives from far queries more than
             any key would if the far entries of each row were exchangeable (chance 0.01 a map, Bernstein's
             inequality) and more than twice what uniform attention gives it; texts of fewer than 256 tokens
-            are also judged together. Sink tokens per map count by frequency instead: keys that 40 % of the
+            are also judged together. Sink tokens by frequency follow another rule: keys that 40 % of the
             queries attend to strongly."""
         ),
         figures=("sink_emergence", "sink_maps", "ablation"),
         metrics=(
-            *("sink_share", "sink_boost", "sink_rate", "sink_count_test", "sink_excess", "sink_count"),
+            *("sink_share", "sink_boost", "sink_rate", "sink_count", "sink_excess", "sink_count_frequency"),
             *("top_mass", "learned_sink_mass"),
         ),
         pairs=_head_means(
-            sink_count="sink tokens per map",
+            sink_count_frequency=("sink tokens by frequency; published: of the top tenth", "sink_count"),
             top_mass=("mass of the top key; published: of the top tenth", "sink_concentration"),
         ),
         published="""The published concentration is the mass of the keys at or above the 90th percentile of
@@ -77,7 +77,9 @@ ANALYSES: tuple[Section, ...] = (
         ),
         figures=("sink_removal", "divergence"),
         metrics=("entropy", "entropy_normalized", "head_divergence"),
-        pairs=[Wanted("layers", f"kl_reduction_{at}", f"KL reduction, {at}th percentile") for at in RANDOM],
+        pairs=[
+            Wanted("layers", f"kl_reduction_{at}", f"KL reduction, {at}th percentile") for at in PERCENTILES
+        ],
         published="""In the published KL a row that loses all its keys becomes uniform; here it is left out
             and counted.""",
         published_causal="""The published sinks are the keys of the largest total mass over heads and queries:

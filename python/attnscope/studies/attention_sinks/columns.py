@@ -24,7 +24,7 @@ from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import levels, reads_layers
-from attnscope.metrics.quantity import Quantity, Shared, Site
+from attnscope.metrics.quantity import Quantity, Site
 from attnscope.studies.supports import Seen, keys_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: Functions that the study takes, by protocol.
 METRICS = {
     "exact": (
-        *("sink_share", "sink_rate", "sink_position", "sink_tokens", "sink_test", "top_mass"),
+        *("sink_share", "sink_rate", "sink_position", "sink_tokens", "sink_excess", "sink_test", "top_mass"),
         *("fiedler_value", "laplacian_gap", "graph_statistics", "betti_numbers"),
         *("participation_ratio", "stable_rank", "effective_rank", "spectral_gap", "spectral_ratio"),
         *("marchenko_pastur", "bar_count", "total_persistence", "max_persistence", "persistent_entropy"),
@@ -62,7 +62,10 @@ _ASKED_BY = {
 LAWS = {"causal": "triangular", "full": "Marchenko-Pastur"}
 #: Functions of a protocol -> other names that ask for them as well.
 _SYNONYMS: dict[str, dict[str, tuple[str, ...]]] = {
-    "exact": {"sink_test": ("classify_frames",)},
+    "exact": {
+        "sink_test": ("classify_frames", "sink_excess", "sink_position", "sink_tokens"),
+        "sink_position": ("classify_frames", "sink_test"),
+    },
     "ruscio2025": {
         "topology": ("bar_count", "max_persistence", "sink_position"),
         "bulk": ("marchenko_pastur",),
@@ -103,25 +106,8 @@ def taken(protocol: str, metrics: Sequence[str], thresholds: Sequence[float | st
         one = declared.mean_over("query")
         one = one.with_options(thresholds=tuple(thresholds)) if "threshold" in one.axes else one
         if table_of(one):
-            chosen.append(by_test(one))
+            chosen.append(one)
     return chosen
-
-
-def by_test(one: Quantity) -> Quantity:
-    """The exact quantity with the sinks of the test wherever it takes sinks out or counts what is taken out.
-
-    The number of sinks by frequency, `sink_count` of a map, stays beside that of the test.
-    """
-    if one.protocol != "exact":
-        return one
-    if one.metric == "sink_tokens" and (one.scope, one.name) != ("map", "sink_count"):
-        return one.with_options(rule="test")
-    mine = {
-        name: replace(value, options=(*value.options, ("rule", "test")))
-        for name, value in one.options.items()
-        if isinstance(value, Shared) and value.metric == "sink_tokens"
-    }
-    return one.with_options(**mine) if mine else one
 
 
 def _asked_by(one: Quantity) -> str:

@@ -21,16 +21,17 @@ from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.inference import benjamini_hochberg, control_test, holm, paired_test, welch_test
 from attnscope.inference.emergence import Curve, emergence_splits
+from attnscope.metrics.information.sink_sets import PERCENTILES
 from attnscope.protocols.ruscio2025 import combine_p_values, emergence_change
-from attnscope.studies.attention_sinks.matched_keys import RANDOM
 from attnscope.studies.attention_sinks.published import compared_layers
+from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
 
 #: What the numbers of a measured table are of.
 SCOPES = {"heads": "heads", "head_means": "head_mean", "layers": "layers"}
 #: Metrics that are described for every single head.
 OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
 #: Columns of the measured tables that are no measurements.
-_NO_NUMBERS = {*RANDOM.values(), "n_tokens"}
+_NO_NUMBERS = {*SHARE.values(), *SHUFFLED.values(), "n_tokens"}
 #: The published change and its steps, which are taken in the order of their names; exact has none.
 _NO_CHANGE = {"change": math.nan, "change_first_step": None, "change_last_step": None}
 
@@ -116,31 +117,39 @@ def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> It
 def removal_tests(results: Results) -> list[dict[str, Any]]:
     """Rows of `removal_tests`: does taking the sinks out bring the heads together?
 
-    Exact: a paired t-test over sentences against as many random visible keys near them, because any keys that
-    are taken out leave heads with less to differ in; texts without such keys are not in the test. The
-    authors' way: each sentence's p-value over its heads, combined by Fisher's method.
+    Exact: a paired t-test over sentences of the share of the divergence that goes, against that of shuffled
+    rows, whose strongest keys are chosen in the same way, because keys that are chosen as the strongest leave
+    any heads with less to differ in. The authors' way: each sentence's p-value over its heads, combined by
+    Fisher's method.
     """
     layers = results.table("layers")
     made: list[dict[str, Any]] = []
-    for percentile, control in RANDOM.items():
+    for percentile in PERCENTILES:
         if f"kl_reduction_{percentile}" not in layers:
             continue
+        names = f"kl_reduction_{percentile}", SHARE[percentile], SHUFFLED[percentile]
         for named, own in checkpoints(layers):
             for (layer, protocol), rows in own.groupby(["layer", "protocol"], sort=True):
-                exact = protocol == "exact"
-                values = rows[f"kl_reduction_{percentile}"].to_numpy(float, na_value=np.nan)
-                random = rows[control].to_numpy(float, na_value=np.nan) if exact else np.zeros(len(values))
-                both = ~np.isnan(values) & ~np.isnan(random)
-                means = [float(one[both].mean()) if both.any() else math.nan for one in (values, random)]
-                test = paired_test(values, random)
+                values = {name: rows[name].to_numpy(float, na_value=np.nan) for name in names if name in rows}
+                if protocol == "exact":
+                    test = paired_test(values[names[1]], values[names[2]])
+                else:
+                    test = paired_test(values[names[0]], np.zeros(len(rows)))
                 found = difference_of(test)
                 if protocol == "ruscio2025":
                     each = rows[f"p_value_{percentile}"].dropna()
                     found["p_value"] = combine_p_values(each.tolist()) if len(each) else math.nan
                 about = {"layer": layer, "percentile": percentile, "protocol": protocol}
-                about |= {"kl_reduction": means[0], "kl_random": means[1] if exact else math.nan}
+                means = ("kl_reduction", "kl_share", "kl_share_shuffled")
+                about |= {mean: _mean(values.get(name)) for mean, name in zip(means, names, strict=True)}
                 made.append({**named, **about, **found, "samples": test.n})
     return corrected(made)
+
+
+def _mean(values: np.ndarray[Any, np.dtype[np.float64]] | None) -> float:
+    """The mean of what is defined, NaN of nothing."""
+    known = values[~np.isnan(values)] if values is not None else np.empty(0)
+    return float(known.mean()) if len(known) else math.nan
 
 
 def null_tests(results: Results) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Controls of sets of keys: as many other keys, near those that they stand for.
 
-Taking keys out of a model or a map changes something whichever keys they are, and more of them change more.
+Taking keys out of a model changes something whichever keys they are, and more of them change more.
 So every set has controls of exactly its size in each text, drawn from the other keys at comparable depth: a
 key is stood for by one of the nearest quarter of the text. Where a set is empty there is nothing to compare.
 """
@@ -9,17 +9,11 @@ key is stood for by one of the nearest quarter of the text. Where a set is empty
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.metrics.information.divergence import sink_removal
-from attnscope.metrics.information.sink_sets import PERCENTILES, _keys_by_percentile
-
-#: Percentile of incoming attention -> the column that holds what taking out as many random keys does.
-RANDOM = {percentile: f"kl_random_{percentile}" for percentile in PERCENTILES}
 #: Controls drawn for every set of keys.
 DRAWS = 5
 #: Share of the text's keys, the nearest ones, from which a key's stand-in is drawn, and the fewest of them.
@@ -64,45 +58,3 @@ def matched_keys(
                 free = free[free != taken]
                 chosen[draw, text, taken] = True
     return torch.from_numpy(chosen), there
-
-
-def random_reduction(
-    heads: Tensor, keys: Tensor, lengths: Sequence[int], seeds: Sequence[Sequence[int]], **options: Any
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """How much the heads' divergence falls without as many random keys: mean over the draws, NaN without any.
-
-    Args:
-        heads: of one layer [texts, h, n, n].
-        keys: those whose `kl_reduction` it is compared with, bool [texts, n].
-    """
-    controls, there = matched_keys(keys.cpu(), lengths, seeds)
-    sizes = torch.as_tensor(list(lengths))
-    found = [
-        sink_removal(heads, control, keep_attention=False, lengths=sizes, **options).kl_reduction
-        for control in controls
-    ]
-    return torch.where(there, torch.stack(found).mean(0), torch.nan).numpy()
-
-
-def random_reductions(
-    heads: Tensor,
-    mean: Tensor,
-    lengths: Tensor,
-    seeds: Sequence[Sequence[int]],
-    support: Any,
-    sink_mass: Tensor | None,
-) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
-    """`kl_random_P` of a layer for each percentile: the control of `kl_reduction_P`, one number a text.
-
-    Args:
-        heads: [texts, h, n, n].
-        mean: over heads [texts, 1, n, n], whose strongest keys are taken out.
-    """
-    found = _keys_by_percentile(mean, support=support, lengths=lengths[:, None])
-    options = {"support": support, "sink_mass": sink_mass}
-    return {
-        column: random_reduction(
-            heads, found[percentile][:, 0], lengths.tolist(), [[*one, percentile] for one in seeds], **options
-        )
-        for percentile, column in RANDOM.items()
-    }

@@ -142,7 +142,7 @@ def judged(results: Results) -> Iterator[HeadSinks]:
     """The heads of every checkpoint, in all texts and in each group where there are several."""
     there = "sink_sums" in results.tables()
     sums = results.table("sink_sums") if there else pd.DataFrame(columns=[*CHECKPOINT_KEYS, "group"])
-    numbers = ["sink_position_test", "sink_count_test"]
+    numbers = ["sink_position", "sink_count"]
     for keys, group, texts, wide in by_group(results, "exact", numbers):
         ours = sums[(sums[list(keys)] == list(keys.values())).all(axis=1)] if len(sums) else sums
         ours = ours if group == "all" else ours[ours["group"] == group]

@@ -25,9 +25,9 @@ from attnscope.metrics.support import measure_layer
 from attnscope.models.architecture import depth
 from attnscope.studies.attention_sinks import columns, summaries
 from attnscope.studies.attention_sinks.columns import States, write_rows
-from attnscope.studies.attention_sinks.matched_keys import random_reductions
 from attnscope.studies.attention_sinks.options import SinkOptions, by_focus_word
 from attnscope.studies.attention_sinks.runs import ablation, fisher_rows
+from attnscope.studies.attention_sinks.shuffled_removal import removal_shares
 from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
 from attnscope.studies.nulls import shuffled_rows, write_baselines
@@ -143,9 +143,11 @@ class SinkStudy(Study):
             known.append(measured.known(*SHARED))
             more: dict[str, Any] = {}
             if heads is not None and removed and not run.unit.variant:
-                seeds = [[self.settings.seed, sample, number, 0x4B3D] for sample in batch.samples]
-                layer = (states.heads, states.mean, states.lengths)
-                more = random_reductions(*layer, seeds, states.support, states.learned)
+                more = removal_shares(
+                    *(states.heads, states.lengths, batch.samples, number, self.settings.seed),
+                    support=states.rows(mean=True).get("support"),
+                    learned=states.learned,
+                )
             write_rows(run, measured, batch, "exact", number, heads, supports=states.supports, **more)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"

@@ -24,7 +24,7 @@ from attnscope.studies.attention_sinks.sink_heads import HeadSinks, by_group, ju
 #: What is said where no head has a sink.
 _NO_FRAME = Frames("none", None, math.nan, math.nan, pd.DataFrame())
 #: Place and number of a head's sinks by the test.
-_BY_TEST = ("sink_position_test", "sink_count_test")
+_BY_TEST = ("sink_position", "sink_count")
 
 TABLES = (
     *("sink_heads", "frames", "frame_evidence", "specialization"),
@@ -120,7 +120,7 @@ def specialization(results: Results) -> list[dict[str, Any]]:
 
     Of the texts that could be tested; as published by token string, of any head's strongest key.
     """
-    heads = results.table("heads", [*HEAD_KEYS, "sink_position", *_BY_TEST, "sink_token"])
+    heads = results.table("heads", [*HEAD_KEYS, *_BY_TEST, "sink_token"])
     there = np.where(heads["protocol"] == "exact", heads[_BY_TEST[1]].notna(), heads["sink_position"].notna())
     heads = heads[there]
     made = []

@@ -9,7 +9,7 @@ from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.tables import Column, Table, columns
 from attnscope.metrics.quantity import Quantity
 from attnscope.studies.attention_sinks.columns import METRICS, table_of, taken
-from attnscope.studies.attention_sinks.matched_keys import RANDOM
+from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
 from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
 
@@ -79,7 +79,11 @@ TABLES = (
     Table(
         "layers",
         (*CHECKPOINT_KEYS, "sample", "layer", "protocol"),
-        (*_columns("count n_tokens"), *_quantities("layers"), *columns("value", *RANDOM.values())),
+        (
+            *_columns("count n_tokens"),
+            *_quantities("layers"),
+            *columns("value", *SHARE.values(), *SHUFFLED.values()),
+        ),
     ),
     Table(
         "examples", HEAD_KEYS, (*_columns("count n_tokens"), Column("attention", "list<float64>", "values"))
@@ -118,7 +122,7 @@ TABLES = (
     _table("layer_tests", "metric layer other_layer protocol", "value difference", _TESTS, "count samples"),
     _table(
         *("removal_tests", "layer percentile protocol"),
-        *("value kl_reduction kl_random difference low high", _TESTS, "count samples"),
+        *("value kl_reduction kl_share kl_share_shuffled difference low high", _TESTS, "count samples"),
     ),
     _table(
         *("null_tests", "kind metric scope protocol"),

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from attnscope.engine.reading import in_series
+from attnscope.metrics.information.sink_sets import PERCENTILES
 from attnscope.plots.axes import depth_axis, layers_below, series_colors
 from attnscope.plots.figure import (
     Drawn,
@@ -26,10 +27,9 @@ from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import estimate, last_step
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
-from attnscope.studies.attention_sinks.matched_keys import RANDOM
 
 #: Percentile that makes a key a sink -> how much less heads differ without those.
-REDUCTIONS = {at: f"kl_reduction_{at}" for at in RANDOM}
+REDUCTIONS = {at: f"kl_reduction_{at}" for at in PERCENTILES}
 
 
 def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> None:
@@ -41,10 +41,6 @@ def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> N
         means = pd.concat(estimate(rows, column, ["series"]) for column in measured)
         if means["mean"].notna().any():
             draw_curve(ax, there, means, str(name), colors[name], marker=True)
-        random = [RANDOM[at] for at in there]
-        if set(random) <= set(rows) and rows[random].notna().any(axis=None):
-            level = [rows[one].mean() for one in random]
-            ax.plot(there, level, color=colors[name], linestyle=":", gid="random")
     ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     ax.set(xticks=there, xlim=(min(there) - 2, max(there) + 2))
     ax.set(xlabel="percentile of a sink", ylabel="reduction of KL (nats)")
@@ -87,7 +83,11 @@ def sink_removal(results: Results, options: Options) -> Drawn:
         "percentile that makes a key a sink (mean over layers)"
         + (" and by layer at the 90th." if by_layer else "."),
         "Positive: heads differ less without sinks."
-        + (" Dotted: without as many random keys." if "exact" in kinds else ""),
+        + (
+            " Dashed: of queries that did not choose the keys. Dotted: of these without as many others."
+            if "exact" in kinds
+            else ""
+        ),
         "The published computation stands beside the exact one." if len(kinds) > 1 else beside,
         compared_with(figure),
     )

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: MIT
+"""How often every test and interval of `inference` errs on its own null; the table is in tests/README.md.
+
+Each case draws data in which nothing is to be found, the measured model being one draw among its controls. A
+rate is the share of trials in which a test at .05 rejects or a nominal 95 % interval misses. The table holds
+the rates as they were measured with these seeds; a case without a row fails here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope import inference
+from attnscope.inference.leakage import leakage_share, leakage_test
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+#: No test and no interval errs more often than this, but for those with a reason.
+MOST = 0.06
+#: Intervals that err more often, and as often as they do at most.
+KNOWN = {"bootstrap, lognormal of sigma 1, n = 12": 0.1, "bootstrap, lognormal of sigma 1, n = 40": 0.09}
+
+
+def misses(interval, truth):
+    return not interval.low <= truth <= interval.high
+
+
+def lognormal(draw, size, sigma=1.0):
+    return np.exp(sigma * draw.standard_normal(size))
+
+
+def paired(draw):
+    return inference.paired_test(draw.normal(size=12), draw.normal(size=12)).p_value <= 0.05
+
+
+def paired_lognormal(draw):
+    return inference.paired_test(lognormal(draw, 12), lognormal(draw, 12)).p_value <= 0.05
+
+
+def welch(draw):
+    return inference.welch_test(draw.normal(size=8), 3 * draw.normal(size=20)).p_value <= 0.05
+
+
+def holm(draw):
+    shared = draw.normal(size=12)
+    p_values = [inference.paired_test(shared + draw.normal(size=12), np.zeros(12)).p_value for _ in range(10)]
+    return (inference.holm(p_values) <= 0.05).any()
+
+
+def control(number, texts, texts_of_controls, between=1.0, within=0.3):
+    """A model that is one more initialisation."""
+
+    def trial(draw):
+        def texts_of(count):
+            return between * draw.normal() + within * draw.normal(size=count)
+
+        controls = [texts_of(texts_of_controls) for _ in range(number)]
+        return inference.control_test(texts_of(texts), controls).p_value <= 0.05
+
+    return trial
+
+
+def association(method, n, law, *, interval=False):
+    def trial(draw):
+        x, y = law(draw, n)
+        found = inference.correlation(x, y, method=method)
+        return misses(found, 0) if interval else found.p_value <= 0.05
+
+    return trial
+
+
+def independent(draw, n):
+    return draw.normal(size=n), draw.normal(size=n)
+
+
+def skewed(draw, n):
+    return lognormal(draw, n), lognormal(draw, n)
+
+
+def uneven(draw, n):
+    """No correlation, and noise that grows with x."""
+    x = draw.normal(size=n)
+    return x, x * draw.normal(size=n)
+
+
+def partial(*, interval):
+    def trial(draw):
+        cause = draw.normal(size=(15, 2))
+        x, y = cause.sum(1) + draw.normal(size=15), cause.sum(1) + draw.normal(size=15)
+        found = inference.partial_correlation(x, y, cause, method="pearson")
+        return misses(found, 0) if interval else found.p_value <= 0.05
+
+    return trial
+
+
+def within(texts, versions):
+    def trial(draw):
+        x, y = draw.normal(size=(2, texts * versions))
+        return inference.within_correlation(x, y, np.arange(len(x)) // versions, draws=1).p_value <= 0.05
+
+    return trial
+
+
+def mean(n, law, truth=0.0):
+    def trial(draw):
+        values = law(draw, n)
+        return misses(inference.bootstrap(values, draws=1000, seed=int(draw.integers(2**31))), truth)
+
+    return trial
+
+
+def clustered(draw):
+    clusters = np.repeat(np.arange(12), draw.integers(2, 8, 12))
+    values = draw.normal(size=12)[clusters] + 0.5 * draw.normal(size=len(clusters))
+    return misses(inference.bootstrap(values, clusters=clusters, draws=1000), 0)
+
+
+def together(draw):
+    low, high = inference.mean_intervals(draw.normal(size=(40, 12)), draws=500, together=True)
+    return ((low > 0) | (high < 0)).any()
+
+
+def median(draw):
+    return misses(inference.median_interval(draw.standard_cauchy(12)), 0)
+
+
+def jackknife(draw):
+    return misses(inference.jackknife(draw.normal(size=8), lambda values: values.mean()), 0)
+
+
+def flips(draw):
+    return inference.sign_flips(draw.standard_cauchy(10), draws=499, seed=1) <= 0.05
+
+
+def flips_of_products(draw):
+    vectors = draw.normal(size=(8, 5))
+    return inference.sign_flips(vectors @ vectors.T, draws=499, seed=1) <= 0.05
+
+
+def exchanged(draw):
+    values = draw.normal(size=24)
+    found = inference.exchange_labels(
+        lambda labels: np.abs(np.where(labels, 1, -1) @ values),
+        draw.permutation(np.arange(24) % 2),
+        draws=199,
+    )
+    return found.p_value <= 0.05
+
+
+def largest(draw):
+    values = draw.normal(size=(24, 6)) + draw.normal(size=(24, 1))
+    found = inference.exchange_labels(
+        lambda labels: np.abs(np.where(labels, 1, -1) @ values),
+        draw.permutation(np.arange(24) % 2),
+        draws=199,
+    )
+    return inference.max_t(found.observed, found.drawn).p_value <= 0.05
+
+
+def emerges(draw):
+    import pandas as pd
+
+    # what all texts of a checkpoint share is noise too
+    values = draw.normal(size=(14, 1)) + draw.normal(size=(14, 6))
+    table = pd.DataFrame(
+        {"step": np.repeat(np.arange(14), 6), "sample": np.tile(np.arange(6), 14), "x": values.ravel()}
+    )
+    return inference.emergence_step(table, "x", draws=199)["verdict"][0] == "step"
+
+
+def detected(column, clusters=20, rows=4, *, one_sided=False):
+    """States and a baseline that know nothing of the labels, in templates of four texts."""
+
+    def trial(draw):
+        template = np.repeat(np.arange(clusters), rows)
+        labels = draw.permutation(np.arange(len(template)) % 2)
+        states, other = draw.normal(size=(len(template), 12)), draw.normal(size=(len(template), 2))
+        found = asc.detection(
+            states, labels, folds=template % 5, baselines={"other": other}, clusters=template, draws=400
+        ).set_index("score")
+        truth = 0.0 if column == "auc_excess" else 0.5
+        low, high = found.loc[column, ["low", "high"]]
+        return low > truth if one_sided else not low <= truth <= high
+
+    return trial
+
+
+def leaks(draw):
+    real, null = draw.normal(size=(2, 12, 1))
+    return leakage_test(real, null, draws=499).p_value.item() <= 0.05
+
+
+def residual(*, interval):
+    """Scores of 32 texts in eight groups that share nothing."""
+
+    def trial(draw):
+        scores = torch.from_numpy(draw.normal(size=(32, 1, 8, 8)))
+        profile = asc.PositionProfile(8, groups=8)
+        profile.add(scores, group=[text // 4 for text in range(32)])
+        size = asc.residual_size(profile, draws=499)
+        return bool(size.low[0, 0] > 0) if interval else bool(size.p_value[0, 0] <= 0.05)
+
+    return trial
+
+
+def share(draw):
+    scores = torch.from_numpy(draw.normal(size=(32, 1, 8, 8)))
+    profile = asc.PositionProfile(8, groups=8)
+    profile.add(scores, group=[text // 4 for text in range(32)])
+    return bool(leakage_share(profile).low[0, 0] > 0)
+
+
+def normal(draw, n):
+    return draw.normal(size=n)
+
+
+#: What is tested, by the words of its row in the table: trials, and one trial.
+CASES = {
+    "paired_test, n = 12": (4000, paired),
+    "paired_test, lognormal, n = 12": (4000, paired_lognormal),
+    "welch_test, 8 and 20 of unequal variance": (4000, welch),
+    "holm, any of ten correlated tests": (1500, holm),
+    "control_test, 8 controls, 40 texts": (3000, control(8, 40, 10)),
+    "control_test, 20 controls, 100 texts": (3000, control(20, 100, 100)),
+    "control_test, 8 controls, 3 texts": (3000, control(8, 3, 100, between=0.0, within=1.0)),
+    "correlation, Pearson's p, n = 12": (4000, association("pearson", 12, independent)),
+    "correlation, Pearson's p, lognormal, n = 12": (4000, association("pearson", 12, skewed)),
+    "correlation, Spearman's p, n = 6": (3000, association("spearman", 6, independent)),
+    "correlation, Spearman's p, n = 12": (4000, association("spearman", 12, independent)),
+    "correlation, Pearson's interval, n = 5": (4000, association("pearson", 5, independent, interval=True)),
+    "correlation, Pearson's interval, lognormal, n = 12": (
+        4000, association("pearson", 12, skewed, interval=True)
+    ),
+    "correlation, Pearson's interval, noise that grows, n = 30": (
+        4000, association("pearson", 30, uneven, interval=True)
+    ),
+    "correlation, Spearman's interval, n = 12": (
+        4000, association("spearman", 12, independent, interval=True)
+    ),
+    "partial_correlation, p, n = 15, two covariates": (3000, partial(interval=False)),
+    "partial_correlation, interval, n = 15, two covariates": (3000, partial(interval=True)),
+    "within_correlation, p, 2 texts of 3 versions": (3000, within(2, 3)),
+    "within_correlation, p, 8 texts of 5 versions": (1500, within(8, 5)),
+    "bootstrap, n = 8": (3000, mean(8, normal)),
+    "bootstrap, n = 29": (3000, mean(29, normal)),
+    "bootstrap, n = 30": (3000, mean(30, normal)),
+    "bootstrap, lognormal of sigma 1, n = 12": (3000, mean(12, lognormal, math.exp(0.5))),
+    "bootstrap, lognormal of sigma 1, n = 40": (3000, mean(40, lognormal, math.exp(0.5))),
+    "bootstrap, 12 clusters": (2000, clustered),
+    "mean_intervals, any of 40 at once, n = 12": (1500, together),
+    "median_interval, Cauchy, n = 12": (4000, median),
+    "jackknife, 8 groups": (3000, jackknife),
+    "sign_flips, Cauchy, 10 groups": (3000, flips),
+    "sign_flips, products of 8 groups": (3000, flips_of_products),
+    "exchange_labels, n = 24": (3000, exchanged),
+    "max_t, any of 6": (2000, largest),
+    "emergence_step, 14 checkpoints": (1500, emerges),
+    "detection, auc, 20 templates": (400, detected("auc")),
+    "detection, auc above .5": (400, detected("auc", one_sided=True)),
+    "detection, auc_direction, 20 templates": (400, detected("auc_direction")),
+    "detection, auc_excess above 0": (400, detected("auc_excess", one_sided=True)),
+    "detection, auc, 40 templates of 2": (200, detected("auc", 40, 2)),
+    "leakage_test, 12 texts": (3000, leaks),
+    "leakage_share, interval above 0": (600, share),
+    "residual_size, p, 8 groups": (600, residual(interval=False)),
+    "residual_size, interval above 0": (600, residual(interval=True)),
+}  # fmt: skip
+
+
+def rows():
+    """Rates of the table by the words of their rows."""
+    text = README.read_text("utf-8").partition("## Levels\n")[2].partition("\n## ")[0]
+    return {name: float(rate) for name, rate in re.findall(r"^\| ([^|]+?) \| (0?\.\d+|0) \|", text, re.M)}
+
+
+def test_the_table_has_a_row_for_every_case_and_none_above():
+    stored = rows()
+    assert set(CASES) <= set(stored)
+    for name in CASES:
+        assert stored[name] <= KNOWN.get(name, MOST), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_level_is_kept(name):
+    trials, trial = CASES[name]
+    draw = np.random.default_rng(17)
+    rate = float(np.mean([trial(draw) for _ in range(trials)]))
+    print(f"| {name} | {rate:.3f} |")
+    assert rate <= KNOWN.get(name, MOST)
+    # the same seeds elsewhere: what differs is rounding
+    assert rate == pytest.approx(rows()[name], abs=2.5 / math.sqrt(trials) * 0.1)
