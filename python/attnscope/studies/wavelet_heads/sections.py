@@ -35,8 +35,11 @@ SECTIONS: tuple[Section, ...] = (
         ),
         caveats=Markup(
             """Uniform attention is a constant: through a Hann window it has 2/3 of its power in bin 0 and 1/3
-            in bin 1, all of it in the low band. A large low band and a large selectivity of an untrained
-            model are the window's and the mask's, not the model's.
+            in bin 1, all of it in the low band, where the transform is as long as the signal. Transforms of
+            other lengths are padded with zeros, which makes bins finer and the share of one smaller: the
+            table's value of uniform attention is the mean over all of its rows, and below 2/3. A large low
+            band and a large selectivity of an untrained model are the window's and the mask's, not the
+            model's.
 
             One-hot attention is white: its bands hold 1/4, 1/2 and 1/4. A sharp head is broadband whatever
             it attends to.
