@@ -291,10 +291,10 @@ def _removal(table: pd.DataFrame) -> Question:
     return _answered(
         title,
         Markup(
-            "The share of the heads' divergence that goes with the keys above the 90th percentile of incoming "
-            "attention, less that of maps with shuffled rows without the strongest keys of these, mean of two "
-            "draws. <i>n</i> is of texts. An untrained model has keys that its queries prefer too. Corrected "
-            "over the table <code>removal_tests</code>, which holds other percentiles too."
+            "The share of the heads' divergence that goes with the keys above the 90th percentile of "
+            "incoming attention, less that of maps with shuffled rows without the strongest keys of these, "
+            "mean of two draws. <i>n</i> is of texts. An untrained model has keys that its queries prefer "
+            "too. Corrected over the table <code>removal_tests</code>, which holds other percentiles too."
         ),
         tests,
     )
