@@ -335,9 +335,21 @@ def test_position_tokens_and_excess_are_fields_of_the_test(lengths, support):
     assert torch.equal(asc.sink_position(attention, alpha=0.02, **options), whole.position)
     assert torch.equal(asc.sink_tokens(attention, alpha=0.02, **options), whole.sinks)
     assert torch.equal(asc.sink_excess(attention, **options).nan_to_num(7), whole.excess.nan_to_num(7))
-    together = asc.measure(attention, ["sink_position", "sink_tokens", "sink_excess"], **options)
+    # what else one read of the maps answers stands beside them
+    together = asc.measure(
+        attention, ["sink_position", "sink_tokens", "sink_excess", "sink_share", "sink_rate"], **options
+    )
     assert torch.equal(together["sink_position"], asc.sink_position(attention, **options))
     assert torch.equal(together["sink_excess"].nan_to_num(7), whole.excess.nan_to_num(7))
+
+
+def test_beside_what_one_read_answers_the_position_is_that_of_the_test():
+    """The largest key of uniform attention is the first, and no sink."""
+    uniform = softmax(torch.zeros(40, 40, dtype=torch.float64))
+    found = asc.measure(uniform, ["sink_share", "sink_rate", "sink_position"])
+    assert found["sink_position"].item() == -1
+    asked = {"sink_share": {}, "sink_rate": {}, "sink_position": {"rule": "largest"}}
+    assert asc.measure(uniform, asked)["sink_position"].item() == 0
 
 
 def test_a_warning_carries_the_name_of_the_function():

@@ -256,10 +256,12 @@ def test_betti_numbers_of_a_non_finite_map_are_its_own_call():
                 "top_mass": {},
                 "sink_rate": {},
                 "sink_share": {"support": "full"},
-                "sink_position": {"support": "full"},
+                "sink_position": {"support": "full", "rule": "largest"},
             },
             [["sink_rate", "top_mass"], ["sink_position", "sink_share"]],
         ),
+        # by the test it is read off far attention
+        ({"top_mass": {}, "sink_position": {}}, []),
         (["attention_entropy"], []),
         (["head_divergence"], []),
         (["head_divergence", "top_mass"], []),
@@ -375,7 +377,9 @@ def test_one_read_of_a_non_finite_map_speaks_as_measure():
     attention = maps(3, 8, 8)
     attention[1, 4, 2] = torch.nan
     with pytest.warns(RuntimeWarning, match=r"^measure: 1 of 3 matrices") as warned:
-        found = asc.measure(attention, ["top_mass", "attention_entropy", "sink_position"])
+        found = asc.measure(
+            attention, {"top_mass": {}, "attention_entropy": {}, "sink_position": {"rule": "largest"}}
+        )
     assert len(warned) == 1
     assert found["top_mass"].isnan().tolist() == [False, True, False]
     assert found["attention_entropy"][1].isnan().all()
