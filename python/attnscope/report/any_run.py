@@ -18,7 +18,7 @@ TITLE = "Attention study"
 INTERVALS = (
     "Where a section names no others, intervals are 95 % bootstrap intervals over texts, the unit of "
     "replication: "
-    "studentised below 30 texts, none below five (of all heads at once: none below ten). Layers and heads "
+    "studentised, none below five (of all heads at once: none below ten). Layers and heads "
     "are counted "
     "from 0. Where the run has them, the same numbers are given for uniform attention of the same lengths "
     "and for the "

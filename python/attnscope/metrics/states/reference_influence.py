@@ -108,9 +108,7 @@ def _of_sinks(name: str, field: str, label: str, meaning: str, expected: float, 
 
 # Every query but the first takes (0.6, 0) from key 0, the sink, and (0, 0.8) from itself.
 _HALF = 0.75 * star(32) + 0.25 * identity(32)
-_SIDES = {
-    "value": torch.tensor([[0.8, 0.0], *[[0.0, 3.2]] * 31], dtype=torch.float64, device="cpu")[None]
-}
+_SIDES = {"value": torch.tensor([[0.8, 0.0], *[[0.0, 3.2]] * 31], dtype=torch.float64, device="cpu")[None]}
 
 QUANTITIES = (
     _of_sinks(
