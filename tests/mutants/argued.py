@@ -19,7 +19,6 @@ EMPTY_TILE = "behind the last one a tile is empty"
 ARGUED: dict[str, dict[str, str]] = {
     "frames": {
         "totals = counts.sum(+1)": SAME_AXIS,
-        'return "distributed", 1.0': "without a sink the margin is not read",
         "ends = np.zeros((len(found), 2), dtype=None)": "token numbers are small, and float64 holds them exactly",
         "ends = np.zeros((len(found), 2), )": "token numbers are small, and float64 holds them exactly",
         "own = np.array([names.setdefault(token, len(names)) for token in sample], dtype=None)": SAME_TYPE,

@@ -29,7 +29,8 @@ BESIDE = WORK / "beside"
 # What has metrics or the map of a model's weights in Python, and the files of quick tests that are to see it
 # broken.
 MODULES = {
-    "intervals": ["intervals"],
+    "intervals": ["intervals", "mean_intervals"],
+    "correlations": ["correlations", "intervals", "partial"],
     "comparisons": ["intervals"],
     "_named": ["named"],
     "alignment": ["alignment", "reference_influence", "arguments"],

@@ -72,7 +72,9 @@ def test_frames_specialisation_and_tests_between_layers(results):
     assert list(frames["protocol"]) == ["exact", "ruscio2025"]
     heads = results.table("heads")
     own = heads[heads["protocol"] == "ruscio2025"]
-    positions = own.pivot(index="sample", columns=["layer", "head"], values="sink_position").to_numpy(np.int64)
+    positions = own.pivot(index="sample", columns=["layer", "head"], values="sink_position").to_numpy(
+        np.int64
+    )
     samples = results.table("samples")
     answer = asc.classify_frames(
         torch.tensor(positions.reshape(7, 2, 4)),
