@@ -44,7 +44,7 @@ ARGUED: dict[str, dict[str, str]] = {
         "return _compared(name, checked, null, support, draws, seed, whole=True).ks": NOT_READ,
     },
     "fisher": {
-        "chance = torch.rand(ids.shape, generator=generator).to(None)": ONE_DEVICE,
+        'chance = torch.rand(ids.shape, generator=generator, device="cpu").to(None)': ONE_DEVICE,
         "scored = (real[:, 1:] & real[:, :-1]).to(None)": ONE_DEVICE,
         "wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(None)": ONE_DEVICE,
         "wanted = torch.multinomial(shares, 1, generator=generator).squeeze(+1).to(device)": SAME_AXIS,
@@ -59,7 +59,7 @@ ARGUED: dict[str, dict[str, str]] = {
         'shape = getattr(attention, "shape", None) or (1,)': "a plan for what is refused",
     },
     "divergence": {
-        "checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), None": (
+        "result, non_finite = _checks.call_kernel(_core.head_divergence, checked, seen, None)": (
             "the entropy at hand is half of the sum, to the same bits"
         ),
     },
@@ -67,7 +67,6 @@ ARGUED: dict[str, dict[str, str]] = {
         "count = min(checked.n, 4)": "an eigenvalue more, which is not looked at",
     },
     "barcodes": {
-        "return torch.repeat_interleave(self.offsets.diff())": "without values it repeats their numbers",
         "for entry, size in zip(entries, self.shape, strict=None):": SAME_LENGTH,
         "for entry, size in zip(entries, self.shape, ):": SAME_LENGTH,
         "for entry, size in zip(entries, self.shape, strict=False):": SAME_LENGTH,
@@ -124,11 +123,8 @@ ARGUED_KERNELS: dict[str, dict[str, str]] = {
         "for (; k + kPackWidth < count; k += kPackWidth) {": "a last pack that is whole is masked by nothing",
         "for (Index r = 0; r <= rows; ++r) {": BEHIND_A_TILE,
         "for (Index c = 0; c <= columns; ++c) {": BEHIND_A_TILE,
-        "for (Index k = 0; k <= count; ++k) d[k]": BEHIND_A_TILE,
         "one.bits <= other.bits": "two types of equally many bits are one type",
         "const bool row_by_row": "tiles of one row and of many hold the same entries",
-        "if (storage.size() <= 3 * kTileSize)": "made as large as it is",
-        "for (Index row = 0; row <= m;": EMPTY_TILE,
         "for (Index column = 0; column <= n;": EMPTY_TILE,
     },
     "kernels/weights/delta_statistics.h": {
