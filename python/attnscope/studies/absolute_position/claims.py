@@ -386,7 +386,7 @@ def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untesta
     if table.empty:
         return Untestable("the states of blocks are out of reach")
     table = table.sort_values("layer")
-    steps, gains = table["step"].dropna(), table["gain"].dropna()
+    steps, gains = table["relative_step"].dropna(), table["gain"].dropna()
     words = [
         f"relative distance {number(table['distance'].iloc[0])} at the entry, "
         f"{number(table['distance'].min())} "

@@ -144,7 +144,7 @@ def follow(run: StageRun, options: Any) -> None:
             "dynamics",
             layer=at - 1,
             distance=distances[at],
-            step=steps[at - 1] if at else np.nan,
+            relative_step=steps[at - 1] if at else np.nan,
             gain=gained[at - 1] if at else np.nan,
             tokens=len(every),
         )

@@ -448,7 +448,7 @@ def _write_dynamics(page: Page) -> None:
         "model": list(rows["model"]),
         "layer": [str(layer) for layer in rows["layer"]],
         "distance between tokens": [number(value) for value in rows["distance"]],
-        "step": [number(value) for value in rows["step"]],
+        "step": [number(value) for value in rows["relative_step"]],
         "gain": [number(value) for value in rows["gain"]],
     }
     page.frame("dynamics", "The states of position 0, block by block.", pd.DataFrame(columns), names=2)

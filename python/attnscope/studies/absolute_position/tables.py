@@ -130,7 +130,9 @@ TABLES = (
         (*CHECKPOINT_KEYS, "layer"),
         (
             Column("distance", label="distance between tokens", low=0, meaning="Relative; geometric mean."),
-            Column("step", label="step of the block", low=0, meaning="‖h' − h‖/‖h‖ of the first token."),
+            Column(
+                "relative_step", label="step of the block", low=0, meaning="‖h' − h‖/‖h‖ of the first token."
+            ),
             Column("gain", label="gain of small disturbances", low=0, meaning="Relative to the norms."),
             Column("tokens", kind="count"),
         ),

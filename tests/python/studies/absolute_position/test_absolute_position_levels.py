@@ -148,7 +148,7 @@ def paths(factor):
         numbers = {"estimate": found.estimate, "low": found.low, "high": found.high}
         controls = {"contraction": [contraction(states(rng, 1.0)) for _ in range(CONTROLS)]}
         path = pd.DataFrame(
-            {"layer": [-1, 0], "distance": [1.0, 1.0], "step": [1.0, 1.0], "gain": [1.0, 1.0]}
+            {"layer": [-1, 0], "distance": [1.0, 1.0], "relative_step": [1.0, 1.0], "gain": [1.0, 1.0]}
         )
         return verdict("C11", controls, overall=statistic("contraction", numbers), dynamics=path)
 

@@ -11,6 +11,7 @@ import pytest
 from attnscope.studies.absolute_position import sections
 from attnscope.studies.absolute_position.arms import matched_sets
 from attnscope.studies.absolute_position.claims import CLAIMS, Evidence
+from attnscope.studies.absolute_position.figures import FIGURES
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.removals import arm_rows
 
@@ -168,7 +169,7 @@ def test_untrained_models_take_support_away():
     }
     mlp = {"overall": overall(mlp_ratio=(0.5, 0.4, 0.6)).assign(least=0.3, most=0.9)}
     path = pd.DataFrame(
-        {"layer": [-1, 0], "distance": [1.0, 0.5], "step": [math.nan, 0.4], "gain": [math.nan, 0.8]}
+        {"layer": [-1, 0], "distance": [1.0, 0.5], "relative_step": [math.nan, 0.4], "gain": [math.nan, 0.8]}
     )
     dynamics = {"overall": overall(contraction=(-0.4, -0.5, -0.3)), "dynamics": path}
     arms = {"removed_arms": removed(0.6, 0.8)}
@@ -438,3 +439,19 @@ def test_placements_keep_what_is_behind_the_middle(whole):
     dynamics = whole.table("dynamics")
     assert sorted(dynamics["layer"]) == [-1, 0, 1, 2]
     assert (dynamics["gain"].dropna() > 0).all()
+
+
+def test_no_column_of_a_table_takes_the_name_of_one_of_its_keys():
+    """A measured `step` took the place of the checkpoint's: all layers but one left the figure."""
+    from attnscope.studies.absolute_position.tables import TABLES
+
+    for table in TABLES:
+        assert not set(table.keys) & {column.name for column in table.columns}, table.name
+
+
+def test_the_path_of_position_0_has_every_layer(whole):
+    table = whole.table("dynamics")
+    assert (table["step"] == -1).all()
+    assert table.set_index("layer")["relative_step"].drop(-1).gt(0).all()
+    axes = FIGURES["trajectory"](whole).figure.axes
+    assert axes[1].lines[0].get_xdata().tolist() == [-1, 0, 1, 2]
