@@ -168,7 +168,14 @@ class AbsolutePosition(Study):
                 within=here,
             ),
         ]
-        judged: tuple[str, ...] = (*estimated[:-2], "dynamics", "removed", "removed_arms", "overall")
+        judged: tuple[str, ...] = (
+            *estimated[:-2],
+            "dynamics",
+            "removed",
+            "removed_arms",
+            "placements",
+            "overall",
+        )
         if self.options.leakage or self.options.bands or self.options.lengths:
             tables = (
                 "leakage_tests",

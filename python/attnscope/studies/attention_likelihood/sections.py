@@ -20,10 +20,8 @@ from attnscope.studies.stored_options import stored_options
 SENTENCES = CLAIMS.sentences
 TITLE = "Attention and likelihood of words"
 INTERVALS = (
-    "Intervals are 95 % over texts, or over pairs of texts that exchange words: bootstrap, studentised "
-    "below 30, none "
-    "below five; those of the size of a change leave one text out at a time. Layers and heads are counted "
-    "from 0."
+    "Intervals are 95 % over texts, or over pairs of texts that exchange words: studentised bootstrap, none "
+    "below five; those of the size of a change leave one text out at a time. Layers and heads count from 0."
 )
 
 #: Example texts in the report, and characters of each side of the word.

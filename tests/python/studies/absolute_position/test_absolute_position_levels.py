@@ -161,7 +161,10 @@ def mlps(ratio):
     def ratio_of(rng, kept):
         terms = []
         for share in (1.0, kept):
-            pattern = share**0.5 * rng.standard_normal((1, 1, 1, 7, 8))
+            pattern = rng.standard_normal((7, 8))
+            pattern -= pattern.mean(0)
+            # of one size, or the true ratio would be that of two drawn sizes
+            pattern *= (56 * share) ** 0.5 / np.linalg.norm(pattern)
             states = pattern + rng.standard_normal((1, GROUPS, 8, 7, 8))
             squares = np.square(states).sum((-1, -2)).sum(-1)
             centre = 7 * np.square(states.mean(-2)).sum(-1).sum(-1)
