@@ -34,6 +34,8 @@ from browser import complaints, dom, in_a_browser
 PACKAGE = Path(asc.__file__).parent
 #: Ends an attribute, an element and a script, and begins a script, a handler and a formula.
 EVIL = "x\"'></td></title></script><script>document.title='PWNED'</script><img src=x onerror=alert(1)>{{7*7}}"
+#: The same without what no name of a file holds.
+EVIL_FILE = EVIL.replace("/", "")
 REVERSED = "\u202ereversed"
 CONTROLS = "bell\x07\x1b[31m\x00\ufffe"
 ARABIC = "\u0646\u0645\u0648\u0630\u062c"  # letters that are written from right to left, without any control
@@ -121,7 +123,7 @@ def hostile_run(name):
             Results(tables, study={"study": name, "models": [{"path": "m"}]}), {"m": label, "word": label}
         )
     odd = pd.DataFrame({"model": [label], EVIL: [label]})
-    tables = {one: results.table(one) for one in results.tables()} | {EVIL: odd}
+    tables = {one: results.table(one) for one in results.tables()} | {EVIL_FILE: odd}
     provenance = {
         "skipped": [{"checkpoint": label, "reason": label}, label],
         "instructions": label,

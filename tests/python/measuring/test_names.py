@@ -49,7 +49,8 @@ def test_a_column_called_as_a_public_function_is_what_that_function_gives():
 
 
 def test_analyze_takes_the_name_of_a_column():
-    placed = [one for one in EXACT if table_of(one)]
+    # spans of tokens are an argument that no model gives
+    placed = [one for one in EXACT if table_of(one) and "word_span" not in one.needs]
     assert len(placed) > 100
     for one in placed:
         columns = _chosen([one.name], {}).columns

@@ -44,7 +44,8 @@ def test_a_tokenizer_that_adds_no_special_token(tmp_path, bos):
     frames = results.table("frames")
     assert set(frames["frame"]) <= {"centralized", "distributed", "none"}
     tokens = results.table("heads").query("sample == 0")["sink_token"]
-    assert set(tokens) <= set(WORDS)
+    # a head without a sink by the test has no token
+    assert set(tokens.dropna()) <= set(WORDS)
     first = results.table("ablation").query("keys == 'first'")
     assert first["output_kl"].gt(0).all()
     assert sum("no sentence starts with a BOS token" in line for line in said) == (bos == "keep")

@@ -121,7 +121,8 @@ def recorded_blocks(model: nn.Module, layer: int) -> Iterator[None]:
     block, so that trial passes of an edit, on tokens of their own, are kept apart.
     """
     stack = weight_map(model).blocks
-    blocks = [model.get_submodule(f"{stack}.{number}") for number in range(max(layer, 0))]
+    # a layer that the model lacks is refused by the edit
+    blocks = list(model.get_submodule(stack).children())[: max(layer, 0)]
     before = [vars(block).get("forward") for block in blocks]
 
     def record(run: Callable[..., Any]) -> Callable[..., Any]:

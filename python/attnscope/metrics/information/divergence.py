@@ -219,6 +219,9 @@ def _without(percentile: int | None) -> tuple[Quantity, ...]:
     of_mean: dict[str, Any] = {"needs": ("head_mean",), "low": 0}
     mass = {**of_mean, "high": 1, "options": {"keys": keys}}
     count = {**of_mean, "kind": "count", "high": float, "options": dict(keys.options), "read": how_many}
+    if percentile is None:
+        # the column of the same name of single maps is `sink_test`'s
+        count["also"] = ("sink_test",)
     excluded = {"kind": "count", "low": 0, "read": lambda found: how_many(found.excluded)}
     reduction, all_of_it = field_of("kl_reduction"), sum(GONE) / 2
     return (

@@ -202,8 +202,9 @@ def _write_claims(page: Page) -> None:
         "here says why; none is decided by a single head. C are claims of the paper, P those of its "
         "precursor."
     )
-    order = sorted(SENTENCES, key=lambda code: (code[0], int(code[1:])))
-    table = table.sort_values("claim", key=lambda codes: codes.map(order.index), kind="stable")
+    order = {code: at for at, code in enumerate(sorted(SENTENCES, key=lambda code: (code[0], int(code[1:]))))}
+    # codes of another version come last
+    table = table.sort_values("claim", key=lambda codes: codes.map(order).fillna(len(order)), kind="stable")
     claims_frame(page, table, SENTENCES)
 
 

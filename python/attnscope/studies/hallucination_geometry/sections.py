@@ -50,7 +50,10 @@ def describe_contrast(rows: pd.DataFrame, contrast: str, reference: str) -> str:
         UNDECIDED: f"It is undecided whether states {subject}: {first['reason']} ({numbers}). ",
         NOT_TESTABLE: f"This run cannot say whether states {subject}: {first['reason']} ({numbers}). ",
     }
-    first_sentence = sentences[str(first["verdict"])]
+    verdict = str(first["verdict"])
+    if verdict not in sentences:
+        return f"{contrast}: the verdict on C1, {verdict!r}, is unknown."
+    first_sentence = sentences[verdict]
     if first["verdict"] != SUPPORTED:
         return f"{first_sentence}What follows may be chance."
     return first_sentence + describe_expression(_claim(rows, "C13", contrast))

@@ -202,6 +202,8 @@ def published(results: Results, options: Options) -> Drawn:
         (table["quantity"] == "local_dimension") & (table["protocol"] == "exact") & (table["layer"] >= 0)
         & (table["null"] == "")
     ]  # fmt: skip
+    if own["k"].isna().all():
+        raise NotDrawable("no local dimension")
     k = int(own["k"].max())
     own = own[own["k"] == k].pivot_table(index="layer", columns="bucket", values="value")
     numbers = published_numbers("ruscio2026")

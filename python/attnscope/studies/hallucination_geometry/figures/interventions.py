@@ -96,6 +96,8 @@ def compression_curve(results: Results, options: Options) -> Drawn:
     if table.empty:
         raise NotDrawable("no state was compressed")
     table = table[table["bucket"] == table["contrast"]]
+    if table.empty:
+        raise NotDrawable("no state of a contrast's own bucket was compressed")
     contrasts = list(dict.fromkeys(table["contrast"]))
     columns = {"refused": "refused", "changed": "answers changed"}
     figure_, axes = panels(len(contrasts), 2, height=0.5 + 2.1 * len(contrasts), width=options.width)
