@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
+from attnscope._checks import fraction_argument
 from attnscope.inference.comparisons import benjamini_hochberg
 from attnscope.inference.groups import (
     Array,
@@ -207,6 +208,7 @@ def removed(
             f"removed: both need the same groups, layers and heads, got {tuple(mine.shape)} and "
             f"{tuple(its.shape)} in groups {base.present} and {arm.present}"
         )
+    confidence = fraction_argument("removed", "confidence", confidence)
     vectors = base.vectors(queries, weights, without, base), base.vectors(queries, weights, without, arm)
     replicates = removal_replicates(*vectors, base.layers)
     *layers, together = removal_intervals(replicates, confidence=confidence)

@@ -81,8 +81,11 @@ def write(run: StageRun, options: Any) -> None:
     if "position" not in stored:
         return  # no model went beyond its checks
     for keys, _ in stored["position"].groupby([*CHECKPOINT_KEYS], dropna=False, sort=False):
-        own = dict(zip(CHECKPOINT_KEYS, keys, strict=True))
-        CLAIMS.write(run, {"": evidence_of(stored, own)}, options, **own)
+        checkpoint = dict(zip(CHECKPOINT_KEYS, keys, strict=True))
+        evidence = evidence_of(stored, checkpoint)
+        # a checkpoint that a check of the instrument has ended keeps the rows from before the check
+        if evidence.rows("checks", holds=False).empty:
+            CLAIMS.write(run, {"": evidence}, options, **checkpoint)
 
 
 def evidence_of(stored: Mapping[str, pd.DataFrame], checkpoint: Mapping[str, Any]) -> Evidence:

@@ -422,7 +422,7 @@ def _write_placements(page: Page) -> None:
     )
     cells = {
         "model": list(means["model"]),
-        "text": [_PLACED[str(name)] for name in means["placement"]],
+        "text": [_PLACED.get(str(name), str(name)) for name in means["placement"]],
         "attention to position 0": [number(value) for value in means["first"]],
         "to the middle": [number(value) for value in means["middle"]],
         "loss (nats)": [number(value) for value in means["loss"]],
