@@ -66,8 +66,8 @@ class LayerNumbers:
             self._numbers[core] = self._place(core)
         block, number = self._numbers[core]
         if id(self._modules[core]) in self._shared:
-            running = self._running_block()
-            number = numbers_in_stack(running, self._blocks)[running] if running else number
+            running = self.running()
+            number = number if running is None else running
         elif block in self.single:
             number = self.entered(block)
         return number, self.call(starred(core), number)
@@ -79,14 +79,19 @@ class LayerNumbers:
             return block, numbers_in_stack(block, self._blocks)[block]
         return core, numbers_in_stack(core, self._modules)[core]
 
-    def _running_block(self) -> str | None:
-        """Return the innermost block that runs now and has one place in the model alone."""
+    def running(self) -> int | None:
+        """Return the number of the innermost block that runs now and has one place in the model."""
         names = {number: name for name, number in self._blocks.items() if number not in self._shared}
         frame = sys._getframe(1)
         while frame.f_back is not None:
             if frame.f_code.co_varnames[:1] == ("self",):
                 name = names.get(id(frame.f_locals.get("self")))
                 if name is not None:
-                    return name
+                    return numbers_in_stack(name, self._blocks)[name]
             frame = frame.f_back
         return None
+
+
+def running_number(model: nn.Module) -> int | None:
+    """Return the number of the block of a model that runs now; None where none does."""
+    return LayerNumbers(model, named_modules(model)).running()

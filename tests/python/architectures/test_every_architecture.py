@@ -27,8 +27,8 @@ def parameters():
 def test_what_comes_of_a_type(kind, name):
     """Maps equal eager's, or the type is refused by name; visibility, numbers and the model are right."""
     found, words = sweep.outcome(*sweep.classes(kind, name))
-    if found in ("not built", "not run"):
-        pytest.skip(f"{name}: {found} from a tiny configuration: {words}")
+    if found == "not built":
+        pytest.skip(f"{name} is not built from a tiny configuration: {words}")
     assert found not in WRONG, f"{name}: {words}"
 
 

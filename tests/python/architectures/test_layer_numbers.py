@@ -6,6 +6,7 @@ import torch
 import transformers
 from torch import nn
 
+import attnscope as asc
 import models
 from attnscope.capture import Forward, capture, forward
 from attnscope.engine.forward import self_attention
@@ -63,6 +64,18 @@ def test_a_shared_block_has_the_number_of_the_layer_that_runs_it():
     assert [number for number, _ in self_attention(model, {"input_ids": ids})] == [1, 3, 5]
     with capture(model, layers=[3, -1]) as recording:
         assert [layer.index for layer in recording.run(input_ids=ids)] == [3, 5]
+
+
+def test_an_edit_of_one_layer_of_a_shared_block_is_of_that_layer():
+    model, ids = zamba2(), torch.randint(3, 60, (1, 8))
+    edit = asc.edits.HideKeys([0], heads=[(3, 1)])
+    with asc.edit(model, edit), capture(model) as recording:
+        sinks = {layer.index: layer.attention[0, :, 1:, 0].sum(-1) for layer in recording.run(input_ids=ids)}
+    assert {layer: (mass == 0).tolist() for layer, mass in sinks.items()} == {
+        1: [False] * 4,
+        3: [False, True, False, False],
+        5: [False] * 4,
+    }
 
 
 class Twice(nn.Module):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attnscope.capture.edits.edit import ACTIVE, Applied, Change
 from attnscope.capture.visibility import float_mask
+from attnscope.models.layer_numbers import running_number
 
 Heads = Sequence[int] | Sequence[tuple[int, int]] | None
 
@@ -160,9 +161,11 @@ def attended(
     for applied in edits:
         where = applied.where
         begin, start = where.offsets.get(keys, (where.past, 0))
-        own = getattr(module, "layer_idx", None)
+        layer = getattr(module, "layer_idx", None)
+        if type(layer) is int and layer < 0:  # a module that several blocks share
+            layer = running_number(applied.model)
         call = Call(
-            own if type(own) is int else where.nth("attention"),  # else the order of calls
+            layer if type(layer) is int else where.nth("attention"),  # else the order of calls
             query.shape[1],
             torch.arange(begin, begin + n, device=query.device),
             torch.arange(start, start + keys, device=query.device),
