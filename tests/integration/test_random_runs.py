@@ -110,7 +110,7 @@ def test_texts_of_several_lengths_and_one_cut_come_to_their_tables(tmp_path):
     """Heads whose sink is pooled at a place from the end, and texts that are shorter than that."""
     draw = random.Random(4)
     model = model_folder(tmp_path / "m", num_hidden_layers=1)
-    texts = drawn_texts(tmp_path / "texts.txt", draw, most=5)
+    texts = drawn_texts(tmp_path / "texts.txt", draw, longest=45, most=3)
     options = {"thresholds": [0.05]}
     made = Settings(
         models=str(model), texts=str(texts), max_tokens=40, output=str(tmp_path), name="a", options=options
