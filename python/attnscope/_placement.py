@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Functions of the core that have a twin in torch operations, with the module of this package that holds it.
+#: Functions of the core that torch operations compute too, with the module of `attnscope.devices` for each.
 MODULES = {
     "attention_entropy": "entropy",
     "far_attention": "sink_test",

@@ -233,8 +233,8 @@ def test_an_unknown_implementation_is_refused_by_name():
         asc.devices.use("gpu").__enter__()
 
 
-def test_every_twin_has_the_parameters_of_the_core():
-    """Names of parameters in the stub of the core and in its twin are the same, in the same order."""
+def test_every_counterpart_has_the_parameters_of_the_core():
+    """Names of parameters in the stub of the core and in its counterpart are the same, in the same order."""
     import ast
     import importlib
     import inspect

@@ -49,7 +49,7 @@ class RowMeasures(NamedTuple):
 
 
 class KeyMeasures(NamedTuple):
-    """What every key receives [batch, heads, keys], float32: Σ_i A_ij and Σ_i A_ij²."""
+    """Sums over the queries for every key [batch, heads, keys], float32: Σ_i A_ij and Σ_i A_ij²."""
 
     mass: Tensor
     squares: Tensor | None
