@@ -242,7 +242,8 @@ def _attempt_all(attempt: Callable[..., _Pass | None], reasons: list[str]) -> li
         reasons.append("own attention function: never called")
         own = None
     if hooked and own:
-        more = len(own.prints) > len(hooked.prints)  # modules that keep their weights to themselves
+        # Some modules keep their weights to themselves; others compute one map in two calls.
+        more = len(own.prints) > len(hooked.prints) and bool(hooked.plan.missing)
         if difference := _difference(own, hooked, ordered=not more, more=more):
             reasons.append(f"own attention function: {difference}")
         else:

@@ -85,7 +85,8 @@ class SoftmaxWatch(TorchFunctionMode):
         for name, module in modules.items():
             if isinstance(module, nn.Softmax):
                 continue
-            if _ATTENTION.search(f"{type(module).__name__} {'.'.join(name.split('.')[-2:])}"):
+            # by its class: gates and routers next to an attention have names like its own
+            if _ATTENTION.search(type(module).__name__):
                 self.attention.setdefault(name, running)
                 break
         return running

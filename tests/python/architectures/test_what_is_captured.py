@@ -10,6 +10,7 @@ import transformers
 import attnscope as asc
 import models
 from attnscope.capture import capture
+from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.models import LoadError
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -109,6 +110,34 @@ def test_stacks_without_maps_are_named_and_an_error_where_they_are_asked_for():
         capture(model, layers=[0]),
     ):
         pass
+
+
+def test_a_map_that_two_calls_compute_is_there_once():
+    """DiffLlama reads its values in two calls with the same weights."""
+    config = transformers.DiffLlamaConfig(**TEXT, num_key_value_heads=2)
+    with capture(transformers.DiffLlamaForCausalLM(config).eval()) as recording:
+        assert sum(stacks(recording, input_ids=tokens()).values()) == 1
+        assert recording.tier == 2
+
+
+class Gate(torch.nn.Module):
+    def forward(self, states):
+        return torch.softmax(states, -1)
+
+
+class SomeAttention(torch.nn.Module):
+    def forward(self, scores):
+        return torch.nn.functional.softmax(scores, dim=-1)
+
+
+def test_a_gate_next_to_an_attention_is_no_attention():
+    model = torch.nn.ModuleDict({"attn_gate": Gate(), "mixer": SomeAttention()})
+    names = {id(module): name for name, module in model.named_modules()}
+    with SoftmaxWatch(names, visible=False) as watch:
+        for module in model.values():
+            module(torch.zeros(1, 2, 3, 3))
+    assert watch.missing(()) == ["mixer"]
+    assert watch.missing(("mixer",)) == []
 
 
 def test_a_model_whose_trial_needs_an_image_is_tried_on_the_first_real_inputs():
