@@ -90,7 +90,10 @@ def variants(config_class: Any) -> list[dict[str, Any]]:
         (*widths, "sliding_window", "attention_window", "window_size"),
         (*widths, *layers),
     )
-    return [{name: value for name, value in sizes.items() if name not in left} for left in without]
+    kept = [{name: value for name, value in sizes.items() if name not in left} for left in without]
+    if "num_key_value_heads" in names:  # compressed keys and values have as many heads as queries
+        kept.append({**kept[1], "num_key_value_heads": 4})
+    return kept
 
 
 def build(config_class: Any, model_class: Any) -> Any:
@@ -109,8 +112,7 @@ def build(config_class: Any, model_class: Any) -> Any:
             if size > LARGEST:
                 raise ValueError(f"{size} parameters")
             model = model_class._from_config(config_class(**options)).eval()
-            eager = copy.deepcopy(model)
-            eager.set_attn_implementation("eager")
+            eager = eager_copy(model)
             with torch.no_grad():  # some sizes suit one implementation alone
                 copy.deepcopy(model)(**inputs_of(model, "none"))
                 eager(**inputs_of(model, "none"))
@@ -119,6 +121,13 @@ def build(config_class: Any, model_class: Any) -> Any:
         else:
             return model
     raise ValueError(errors[0])
+
+
+def eager_copy(model: Any) -> Any:
+    """Return the model built with eager attention: models without an interface only log when it is set."""
+    eager = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="eager").eval()
+    eager.load_state_dict(model.state_dict())
+    return eager
 
 
 def inputs_of(model: Any, padding: str) -> dict[str, torch.Tensor]:
@@ -142,8 +151,7 @@ def outcome(config_class: Any, model_class: Any) -> tuple[str, str]:
     except ValueError as error:
         return "not built", str(error)
     sharpen(model, 3.0)
-    reference = copy.deepcopy(model)
-    reference.set_attn_implementation("eager")
+    reference = eager_copy(model)
     found = "equal"
     words: list[str] = []
     before = fingerprint(model)
