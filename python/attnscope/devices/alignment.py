@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope.devices.slabs import Slab, per_map
+from attnscope.devices.slab import Slab
+from attnscope.devices.slabs import per_map
 
 #: Cosines of float64 states are known to this much; less variation than that is none.
 ROUNDING = 4e-15

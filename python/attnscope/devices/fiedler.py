@@ -19,7 +19,8 @@ from torch import Tensor
 
 from attnscope import _core
 from attnscope.devices.laplacian import above_all, component_counts, graph_weights, laplacian
-from attnscope.devices.slabs import Slab, per_map
+from attnscope.devices.slab import Slab
+from attnscope.devices.slabs import per_map
 
 #: Residual, relative to λ2, at which the squarings end. The error of λ2 is of its square.
 TOLERANCE = 1e-9

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnscope.devices.slabs import Slab
+from attnscope.devices.slab import Slab
 
 #: Programs that keep every processor of a large device busy.
 ENOUGH_PROGRAMS = 2048

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attnscope._placement import NotOnDevice
-from attnscope.devices.slabs import Slab, per_map
+from attnscope.devices.slab import Slab
+from attnscope.devices.slabs import per_map
 
 
 def _of_singular_values(slab: Slab) -> tuple[Tensor, Tensor]:

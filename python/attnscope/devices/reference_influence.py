@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from attnscope.devices.slabs import Slab, per_map
+from attnscope.devices.slab import Slab
+from attnscope.devices.slabs import per_map
 
 
 def reference_influence(

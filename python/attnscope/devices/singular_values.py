@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope.devices.slabs import Slab, per_map
+from attnscope.devices.slab import Slab
+from attnscope.devices.slabs import per_map
 
 
 def singular_values(attention: Tensor, lengths: Tensor | None) -> tuple[Tensor, int]:

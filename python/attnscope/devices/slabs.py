@@ -7,7 +7,6 @@ cuts a batch into slabs, and puts the slabs' results together in the order of th
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -16,149 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnscope.devices.slab import Slab
+
 #: Copies of a slab in float64 that a measure may hold at a time.
 TEMPORARIES = 8
 #: Bytes for the temporaries of a slab where the device does not say how much memory is free.
 DEFAULT_BYTES = 1 << 28
 #: Numbers of results that travel to the CPU in one transfer.
 MOST_TOGETHER = 1 << 20
-
-
-class Slab:
-    """Some maps of a batch, [m, n, n], and what a measure asks about them; each answer is computed once.
-
-    Attributes:
-        maps: as the caller holds them, any of the four element types.
-        lengths: tokens of each map, int64 [m].
-        support: "auto", "causal", "full", or bool [m, n, n].
-        is_ragged: False if every map is known to have n tokens.
-        needs_entropy: whether the measure asks for entropies of rows.
-    """
-
-    def __init__(
-        self, maps: Tensor, lengths: Tensor, support: str | Tensor, *, is_ragged: bool, needs_entropy: bool
-    ) -> None:
-        self.maps, self.lengths, self.support = maps, lengths, support
-        self.is_ragged, self.needs_entropy = is_ragged, needs_entropy
-
-    @property
-    def n(self) -> int:
-        return int(self.maps.shape[-1])
-
-    @functools.cached_property
-    def dtype(self) -> torch.dtype:
-        """The type of all arithmetic: float64, and float32 on devices that have no other."""
-        return torch.float32 if self.maps.device.type == "mps" else torch.float64
-
-    @functools.cached_property
-    def positions(self) -> Tensor:
-        return torch.arange(self.n, device=self.maps.device)
-
-    @functools.cached_property
-    def inside(self) -> Tensor:
-        """True for tokens that belong to their map, [m, n]."""
-        return self.positions < self.lengths[:, None]
-
-    @functools.cached_property
-    def _block(self) -> Tensor:
-        """True for the entries of each map's own block, [m, n, n]."""
-        return self.inside[:, :, None] & self.inside[:, None, :]
-
-    @functools.cached_property
-    def finite(self) -> Tensor:
-        """True for maps without a NaN or infinite entry in their own block, [m]."""
-        finite = self.maps.isfinite()
-        if self.is_ragged:
-            finite = finite | ~self._block
-        return finite.flatten(1).all(-1)
-
-    @functools.cached_property
-    def wide(self) -> Tensor:
-        """The maps in the type of the arithmetic; 0 outside their blocks and in maps that are not finite."""
-        keep = self.finite[:, None, None]
-        if self.is_ragged:
-            keep = keep & self._block
-        return torch.where(
-            keep, self.maps, torch.zeros((), dtype=self.maps.dtype, device=self.maps.device)
-        ).to(self.dtype)
-
-    @functools.cached_property
-    def causal(self) -> Tensor:
-        """True for maps that are judged causal: everything above the diagonal is exactly 0, [m]."""
-        above = (self.wide.triu(1) != 0).flatten(1).any(-1)
-        return ~above & (self.lengths >= 2)
-
-    @functools.cached_property
-    def seen(self) -> Tensor:
-        """True where a query sees a key, [m, n, n]; always within the map's own block."""
-        lower = self.positions[:, None] >= self.positions
-        if isinstance(self.support, Tensor):
-            visible = self.support
-        elif self.support == "causal":
-            visible = lower.expand(self.maps.shape)
-        elif self.support == "full":
-            visible = torch.ones_like(lower).expand(self.maps.shape)
-        else:
-            visible = lower | ~self.causal[:, None, None]
-        return visible & self._block if self.is_ragged else visible
-
-    @functools.cached_property
-    def attention(self) -> Tensor:
-        """The maps in the type of the arithmetic, 0 where a key is not visible."""
-        return torch.where(self.seen, self.wide, 0.0)
-
-    @functools.cached_property
-    def is_causal(self) -> Tensor:
-        """True for maps whose queries see no later key, [m]; of a boolean support nothing is known."""
-        if self.support == "causal":
-            return torch.ones_like(self.finite)
-        return self.causal if self.support == "auto" else torch.zeros_like(self.finite)
-
-    @functools.cached_property
-    def visible_keys(self) -> Tensor:
-        """Number of keys that each query sees, [m, n]."""
-        if isinstance(self.support, Tensor):
-            return self.seen.sum(-1)
-        count = torch.where(self.is_causal[:, None], self.positions + 1, self.lengths[:, None])
-        return torch.where(self.inside, count, 0)
-
-    @functools.cached_property
-    def visible_queries(self) -> Tensor:
-        """Number of queries that see each key, [m, n]."""
-        if isinstance(self.support, Tensor):
-            return self.seen.sum(-2)
-        later = self.lengths[:, None] - self.positions
-        count = torch.where(self.is_causal[:, None], later, self.lengths[:, None])
-        return torch.where(self.inside, count, 0)
-
-    @functools.cached_property
-    def key_mass(self) -> Tensor:
-        """Attention that each key receives from all queries, [m, n]."""
-        return self.attention.sum(-2)
-
-    @functools.cached_property
-    def row_entropy(self) -> Tensor:
-        """−Σ_j A_ij log A_ij of every row in nats, [m, n]; a negative entry makes its row NaN."""
-        return -torch.xlogy(self.attention, self.attention).sum(-1)
-
-    def first_keys(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the first `count` columns of the maps, wide, and where they are seen, [m, n, count]."""
-        keys = self.positions[:count]
-        if isinstance(self.support, Tensor):
-            seen = self.seen[..., :count]
-        else:
-            seen = (self.positions[:, None] >= keys) | ~self.is_causal[:, None, None]
-            seen = seen & self.inside[:, :, None] & self.inside[:, None, :count]
-        entries = torch.where(seen & self.finite[:, None, None], self.maps[..., :count].to(self.dtype), 0.0)
-        return entries, seen
-
-    def undefined_outside(self, rows: Tensor) -> Tensor:
-        """Return numbers per token [m, n] with NaN behind the lengths and in maps that are not finite."""
-        return torch.where(self.inside & self.finite[:, None], rows, math.nan)
-
-    def undefined_where_not_finite(self, values: Tensor) -> Tensor:
-        """Return numbers per map [m, ...] with NaN in maps that are not finite."""
-        return torch.where(self.finite.reshape(-1, *[1] * (values.ndim - 1)), values, math.nan)
 
 
 def per_map(
