@@ -147,14 +147,14 @@ from attnscope.metrics.weights.subspace_fraction import (
 )
 from attnscope.metrics.weights.subspace_fraction import subspace_fraction as subspace_fraction
 from attnscope.models.architecture import weight_map as weight_map
-from attnscope.models.head import EffectiveUnembedding as EffectiveUnembedding
 from attnscope.models.head import Subspace as Subspace
-from attnscope.models.head import effective_unembedding as effective_unembedding
 from attnscope.models.head import prediction_subspace as prediction_subspace
 from attnscope.models.head import readout as readout
 from attnscope.models.head import row_logits as row_logits
 from attnscope.models.readout import Readout as Readout
 from attnscope.models.readout import ReadoutShare as ReadoutShare
+from attnscope.models.unembedding import EffectiveUnembedding as EffectiveUnembedding
+from attnscope.models.unembedding import effective_unembedding as effective_unembedding
 from attnscope.models.weight_deltas import WeightDelta as WeightDelta
 from attnscope.models.weight_deltas import weight_deltas as weight_deltas
 from attnscope.models.weight_entries import WeightEntry as WeightEntry

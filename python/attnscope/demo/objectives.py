@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnscope._evaluation import evaluating
-from attnscope.demo.texts import VOCABULARY_SIZE, training_batch, training_bytes
-from attnscope.demo.training import descend
+from attnscope.demo.texts import VOCABULARY_SIZE, byte_tokenizer, training_batch, training_bytes
+from attnscope.demo.training import cached_folder, demo_checkpoints, descend, last_checkpoint, save_model
 from attnscope.metrics.weights.moments import Moments
 from attnscope.models.loading import without_progress_bars
 
@@ -196,3 +197,12 @@ def inverse_root(moments: Moments, layer: int, role: str, side: str) -> Tensor:
     values, vectors = torch.linalg.eigh(second / second.diagonal().mean())
     values = values.clamp_min(_FLOOR * values[-1])
     return vectors * values.rsqrt() @ vectors.mT
+
+
+def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
+    """Return the folder of the demo's model tuned by one objective; it is trained once and stays in the cache."""
+    start = last_checkpoint(demo_checkpoints(runs))
+    with cached_folder(name, name, steps, seed, str(start.resolve())) as folder:
+        if not folder.is_dir():
+            save_model(folder, Arm(name, start, seed).train(steps), byte_tokenizer())
+    return folder

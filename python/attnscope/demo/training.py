@@ -266,19 +266,8 @@ def demo_checkpoints(
         if _finished(home / runs / "demo"):
             return home / runs / "demo" / "checkpoints"
     # A changed recipe, and documentation of another Python, is another training.
-    with _cached("demo", asdict(recipe), *documentation()) as folder:
+    with cached_folder("demo", asdict(recipe), *documentation()) as folder:
         return train(folder, recipe, progress=progress)
-
-
-def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
-    """The demo's model tuned by one objective from its last checkpoint, trained once, kept in the cache."""
-    from attnscope.demo.objectives import Arm
-
-    start = last_checkpoint(demo_checkpoints(runs))
-    with _cached(name, name, steps, seed, str(start.resolve())) as folder:
-        if not folder.is_dir():
-            save_model(folder, Arm(name, start, seed).train(steps), byte_tokenizer())
-    return folder
 
 
 def last_checkpoint(checkpoints: Path) -> Path:
@@ -287,7 +276,7 @@ def last_checkpoint(checkpoints: Path) -> Path:
 
 
 @contextmanager
-def _cached(name: str, *identity: Any) -> Iterator[Path]:
+def cached_folder(name: str, *identity: Any) -> Iterator[Path]:
     """A folder of the user's cache for what has this identity; one process at a time is inside the block."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnscope"
     cache.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""From the residual stream to logits: the final norm, the unembedding, and the directions it tells apart.
-
-What a model predicts with is W̃ = (I − 11ᵀ/V)·W_U·diag(γ)·C: a logit that all tokens share predicts nothing, γ
-is the gain of the final norm, and C = I − 11ᵀ/d where that norm is a LayerNorm. Only W̃ᵀW̃ is ever formed.
-"""
+"""From the residual stream to logits: the readout of a model, and the directions that it tells apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,32 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.metrics._named import shown_by_shape
-from attnscope.models.architecture import weight_map
-from attnscope.models.families import OUTSIDE
 from attnscope.models.head_rows import row_logits as row_logits
 from attnscope.models.readout import Readout
-from attnscope.models.weight_entries import WeightEntry, WeightMap
-from attnscope.models.weights import WeightFolder
-
-#: Rows of the unembedding that are widened to float64 at a time.
-_ROWS = 4096
-#: Parts between the last hidden state and the unembedding of encoders, which are no linear map.
-_TRANSFORMS = ("transform.", "lm_head.dense", "vocab_transform", "head.dense")
-
-
-@shown_by_shape
-class EffectiveUnembedding(NamedTuple):
-    """W̃ of a model by its Gram matrix.
-
-    Attributes:
-        gram: W̃ᵀW̃ [d, d] float64.
-        gain: γ of the final norm [d]; ones where it was not folded or there is none.
-        tokens: V, rows of the unembedding that were taken.
-    """
-
-    gram: Tensor
-    gain: Tensor
-    tokens: int
+from attnscope.models.unembedding import (
+    ModelTensors,
+    before_unembedding,
+    effective_unembedding,
+    unembedding_entry,
+)
 
 
 @shown_by_shape
@@ -58,71 +35,6 @@ class Subspace(NamedTuple):
     energies: Tensor
     share: Tensor
     pr: Tensor
-
-
-def effective_unembedding(
-    source: str | Path | nn.Module, *, fold_norm: bool = True, center: bool = True, rows: int | None = None
-) -> EffectiveUnembedding:
-    """The linear map from the final residual stream to what a model predicts, W̃ᵀW̃.
-
-    Args:
-        source: folder of config.json and safetensors files, or a model, whose norm's gain is probed.
-        fold_norm: multiply by the gain of the final norm, and remove the mean where it is a LayerNorm.
-        center: leave out what all tokens share.
-        rows: leading rows of the unembedding that are tokens, for one that is padded; None takes those of the
-            folder's tokenizer.json, of a model all.
-
-    Returns:
-        `EffectiveUnembedding`. A constant factor of a family's logits is left out.
-
-    Raises:
-        NotImplementedError: no unembedding, or a non-linear transform before it.
-        ValueError: `rows` outside 2 .. V.
-
-    Example:
-        Two tokens: only the difference of their rows predicts anything.
-
-        >>> import torch, attnscope as asc
-        >>> from transformers import LlamaConfig, LlamaForCausalLM
-        >>> config = LlamaConfig(vocab_size=2, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
-        ...                      num_attention_heads=1)
-        >>> model = LlamaForCausalLM(config)
-        >>> _ = model.lm_head.weight.data.copy_(torch.tensor([[1.0, 0, 0, 0], [-1.0, 0, 0, 0]]))
-        >>> found = asc.prediction_subspace(model, 1)
-        >>> found.basis.abs().round(decimals=6).flatten().tolist(), round(found.pr.item(), 6)
-        ([1.0, 0.0, 0.0, 0.0], 1.0)
-
-    References:
-        nostalgebraist, Interpreting GPT: the logit lens, 2020, for residual states read by the unembedding.
-    """
-    reader: _Folder | _Model
-    reader = _Model(source) if isinstance(source, nn.Module) else _Folder(source)
-    entry = _unembedding(reader)
-    total = entry.shape[0]
-    taken = reader.tokens(total) if rows is None else rows
-    if not 2 <= taken <= total:
-        raise ValueError(f"effective_unembedding: rows must lie in 2 .. {total}, got {rows}")
-    width = entry.shape[1]
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    whole = torch.zeros(width, dtype=torch.float64)
-    for block in reader.rows(entry, taken):
-        wide = block.double()
-        gram += wide.mT @ wide
-        whole += wide.sum(0)
-    if center:
-        gram -= torch.outer(whole, whole) / taken
-    if reader.map.project_out is not None:
-        projection = reader.matrix(reader.map.project_out).double()
-        gram = projection.mT @ gram @ projection
-    d = len(gram)
-    gain = torch.ones(d, dtype=torch.float64)
-    if fold_norm and reader.map.final_norm is not None:
-        gain = reader.gain(d)
-        gram = gain[:, None] * gram * gain
-    if fold_norm and reader.map.layer_norm:
-        gram = gram - gram.mean(0, keepdim=True)
-        gram = gram - gram.mean(1, keepdim=True)
-    return EffectiveUnembedding((gram + gram.mT) / 2, gain, taken)
 
 
 def prediction_subspace(
@@ -200,8 +112,8 @@ def readout(model: nn.Module) -> Readout:
         >>> read(torch.zeros(1, 4)).tolist(), round(read.share(torch.ones(4), 4).share, 6)
         ([[0.0, 0.0, 0.0]], 1.0)
     """
-    reader = _Model(model)
-    _unembedding(reader)
+    reader = ModelTensors(model)
+    unembedding_entry(reader)
     config: Any = model.config
     modules = before_unembedding(model, reader.map)
     scale = float(getattr(config, "logit_scale", None) or 1.0)
@@ -216,101 +128,3 @@ def readout(model: nn.Module) -> Readout:
         return logits if cap is None else float(cap) * torch.tanh(logits / float(cap))
 
     return Readout(model, logits_of)
-
-
-def before_unembedding(model: nn.Module, found: WeightMap) -> list[str]:
-    """Names of the modules between the last block and the unembedding: a norm, a projection, or none."""
-    norm = found.final_norm and found.final_norm.removesuffix(".weight")
-    if norm is None and found.layer_norm:  # one without parameters
-        parent = found.blocks.rpartition(".")[0]
-        inside = dict(model.get_submodule(parent).named_children())
-        norm = next((f"{parent}.{name}" for name in OUTSIDE["final_norm"] if name in inside), None)
-    projection = found.project_out and found.project_out.removesuffix(".weight")
-    return [name for name in (norm, projection) if name]
-
-
-def _unembedding(reader: _Folder | _Model) -> WeightEntry:
-    if any(part in name for name in reader.names for part in _TRANSFORMS):
-        raise NotImplementedError(
-            f"prediction_subspace: {reader.map.model_type} has a transform before its unembedding"
-        )
-    roles = ("embed", "unembed") if reader.map.tied else ("unembed",)
-    for role in reversed(roles):
-        found = next((entry for entry in reader.map if entry.role == role), None)
-        if found is not None:
-            return found
-    raise NotImplementedError(
-        f"prediction_subspace: {reader.map.model_type or 'the model'} has no unembedding"
-    )
-
-
-class _Folder:
-    """A folder's tensors; the gain of a norm is what is stored and what its family adds."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.folder = WeightFolder(path)
-        self.map = weight_map(self.folder.path)
-        self.names = list(self.folder.shapes)
-
-    def tokens(self, total: int) -> int:
-        """Rows that are tokens."""
-        from attnscope.models.weight_deltas import vocabulary_of
-
-        known = vocabulary_of(self.folder.path)
-        return min(total, max(known) + 1) if known else total
-
-    def rows(self, entry: WeightEntry, count: int) -> Iterator[Tensor]:
-        """The leading rows of a matrix in blocks."""
-        for _, block in self.folder.blocks(entry.tensor, None, 0, count):
-            yield block
-
-    def matrix(self, name: str) -> Tensor:
-        """A whole tensor."""
-        return self.folder.read(name)
-
-    def gain(self, d: int) -> Tensor:
-        """γ of the final norm."""
-        assert self.map.final_norm is not None
-        return self.folder.read(self.map.final_norm).double() + self.map.norm_offset
-
-
-class _Model:
-    """A model's tensors; the gain of its norm is probed."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.map = weight_map(model)
-        self.names = [name for name, _ in model.named_parameters()]
-
-    def tokens(self, total: int) -> int:
-        """All rows."""
-        return total
-
-    def rows(self, entry: WeightEntry, count: int) -> Iterator[Tensor]:
-        """The leading rows of a matrix in blocks."""
-        stored = self.model.get_parameter(entry.tensor).detach()
-        for start in range(0, count, _ROWS):
-            yield stored[start : min(count, start + _ROWS)].cpu()
-
-    def matrix(self, name: str) -> Tensor:
-        """A whole tensor."""
-        return self.model.get_parameter(name).detach().cpu()
-
-    def gain(self, d: int) -> Tensor:
-        """γ_i = (norm(x) − norm(−x))_i/(2x_i) at x of entries ±1 with sum 0."""
-        assert self.map.final_norm is not None
-        norm = self.model.get_submodule(self.map.final_norm.removesuffix(".weight"))
-        parameter = next(norm.parameters(), None)
-        kind = torch.float32 if parameter is None else parameter.dtype
-        device = torch.device("cpu") if parameter is None else parameter.device
-        x = torch.ones(d, dtype=torch.float64)
-        x[1::2] = -1
-        if d % 2:
-            x[-1] = 0
-        found = torch.ones(d, dtype=torch.float64)
-        with torch.no_grad():
-            for probe in (x, x.roll(1)) if d % 2 else (x,):
-                one, other = (norm((sign * probe).to(device, kind)).double().cpu() for sign in (1.0, -1.0))
-                seen = probe != 0
-                found[seen] = (one - other)[seen] / (2 * probe[seen])
-        return found

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope.models.unembedding import effective_unembedding
+
 
 class ReadoutShare(NamedTuple):
     """Of a direction: its share of squared length in k main directions of the readout, what a direction
@@ -40,8 +42,6 @@ class Readout:
     @cached_property
     def gram(self) -> Tensor:
         """W̃ᵀW̃ [D, D] of the effective unembedding, float64."""
-        from attnscope.models.head import effective_unembedding
-
         return effective_unembedding(self._model).gram
 
     @cached_property

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 import attnscope as asc
 import models
-from attnscope.models.head import before_unembedding, subspace_of
+from attnscope.models.head import subspace_of
+from attnscope.models.unembedding import before_unembedding
 from weight_models import FAMILIES, tiny
 
 ENCODERS = ("bert", "roberta", "distilbert", "modernbert")

@@ -15,7 +15,8 @@ from attnscope.capture.edits.weights import ReplaceWeight
 from attnscope.capture.weights.second_moments import Tracer
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.architecture import weight_map
-from attnscope.models.head import before_unembedding, readout
+from attnscope.models.head import readout
+from attnscope.models.unembedding import before_unembedding
 
 
 @shown_by_shape

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnscope.capture.weights.rank_one import attention_change, rank_one_effect
 from attnscope.models.architecture import weight_map
-from attnscope.models.head import effective_unembedding
+from attnscope.models.unembedding import effective_unembedding
 from attnscope.models.weight_entries import WeightMap
 from attnscope.models.weights import WeightFolder
 from attnscope.studies.pretraining_writes.subspaces import Directions, Subspaces

@@ -14,7 +14,8 @@ from torch import Tensor
 from attnscope.metrics.weights.matrix_spectrum import EXACT
 from attnscope.metrics.weights.moments import Moments, site_of
 from attnscope.metrics.weights.subspace_fraction import Side
-from attnscope.models.head import effective_unembedding, subspace_of
+from attnscope.models.head import subspace_of
+from attnscope.models.unembedding import effective_unembedding
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun

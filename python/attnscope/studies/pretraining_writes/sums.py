@@ -11,7 +11,7 @@ from attnscope.capture.weights.second_moments import Tracer, check_length, ident
 from attnscope.metrics.weights.moment_sums import MomentSums
 from attnscope.metrics.weights.moments import Moments, sketch_rank
 from attnscope.models import LoadError, WeightMapError, verify_weight_map
-from attnscope.models.head import effective_unembedding
+from attnscope.models.unembedding import effective_unembedding
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
