@@ -8,9 +8,9 @@ from attnscope import protocols as protocols
 from attnscope.capture import capture as capture
 from attnscope.capture import edit as edit
 from attnscope.capture import edits as edits
-from attnscope.capture.ablation import output_kl as output_kl
 from attnscope.capture.directions.sensitivity import Sensitivity as Sensitivity
 from attnscope.capture.directions.sensitivity import sensitivity as sensitivity
+from attnscope.capture.edits.ablation import output_kl as output_kl
 from attnscope.capture.layer import Layer as Layer
 from attnscope.capture.likelihood.chain import WordLikelihood as WordLikelihood
 from attnscope.capture.likelihood.chain import word_likelihood as word_likelihood

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from attnscope.capture import anatomy, preflight
+from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import ACTIVE, Applied, Edit
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME, register
@@ -120,7 +121,7 @@ def require_interface(
     try:
         plan = preflight.plan_for(model, batch)
     except RuntimeError as error:
-        plan = preflight.Plan(ALONE, reasons=(str(error),))
+        plan = CapturePlan(ALONE, reasons=(str(error),))
     if plan is not None and plan.tier != INTERFACE:
         first = type(next((w for w in wanted if getattr(w, "of_softmax", False)), wanted[0])).__name__
         raise NotImplementedError(

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from attnscope.capture.capture_plan import AttentionCall
 from attnscope.capture.draft import Draft
 from attnscope.capture.edits import softmax
 from attnscope.capture.edits.edit import ACTIVE
@@ -66,42 +67,6 @@ def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:
     return mask
 
 
-class Call(NamedTuple):
-    """What a model hands to its attention."""
-
-    module: nn.Module
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    scaling: float | None
-    softcap: float | None = None
-    s_aux: Tensor | None = None
-    position_bias: Tensor | None = None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.promote_types(torch.float32, self.query.dtype)
-
-    @property
-    def scale(self) -> float:
-        return self.query.shape[-1] ** -0.5 if self.scaling is None else self.scaling
-
-    @property
-    def sink(self) -> Tensor | None:
-        """The learned logit of each head without a value, [1, h, 1, 1]."""
-        return None if self.s_aux is None else self.s_aux.to(self.dtype).reshape(1, -1, 1, 1)
-
-    def begun(self, recorder: Recorder | None) -> tuple[Draft, list[Tensor], Tensor | None]:
-        """Return the layer that is put together, what is added to scores with edits, and what is not read."""
-        draft = Draft() if recorder is None else recorder.begin_layer(self)
-        active = softmax.active(self.module)
-        mask, unread = softmax.attended(active, self.module, self.query, self.key, self.mask)
-        if recorder is not None and draft.wanted:  # windows and hidden keys of edits are part of what is seen
-            draft.set_mask(recorder.combined_mask(mask, self.position_bias, self.query, self.key))
-        return draft, [bias for bias in (self.position_bias, mask) if bias is not None], unread
-
-
 def attention_function(
     module: nn.Module,
     query: Tensor,
@@ -129,7 +94,7 @@ def attention_function(
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"
         )
-    call = Call(module, query, key, value, attention_mask, scaling, **special)
+    call = AttentionCall(module, query, key, value, attention_mask, scaling, **special)
     if recorder is not None:
         recorder.check_mask(call)
     graph = torch.is_grad_enabled() and (recorder is not None or query.requires_grad)
@@ -138,12 +103,22 @@ def attention_function(
         return compute(recorder, call), None
 
 
-def _captured(recorder: Recorder | None, call: Call) -> Tensor:
+def start_layer(recorder: Recorder | None, call: AttentionCall) -> tuple[Draft, list[Tensor], Tensor | None]:
+    """Return the layer that is put together, the terms added to its scores, and the entries not read."""
+    draft = Draft() if recorder is None else recorder.begin_layer(call)
+    active = softmax.active(call.module)
+    mask, unread = softmax.attended(active, call.module, call.query, call.key, call.mask)
+    if recorder is not None and draft.wanted:  # windows and hidden keys of edits are part of what is seen
+        draft.set_mask(recorder.combined_mask(mask, call.position_bias, call.query, call.key))
+    return draft, [bias for bias in (call.position_bias, mask) if bias is not None], unread
+
+
+def _captured(recorder: Recorder | None, call: AttentionCall) -> Tensor:
     query, key, value, dtype = call.query, call.key, call.value, call.dtype
     batch, heads, queries, width = query.shape
     keys, group = key.shape[2], query.shape[1] // key.shape[1]
     out = value.new_empty(batch, queries, heads, value.shape[-1])
-    draft, biases, unread = call.begun(recorder)
+    draft, biases, unread = start_layer(recorder, call)
     sinks = call.sink
     for samples, span in _tiles(batch, heads, queries * keys, recorder.chunk if recorder else None):
         shape = (samples.stop - samples.start, span.stop - span.start, queries, keys)
@@ -180,11 +155,11 @@ def _captured(recorder: Recorder | None, call: Call) -> Tensor:
     return out
 
 
-def _out_of_place(recorder: Recorder | None, call: Call) -> Tensor:
+def _out_of_place(recorder: Recorder | None, call: AttentionCall) -> Tensor:
     """The same arithmetic in a graph: all heads at once, nothing overwritten."""
     everything, every = slice(0, call.query.shape[0]), slice(0, call.query.shape[1])
     dtype, keys, sink = call.dtype, call.key.shape[2], call.sink
-    draft, biases, unread = call.begun(recorder)
+    draft, biases, unread = start_layer(recorder, call)
 
     def in_graph(site: str, tensor: Tensor) -> Tensor:
         return tensor if recorder is None else recorder.in_graph(draft, site, tensor)

@@ -12,13 +12,14 @@ import copy
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
+from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import ACTIVE, CACHE
 from attnscope.capture.implementation import attention_outputs, implementation, taking
 from attnscope.capture.interface import NAME, register
@@ -40,39 +41,6 @@ from attnscope.models.architecture import (
 TOKENS = 16
 
 
-@dataclass
-class Plan:
-    """How to capture one model.
-
-    Attributes:
-        tier: 1 own attention function, 2 hooks on eager attention, 3 ``output_attentions=True``.
-        stacks: number of layers of each stack of attention modules.
-        indices: which of them have attention (a hybrid model has other layers between).
-        heads: number of heads of each stack (the smallest over its layers).
-        parts: where the block of each attention module keeps what, by name of that module.
-        weights: second tier: position of the weights in the output of each attention module, by name.
-        ask: pass ``output_attentions=True``, without which some old models return no weights.
-        unmasked: causal stacks that run without a mask even in eager attention.
-        reasons: why a lower tier was not taken.
-        caution: what sets the captured forward pass apart from the usual one; empty when nothing does.
-        missing: attention modules that ran and gave no map.
-        settings: what the passes changed in the model, see `Effects`; all of it was undone.
-    """
-
-    tier: int
-    stacks: dict[str, int] = field(default_factory=dict)
-    indices: dict[str, set[int]] = field(default_factory=dict)
-    heads: dict[str, int] = field(default_factory=dict)
-    parts: dict[str, Parts] = field(default_factory=dict)
-    weights: dict[str, int] = field(default_factory=dict)
-    ask: bool = False
-    unmasked: set[str] = field(default_factory=set)
-    reasons: tuple[str, ...] = ()
-    caution: str = ""
-    missing: tuple[str, ...] = ()
-    settings: tuple[str, ...] = ()
-
-
 @dataclass(eq=False)
 class _Print:
     """A map, small enough to keep: its rows times four fixed vectors, the first of ones."""
@@ -86,7 +54,7 @@ class _Print:
 class _Pass:
     """What one pass showed: how the model is captured that way, its maps and its output."""
 
-    plan: Plan
+    plan: CapturePlan
     dtype: torch.dtype
     prints: list[_Print]
     output: Tensor | None
@@ -103,14 +71,14 @@ class _Trials:
 
     def __init__(self, signature: tuple[Any, ...]) -> None:
         self.signature = signature
-        self.plans: dict[frozenset[str], Plan] = {}
+        self.plans: dict[frozenset[str], CapturePlan] = {}
         self.on_tokens = True
 
 
 _trials: weakref.WeakKeyDictionary[nn.Module, _Trials] = weakref.WeakKeyDictionary()
 
 
-def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Plan | None:
+def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> CapturePlan | None:
     """Return how to capture the model, remembered until that changes; None where nothing can be tried yet.
 
     Trial tokens are tried first. The real inputs are tried where the model does not run on tokens alone,
@@ -192,7 +160,7 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
     return Structure(model, plan.parts, plan.heads) if plan else Structure(model, {})
 
 
-def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Plan | None:
+def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> CapturePlan | None:
     """Return the plan that trial passes show; None where trial tokens (not `real`) show none.
 
     Raises:
@@ -288,7 +256,7 @@ def _parts(recorder: Recorder, trace: anatomy.Trace) -> dict[str, Parts]:
 
 def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = False) -> _Pass:
     prints: list[_Print] = []
-    plan = Plan(tier, ask=ask)
+    plan = CapturePlan(tier, ask=ask)
 
     def collect(layer: Layer) -> None:
         heads = layer.attention.shape[1]

@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
+from attnscope.capture.capture_plan import AttentionCall, CapturePlan
 from attnscope.capture.draft import Draft, Scratch
 from attnscope.capture.layer import Layer
 from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, INPUT, TABLE
@@ -25,10 +26,6 @@ from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.visibility import MASKED_BELOW, visible_entries
 from attnscope.models.architecture import Parts, Structure, is_cross, named_modules, starred
 from attnscope.models.layer_numbers import LayerNumbers
-
-if TYPE_CHECKING:
-    from attnscope.capture.interface import Call
-    from attnscope.capture.preflight import Plan
 
 # The consumer of the pass under way. Another thread's pass, or one between two layers, does not see it.
 LIVE: ContextVar[Recorder | None] = ContextVar("attnscope_capture", default=None)
@@ -57,7 +54,7 @@ class Recorder:
         sites: Collection[str] = ("attention",),
         layers: Collection[int] | None = None,
         heads: Collection[int] | None = None,
-        plan: Plan | None = None,
+        plan: CapturePlan | None = None,
         chunk: int | None = None,
         alone: Structure | None = None,
         graph: Collection[str] = (),
@@ -150,7 +147,7 @@ class Recorder:
             return mask
         return visible_entries(mask[..., : key.shape[2]]) & visible_entries(bias[..., : key.shape[2]])
 
-    def check_mask(self, call: Call) -> None:
+    def check_mask(self, call: AttentionCall) -> None:
         """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
         queries, keys = call.query.shape[2], call.key.shape[2]
         if call.mask is None and queries > 1 and getattr(call.module, "is_causal", False) is True:
@@ -198,7 +195,7 @@ class Recorder:
         draft.layer.heads, draft.layer.kv_heads = tuple(heads), tuple(head // group for head in heads)
         return draft
 
-    def begin_layer(self, call: Call) -> Draft:
+    def begin_layer(self, call: AttentionCall) -> Draft:
         """A layer's attention starts (first tier)."""
         queries, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
         draft = self._draft(call.module, call.query.shape, call.key.shape[1])

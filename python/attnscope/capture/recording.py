@@ -21,6 +21,7 @@ from torch import nn
 from attnscope._warn import warn
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
+from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import CACHE
 from attnscope.capture.implementation import attention_outputs, configs, float_masks, implementation, taking
 from attnscope.capture.interface import NAME
@@ -104,7 +105,7 @@ class Recording:
         self._heads = _numbers("heads", heads)
         self._sites = sites
         self._chunk = chunk
-        self._plan: preflight.Plan | None = None
+        self._plan: CapturePlan | None = None
         self._inside = False
         self._open: weakref.WeakSet[Generator[Layer, None, None]] = weakref.WeakSet()
         self.output: Any = None
@@ -206,7 +207,7 @@ class Recording:
             raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
         return self._start(plan, self._model.generate, inputs)
 
-    def _plan_for(self, inputs: dict[str, Any]) -> preflight.Plan | None:
+    def _plan_for(self, inputs: dict[str, Any]) -> CapturePlan | None:
         """Return the plan for these inputs, checked against what was asked for where it is another one."""
         plan = preflight.plan_for(self._model, inputs)
         return plan if plan is self._plan else self._settle(plan)
@@ -223,7 +224,7 @@ class Recording:
                 "attention; call model.eval() first"
             )
 
-    def _settle(self, plan: preflight.Plan | None) -> preflight.Plan | None:
+    def _settle(self, plan: CapturePlan | None) -> CapturePlan | None:
         """Check what was asked against what the preflight found, and name what is missing."""
         self._plan = plan
         if plan is None:
@@ -265,13 +266,13 @@ class Recording:
                 raise RuntimeError(f"capture: {name}: no place for site {site!r} was found around {core}")
         return plan
 
-    def _start(self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]) -> Iterator[Layer]:
+    def _start(self, plan: CapturePlan, forward: Any, inputs: dict[str, Any]) -> Iterator[Layer]:
         stream = (self._outputs if plan.tier == OUTPUTS else self._streamed)(plan, forward, inputs)
         self._open.add(stream)
         return stream
 
     def _streamed(
-        self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]
+        self, plan: CapturePlan, forward: Any, inputs: dict[str, Any]
     ) -> Generator[Layer, None, None]:
         self.output = None
         hooks = plan.tier == HOOKS
@@ -311,7 +312,7 @@ class Recording:
             raise RuntimeError(f"capture: tier {plan.tier} saw no attention of {self._name} in this run")
 
     def _outputs(
-        self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]
+        self, plan: CapturePlan, forward: Any, inputs: dict[str, Any]
     ) -> Generator[Layer, None, None]:
         inputs = float_masks(inputs, self._model)
         recorder = Recorder(self._model, lambda layer: None)

@@ -200,7 +200,7 @@ def inverse_root(moments: Moments, layer: int, role: str, side: str) -> Tensor:
 
 
 def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
-    """Return the folder of the demo's model tuned by one objective; it is trained once and stays in the cache."""
+    """Return the folder of the demo's model tuned by one objective, trained once, kept in the cache."""
     start = last_checkpoint(demo_checkpoints(runs))
     with cached_folder(name, name, steps, seed, str(start.resolve())) as folder:
         if not folder.is_dir():

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.capture.ablation import output_kl_of_sets
+from attnscope.capture.edits.ablation import output_kl_of_sets
 from attnscope.engine.forward import Batch
 from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.information.fisher import fisher_trace
