@@ -20,6 +20,7 @@ from attnscope._nearest import nearest
 from attnscope._warn import warned_once
 from attnscope.engine.schema import MissingError
 from attnscope.metrics.discovery import columns_of, found, metric_of
+from attnscope.metrics.measure import check_closed_form
 from attnscope.metrics.quantity import Quantity
 
 
@@ -150,7 +151,7 @@ def _holds(name: str, quantities: list[Quantity]) -> Check:
     values = []
     for one in quantities:
         try:
-            value, expected = one.example()
+            value, expected = check_closed_form(one)
         except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
             return Check(name, False, f"{one.name}: {type(error).__name__}: {error}", remedy=WRONG_NUMBERS)
         if not math.isclose(value, expected, rel_tol=1e-10, abs_tol=1e-12):

@@ -18,7 +18,9 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from attnscope.metrics.quantity import Quantity
+import torch
+
+from attnscope.metrics.quantity import Known, Quantity
 
 PACKAGES = ("attnscope.metrics", "attnscope.protocols")
 #: Entry point group of packages whose modules declare quantities too.
@@ -104,3 +106,15 @@ def _protocol_of(module: ModuleType) -> str:
     _, inside, rest = module.__name__.partition("attnscope.protocols.")
     declared = [one.protocol for one in getattr(module, "QUANTITIES", ())]
     return rest.partition(".")[0] if inside else next(iter(declared), "exact")
+
+
+def quantity(name: str, protocol: str = "exact", scope: str = "map") -> Quantity:
+    """Return the quantity declared for a column; an undeclared column gets one with only a name.
+
+    Another scope's is better than none, and so is another protocol's.
+    """
+    if declared := [one for one in found().quantities if one.name == name]:
+        return min(declared, key=lambda one: (one.protocol != protocol, one.scope != scope))
+    # a number that tables hold and no metric gives
+    nothing = Known(torch.nan, torch.full((1, 1), torch.nan, device="cpu"))
+    return Quantity(name, "", name.replace("_", " "), "", nothing)

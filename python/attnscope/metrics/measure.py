@@ -12,7 +12,7 @@ import functools
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -150,7 +150,7 @@ def measure_quantities(
 
     Example:
         >>> import torch
-        >>> from attnscope.metrics.quantity import quantity
+        >>> from attnscope.metrics.discovery import quantity
         >>> maps = torch.full((1, 2, 4, 4), 0.25)
         >>> wanted = [quantity("stable_rank"), quantity("sink_share")]
         >>> {name: values.tolist() for name, values in measure_quantities({"attention": maps}, wanted)
@@ -370,3 +370,23 @@ def _asked(metrics: Metrics) -> Mapping[str, Mapping[str, Any]]:
         if not isinstance(own, Mapping):
             raise TypeError(f"measure: the options of {key!r} must be a mapping, got {type(own).__name__}")
     return asked
+
+
+def check_closed_form(quantity: Quantity) -> tuple[float, float]:
+    """Return the computed and the expected value of a quantity's closed form.
+
+    >>> from attnscope.metrics.discovery import quantity
+    >>> check_closed_form(quantity("stable_rank"))
+    (4.0, 4.0)
+    """
+    closed_form = quantity.known
+    maps = closed_form.attention if closed_form.attention.ndim > 2 else closed_form.attention[None]
+    sites = {"attention": maps[None], "head_mean": maps.double().mean(0)[None, None]}
+    sites |= {name: states[None] for name, states in closed_form.sites.items()}
+    with_options = replace(quantity, options={**closed_form.options, **quantity.options})
+    values = measure_quantities(sites, [with_options], heads=range(len(maps))).values[with_options][0]
+    entry = closed_form.entry
+    if quantity.scope == "map" and len(entry) < values.ndim:
+        entry = (0, *entry)
+    assert not isinstance(closed_form.expected, Sequence)
+    return float(values[entry]), float(closed_form.expected)

@@ -6,11 +6,9 @@ label, a range and a kind. A `Quantity` is one: which public function is called 
 its result is read, and a closed form that it must reproduce. `attnscope.metrics.discovery` finds those that
 modules declare.
 
-    >>> from attnscope.metrics.quantity import quantity
+    >>> from attnscope.metrics.discovery import quantity
     >>> quantity("sink_boost").label, quantity("bar_count_1").kind
     ('sink share / uniform', 'count')
-    >>> quantity("stable_rank").example()
-    (4.0, 4.0)
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 Kind = Literal["value", "ratio", "count", "position", "flag", "constant"]
@@ -179,22 +176,6 @@ class Quantity:
         axes = tuple(axis for axis in self.axes if axis not in gone)
         return replace(self, axes=axes, known=replace(self.known, entry=entry), **changed)
 
-    def example(self) -> tuple[float, float]:
-        """What is computed of the closed form, and what it must be."""
-        from attnscope.metrics.measure import measure_quantities
-
-        known = self.known
-        maps = known.attention if known.attention.ndim > 2 else known.attention[None]
-        sites = {"attention": maps[None], "head_mean": maps.double().mean(0)[None, None]}
-        sites |= {name: states[None] for name, states in known.sites.items()}
-        mine = replace(self, options={**known.options, **self.options})
-        values = measure_quantities(sites, [mine], heads=range(len(maps))).values[mine][0]
-        entry = known.entry
-        if self.scope == "map" and len(entry) < values.ndim:
-            entry = (0, *entry)
-        assert not isinstance(known.expected, Sequence)
-        return float(values[entry]), float(known.expected)
-
 
 #: Reads a field of a named result.
 field_of = operator.attrgetter
@@ -203,89 +184,3 @@ field_of = operator.attrgetter
 def how_many(flags: Tensor) -> Tensor:
     """Number of flags along the last axis."""
     return flags.sum(-1)
-
-
-def quantity(name: str, protocol: str = "exact", scope: str = "map") -> Quantity:
-    """What is declared under a column's name; an unknown one is known by its name alone.
-
-    Another scope's is better than none, and so is another protocol's.
-    """
-    from attnscope.metrics.discovery import found
-
-    if declared := [one for one in found().quantities if one.name == name]:
-        return min(declared, key=lambda one: (one.protocol != protocol, one.scope != scope))
-    # a number that tables hold and no metric gives
-    nothing = Known(torch.nan, torch.full((1, 1), torch.nan, device="cpu"))
-    return Quantity(name, "", name.replace("_", " "), "", nothing)
-
-
-# Maps of which closed forms are known, for the examples of quantities.
-
-
-def star(n: int) -> Tensor:
-    """Every query on key 0."""
-    return torch.eye(1, n, dtype=torch.float64, device="cpu").repeat(n, 1)
-
-
-def causal(n: int) -> Tensor:
-    """Uniform among the keys up to the query."""
-    maps = torch.ones(n, n, dtype=torch.float64, device="cpu").tril()
-    return maps / maps.sum(-1, keepdim=True)
-
-
-def full(n: int) -> Tensor:
-    """Uniform among all keys."""
-    return torch.full((n, n), 1 / n, dtype=torch.float64, device="cpu")
-
-
-def identity(n: int) -> Tensor:
-    """Every query on itself."""
-    return torch.eye(n, dtype=torch.float64, device="cpu")
-
-
-def ring() -> Tensor:
-    """Four tokens in a ring, each attending to its two neighbours."""
-    one_way = identity(4).roll(1, 0)
-    return (one_way + one_way.T) / 2
-
-
-def hadamard() -> Tensor:
-    """Rows 1 to 7 standardise to orthogonal signs, so that all seven eigenvalues are 1; row 0 is constant."""
-    signs = torch.tensor([[1, 1], [1, -1]], dtype=torch.float64, device="cpu")
-    return 0.125 + 0.0625 * torch.kron(signs, torch.kron(signs, signs))
-
-
-def aligned() -> tuple[Tensor, Tensor]:
-    """Attention that grows linearly with the cosine of the states, and the states."""
-    angles = torch.tensor([0.0, 0.5, 2.0], dtype=torch.float64, device="cpu")
-    return 0.3 + 0.1 * torch.cos(angles[:, None] - angles), torch.stack([angles.cos(), angles.sin()], -1)
-
-
-def two_heads() -> Tensor:
-    """Row 1 of one head on key 0, of the other on key 1: each diverges from their mean by log 2 there."""
-    return torch.tensor([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], dtype=torch.float64, device="cpu")
-
-
-def uneven_heads(n: int = 3) -> Tensor:
-    """Two heads that differ only in how much they attend to key 0, which alone is a sink of their mean."""
-    first = torch.tensor([[0.5], [0.25]], dtype=torch.float64, device="cpu")
-    rows = torch.cat([first, ((1 - first) / (n - 1)).expand(2, n - 1)], 1)
-    return rows[:, None, :].expand(2, n, n).contiguous()
-
-
-def detail(n: int, scale: int) -> Tensor:
-    """Uniform among all keys, and one Daubechies wavelet of two vanishing moments: one detail coefficient.
-
-    Scale 3 of signals of 32 keys is the finest of three; each coarser one is refined once more.
-    """
-    root = 3**0.5
-    low = torch.tensor([1 + root, 3 + root, 3 - root, 1 - root], dtype=torch.float64, device="cpu") / (
-        4 * 2**0.5
-    )
-    high = torch.stack([low[3], -low[2], low[1], -low[0]])
-    signal = high
-    for _ in range(3 - scale):
-        signal = torch.nn.functional.conv_transpose1d(signal[None], low[None, None], stride=2)[0]
-    row = torch.full((n,), 1 / n, dtype=torch.float64, device="cpu")
-    row[1 : 1 + len(signal)] += signal / (4 * n)
-    return row.expand(n, n).contiguous()

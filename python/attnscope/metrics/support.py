@@ -10,7 +10,7 @@ Example:
     Uniform attention to the two nearest keys is as even as a window of two allows.
 
     >>> import torch
-    >>> from attnscope.metrics.quantity import quantity
+    >>> from attnscope.metrics.discovery import quantity
     >>> from attnscope.metrics.support import LayerSupport, measure_layer
     >>> window = torch.ones(4, 4, dtype=torch.bool).tril().triu(-1)
     >>> maps = (window / window.sum(-1, keepdim=True))[None, None]

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from attnscope.engine.reading import NULLS, null_value, uniform_value
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 from attnscope.plots.axes import (
     axis_label,
     depth_axis,

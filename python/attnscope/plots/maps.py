@@ -15,9 +15,9 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import MaxNLocator
 
 from attnscope._tokens import readable
+from attnscope.metrics.discovery import quantity
 from attnscope.metrics.homology import barcodes
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes, bar_columns
-from attnscope.metrics.quantity import quantity
 from attnscope.metrics.spectra.null_law import null_spectrum
 from attnscope.plots.selection import averaged, last_step, rows_of
 from attnscope.plots.style import (

@@ -16,7 +16,7 @@ import pandas as pd
 from attnscope.engine.reading import defined, heads_only, in_series, measured_columns, optional, with_groups
 from attnscope.engine.schema import HEAD_KEYS
 from attnscope.inference.mean_intervals import mean_intervals
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Results, stored
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.reading import uniform_value
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 from attnscope.plots.figure import optional
 from attnscope.plots.selection import FEWEST_TOGETHER, averaged_columns, estimate, last_step
 from attnscope.report.numbers import interval, number

@@ -14,7 +14,7 @@ from attnscope.engine.reading import NULLS, null_value, uniform_value
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import median_interval, per_sample
 from attnscope.inference.intervals import FEWEST
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 from attnscope.plots.selection import estimate, first_step, last_step
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from torch import Tensor
 from attnscope import _checks
 from attnscope._tokens import readable
 from attnscope._warn import UndefinedWarning
+from attnscope.metrics.closed_forms import causal, full
 from attnscope.metrics.discovery import found
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
-from attnscope.metrics.quantity import Quantity, causal, full
+from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.spectra.null_law import Word, null_spectrum, undefined_because
 from attnscope.metrics.support import LayerSupport, measure_layer
 

@@ -24,7 +24,7 @@ from attnscope.engine.reading import (
 )
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 from attnscope.view.captured import captured_sentence
 from attnscope.view.measured import Maps, number, plain
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import attnscope as asc
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 from attnscope.plots import draw_all, emergence_curve, layer_head_map
 from attnscope.plots.selection import estimate
 from attnscope.report.any_run import SECTIONS

@@ -14,9 +14,9 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics import measure as measuring
-from attnscope.metrics.discovery import declared_in, found, modules_of
-from attnscope.metrics.measure import measure_quantities
-from attnscope.metrics.quantity import Known, Quantity, quantity
+from attnscope.metrics.discovery import declared_in, found, modules_of, quantity
+from attnscope.metrics.measure import check_closed_form, measure_quantities
+from attnscope.metrics.quantity import Known, Quantity
 from attnscope.protocols import ruscio2025
 from models import text, tiny
 
@@ -51,7 +51,7 @@ def layer(batch=3, heads=4, n=12, dtype=torch.float64):
 
 
 def test_the_closed_form_of_every_quantity_holds():
-    examples = {in_words(one): one.example() for one in QUANTITIES}
+    examples = {in_words(one): check_closed_form(one) for one in QUANTITIES}
     assert len(examples) > 200
     wrong = {
         name: pair for name, pair in examples.items() if not math.isclose(*pair, rel_tol=1e-10, abs_tol=1e-12)
@@ -379,6 +379,6 @@ def test_every_module_of_the_folders_is_walked():
 
 def test_an_example_can_fail():
     wrong = replace(quantity("stable_rank"), known=Known(3.0, torch.eye(4)))
-    computed, expected = wrong.example()
+    computed, expected = check_closed_form(wrong)
     assert (computed, expected) == (pytest.approx(4.0), 3.0)
     assert isinstance(wrong, Quantity)

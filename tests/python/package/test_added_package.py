@@ -43,7 +43,7 @@ from attnscope.engine.study import Study
 from attnscope.engine.tables import Table
 from attnscope.engine.units import Stage
 from attnscope.metrics.measure import measure
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 
 CHECKPOINT = ("model", "revision", "step")
 

@@ -4,7 +4,8 @@
 import json
 import re
 
-from attnscope.metrics.quantity import Quantity
+from attnscope.commands import doctor
+from attnscope.metrics.measure import check_closed_form
 
 
 def test_doctor_passes_here_and_fails_when_a_kernel_is_wrong(call, monkeypatch):
@@ -12,12 +13,12 @@ def test_doctor_passes_here_and_fails_when_a_kernel_is_wrong(call, monkeypatch):
     assert code == 0
     assert "BAD" not in out
     assert "instruction set" in out
-    real = Quantity.example
-    monkeypatch.setattr(
-        Quantity,
-        "example",
-        lambda one: (real(one)[0], real(one)[1] + 1e-9 * (one.name == "fiedler_value_normalized")),
-    )
+
+    def disturb(quantity):
+        computed, expected = check_closed_form(quantity)
+        return computed, expected + 1e-9 * (quantity.name == "fiedler_value_normalized")
+
+    monkeypatch.setattr(doctor, "check_closed_form", disturb)
     code, out, _ = call("doctor", "--json")
     checks = {check["name"]: check["ok"] for check in json.loads(out)["checks"]}
     assert code == 1

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.metrics.discovery import quantity
 from attnscope.metrics.measure import measure_quantities
-from attnscope.metrics.quantity import quantity
 from attnscope.protocols import ruscio2025
 
 THRESHOLDS = [0.001, 0.02, 0.1, 0.2]

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics.closed_forms import full, star
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
-from attnscope.metrics.quantity import Known, Quantity, full, star
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def fiedler_value(

@@ -10,8 +10,9 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.closed_forms import star
 from attnscope.metrics.graphs.laplacian import Symmetrize
-from attnscope.metrics.quantity import Known, Quantity, field_of, star
+from attnscope.metrics.quantity import Known, Quantity, field_of
 
 
 @shown_by_shape

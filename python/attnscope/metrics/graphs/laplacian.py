@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.quantity import Known, Quantity, star
+from attnscope.metrics.closed_forms import star
+from attnscope.metrics.quantity import Known, Quantity
 
 Symmetrize = Literal["mean", "max"]
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology.barcodes import Barcodes, count_alive
 from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
-from attnscope.metrics.quantity import Known, Quantity, ring
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def betti_numbers(

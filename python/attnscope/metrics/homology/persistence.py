@@ -10,9 +10,10 @@ from typing import Any, Literal
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology import barcodes
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
-from attnscope.metrics.quantity import Known, Quantity, ring
+from attnscope.metrics.quantity import Known, Quantity
 
 Symmetrize = Literal["max", "mean", "min"]
 Metric = Literal["attention", "hellinger"]

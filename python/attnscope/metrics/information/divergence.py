@@ -12,9 +12,10 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.closed_forms import two_heads, uneven_heads
 from attnscope.metrics.information._learned_sink import divergence_of_mass, sink_mass_argument
 from attnscope.metrics.information.sink_sets import PERCENTILES
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many, two_heads, uneven_heads
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many
 
 
 @shown_by_shape

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics.closed_forms import full
 from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_pairs
-from attnscope.metrics.quantity import Known, Quantity, full
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def attention_entropy(

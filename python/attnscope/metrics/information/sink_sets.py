@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from attnscope import _checks
+from attnscope.metrics.closed_forms import causal, star
 from attnscope.metrics.information import sinks
 from attnscope.metrics.information._learned_sink import visible_pairs
-from attnscope.metrics.quantity import Known, Quantity, causal, field_of, how_many, star
+from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
 
 #: Percentiles of incoming attention from which on a key counts as a sink to be removed.
 PERCENTILES = (80, 90, 95)

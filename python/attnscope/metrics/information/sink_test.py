@@ -27,7 +27,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, star
+from attnscope.metrics.closed_forms import star
+from attnscope.metrics.quantity import Known, Quantity
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -10,7 +10,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, causal, field_of
+from attnscope.metrics.closed_forms import causal
+from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 
 
 @shown_by_shape

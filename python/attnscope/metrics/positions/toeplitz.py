@@ -12,7 +12,8 @@ import torch
 from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, causal, field_of
+from attnscope.metrics.closed_forms import causal
+from attnscope.metrics.quantity import Known, Quantity, field_of
 
 Estimator = Literal["late", "simple"]
 

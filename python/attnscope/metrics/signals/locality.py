@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.quantity import Known, Quantity, causal
+from attnscope.metrics.closed_forms import causal
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def local_global_ratio(

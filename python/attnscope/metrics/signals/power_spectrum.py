@@ -12,7 +12,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of, full
+from attnscope.metrics.closed_forms import full
+from attnscope.metrics.quantity import Known, Quantity, field_of
 
 SIGNALS = ("rows", "last", "mean", "offset")
 #: Only "rows" gives a number per query.

@@ -12,7 +12,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, full, identity
+from attnscope.metrics.closed_forms import full, identity
+from attnscope.metrics.quantity import Known, Quantity
 from attnscope.metrics.signals.power_spectrum import BY_ROW, signal_arguments
 
 

@@ -12,7 +12,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, detail, field_of, full, star
+from attnscope.metrics.closed_forms import detail, full, star
+from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 from attnscope.metrics.signals.power_spectrum import BY_ROW, SIGNALS, signal_arguments
 
 

@@ -11,7 +11,8 @@ import torch
 from attnscope import _checks, _core
 from attnscope._warn import UndefinedWarning, warn
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of, hadamard
+from attnscope.metrics.closed_forms import hadamard
+from attnscope.metrics.quantity import Known, Quantity, field_of
 
 Null = Literal["auto", "full", "causal", "permutation"]
 Support = Literal["auto", "causal", "full"] | torch.Tensor

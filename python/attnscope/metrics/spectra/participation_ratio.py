@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.quantity import Known, Quantity, identity, star
+from attnscope.metrics.closed_forms import identity, star
+from attnscope.metrics.quantity import Known, Quantity
 
 Spectrum = Literal["singular", "eigen", "laplacian"]
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.metrics.quantity import Known, Quantity, full, identity
+from attnscope.metrics.closed_forms import full, identity
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def singular_values(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:

@@ -14,8 +14,9 @@ import torch
 from attnscope import _checks, _core, _placement
 from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics import _powers
+from attnscope.metrics.closed_forms import aligned, causal
 from attnscope.metrics.information.entropy import attention_entropy
-from attnscope.metrics.quantity import Known, Quantity, Shared, Site, aligned, causal
+from attnscope.metrics.quantity import Known, Quantity, Shared, Site
 
 
 def geometric_semantic_alignment(

@@ -10,7 +10,8 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of, identity, star
+from attnscope.metrics.closed_forms import identity, star
+from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of
 from attnscope.metrics.states.alignment import states_argument
 
 

@@ -11,7 +11,8 @@ import torch
 
 from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Site, causal, field_of
+from attnscope.metrics.closed_forms import causal
+from attnscope.metrics.quantity import Known, Site, field_of
 from attnscope.metrics.states import alignment as exact
 from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, hidden_states, named
 from attnscope.protocols.ruscio2025.entropy import attention_entropy

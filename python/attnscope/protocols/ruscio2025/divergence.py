@@ -12,8 +12,9 @@ import torch
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.closed_forms import uneven_heads
 from attnscope.metrics.information import divergence as exact
-from attnscope.metrics.quantity import Known, Quantity, field_of, how_many, uneven_heads
+from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
 from attnscope.protocols.ruscio2025._maps import all_heads, as_exact, declared, plogp
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 

@@ -8,8 +8,9 @@ import math
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics.closed_forms import full
 from attnscope.metrics.information import entropy as exact
-from attnscope.metrics.quantity import Known, full
+from attnscope.metrics.quantity import Known
 from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean
 
 # The value notebook drops entries up to a hundred float32 roundings.

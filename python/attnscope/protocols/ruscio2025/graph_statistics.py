@@ -12,7 +12,8 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of, star
+from attnscope.metrics.closed_forms import star
+from attnscope.metrics.quantity import Known, Quantity, field_of
 from attnscope.protocols.ruscio2025._maps import declared, head_mean, type_in_numpy
 
 Variant = Literal["laplacian", "fiedler"]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics.closed_forms import identity, ring
 from attnscope.metrics.homology.barcodes import Barcodes
-from attnscope.metrics.quantity import identity, ring
 from attnscope.protocols.ruscio2025._maps import non_finite
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -12,7 +12,8 @@ import torch
 
 from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, causal, field_of, identity, star
+from attnscope.metrics.closed_forms import causal, identity, star
+from attnscope.metrics.quantity import Known, field_of
 from attnscope.metrics.spectra import participation_ratio as ranks
 from attnscope.metrics.spectra import singular_values as exact
 from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean, named, percentile_of

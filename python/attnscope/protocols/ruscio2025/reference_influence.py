@@ -10,8 +10,9 @@ import torch
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.closed_forms import full
 from attnscope.metrics.information import sink_sets
-from attnscope.metrics.quantity import Known, Quantity, Site, full, how_many
+from attnscope.metrics.quantity import Known, Quantity, Site, how_many
 from attnscope.metrics.states import reference_influence as exact
 from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, hidden_states
 from attnscope.protocols.ruscio2025.sinks import sink_tokens

@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks
+from attnscope.metrics.closed_forms import star
 from attnscope.metrics.information import sink_sets as exact
-from attnscope.metrics.quantity import Known, star
+from attnscope.metrics.quantity import Known
 from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, percentile_of
 
 Rule = Literal["kl", "rmt", "reference", "topology"]

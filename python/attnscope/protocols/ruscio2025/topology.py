@@ -10,8 +10,9 @@ import torch
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.closed_forms import full, identity
 from attnscope.metrics.homology.barcodes import Barcodes, max_persistence, mean_persistence
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, full, identity
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of
 from attnscope.protocols.ruscio2025._maps import declared, head_mean
 from attnscope.protocols.ruscio2025.entropy import bits
 from attnscope.protocols.ruscio2025.persistence import RING, bars_of

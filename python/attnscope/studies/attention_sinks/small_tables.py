@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from attnscope.engine.reading import NULLS
 from attnscope.inference import benjamini_hochberg, holm, paired_test, per_sample, welch_test
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import interval_text, mean_text, number

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from attnscope.engine.reading import defined, in_series
-from attnscope.metrics.quantity import quantity
+from attnscope.metrics.discovery import quantity
 from attnscope.plots.axes import depth_axis, drawn_range, series_colors
 from attnscope.plots.figure import (
     Drawn,
