@@ -75,7 +75,7 @@ def id_lines(path, rows):
 
 def study(tmp_path, model, texts, **options):
     """Settings of the small runs that tests of the engine do."""
-    from attnscope.engine.config import Study
+    from attnscope.config.run_config import Study
 
     metrics = ["fiedler_value", "laplacian_gap", "graph_statistics"]
     options = {"metrics": metrics, "thresholds": [0.05, "2/n"], "block": 3, **options}
@@ -84,7 +84,7 @@ def study(tmp_path, model, texts, **options):
 
 def sink_study(output, model, texts, **options):
     """Settings of a small run of the sink study, under both protocols."""
-    from attnscope.engine.config import Study
+    from attnscope.config.run_config import Study
 
     options = {"thresholds": THRESHOLDS, "block": 4, "protocols": "both", **options}
     return Study(models=str(model), texts=str(texts), output=str(output), name="a", **options)
@@ -126,9 +126,9 @@ def sums_on_disk(results):
     """Bytes of sums over units that a run's study expects, and those that its units hold."""
     import pyarrow.parquet as pq
 
-    from attnscope.engine.config import Settings
-    from attnscope.engine.discovery import study_class
+    from attnscope.config.run_config import Settings
     from attnscope.engine.plan import make_plan
+    from attnscope.engine.study import study_class
 
     settings = Settings(**results.study)
     plan, study = make_plan(settings), study_class(settings.study)(settings)

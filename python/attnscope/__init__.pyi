@@ -31,7 +31,7 @@ from attnscope.capture.weights.rank_one import rank_one_effect as rank_one_effec
 from attnscope.capture.weights.second_moments import second_moments as second_moments
 from attnscope.commands.analyze import analyze as analyze
 from attnscope.commands.doctor import show_config as show_config
-from attnscope.engine.config import Study as Study
+from attnscope.config.run_config import Study as Study
 from attnscope.engine.results import Results as Results
 from attnscope.engine.results import load as load
 from attnscope.engine.run import resume as resume

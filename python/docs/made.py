@@ -70,7 +70,7 @@ def commands() -> str:
 def settings() -> str:
     """Every key of every study with its type and default, as `attnscope init` writes it."""
     from attnscope.commands.settings import written
-    from attnscope.engine.discovery import studies
+    from attnscope.config.study_folders import studies
 
     parts = [
         "# Settings\n",

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(2)
 from transformers import AutoModel
-from attnscope.engine.config import Study
+from attnscope.config.run_config import Study
 from attnscope.commands.dry_run import dry_run
 from attnscope.engine.run import run
 
@@ -66,7 +66,7 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(2)
-from attnscope.engine.config import Study
+from attnscope.config.run_config import Study
 from attnscope.commands.dry_run import dry_run
 from attnscope.engine.run import run
 

@@ -11,7 +11,7 @@ import pytest
 import knowing_study
 import likelihood_study
 import position_study
-from attnscope.engine.config import Settings
+from attnscope.config.run_config import Settings
 from attnscope.engine.run import run
 from attnscope.engine.storage.check import check_folder
 from folders import WORDS, model_folder

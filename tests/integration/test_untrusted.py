@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError, Study, TextSource
+from attnscope.config.run_config import Study, TextSource
 from attnscope.engine.executors.shards import run_shard
-from attnscope.engine.schema import ResultsError
 from attnscope.engine.texts.sources import read_sentences
+from attnscope.errors import ConfigError, ResultsError
 from attnscope.models import LoadError, find_checkpoints, load_model
 from attnscope.models.loading import load_config, load_tokenizer
 from attnscope.models.tokens import Encoder
@@ -252,7 +252,8 @@ NARROW = """
 import resource, sys
 from pathlib import Path
 import pyarrow.parquet
-from attnscope.engine.config import ConfigError, TextSource
+from attnscope.config.run_config import TextSource
+from attnscope.errors import ConfigError
 from attnscope.engine.texts.sources import read_sentences
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, resource.RLIM_INFINITY))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.config.run_config import Study
 from attnscope.demo.texts import text_windows
-from attnscope.engine.config import Study
 from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025
 

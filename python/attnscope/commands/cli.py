@@ -81,8 +81,8 @@ def configs(
     Example: attnscope configs phi-2
     """
     from attnscope._nearest import nearest
-    from attnscope.engine import packaged
-    from attnscope.engine.schema import MissingError
+    from attnscope.config import packaged_configs as packaged
+    from attnscope.errors import MissingError
 
     if name:
         if not packaged.is_packaged(name):

@@ -18,7 +18,7 @@ import torch
 
 from attnscope._nearest import nearest
 from attnscope._warn import warned_once
-from attnscope.engine.schema import MissingError
+from attnscope.errors import MissingError
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.measure import check_closed_form
 from attnscope.metrics.quantity import Quantity

@@ -16,13 +16,13 @@ import numpy as np
 
 from attnscope._memory import free_bytes, most_resident_bytes, peak_bytes, resident_bytes
 from attnscope._progress import duration
-from attnscope.engine.config import Study
+from attnscope.config.run_config import Study
 from attnscope.engine.plan import Plan, megabytes
 from attnscope.engine.run import Engine
 from attnscope.engine.run_folder import resolved
-from attnscope.engine.schema import MissingError
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.units import Unit
+from attnscope.errors import MissingError
 from attnscope.models import LoadError
 
 #: Writing a figure as PDF and PNG and for the report takes so many times as long as drawing it.

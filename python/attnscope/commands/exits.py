@@ -38,11 +38,14 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
-        from attnscope.engine.config import ConfigError
-        from attnscope.engine.executors.executor import UnitsFailed
-        from attnscope.engine.schema import MissingError, ResultsError
-        from attnscope.engine.stop import Interrupted
-        from attnscope.engine.storage.folder_lock import FolderLocked
+        from attnscope.errors import (
+            ConfigError,
+            FolderLocked,
+            Interrupted,
+            MissingError,
+            ResultsError,
+            UnitsFailed,
+        )
         from attnscope.models import LoadError
 
         try:

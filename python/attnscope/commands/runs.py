@@ -16,7 +16,7 @@ from typer import Argument, Option
 from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
 
 if TYPE_CHECKING:
-    from attnscope.engine.config import Study
+    from attnscope.config.run_config import Study
     from attnscope.engine.executors.executor import Executor
     from attnscope.engine.results import Results
     from attnscope.plots import LeftOut
@@ -75,8 +75,8 @@ def run(
 
     Example: attnscope run --model gpt2 --texts sentences.csv --column text --samples 100
     """
-    from attnscope.engine.config import Study
-    from attnscope.engine.discovery import default_study
+    from attnscope.config.run_config import Study
+    from attnscope.config.study_folders import default_study
     from attnscope.engine.run import run as run_study
 
     if shard and ray:
@@ -174,7 +174,7 @@ def _cluster(address: str) -> Executor | None:
 
 def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
     from attnscope.engine.executors.shards import run_shard
-    from attnscope.engine.results import command
+    from attnscope.errors import command
 
     done = run_shard(study, shard, **_said(quiet))
     if as_json:

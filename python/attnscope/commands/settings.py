@@ -13,8 +13,9 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from attnscope.engine.config import Settings, models_in
-from attnscope.engine.discovery import default_study, study_class
+from attnscope.config.run_config import Settings, models_in
+from attnscope.config.study_folders import default_study
+from attnscope.engine.study import study_class
 
 #: Columns of a comment behind its mark: with the indent of an option a line has 80.
 _WIDTH = 76

@@ -55,7 +55,7 @@ def figures(
 
     Example: attnscope figures runs/demo depth sink_maps --width single --font serif --format pdf
     """
-    from attnscope.engine.schema import ResultsError
+    from attnscope.errors import ResultsError
     from attnscope.plots import NotDrawable, figures_of
 
     results = opened(folder)
@@ -97,7 +97,7 @@ def tables(
     Example: attnscope tables runs/demo --by step,layer --columns sink_share,entropy
     """
     from attnscope.engine.reading import kinds_of
-    from attnscope.engine.schema import ResultsError
+    from attnscope.errors import ResultsError
 
     results = opened(folder)
     if csv is not None:
@@ -184,8 +184,8 @@ def check(
 
     Example: attnscope check runs/demo
     """
-    from attnscope.engine.results import command
     from attnscope.engine.storage.check import check_folder
+    from attnscope.errors import command
 
     found = check_folder(folder)
     pending = pending_units(folder) if plan else []
@@ -209,9 +209,10 @@ def check(
 
 def pending_units(folder: Path) -> list[str]:
     """Return a line for every unit that `resume` would compute; no code that comes with a model is run."""
-    from attnscope.engine.config import ConfigError, Settings
+    from attnscope.config.run_config import Settings
     from attnscope.engine.plan import make_plan
     from attnscope.engine.store import damage
+    from attnscope.errors import ConfigError
 
     settings = Settings.from_yaml(folder / "study.yaml")
     for source in settings.models:
@@ -238,7 +239,7 @@ def view(
 
     Example: attnscope view runs/demo --sample 0
     """
-    from attnscope.engine.schema import ResultsError
+    from attnscope.errors import ResultsError
     from attnscope.view import view as look_at
 
     results = opened(folder)
@@ -266,7 +267,8 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     """What stands for the numeric columns by their kind: first within each sentence, then over sentences."""
     from attnscope._nearest import nearest
     from attnscope.engine.reading import grouped, kinds_of
-    from attnscope.engine.schema import MissingError, ResultsError, check_columns
+    from attnscope.engine.schema import check_columns
+    from attnscope.errors import MissingError, ResultsError
 
     frame = results.table(table)
     keys = results.keys(table)

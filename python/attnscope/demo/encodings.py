@@ -202,7 +202,7 @@ def compare_encodings(
         seeds: trainings of each encoding; from two on the study compares encodings by their spread.
         progress: a bar on a terminal, a line every ten seconds elsewhere.
     """
-    from attnscope.engine.config import Study
+    from attnscope.config.run_config import Study
     from attnscope.engine.run import Engine
 
     if study not in ("wavelet_heads", "absolute_position"):

@@ -38,7 +38,7 @@ def run_demo(
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
         steps_before: how many steps, such as those of a set-up, the three of this one are counted after.
     """
-    from attnscope.engine.config import Study
+    from attnscope.config.run_config import Study
     from attnscope.engine.run import Engine
 
     recipe = recipe or Recipe()

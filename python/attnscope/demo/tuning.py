@@ -32,7 +32,7 @@ from attnscope.demo.training import demo_checkpoints, evaluate_loss, last_checkp
 from attnscope.engine.storage.files import remove
 
 if TYPE_CHECKING:
-    from attnscope.engine.config import Settings
+    from attnscope.config.run_config import Settings
     from attnscope.engine.executors.shards import ShardDone
     from attnscope.engine.results import Results
 
@@ -73,7 +73,7 @@ def tune(
         processes: that train and measure, each on one thread; None takes one for each processor. With more
             than one, a script that calls this needs `if __name__ == "__main__":`. Tables do not depend on it.
     """
-    from attnscope.engine.config import Study
+    from attnscope.config.run_config import Study
 
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"tune: arms must be among {', '.join(ARMS)}, got {unknown[0]!r}")
@@ -204,7 +204,7 @@ def _measured(study: Settings, processes: int, progress: bool) -> Results:
 
 
 def _share(settings: dict[str, Any], shard: str) -> ShardDone:
-    from attnscope.engine.config import Study
+    from attnscope.config.run_config import Study
     from attnscope.engine.executors.shards import run_shard
 
     return run_shard(Study(**settings), shard, progress=False, say=lambda text: None)

@@ -29,7 +29,6 @@ from attnscope.engine.schema import (
     HEAD_KEYS,
     SCHEMA_VERSION,
     VARIANT_KEYS,
-    ResultsError,
     head_means_of,
     keys_in,
     stamped,
@@ -37,6 +36,7 @@ from attnscope.engine.schema import (
     variants_of,
     without_empty,
 )
+from attnscope.errors import ResultsError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,14 +18,14 @@ from typing import Any
 
 from attnscope._names import name_fault
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError, Settings
-from attnscope.engine.discovery import study_class
+from attnscope.config.run_config import Settings
 from attnscope.engine.schema import SCHEMA_VERSION
-from attnscope.engine.study import Study
+from attnscope.engine.study import Study, study_class
 from attnscope.engine.texts.encoding import encode
 from attnscope.engine.texts.readers import looks_wrapped
 from attnscope.engine.texts.sources import Sentence, origin, read_sentences
 from attnscope.engine.units import Cut, Input, Stage, Unit, Units, phases
+from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, Encoder, LoadError, find_checkpoints
 from attnscope.models.checkpoints import fingerprint
 

@@ -23,14 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope._warn import warn
-from attnscope.engine.schema import (
-    CHECKPOINT_KEYS,
-    SCHEMA_VERSION,
-    VARIANT_KEYS,
-    ResultsError,
-    check_columns,
-    variants_of,
-)
+from attnscope.engine.schema import CHECKPOINT_KEYS, SCHEMA_VERSION, VARIANT_KEYS, check_columns, variants_of
+from attnscope.errors import ResultsError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,6 @@ from __future__ import annotations
 import html
 import json
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,31 +18,14 @@ from attnscope._names import file_name_fault
 from attnscope._nearest import nearest
 from attnscope._safe_text import quote_formulas
 from attnscope.engine.migration import is_present, migrated, names_in, version_of, without_placeholders
-from attnscope.engine.schema import (
-    AXES,
-    SCHEMA_VERSION,
-    MissingError,
-    ResultsError,
-    check_columns,
-    check_provenance,
-    keys_in,
-    stamped,
-)
+from attnscope.engine.schema import AXES, SCHEMA_VERSION, check_columns, check_provenance, keys_in, stamped
 from attnscope.engine.storage.files import atomic_file, hash_file, write_bytes
+from attnscope.errors import MissingError, ResultsError, command
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     import xarray as xr
-
-
-def command(name: str, folder: str | Path) -> str:
-    """What to type to do something with a run.
-
-    >>> command("resume", "runs/my run")
-    "attnscope resume 'runs/my run'"
-    """
-    return f"attnscope {name} {shlex.quote(str(folder))}"
 
 
 class Results:
@@ -398,7 +380,8 @@ def tables_of_units(folder: Path) -> dict[str, list[Path]]:
 
 def unfinished(results: Results) -> str:
     """What is missing of results that are read from the units of a run, "" of others."""
-    from attnscope.engine.discovery import study_class, study_of
+    from attnscope.config.study_folders import study_of
+    from attnscope.engine.study import study_class
 
     if results.path is None or not results.files:
         return ""

@@ -21,12 +21,11 @@ from attnscope import _blas
 from attnscope._memory import give_back_large_blocks, older_objects_aside, tables_given_back
 from attnscope._progress import progress_bar
 from attnscope._safe_text import escape_controls
-from attnscope.engine.config import ConfigError, Settings, refuse_stored_trust
-from attnscope.engine.discovery import study_class
-from attnscope.engine.executors.executor import Executor, Local, Outcome, Tally, UnitsFailed
+from attnscope.config.run_config import Settings, refuse_stored_trust
+from attnscope.engine.executors.executor import Executor, Local, Outcome, Tally
 from attnscope.engine.executors.held import HeldModel, about_model
 from attnscope.engine.plan import Found, Plan, make_plan
-from attnscope.engine.results import Results, command, load
+from attnscope.engine.results import Results, load
 from attnscope.engine.run_folder import (
     begun,
     default_name,
@@ -40,10 +39,9 @@ from attnscope.engine.run_folder import (
     write_provenance,
 )
 from attnscope.engine.stage_run import StageRun
-from attnscope.engine.stop import Interrupted, stop_signals
+from attnscope.engine.stop import stop_signals
 from attnscope.engine.storage.files import (
     NO_ROOM,
-    DiskFull,
     hash_file,
     make_folder,
     refuse_links,
@@ -53,9 +51,11 @@ from attnscope.engine.storage.files import (
 )
 from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.engine.store import Store
+from attnscope.engine.study import study_class
 from attnscope.engine.texts.encoding import samples_table
 from attnscope.engine.texts.sources import extra_columns
 from attnscope.engine.units import Unit
+from attnscope.errors import ConfigError, DiskFull, Interrupted, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
 
 Say = Callable[[str], None]
@@ -93,7 +93,7 @@ def run(
         >>> import attnscope as asc
         >>> asc.run(asc.Study(models="./no/such/folder", texts="texts.txt"))
         Traceback (most recent call last):
-        attnscope.engine.config.ConfigError: models[0]: there is no model folder ./no/such/folder
+        attnscope.errors.ConfigError: models[0]: there is no model folder ./no/such/folder
     """
     return Engine(settings_of(config, **overrides), progress=progress, say=say, executor=executor).run()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope._documents import DocumentError, parse_json
 from attnscope._nearest import nearest
+from attnscope.errors import MissingError, ResultsError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,17 +36,6 @@ AXES = (
 )
 #: Types of the entries of a provenance that a later process reads; those it lacks are left out.
 _ENTRIES: dict[str, type] = {"machines": dict, "models": dict, "skipped": list, "tables": dict, "shard": str}
-
-
-class ResultsError(ValueError):
-    """Stored results cannot be read, or do not hold what was asked of them."""
-
-
-class MissingError(KeyError):
-    """No table, column or metric of this name; the message carries the nearest right one."""
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 def head_means_of(table: str) -> str:

@@ -9,17 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from attnscope.engine.results import command
-
-
-class Interrupted(KeyboardInterrupt):
-    """A run was asked by `signal` to stop, and did between two units; a shell sees 128 + it as exit code."""
-
-    def __init__(self, number: int, folder: str) -> None:
-        super().__init__(f"interrupted; everything done so far is stored: {command('resume', folder)}")
-        self.signal = number
-        self.folder = folder
-
 
 @contextmanager
 def stop_signals(say: Callable[[str], None]) -> Iterator[list[int]]:

@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from attnscope._documents import DocumentError, read_json
-from attnscope.engine.schema import ResultsError
 from attnscope.engine.storage.files import (
     atomic_file,
     atomic_folder,
@@ -41,6 +40,7 @@ from attnscope.engine.storage.files import (
     refuse_links,
     remove_leftovers,
 )
+from attnscope.errors import ResultsError
 
 if TYPE_CHECKING:
     import pyarrow as pa

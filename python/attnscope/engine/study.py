@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What a paper is to the engine: its options, its tables, and the stages that fill them.
 
-A study is a subclass of `Study` in a folder of its own, found by `attnscope.engine.discovery`; it overrides
+A study is a subclass of `Study` in its folder, found by `attnscope.config.study_folders`; it overrides
 what it needs and knows everything below the engine, and nothing knows it.
 
 Example:
@@ -27,13 +27,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError, Strict, as_list, explain
-from attnscope.engine.config import Names as Names
+from attnscope.config.config_files import as_list
+from attnscope.config.run_config import Names as Names
+from attnscope.config.run_config import Strict, explain
+from attnscope.config.study_folders import find_study, load_study, studies
 from attnscope.engine.tables import Table
 from attnscope.engine.units import Stage, Unit, Units
+from attnscope.errors import ConfigError
 
 if TYPE_CHECKING:
-    from attnscope.engine.config import Settings
+    from attnscope.config.run_config import Settings
     from attnscope.engine.plan import Plan
     from attnscope.engine.texts.sources import Sentence
     from attnscope.models import Encoder
@@ -140,3 +143,15 @@ class Study:
     def stages(self, units: Units) -> list[Stage]:
         """What is done, in order, each cut by `units`; a later stage may read tables of an earlier one."""
         raise NotImplementedError(f"{type(self).__name__}.stages")
+
+
+def study_class(name: str) -> type[Study]:
+    """Return the class of a study by its name or an alias; ConfigError where there is no such study."""
+    folder = find_study(name)
+    if folder is None:
+        known = [own for one in studies().values() for own in (one.name, *one.aliases)]
+        raise ConfigError(f"study: there is no study {name!r}{nearest(name, known)}")
+    declared: Any = load_study(name)
+    if not (isinstance(declared, type) and issubclass(declared, Study)):
+        raise TypeError(f"{folder.package}.study must hold a subclass of Study as STUDY, got {declared!r}")
+    return declared

@@ -16,7 +16,7 @@ import matplotlib.figure as mpl
 
 from attnscope._nearest import nearest
 from attnscope._warn import warn
-from attnscope.engine.discovery import study_of
+from attnscope.config.study_folders import study_of
 from attnscope.engine.storage.files import refuse_links, write_bytes
 from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Results

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, cast
 import pandas as pd
 
 from attnscope._nearest import nearest
-from attnscope.engine.discovery import StudyFolder, studies, study_of
+from attnscope.config.study_folders import StudyFolder, studies, study_of
 from attnscope.engine.results import Results
-from attnscope.engine.schema import MissingError, ResultsError
+from attnscope.errors import MissingError, ResultsError
 
 
 def published_numbers(paper: str) -> pd.DataFrame:

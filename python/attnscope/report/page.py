@@ -23,7 +23,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from attnscope._safe_text import mark_controls, quote_formulas
-from attnscope.engine.discovery import study_of
+from attnscope.config.study_folders import study_of
 from attnscope.engine.results import Results, unfinished
 from attnscope.engine.storage.files import write_bytes
 from attnscope.plots.figure import stored

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from attnscope.engine.config import ConfigError, ModelSource, Study, TextSource
-from attnscope.engine.packaged import packaged
+from attnscope.config.packaged_configs import packaged
+from attnscope.config.run_config import ModelSource, Study, TextSource
+from attnscope.errors import ConfigError
 
 #: The study of settings that name none.
 DEFAULT = "attention_sinks"

@@ -14,7 +14,8 @@ from torch import Tensor
 from attnscope._warn import warn
 from attnscope.capture import capture
 from attnscope.engine.results import Results
-from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
+from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.errors import ResultsError
 from attnscope.metrics.support import LayerSupport
 from attnscope.models.architecture import input_device
 from attnscope.models.inputs.context_length import context_length
@@ -27,7 +28,7 @@ from attnscope.view.measured import Stack
 if TYPE_CHECKING:
     import pandas as pd
 
-    from attnscope.engine.config import Settings
+    from attnscope.config.run_config import Settings
 
 
 def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
@@ -169,8 +170,9 @@ def captured_sentence(
     """
     import pandas as pd
 
-    from attnscope.engine.config import ConfigError, Study, refuse_stored_trust
+    from attnscope.config.run_config import Study, refuse_stored_trust
     from attnscope.engine.forward import self_attention
+    from attnscope.errors import ConfigError
 
     samples = results.table("samples")
     rows = samples[samples["sample"] == sample]

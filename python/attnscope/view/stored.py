@@ -23,7 +23,8 @@ from attnscope.engine.reading import (
     uniform_value,
 )
 from attnscope.engine.results import Results
-from attnscope.engine.schema import CHECKPOINT_KEYS, ResultsError
+from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.errors import ResultsError
 from attnscope.metrics.discovery import quantity
 from attnscope.view.captured import captured_sentence
 from attnscope.view.measured import Maps, number, plain

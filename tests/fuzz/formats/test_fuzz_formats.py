@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.config.run_config import Settings
 from attnscope.engine.results import load
-from attnscope.engine.schema import ResultsError
 from attnscope.engine.store import damage
+from attnscope.errors import ConfigError, ResultsError
 from attnscope.models.safetensors_header import BITS, read_header
 from folders import model_folder, sentences
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError
 from attnscope.engine.run import run
+from attnscope.errors import ConfigError
 from folders import model_folder, sentences
 from likelihood_study import encoder_folder, settings, texts_of
 from models import tiny

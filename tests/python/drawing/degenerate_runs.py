@@ -21,10 +21,11 @@ import pandas as pd
 
 import likelihood_study
 import position_study
-from attnscope.engine.config import Study
-from attnscope.engine.discovery import find_study, studies, study_class
+from attnscope.config.run_config import Study
+from attnscope.config.study_folders import find_study, studies
 from attnscope.engine.results import Results
 from attnscope.engine.run import run
+from attnscope.engine.study import study_class
 from attnscope.engine.tables import Table, arrow_type
 from folders import model_folder, sentences, series
 from weight_models import tiny

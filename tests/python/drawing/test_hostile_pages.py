@@ -22,7 +22,7 @@ from markupsafe import Markup
 import attnscope as asc
 import figure_tables as made
 import study_tables
-from attnscope.engine.discovery import find_study
+from attnscope.config.study_folders import find_study
 from attnscope.engine.results import Results
 from attnscope.plots import draw_all, save
 from attnscope.report import latex_tables

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import study_tables as made
 from attnscope.commands.cli import app
 from attnscope.engine.results import Results
-from attnscope.engine.schema import MissingError, ResultsError
+from attnscope.errors import MissingError, ResultsError
 from attnscope.published import compare_published, published_numbers, same_model
 from attnscope.studies.attention_sinks.published import SOURCES
 

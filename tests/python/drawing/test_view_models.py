@@ -10,7 +10,7 @@ import torch
 import attnscope as asc
 import figure_tables as made
 from attnscope.engine.results import Results
-from attnscope.engine.schema import ResultsError
+from attnscope.errors import ResultsError
 from browser import CHROMIUM, in_a_browser, looked_at, probe
 from models import tiny_llama
 

@@ -8,10 +8,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.engine.config import ConfigError, Settings, Study, parse_bytes, read_config, set_key
-from attnscope.engine.discovery import default_study, study_class
+from attnscope.config.config_files import read_config, set_key
+from attnscope.config.run_config import Settings, Study, parse_bytes
+from attnscope.config.study_folders import default_study
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run_folder import default_name
+from attnscope.engine.study import study_class
+from attnscope.errors import ConfigError
 from attnscope.studies import packaged
 
 

@@ -7,10 +7,11 @@ from importlib.metadata import EntryPoint
 import pandas as pd
 import pytest
 
-from attnscope.engine import discovery
-from attnscope.engine.config import Study, read_config
+from attnscope.config import study_folders as discovery
+from attnscope.config.config_files import read_config
+from attnscope.config.run_config import Study
 from attnscope.engine.results import Results
-from attnscope.engine.schema import ResultsError
+from attnscope.errors import ResultsError
 from attnscope.plots import draw_all, figures_of
 from attnscope.published import compare_published, papers
 from attnscope.report import latex_tables, report

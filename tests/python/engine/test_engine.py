@@ -10,11 +10,12 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError, Study
-from attnscope.engine.discovery import study_class
+from attnscope.config.run_config import Study
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
+from attnscope.engine.study import study_class
 from attnscope.engine.texts.encoding import batches
+from attnscope.errors import ConfigError
 from folders import id_lines, model_folder, sentences, study
 from models import MapCount
 

@@ -15,8 +15,8 @@ from file_faults import Operations, crash
 from attnscope.engine import run_folder
 from attnscope.engine.run import Engine, resume, run
 from attnscope.engine.storage.check import check_folder
-from attnscope.engine.storage.files import DiskFull
 from attnscope.engine.store import damage
+from attnscope.errors import DiskFull
 from folders import sentences, study, table_bytes
 
 

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.config.run_config import Settings
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run import Engine, resume, run
-from attnscope.engine.schema import ResultsError
-from attnscope.engine.storage.files import DiskFull, LinkRefused
-from attnscope.engine.storage.folder_lock import FolderLock, FolderLocked
+from attnscope.engine.storage.files import LinkRefused
+from attnscope.engine.storage.folder_lock import FolderLock
+from attnscope.errors import ConfigError, DiskFull, FolderLocked, ResultsError
 from attnscope.models import LoadError
 from folders import sentences, study, table_bytes
 

@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from attnscope.commands.cli import app
 from attnscope.commands.dry_run import dry_run
+from attnscope.config.config_files import read_config, split_analysis
+from attnscope.config.packaged_configs import analyses, catalogue, packaged
+from attnscope.config.run_config import Study, TextSource
 from attnscope.demo.texts import VOCABULARY_SIZE, byte_tokenizer
-from attnscope.engine.config import ConfigError, Study, TextSource, read_config, split_analysis
-from attnscope.engine.packaged import analyses, catalogue, packaged
 from attnscope.engine.results import nearest
 from attnscope.engine.texts.sources import read_sentences
+from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.studies.attention_sinks.columns import metric_names
 from weight_models import tiny

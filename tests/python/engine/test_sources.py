@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.engine.config import ConfigError, TextSource
+from attnscope.config.run_config import TextSource
 from attnscope.engine.texts import readers, sources
 from attnscope.engine.texts.readers import looks_wrapped
 from attnscope.engine.texts.sources import extra_columns, read_sentences
+from attnscope.errors import ConfigError
 from attnscope.studies.attention_sinks.options import by_focus_word
 
 TEXTS = ["Ein Käse, bitte.", 'He said "no, never".', "A third one."]

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.engine.storage import folder_lock
-from attnscope.engine.storage.files import DiskFull, atomic_file, atomic_folder, write_bytes
-from attnscope.engine.storage.folder_lock import FolderLock, FolderLocked
+from attnscope.engine.storage.files import atomic_file, atomic_folder, write_bytes
+from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.engine.store import Store, repeating
+from attnscope.errors import DiskFull, FolderLocked
 from folders import until
 
 NAMES = {f"u{i}": f"{i:05d}-u{i}" for i in range(4)}

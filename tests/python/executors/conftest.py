@@ -4,7 +4,7 @@
 import pytest
 from foreign import settings, site
 
-from attnscope.engine import discovery
+from attnscope.config import study_folders as discovery
 from attnscope.engine.run import run
 from folders import sentences, series
 

@@ -16,12 +16,10 @@ import pytest
 from foreign import NAMES, settings
 
 from attnscope import _isa
-from attnscope.engine.config import ConfigError
 from attnscope.engine.executors.cluster import Cluster
-from attnscope.engine.executors.executor import UnitsFailed
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run import resume, run
-from attnscope.engine.storage.folder_lock import FolderLocked
+from attnscope.errors import ConfigError, FolderLocked, UnitsFailed
 from folders import table_bytes
 
 psutil = pytest.importorskip("psutil")

@@ -16,10 +16,10 @@ from foreign import NAMES, settings
 from safetensors.numpy import load_file
 
 import attnscope as asc
-from attnscope.engine import discovery
-from attnscope.engine.config import ConfigError
 from attnscope.engine.results import load
 from attnscope.engine.run import resume, run
+from attnscope.engine.study import study_class
+from attnscope.errors import ConfigError
 from folders import Launcher, table_bytes
 
 
@@ -32,7 +32,7 @@ def finished(whole):
 def test_a_list_of_names_imports_no_study(installed):
     code = (
         f"import sys; sys.path[:0] = {installed!r}\n"
-        "from attnscope.engine.discovery import studies\n"
+        "from attnscope.config.study_folders import studies\n"
         f"assert set({NAMES!r}) <= set(studies()), studies()\n"
         "sys.exit(any(name.endswith('.study') for name in sys.modules))"
     )
@@ -191,7 +191,7 @@ def test_killed_at_any_moment(finished, inputs, installed, tmp_path, monkeypatch
 
 
 def test_what_a_stage_does_not_declare_it_may_not_touch(inputs, tmp_path, monkeypatch):
-    found = discovery.study_class("weight_changes")
+    found = study_class("weight_changes")
 
     def reads(self, unit, run):
         run.read("samples")

@@ -14,7 +14,8 @@ import torch
 import attnscope as asc
 from attnscope.commands.analyze import _chosen, table_of
 from attnscope.commands.doctor import describe
-from attnscope.engine.discovery import studies, study_class
+from attnscope.config.study_folders import studies
+from attnscope.engine.study import study_class
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.view.measured import contents_of_tensors

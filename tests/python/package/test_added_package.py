@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnscope import published
-from attnscope.engine import discovery as studies
+from attnscope.config import study_folders as studies
 from attnscope.engine.results import load
 from attnscope.metrics import discovery as metrics
 from attnscope.metrics import measure as measuring

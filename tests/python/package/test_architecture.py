@@ -80,6 +80,7 @@ LEVELS = (
     {"protocols"},
     {"capture", "models"},
     {"inference"},
+    {"config"},
     {"engine", "plots", "published", "report", "view"},
     {"studies"},
     {"demo"},

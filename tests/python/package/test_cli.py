@@ -15,9 +15,11 @@ import yaml
 import attnscope
 from attnscope.commands import cli
 from attnscope.commands.settings import _meanings, _name, written
-from attnscope.engine.config import ConfigError, Settings, models_in
-from attnscope.engine.discovery import studies, study_class
-from attnscope.engine.packaged import packaged_text
+from attnscope.config.packaged_configs import packaged_text
+from attnscope.config.run_config import Settings, models_in
+from attnscope.config.study_folders import studies
+from attnscope.engine.study import study_class
+from attnscope.errors import ConfigError
 from attnscope.metrics.discovery import found
 from folders import model_folder, sentences, series
 

@@ -78,7 +78,7 @@ def made_pages():
 
 def test_the_site_has_every_command_every_setting_and_one_name_for_each_number():
     from attnscope.commands.cli import app
-    from attnscope.engine.config import Settings
+    from attnscope.config.run_config import Settings
     from attnscope.metrics.discovery import found
 
     pages = made_pages().pages()

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope as asc
-from attnscope._git_state import ask_git, git_state
 from attnscope._safe_text import escape_controls, mark_controls, quote_formula, quote_formulas
+from attnscope.engine.git_state import ask_git, git_state
 from attnscope.engine.results import Results
 
 ESCAPE = "\x1b[31mred\x9b0m\u202ereversed"

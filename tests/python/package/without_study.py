@@ -37,8 +37,9 @@ def answers(model, texts, folder, *names):
     from attnscope import studies
     from attnscope.commands import doctor
     from attnscope.commands.cli import app
-    from attnscope.engine import discovery, packaged
-    from attnscope.engine.config import Study
+    from attnscope.config import packaged_configs as packaged
+    from attnscope.config import study_folders as discovery
+    from attnscope.config.run_config import Study
     from attnscope.engine.run import run
     from attnscope.metrics.discovery import found
     from attnscope.published import papers, published_numbers

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.config import Study
+from attnscope.config.run_config import Study
 from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys

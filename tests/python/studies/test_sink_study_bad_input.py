@@ -11,7 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from attnscope.engine.config import Study
+from attnscope.config.run_config import Study
 from attnscope.engine.run import run
 from folders import WORDS, model_folder, sentences, series, with_means
 

@@ -9,7 +9,7 @@ import torch
 import attnscope as asc
 import models
 from attnscope.capture import capture
-from attnscope.engine.config import Study
+from attnscope.config.run_config import Study
 from attnscope.engine.run import run
 from folders import sentences, tokenizer
 

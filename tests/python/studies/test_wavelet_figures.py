@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
-from attnscope.engine.config import Study
+from attnscope.config.run_config import Study
 from attnscope.engine.results import Results
 from attnscope.engine.run import run
 from attnscope.plots import draw, figures_of

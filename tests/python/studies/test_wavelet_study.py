@@ -10,11 +10,11 @@ import torch
 import attnscope as asc
 import models
 from attnscope.capture import capture
-from attnscope.engine.config import ConfigError, Study
-from attnscope.engine.packaged import packaged
+from attnscope.config.packaged_configs import packaged
+from attnscope.config.run_config import Study
 from attnscope.engine.results import Results
 from attnscope.engine.run import run
-from attnscope.engine.schema import MissingError
+from attnscope.errors import ConfigError, MissingError
 from attnscope.published import compare_published, published_numbers
 from attnscope.studies.supports import visible_pairs
 from attnscope.studies.wavelet_heads.summaries import correlated, published

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError, Study
+from attnscope.config.run_config import Study
 from attnscope.engine.run import resume, run
+from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.plots.figure import NotDrawable
 from attnscope.studies.pretraining_writes.figures import FIGURES

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError, Study
+from attnscope.config.run_config import Study
 from attnscope.engine.run import run
+from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.studies.pretraining_writes.figures import FIGURES
 from folders import sums_on_disk

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnscope.engine.config import ConfigError, Settings
-from attnscope.engine.executors.executor import Executor, Outcome, UnitsFailed
+from attnscope.config.run_config import Settings
+from attnscope.engine.executors.executor import Executor, Outcome
 from attnscope.engine.executors.held import needed_bytes
 from attnscope.engine.executors.schedule import ATTEMPTS, Schedule
 from attnscope.engine.executors.shards import refuse_free_disk
@@ -27,6 +27,7 @@ from attnscope.engine.executors.worker import as_text
 from attnscope.engine.plan import megabytes
 from attnscope.engine.run_folder import machine, other_numbers
 from attnscope.engine.units import Unit
+from attnscope.errors import ConfigError, UnitsFailed
 
 if TYPE_CHECKING:
     from attnscope.engine.run import Engine

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from attnscope.engine.units import Unit
 
 
-class UnitsFailed(RuntimeError):
-    """Units were tried as often as allowed and given up; the message names them, all others are stored."""
-
-
 @dataclass
 class Tally:
     """Counts over a run that provenance and report tell."""

@@ -16,7 +16,7 @@ from attnscope.models import Checkpoint, Encoder, LoadedModel, load_model
 from attnscope.models.loading import free_disk, random_weights_model
 
 if TYPE_CHECKING:
-    from attnscope.engine.config import ModelSource
+    from attnscope.config.run_config import ModelSource
 
 #: Memory of a process that has imported torch and transformers and holds no model (measured: 460 MB).
 BARE = 512 * 1024**2

@@ -24,10 +24,10 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from attnscope.engine.config import ConfigError, Settings, refuse_stored_trust
+from attnscope.config.run_config import Settings, refuse_stored_trust
 from attnscope.engine.executors.executor import Local
 from attnscope.engine.plan import Plan
-from attnscope.engine.results import Results, command, load
+from attnscope.engine.results import Results, load
 from attnscope.engine.run import Engine, Say, settings_of
 from attnscope.engine.run_folder import (
     SHARDS,
@@ -40,10 +40,10 @@ from attnscope.engine.run_folder import (
     stored,
     write_provenance,
 )
-from attnscope.engine.schema import ResultsError
 from attnscope.engine.storage.files import refuse_links
 from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.engine.units import Unit
+from attnscope.errors import ConfigError, ResultsError, command
 
 #: How far the end of a share moves to the end of a checkpoint, as a part of a share.
 _SLACK = 0.1
@@ -174,7 +174,7 @@ def run_shard(
         >>> from attnscope.engine.executors.shards import run_shard
         >>> run_shard("study.yaml", "9/8")
         Traceback (most recent call last):
-        attnscope.engine.config.ConfigError: --shard: expected i/n with i from 1 to n, such as 2/8, got '9/8'
+        attnscope.errors.ConfigError: --shard: expected i/n with i from 1 to n, such as 2/8, got '9/8'
     """
     shard = shard if isinstance(shard, Shard) else Shard.parse(shard)
     settings = settings_of(config, **overrides)

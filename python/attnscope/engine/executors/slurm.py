@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.config.run_config import Settings
 from attnscope.engine.executors.held import needed_bytes
 from attnscope.engine.executors.shards import refuse_free_disk, rounds
-from attnscope.engine.results import command
 from attnscope.engine.run import Engine
 from attnscope.engine.run_folder import resolved
+from attnscope.errors import ConfigError, command
 
 TEMPLATE = """#!/bin/bash
 #SBATCH --job-name={name}

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from attnscope._documents import parse_yaml
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.config.run_config import Settings
 from attnscope.engine.executors.executor import Tally
 from attnscope.engine.plan import Found
 from attnscope.engine.run import Engine
 from attnscope.engine.run_folder import machine
 from attnscope.engine.units import Unit
+from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, LoadError
 from attnscope.models.checkpoints import fingerprint
 

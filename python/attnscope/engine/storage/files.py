@@ -27,6 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from attnscope.errors import DiskFull
+
 #: Errors that say that there is no room: a full disk, a quota, a limit on the size of files.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 #: Names in a run folder under which a run writes.
@@ -34,10 +36,6 @@ WRITTEN = (
     *("units", "tables", "parts", "figures", ".owner", ".lock", ".looks"),
     *("study.yaml", "provenance.json", "report.html", "view.html"),
 )
-
-
-class DiskFull(OSError):
-    """A write did not fit; everything written before it is intact."""
 
 
 class LinkRefused(OSError):

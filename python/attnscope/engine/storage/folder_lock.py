@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 
 from attnscope._documents import DocumentError, read_json
 from attnscope.engine.storage.files import naming, refuse_links, remove
+from attnscope.errors import FolderLocked
 
 #: Seconds between two looks after which an owner on another machine that gave no sign of life is gone.
 STALE_AFTER = 600.0
@@ -34,10 +35,6 @@ STALE_AFTER = 600.0
 BEAT_EVERY = 30.0
 # The answers of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-
-class FolderLocked(RuntimeError):
-    """Another process writes to the folder; the message names it."""
 
 
 class FolderLock:

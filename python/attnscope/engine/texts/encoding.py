@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.config.run_config import Settings
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Table, described
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.texts.windows import windows
 from attnscope.engine.units import Input, Unit
+from attnscope.errors import ConfigError
 from attnscope.models import Encoder, LoadError, load_tokenizer
 from attnscope.models.architecture import largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length

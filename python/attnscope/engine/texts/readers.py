@@ -8,7 +8,7 @@ No file is in memory as a whole; `attnscope._limits` bounds a row.
 Example:
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from attnscope.engine.config import TextSource
+    >>> from attnscope.config.run_config import TextSource
     >>> from attnscope.engine.texts.readers import read_rows
     >>> file = Path(tempfile.mkdtemp()) / "texts.jsonl"
     >>> _ = file.write_text('{"text": "the cat", "kind": "a"}\n')
@@ -32,9 +32,10 @@ from typing import TYPE_CHECKING, Any
 from attnscope._documents import DocumentError, parse_json
 from attnscope._limits import MAX_PARQUET_COLUMNS, MAX_ROW_CHARACTERS
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError, TextSource
-from attnscope.engine.discovery import studies
+from attnscope.config.run_config import TextSource
+from attnscope.config.study_folders import studies
 from attnscope.engine.texts.wordnet import wordnet_rows
+from attnscope.errors import ConfigError
 
 if TYPE_CHECKING:
     from attnscope.engine.texts.sources import Row

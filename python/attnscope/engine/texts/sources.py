@@ -20,8 +20,9 @@ import numpy as np
 
 from attnscope._limits import MAX_TEXTS
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError, TextSource
+from attnscope.config.run_config import TextSource
 from attnscope.engine.texts.readers import read_rows, refuse_surrogates
+from attnscope.errors import ConfigError
 
 if TYPE_CHECKING:
     import pyarrow as pa

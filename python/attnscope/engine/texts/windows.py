@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnscope.engine.config import ConfigError, Settings
+from attnscope.config.run_config import Settings
 from attnscope.engine.texts.sources import Row, Sentence, choose
+from attnscope.errors import ConfigError
 from attnscope.models import Encoder
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from attnscope.engine.config import ConfigError
+from attnscope.errors import ConfigError
 
 #: Name, part of speech, lemmas and example sentences of one set of synonyms.
 Synset = tuple[str, str, Iterable[str], Iterable[str]]

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.capture import Forward, forward, preflight
 from attnscope.capture.sites import INTERFACE, TABLE
-from attnscope.engine.config import ConfigError
 from attnscope.engine.plan import megabytes
 from attnscope.engine.study import Study
 from attnscope.engine.units import Cut, Stage, Units
+from attnscope.errors import ConfigError
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.models import LoadError
 from attnscope.studies.absolute_position import (

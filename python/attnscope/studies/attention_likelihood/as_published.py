@@ -13,8 +13,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnscope.engine.config import ConfigError
 from attnscope.engine.forward import Batch, head_mean, padded
+from attnscope.errors import ConfigError
 from attnscope.protocols import ruscio2023
 from attnscope.studies.attention_likelihood.associations import Row, straight
 from attnscope.studies.attention_likelihood.options import REAL

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.engine.config import ConfigError
 from attnscope.engine.study import Study
 from attnscope.engine.units import Cut, Stage, Unit, Units
+from attnscope.errors import ConfigError
 from attnscope.studies.attention_likelihood import (
     as_published,
     checks,

@@ -14,7 +14,7 @@ from attnscope import word_spans
 from attnscope._nearest import nearest
 from attnscope.capture.likelihood.replacements import FEWEST
 from attnscope.capture.likelihood.vocabulary import forms, special_ids
-from attnscope.engine.config import ConfigError
+from attnscope.errors import ConfigError
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun

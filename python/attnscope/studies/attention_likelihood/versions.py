@@ -15,8 +15,8 @@ from torch import Tensor
 from attnscope import WordLikelihood, replacements, token_likelihood
 from attnscope.capture.likelihood.arguments import context_argument
 from attnscope.capture.likelihood.chain import scored
-from attnscope.engine.config import ConfigError
 from attnscope.engine.forward import Batch, padded
+from attnscope.errors import ConfigError
 from attnscope.models import LoadedModel, LoadError, find_checkpoints, load_tokenizer
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 

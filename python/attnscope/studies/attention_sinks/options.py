@@ -12,9 +12,10 @@ import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError, TextSource
+from attnscope.config.run_config import TextSource
 from attnscope.engine.study import Options, among
 from attnscope.engine.texts.sources import Row, words
+from attnscope.errors import ConfigError
 from attnscope.inference.controls import FEWEST
 from attnscope.metrics.plan import THRESHOLDS
 from attnscope.studies.attention_sinks.columns import metric_names

@@ -34,7 +34,7 @@ from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import keys_of, without_learned_sink
 
 if TYPE_CHECKING:
-    from attnscope.engine.config import Settings
+    from attnscope.config.run_config import Settings
 
 
 #: What the exact protocol finds for both, as numbers of the mean over heads and of each head.

@@ -22,7 +22,7 @@ from attnscope.capture import Gradient
 from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
-from attnscope.engine.config import ConfigError
+from attnscope.errors import ConfigError
 from attnscope.inference import benjamini_hochberg, max_t
 from attnscope.studies.hallucination_geometry import notebooks
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts

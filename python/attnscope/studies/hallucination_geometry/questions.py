@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError
+from attnscope.errors import ConfigError
 from attnscope.inference.detection import detection
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import torch
 
 from attnscope.capture import Forward
 from attnscope.capture.likelihood.tokens import token_likelihood
-from attnscope.engine.schema import MissingError
 from attnscope.engine.store import dataset
 from attnscope.engine.tables import described
+from attnscope.errors import MissingError
 from attnscope.studies.hallucination_geometry.questions import as_table
 from attnscope.studies.hallucination_geometry.tables import TABLES
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from attnscope.engine.config import ConfigError
 from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
+from attnscope.errors import ConfigError
 from attnscope.studies.hallucination_geometry import questions, states
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.tables import TABLES

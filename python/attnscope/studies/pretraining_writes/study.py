@@ -18,7 +18,7 @@ from attnscope.studies.pretraining_writes.subspaces import KEPT_BYTES, Subspaces
 from attnscope.studies.pretraining_writes.tables import TABLES
 
 if TYPE_CHECKING:
-    from attnscope.engine.config import Settings
+    from attnscope.config.run_config import Settings
     from attnscope.engine.plan import Plan
     from attnscope.engine.stage_run import StageRun
 

@@ -40,7 +40,7 @@ from attnscope.studies.wavelet_heads.tables import (
 )
 
 if TYPE_CHECKING:
-    from attnscope.engine.config import Settings
+    from attnscope.config.run_config import Settings
     from attnscope.engine.stage_run import StageRun
 
 #: What a text's beginning is compared with, of the heads of a layer or of their mean: energies of the scales,

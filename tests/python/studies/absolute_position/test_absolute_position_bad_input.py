@@ -5,9 +5,9 @@ import pytest
 
 import attnscope as asc
 from attnscope.commands.dry_run import dry_run
-from attnscope.engine.config import ConfigError
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
+from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.studies.absolute_position.study import AbsolutePosition
 from folders import model_folder

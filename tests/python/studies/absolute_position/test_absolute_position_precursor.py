@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError
 from attnscope.engine.run import run
+from attnscope.errors import ConfigError
 from attnscope.protocols import ruscio2025once
 from attnscope.published import compare_published, published_numbers
 from attnscope.studies.absolute_position import published

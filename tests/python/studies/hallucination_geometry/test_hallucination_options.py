@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError
 from attnscope.engine.run import run
+from attnscope.errors import ConfigError
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.along import exact_model
 from attnscope.studies.hallucination_geometry.answers import Choice, continued

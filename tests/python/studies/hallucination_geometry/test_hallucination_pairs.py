@@ -5,8 +5,8 @@ import csv
 
 import pytest
 
-from attnscope.engine.config import ConfigError
 from attnscope.engine.plan import make_plan
+from attnscope.errors import ConfigError
 from knowing_study import planned, questions, settings, written
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from attnscope.engine.results import Results
-from attnscope.engine.schema import MissingError
+from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, Measured, beside, pairs
 from attnscope.studies.absolute_position.options import REPLACEMENTS

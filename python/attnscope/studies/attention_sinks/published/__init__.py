@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.results import Results
-from attnscope.engine.schema import MissingError
+from attnscope.errors import MissingError
 from attnscope.inference import bootstrap
 from attnscope.published import Compared, Measured, another_model, beside, same_model
 

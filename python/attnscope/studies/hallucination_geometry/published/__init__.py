@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.results import Results
-from attnscope.engine.schema import MissingError
+from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, beside, pairs, same_model
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from attnscope.engine.results import Results
-from attnscope.engine.schema import MissingError
+from attnscope.errors import MissingError
 from attnscope.published import Compared, another_model, beside, same_model
 
 #: Pythia's last step; what is said of the trained model is said of it.

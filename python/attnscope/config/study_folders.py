@@ -25,12 +25,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-from attnscope._nearest import nearest
-
-if TYPE_CHECKING:
-    from attnscope.engine.study import Study
+from typing import Any
 
 _PARTS = "attnscope.studies"
 
@@ -97,16 +92,10 @@ def study_of(results: Any) -> StudyFolder | None:
     return find_study(str(dict(getattr(results, "study", None) or {}).get("study", "")))
 
 
-def study_class(name: str) -> type[Study]:
-    """What a study of a name or an alias measures."""
-    from attnscope.engine.config import ConfigError
-    from attnscope.engine.study import Study
+def load_study(name: str) -> Any:
+    """Return what the study of a name or an alias declares as `STUDY`, None where there is no such study.
 
+    `attnscope.engine.study.study_class` says what is wrong where that is no class of a study.
+    """
     folder = find_study(name)
-    if folder is None:
-        known = [own for one in studies().values() for own in (one.name, *one.aliases)]
-        raise ConfigError(f"study: there is no study {name!r}{nearest(name, known)}")
-    found: Any = getattr(folder.part("study"), "STUDY", None)
-    if not (isinstance(found, type) and issubclass(found, Study)):
-        raise TypeError(f"{folder.package}.study must hold a subclass of Study as STUDY, got {found!r}")
-    return found
+    return getattr(folder.part("study"), "STUDY", None) if folder else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from attnscope.engine.discovery import find_study, studies
+from attnscope.config.study_folders import find_study, studies
 
 
 @dataclass(frozen=True)
