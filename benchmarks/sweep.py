@@ -29,7 +29,7 @@ import torch
 import attnscope as asc
 from attnscope.demo.training import Recipe, train
 from attnscope.engine.executors.shards import gather
-from attnscope.engine.plan import make_plan
+from attnscope.engine.planning import make_plan
 from harness import machine_facts
 
 HERE = Path(__file__).resolve().parent

@@ -127,8 +127,8 @@ def sums_on_disk(results):
     import pyarrow.parquet as pq
 
     from attnscope.config.run_config import Settings
-    from attnscope.engine.plan import make_plan
-    from attnscope.engine.study import study_class
+    from attnscope.engine.planning import make_plan
+    from attnscope.study_api.study import study_class
 
     settings = Settings(**results.study)
     plan, study = make_plan(settings), study_class(settings.study)(settings)
@@ -142,7 +142,7 @@ EVERYTHING = """
 import pandas, pyarrow.parquet, transformers
 pyarrow.set_cpu_count(1), pyarrow.set_io_thread_count(1)
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-import attnscope.commands.cli, attnscope.commands.dry_run, attnscope.engine.run
+import attnscope.commands.cli, attnscope.commands.dry_run, attnscope.engine.engine
 import attnscope.studies.attention_sinks.study
 """
 

@@ -5,7 +5,7 @@ import csv
 from pathlib import Path
 
 import attnscope as asc
-from attnscope.engine.plan import make_plan
+from attnscope.engine.planning import make_plan
 from attnscope.studies.hallucination_geometry.prompts import make
 from models import tiny
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from attnscope.engine.study import Options, Study
-from attnscope.engine.tables import Column, Table
-from attnscope.engine.units import Stage, Unit, Units
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Options, Study
+from attnscope.study_api.tables import Column, Table
+from attnscope.study_api.units import Unit, Units
 
 
 class SleepingOptions(Options):

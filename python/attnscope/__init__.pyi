@@ -34,8 +34,8 @@ from attnscope.commands.doctor import show_config as show_config
 from attnscope.config.run_config import Study as Study
 from attnscope.engine.results import Results as Results
 from attnscope.engine.results import load as load
-from attnscope.engine.run import resume as resume
-from attnscope.engine.run import run as run
+from attnscope.engine.run_study import resume as resume
+from attnscope.engine.run_study import run as run
 from attnscope.inference import Frames as Frames
 from attnscope.inference import classify_frames as classify_frames
 from attnscope.inference import emergence_step as emergence_step

@@ -25,7 +25,7 @@ torch.set_num_threads(2)
 from transformers import AutoModel
 from attnscope.config.run_config import Study
 from attnscope.commands.dry_run import dry_run
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 
 def status(key):
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -68,7 +68,7 @@ import torch
 torch.set_num_threads(2)
 from attnscope.config.run_config import Study
 from attnscope.commands.dry_run import dry_run
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 
 model, long, output, metrics, more = sys.argv[1:]
 options = {"models": model, "texts": long, "metrics": json.loads(metrics), "output": output}

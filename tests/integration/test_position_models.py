@@ -11,7 +11,7 @@ import torch
 import attnscope as asc
 from attnscope.demo.texts import byte_tokenizer, text_windows
 from attnscope.demo.training import Recipe, train
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.inference.groups import jackknife_bounds, mean_product
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

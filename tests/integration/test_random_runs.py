@@ -12,7 +12,7 @@ import knowing_study
 import likelihood_study
 import position_study
 from attnscope.config.run_config import Settings
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.engine.storage.check import check_folder
 from folders import WORDS, model_folder
 

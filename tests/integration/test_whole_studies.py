@@ -11,7 +11,7 @@ import torch
 import attnscope as asc
 from attnscope.config.run_config import Study
 from attnscope.demo.texts import text_windows
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.protocols import ruscio2025
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"

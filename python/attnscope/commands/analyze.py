@@ -21,10 +21,8 @@ from torch import Tensor
 from attnscope._warn import CountedWarning, counted, summarize, warn
 from attnscope.capture.anatomy import choose, instead
 from attnscope.capture.sites import SITES
-from attnscope.engine.forward import Batch, head_mean, self_attention
 from attnscope.engine.results import Results
 from attnscope.engine.schema import HEAD_KEYS
-from attnscope.engine.tables import Rows, Table
 from attnscope.engine.texts.prepared import prepare_texts
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.homology.barcodes import bar_columns
@@ -36,6 +34,8 @@ from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, 
 from attnscope.models.architecture import depth, largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.inputs.text_inputs import read_inputs
+from attnscope.study_api.forward import Batch, head_mean, self_attention
+from attnscope.study_api.tables import Rows, Table
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer

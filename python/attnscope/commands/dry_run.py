@@ -17,13 +17,13 @@ import numpy as np
 from attnscope._memory import free_bytes, most_resident_bytes, peak_bytes, resident_bytes
 from attnscope._progress import duration
 from attnscope.config.run_config import Study
-from attnscope.engine.plan import Plan, megabytes
-from attnscope.engine.run import Engine
+from attnscope.engine.engine import Engine
 from attnscope.engine.run_folder import resolved
-from attnscope.engine.texts.encoding import batches
-from attnscope.engine.units import Unit
 from attnscope.errors import MissingError
 from attnscope.models import LoadError
+from attnscope.study_api.batches import batches
+from attnscope.study_api.plan import Plan, megabytes
+from attnscope.study_api.units import Unit
 
 #: Writing a figure as PDF and PNG and for the report takes so many times as long as drawing it.
 _WRITTEN = 2.3

@@ -77,7 +77,7 @@ def run(
     """
     from attnscope.config.run_config import Study
     from attnscope.config.study_folders import default_study
-    from attnscope.engine.run import run as run_study
+    from attnscope.engine.run_study import run as run_study
 
     if shard and ray:
         raise typer.BadParameter("give --shard or --ray, not both")
@@ -117,7 +117,7 @@ def resume(
 
     Example: attnscope resume runs/gpt2
     """
-    from attnscope.engine.run import resume as resume_study
+    from attnscope.engine.run_study import resume as resume_study
 
     results = resume_study(
         folder, **_said(quiet), executor=_cluster(ray), trust_remote_code=trust_remote_code

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from attnscope.config.run_config import Settings, models_in
 from attnscope.config.study_folders import default_study
-from attnscope.engine.study import study_class
+from attnscope.study_api.study import study_class
 
 #: Columns of a comment behind its mark: with the indent of an option a line has 80.
 _WIDTH = 76

@@ -210,7 +210,7 @@ def check(
 def pending_units(folder: Path) -> list[str]:
     """Return a line for every unit that `resume` would compute; no code that comes with a model is run."""
     from attnscope.config.run_config import Settings
-    from attnscope.engine.plan import make_plan
+    from attnscope.engine.planning import make_plan
     from attnscope.engine.store import damage
     from attnscope.errors import ConfigError
 
@@ -255,7 +255,8 @@ def view(
 
 def opened(folder: Path) -> Results:
     """The results of a run folder; of a run that is not finished it is said what is missing."""
-    from attnscope.engine.results import load, unfinished
+    from attnscope.engine.results import load
+    from attnscope.study_api.unfinished import unfinished
 
     results = load(folder)
     if missing := unfinished(results):

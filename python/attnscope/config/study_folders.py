@@ -3,7 +3,7 @@
 
 A study is a package with these parts, each optional but the first:
 
-* `study.py`: `STUDY`, a subclass of `attnscope.engine.study.Study`;
+* `study.py`: `STUDY`, a subclass of `attnscope.study_api.study.Study`;
 * `figures`: `FIGURES`, its figures by name;
 * `sections`: `SECTIONS`, what its report says, and `findings`, from results to sentences;
 * `published/PAPER.csv` and its `compare`: published numbers and how a run is held against them;
@@ -95,7 +95,7 @@ def study_of(results: Any) -> StudyFolder | None:
 def load_study(name: str) -> Any:
     """Return what the study of a name or an alias declares as `STUDY`, None where there is no such study.
 
-    `attnscope.engine.study.study_class` says what is wrong where that is no class of a study.
+    `attnscope.study_api.study.study_class` says what is wrong where that is no class of a study.
     """
     folder = find_study(name)
     return getattr(folder.part("study"), "STUDY", None) if folder else None

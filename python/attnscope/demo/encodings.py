@@ -203,7 +203,7 @@ def compare_encodings(
         progress: a bar on a terminal, a line every ten seconds elsewhere.
     """
     from attnscope.config.run_config import Study
-    from attnscope.engine.run import Engine
+    from attnscope.engine.engine import Engine
 
     if study not in ("wavelet_heads", "absolute_position"):
         raise ValueError(

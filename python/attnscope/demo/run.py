@@ -39,7 +39,7 @@ def run_demo(
         steps_before: how many steps, such as those of a set-up, the three of this one are counted after.
     """
     from attnscope.config.run_config import Study
-    from attnscope.engine.run import Engine
+    from attnscope.engine.engine import Engine
 
     recipe = recipe or Recipe()
     root = Path(directory).resolve()

@@ -183,8 +183,8 @@ def _known(root: Path) -> dict[str, dict[str, float]]:
 
 def _measured(study: Settings, processes: int, progress: bool) -> Results:
     """The study, its units shared out among processes."""
+    from attnscope.engine.engine import Engine
     from attnscope.engine.executors.shards import gather
-    from attnscope.engine.run import Engine
 
     if processes == 1:
         with one_thread():

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -28,9 +28,9 @@ from attnscope.errors import ResultsError
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
     import xarray as xr
 
-    from attnscope.engine.results import Results
 
 #: Keys of an average of a control, in order; tables that lack one have null there, a threshold NaN.
 KEYS = (*CHECKPOINT_KEYS, "sample", "protocol", *VARIANT_KEYS, "threshold", "table", "metric")
@@ -42,8 +42,24 @@ ENDLESS = ("birth", "death")
 NULLS = {"random_weights": "random weights", "row_permutation": "rows shuffled"}
 
 
+class StoredTables(Protocol):
+    """The tables of a run, as `attnscope.engine.results.Results` gives them."""
+
+    def tables(self) -> list[str]:
+        """Return the names of the tables."""
+
+    def table(self, name: str) -> pd.DataFrame:
+        """Return one table."""
+
+    def keys(self, name: str) -> list[str]:
+        """Return the columns that tell the rows of a table apart."""
+
+    def schema(self, name: str) -> pa.Schema:
+        """Return names and types of a table's columns."""
+
+
 def as_xarray(
-    results: Results, table: str, *, metrics: Sequence[str] | None = None, protocol: str = "exact"
+    results: StoredTables, table: str, *, metrics: Sequence[str] | None = None, protocol: str = "exact"
 ) -> xr.Dataset:
     """The numeric columns of a table; `attnscope.engine.results.Results.to_xarray` says more."""
     import pandas as pd
@@ -75,7 +91,7 @@ def as_xarray(
     return dataset.assign_attrs(protocol=protocol, schema_version=SCHEMA_VERSION)
 
 
-def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:
+def in_rows(results: StoredTables, table: str | None = None) -> pd.DataFrame:
     """Every average of a control, of one table or of all, as the columns of `KEYS` and `value`.
 
     No rows where no control was asked for. Controls whose rows are kept whole are not averages, and not among
@@ -102,7 +118,7 @@ def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:
     return rows.astype({"threshold": np.float64, "value": np.float64})
 
 
-def kinds_of(results: Results, table: str) -> dict[str, str]:
+def kinds_of(results: StoredTables, table: str) -> dict[str, str]:
     """Kind of each numeric column that is no key, as the stored file says; "value" where it says none."""
     import pyarrow as pa
 
@@ -141,7 +157,7 @@ def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) ->
     return pd.DataFrame(columns).reset_index()
 
 
-def compared(results: Results, other: Results, table: str = "heads") -> pd.DataFrame:
+def compared(results: StoredTables, other: StoredTables, table: str = "heads") -> pd.DataFrame:
     """Two runs, metric by metric, over the rows that both have.
 
     Rows are matched on the key columns (two runs of one model under two names: on all keys but model).
@@ -201,7 +217,7 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def _other_sentences(results: Results, other: Results, numbers: set[int]) -> list[int]:
+def _other_sentences(results: StoredTables, other: StoredTables, numbers: set[int]) -> list[int]:
     """Which of the samples are not the same text in both runs; none where a run does not say."""
     texts = []
     for run in (results, other):
@@ -212,7 +228,7 @@ def _other_sentences(results: Results, other: Results, numbers: set[int]) -> lis
     return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))
 
 
-def optional(results: Results, name: str) -> pd.DataFrame | None:
+def optional(results: StoredTables, name: str) -> pd.DataFrame | None:
     """A table, infinite measurements as missing ones; None when the run has no rows of it."""
     if name not in results.tables():
         return None
@@ -240,7 +256,7 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
     return frame.assign(series=groups if models.nunique() <= 1 else models + ", " + groups)
 
 
-def in_series(frame: pd.DataFrame, results: Results) -> pd.DataFrame:
+def in_series(frame: pd.DataFrame, results: StoredTables) -> pd.DataFrame:
     """`with_groups` of rows of some results."""
     return with_groups(frame, optional(results, "samples"))
 

@@ -237,16 +237,17 @@ class Results:
     def figures(
         self, folder: str | Path | None = None, names: Sequence[str] | None = None, **options: Any
     ) -> Any:
-        """Draws the study's figures from the stored tables; see `attnscope.plots`."""
-        from attnscope.plots import figures
+        """Draw the study's figures from the stored tables, as `attnscope.figures` does."""
+        # the public name, because drawing is above results: they are read where nothing can be drawn
+        import attnscope
 
-        return figures(self, folder, names, **options)
+        return attnscope.figures(self, folder, names, **options)
 
     def report(self, path: str | Path | None = None, **options: Any) -> Any:
-        """Writes the self-contained report; see `attnscope.report`."""
-        from attnscope.report import report
+        """Write the self-contained report, as `attnscope.report` does."""
+        import attnscope
 
-        return report(self, path, **options)
+        return attnscope.report(self, path, **options)
 
     def _rows(self, name: str) -> int:
         return len(self._tables[name] if name in self._tables else self.arrow(name, []))
@@ -376,21 +377,3 @@ def tables_of_units(folder: Path) -> dict[str, list[Path]]:
         hint = f"; the run is not finished: {command('resume', folder)}" if begun else ""
         raise FileNotFoundError(f"load: {folder} holds no tables/*.parquet{hint}")
     return found
-
-
-def unfinished(results: Results) -> str:
-    """What is missing of results that are read from the units of a run, "" of others."""
-    from attnscope.config.study_folders import study_of
-    from attnscope.engine.study import study_class
-
-    if results.path is None or not results.files:
-        return ""
-    study = study_of(results)
-    declared = [table.name for table in study_class(study.name).tables] if study else []
-    missing = [name for name in declared if name not in results.files]
-    units = len({file.parent for files in results.files.values() for file in files})
-    without = f"; no unit has written {', '.join(missing)}" if missing else ""
-    return (
-        f"this run is not finished: what is shown is of the {units} units that are stored{without}. "
-        f"To go on: {command('resume', results.path)}"
-    )

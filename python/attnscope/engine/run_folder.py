@@ -6,12 +6,10 @@ whether a run may go there.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import re
 import socket
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
@@ -26,11 +24,10 @@ from attnscope._names import file_name_fault
 from attnscope.config.run_config import Settings
 from attnscope.engine.git_state import ask_git, git_state
 from attnscope.engine.schema import SCHEMA_VERSION, check_provenance
-from attnscope.engine.storage.files import write_bytes
 from attnscope.errors import ConfigError, ResultsError, command
 
 if TYPE_CHECKING:
-    from attnscope.engine.run import Engine
+    pass
 
 #: Where the shards of a job array lie inside the run folder.
 SHARDS = "parts"
@@ -94,36 +91,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, Mapping):
         return " with ".join(f"{name} {one}" for name, one in value.items())
     return str(value)
-
-
-def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> None:
-    """Writes `provenance.json`, as far as the run has come; models and machines of earlier processes stay."""
-    plan, tally, before = engine.plan, engine.tally, stored(engine.folder)
-    own = [engine.store.about(unit.id) for unit in plan.units if engine.store.own(unit.id)]
-    machines = {**before.get("machines", {}), **engine.machines}
-    counts = Counter(str(unit.get("machine", "")) for unit in own)
-    whole = {
-        **facts,
-        "state": state,
-        "machines": {host: {**machines.get(host, {}), "units": n} for host, n in sorted(counts.items())},
-        "models": {**before.get("models", {}), **tally.models},
-        "sentences": plan.counts,
-        "notes": [*plan.notes, *engine.notes],
-        "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
-        "failed": engine.failed,
-        "units": {
-            "planned": len(plan.units),
-            "stored": len(own),
-            "done_by_this_process": tally.units,
-        },
-        "forward_seconds": round(tally.forward_seconds, 3),
-        "metric_seconds": round(tally.metric_seconds, 3),
-        "unit_seconds": round(tally.unit_seconds, 3),
-        "non_finite": tally.non_finite,
-        "undefined": tally.undefined,
-    }
-    text = json.dumps(whole, indent=2, ensure_ascii=False, default=str)
-    write_bytes(engine.folder / "provenance.json", f"{text}\n".encode())
 
 
 def stored(folder: Path) -> dict[str, Any]:
@@ -251,7 +218,7 @@ def _content(folder: Path) -> list[Path]:
 
 def default_name(study: Settings) -> str:
     """The run's name when the settings give none: the study's and its models'."""
-    from attnscope.engine.plan import checkpoints_of
+    from attnscope.engine.planning import checkpoints_of
 
     models = [checkpoints_of(study, position)[0].model for position in range(len(study.models))]
     name = "-".join([study.study, *(re.sub(r"[/\\]", "--", model) for model in models[:3])])
@@ -292,3 +259,10 @@ def differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, str
             yield from differences(*pair, f"{key}[{place}]")
     elif there != here:
         yield key, f"{there!r:.60}", f"{here!r:.60}"
+
+
+def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:
+    """The settings that `run` takes, with absolute paths."""
+    if isinstance(config, Settings):
+        return resolved(Settings(**{**config.to_dict(), **overrides}) if overrides else config)
+    return resolved(Settings.from_yaml(config, **overrides))

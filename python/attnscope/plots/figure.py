@@ -21,11 +21,11 @@ from matplotlib.patches import Rectangle, StepPatch
 from attnscope.config.study_folders import study_of
 from attnscope.engine.reading import optional as optional
 from attnscope.engine.results import Results as Results
-from attnscope.engine.study import study_class
 from attnscope.plots.adapted import Options as Options
 from attnscope.plots.adapted import adapt, fit_titles, wrap_titles
 from attnscope.plots.drawable import drawable, plain_caption
 from attnscope.plots.style import MUTED, settled, style
+from attnscope.study_api.study import study_class
 
 
 class NotDrawable(LookupError):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Column, Table
+from attnscope.study_api.tables import Column, Table
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 CHECKS = Table(
     "checks",

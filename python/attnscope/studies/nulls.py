@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Column, Table
 from attnscope.metrics.plan import levels
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
+from attnscope.study_api.tables import Column, Table
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 #: Values of uniform attention, and means of controls, by length of text.
 BASELINES = Table(

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Column
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport
+from attnscope.study_api.tables import Column
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
     from attnscope.capture.visibility import Visibility
-    from attnscope.engine.forward import Batch
+    from attnscope.study_api.forward import Batch
 
 SUPPORT = Column(
     "support", "string", "text", "visible keys", "Which keys queries see: causal, full, a window, or a mask."

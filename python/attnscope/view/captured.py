@@ -171,8 +171,8 @@ def captured_sentence(
     import pandas as pd
 
     from attnscope.config.run_config import Study, refuse_stored_trust
-    from attnscope.engine.forward import self_attention
     from attnscope.errors import ConfigError
+    from attnscope.study_api.forward import self_attention
 
     samples = results.table("samples")
     rows = samples[samples["sample"] == sample]

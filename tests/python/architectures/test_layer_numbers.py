@@ -9,8 +9,8 @@ from torch import nn
 import attnscope as asc
 import models
 from attnscope.capture import Forward, capture, forward
-from attnscope.engine.forward import self_attention
 from attnscope.models.architecture import numbers_in_stack
+from attnscope.study_api.forward import self_attention
 
 TEXT = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
 IMAGES = {"image_token_id": 50, "video_token_id": 51, "vision_start_token_id": 52, "vision_end_token_id": 53}

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from test_likelihood_verdicts import STATISTICS, moved
 
-from attnscope.engine.claims import Rule
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.inference.groups import mean_product
 from attnscope.studies.attention_likelihood import associations, shifts
 from attnscope.studies.attention_likelihood.claims import CLAIMS, Evidence
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from attnscope.study_api.claims import Rule
 from folders import model_folder
 from likelihood_study import settings, texts_of
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import attnscope as asc
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from likelihood_study import DATA, loops
 
 #: By layer: share of real words, correlation within texts, its z, change of the share by the least likely

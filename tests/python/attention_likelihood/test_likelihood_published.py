@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.published import compare_published
 from likelihood_study import encoder_folder, settings, texts_of
 

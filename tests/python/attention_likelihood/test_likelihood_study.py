@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.run import resume, run
+from attnscope.engine.run_study import resume, run
 from folders import killed, model_folder, series, table_bytes
 from likelihood_study import encoder_folder, loops, settings, texts_of, trained_series
 from placeholders import placeholders

@@ -6,7 +6,7 @@ import json
 import pytest
 
 import attnscope as asc
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from folders import model_folder, sentences
 from likelihood_study import encoder_folder, settings, texts_of

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from attnscope.capture import capture
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from folders import tokenizer
 from likelihood_study import settings, texts_of
 from models import LAYER_KINDS, tiny

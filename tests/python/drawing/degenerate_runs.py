@@ -24,9 +24,9 @@ import position_study
 from attnscope.config.run_config import Study
 from attnscope.config.study_folders import find_study, studies
 from attnscope.engine.results import Results
-from attnscope.engine.run import run
-from attnscope.engine.study import study_class
-from attnscope.engine.tables import Table, arrow_type
+from attnscope.engine.run_study import run
+from attnscope.study_api.study import study_class
+from attnscope.study_api.tables import Table, arrow_type
 from folders import model_folder, sentences, series
 from weight_models import tiny
 

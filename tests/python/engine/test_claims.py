@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from attnscope.engine.claims import (
+from attnscope.study_api.claims import (
     CONTRADICTED,
     NOT_TESTABLE,
     SUPPORTED,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from attnscope.config.config_files import read_config, set_key
 from attnscope.config.run_config import Settings, Study, parse_bytes
 from attnscope.config.study_folders import default_study
-from attnscope.engine.plan import make_plan
+from attnscope.engine.planning import make_plan
 from attnscope.engine.run_folder import default_name
-from attnscope.engine.study import study_class
 from attnscope.errors import ConfigError
 from attnscope.studies import packaged
+from attnscope.study_api.study import study_class
 
 
 def test_yaml_command_line_and_python_give_the_same_study(tmp_path):

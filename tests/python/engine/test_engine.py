@@ -11,11 +11,11 @@ import torch
 
 import attnscope as asc
 from attnscope.config.run_config import Study
-from attnscope.engine.plan import make_plan
-from attnscope.engine.run import run
-from attnscope.engine.study import study_class
-from attnscope.engine.texts.encoding import batches
+from attnscope.engine.planning import make_plan
+from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
+from attnscope.study_api.batches import batches
+from attnscope.study_api.study import study_class
 from folders import id_lines, model_folder, sentences, study
 from models import MapCount
 

@@ -13,7 +13,8 @@ import pytest
 from file_faults import Operations, crash
 
 from attnscope.engine import run_folder
-from attnscope.engine.run import Engine, resume, run
+from attnscope.engine.engine import Engine
+from attnscope.engine.run_study import resume, run
 from attnscope.engine.storage.check import check_folder
 from attnscope.engine.store import damage
 from attnscope.errors import DiskFull

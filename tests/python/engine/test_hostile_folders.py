@@ -12,8 +12,9 @@ import yaml
 
 import attnscope as asc
 from attnscope.config.run_config import Settings
+from attnscope.engine.engine import Engine
 from attnscope.engine.executors.shards import gather, run_shard
-from attnscope.engine.run import Engine, resume, run
+from attnscope.engine.run_study import resume, run
 from attnscope.engine.storage.files import LinkRefused
 from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.errors import ConfigError, DiskFull, FolderLocked, ResultsError

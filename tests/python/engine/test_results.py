@@ -24,9 +24,10 @@ from attnscope.commands.stored import narrow, statistics
 from attnscope.engine import migration
 from attnscope.engine import results as module
 from attnscope.engine.reading import grouped, kinds_of, typical
-from attnscope.engine.results import Results, load, unfinished
+from attnscope.engine.results import Results, load
 from attnscope.engine.schema import HEAD_KEYS, SCHEMA_VERSION
-from attnscope.engine.tables import Column, Rows, Table
+from attnscope.study_api.tables import Column, Rows, Table
+from attnscope.study_api.unfinished import unfinished
 
 
 def heads(steps=(0, 2, 10), samples=2, layers=2, n_heads=2, model="toy"):

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoTokenizer
 
 import attnscope as asc
-from attnscope.engine.run import resume, run
 from attnscope.engine.run_folder import _own_git_state
+from attnscope.engine.run_study import resume, run
 from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.errors import ConfigError, FolderLocked
 from folders import sentences, study

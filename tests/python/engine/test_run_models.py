@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.plan import make_plan
-from attnscope.engine.run import resume, run
+from attnscope.engine.planning import make_plan
+from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from folders import model_folder, study

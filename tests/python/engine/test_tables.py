@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from attnscope.engine.claims import UNDECIDED, Claim, adjusted
-from attnscope.engine.reductions import Partials, folded
 from attnscope.engine.results import Results
-from attnscope.engine.tables import Column, Rows, Table, control_rows
+from attnscope.study_api.claims import UNDECIDED, Claim, adjusted
+from attnscope.study_api.reductions import Partials, folded
+from attnscope.study_api.tables import Column, Rows, Table, control_rows
 
 HEADS = Table(
     "heads",

@@ -5,7 +5,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import attnscope as asc
-from attnscope.engine.plan import make_plan
+from attnscope.engine.planning import make_plan
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder
 from folders import id_lines, model_folder, sentences

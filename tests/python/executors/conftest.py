@@ -5,7 +5,7 @@ import pytest
 from foreign import settings, site
 
 from attnscope.config import study_folders as discovery
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from folders import sentences, series
 
 

@@ -18,7 +18,7 @@ from foreign import NAMES, settings
 from attnscope import _isa
 from attnscope.engine.executors.cluster import Cluster
 from attnscope.engine.executors.shards import gather, run_shard
-from attnscope.engine.run import resume, run
+from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError, FolderLocked, UnitsFailed
 from folders import table_bytes
 
@@ -281,7 +281,7 @@ def test_a_checkpoint_on_one_node_alone_is_done_there(nodes, inputs, tmp_path, m
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     code = (
         "import sys, asyncio, attnscope as asc\n"
-        "from attnscope.engine.run import run\n"
+        "from attnscope.engine.run_study import run\n"
         "from attnscope.engine.executors.cluster import Cluster\n"
         f"made = asc.Study(study='moved_positions', texts={str(inputs[1])!r}, block=2,\n"
         f"    output={str(tmp_path)!r},\n"

@@ -17,9 +17,9 @@ from safetensors.numpy import load_file
 
 import attnscope as asc
 from attnscope.engine.results import load
-from attnscope.engine.run import resume, run
-from attnscope.engine.study import study_class
+from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError
+from attnscope.study_api.study import study_class
 from folders import Launcher, table_bytes
 
 

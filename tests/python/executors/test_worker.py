@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 from foreign import settings
 
+from attnscope.engine.engine import Engine
 from attnscope.engine.executors.executor import Executor, Outcome
 from attnscope.engine.executors.schedule import Schedule
 from attnscope.engine.executors.worker import Worker, as_text
-from attnscope.engine.run import Engine, resume, run
+from attnscope.engine.run_study import resume, run
 from attnscope.errors import UnitsFailed
 from folders import series, table_bytes
 

@@ -15,9 +15,9 @@ import attnscope as asc
 from attnscope.commands.analyze import _chosen, table_of
 from attnscope.commands.doctor import describe
 from attnscope.config.study_folders import studies
-from attnscope.engine.study import study_class
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.discovery import columns_of, found, metric_of
+from attnscope.study_api.study import study_class
 from attnscope.view.measured import contents_of_tensors
 
 QUANTITIES = found().quantities

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import attnscope as asc
 from attnscope import _blas
-from attnscope.engine.stage_run import StageRun
 from attnscope.protocols import ruscio2025
+from attnscope.study_api.stage_run import StageRun
 from every_call import OF_RESULTS, answer, every_call
 from folders import model_folder, sentences
 from strategies import attention_batch

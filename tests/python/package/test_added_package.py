@@ -39,9 +39,9 @@ QUANTITIES = (
 ''',
     "added_study/__init__.py": "",
     "added_study/study.py": '''
-from attnscope.engine.study import Study
-from attnscope.engine.tables import Table
-from attnscope.engine.units import Stage
+from attnscope.study_api.study import Study
+from attnscope.study_api.tables import Table
+from attnscope.study_api.stages import Stage
 from attnscope.metrics.measure import measure
 from attnscope.metrics.discovery import quantity
 

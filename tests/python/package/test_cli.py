@@ -18,9 +18,9 @@ from attnscope.commands.settings import _meanings, _name, written
 from attnscope.config.packaged_configs import packaged_text
 from attnscope.config.run_config import Settings, models_in
 from attnscope.config.study_folders import studies
-from attnscope.engine.study import study_class
 from attnscope.errors import ConfigError
 from attnscope.metrics.discovery import found
+from attnscope.study_api.study import study_class
 from folders import model_folder, sentences, series
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")

@@ -40,7 +40,7 @@ def answers(model, texts, folder, *names):
     from attnscope.config import packaged_configs as packaged
     from attnscope.config import study_folders as discovery
     from attnscope.config.run_config import Study
-    from attnscope.engine.run import run
+    from attnscope.engine.run_study import run
     from attnscope.metrics.discovery import found
     from attnscope.published import papers, published_numbers
 

@@ -3,7 +3,7 @@
 
 import pytest
 
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from folders import model_folder, sentences, sink_study
 
 

@@ -7,7 +7,7 @@ import torch
 
 import attnscope as asc
 from attnscope.config.run_config import Study
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
 from folders import THRESHOLDS, model_folder, sink_study, tokenizer, with_means

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attnscope.config.run_config import Study
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from folders import WORDS, model_folder, sentences, series, with_means
 
 

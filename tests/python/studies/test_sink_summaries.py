@@ -12,7 +12,7 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.results import Results
-from attnscope.engine.run import resume, run
+from attnscope.engine.run_study import resume, run
 from attnscope.inference import emergence_splits, holm
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.comparisons import emergence

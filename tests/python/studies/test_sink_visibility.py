@@ -10,7 +10,7 @@ import attnscope as asc
 import models
 from attnscope.capture import capture
 from attnscope.config.run_config import Study
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from folders import sentences, tokenizer
 
 METRICS = [

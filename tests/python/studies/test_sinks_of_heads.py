@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.forward import Batch
 from attnscope.engine.results import Results
 from attnscope.metrics.information.sink_test import pooled_sinks, sink_sums, sink_test
 from attnscope.studies.attention_sinks.sink_heads import SinkSums, judged, sink_heads
 from attnscope.studies.attention_sinks.summaries import frames
+from attnscope.study_api.forward import Batch
 
 MODEL = {"model": "m", "revision": "", "step": -1}
 

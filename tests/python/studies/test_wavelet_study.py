@@ -13,7 +13,7 @@ from attnscope.capture import capture
 from attnscope.config.packaged_configs import packaged
 from attnscope.config.run_config import Study
 from attnscope.engine.results import Results
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError, MissingError
 from attnscope.published import compare_published, published_numbers
 from attnscope.studies.supports import visible_pairs

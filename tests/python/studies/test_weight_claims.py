@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnscope.engine.claims import Untestable
 from attnscope.studies.pretraining_writes import claims as study_claims
 from attnscope.studies.pretraining_writes.arm_claims import ARM_CLAIMS, Arms
 from attnscope.studies.pretraining_writes.claims import (
@@ -21,6 +20,7 @@ from attnscope.studies.pretraining_writes.claims import (
 from attnscope.studies.pretraining_writes.evidence import Mean
 from attnscope.studies.pretraining_writes.options import WeightsOptions
 from attnscope.studies.pretraining_writes.sections import describe_claim, findings, pair_rows
+from attnscope.study_api.claims import Untestable
 
 SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
 NOT_TESTABLE = "not testable here"

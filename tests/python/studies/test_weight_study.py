@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import attnscope as asc
 from attnscope.config.run_config import Study
-from attnscope.engine.run import resume, run
+from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.plots.figure import NotDrawable

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import attnscope as asc
 from attnscope.config.run_config import Study
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.studies.pretraining_writes.figures import FIGURES

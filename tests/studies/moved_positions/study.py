@@ -7,9 +7,9 @@ import torch
 
 from attnscope.capture import Forward
 from attnscope.capture.edits import HideKeys, SetPositionIds
-from attnscope.engine.study import Options, Study
-from attnscope.engine.tables import Column, Table
-from attnscope.engine.units import Stage
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Options, Study
+from attnscope.study_api.tables import Column, Table
 
 KEYS = ("model", "revision", "step", "sample", "layer", "head")
 

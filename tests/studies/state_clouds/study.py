@@ -8,9 +8,9 @@ import torch
 
 from attnscope.capture import Forward, Gradient
 from attnscope.capture.edits import AddDirection
-from attnscope.engine.study import Options, Study
-from attnscope.engine.tables import Column, Table
-from attnscope.engine.units import Stage
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Options, Study
+from attnscope.study_api.tables import Column, Table
 
 CHECKPOINT = ("model", "revision", "step")
 

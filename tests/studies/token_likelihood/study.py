@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from attnscope.engine.study import Options, Study
-from attnscope.engine.tables import Column, Table
-from attnscope.engine.units import Stage
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Options, Study
+from attnscope.study_api.tables import Column, Table
 
 CHECKPOINT = ("model", "revision", "step")
 

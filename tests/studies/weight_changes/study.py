@@ -6,9 +6,9 @@ from __future__ import annotations
 import numpy as np
 from safetensors.numpy import load_file
 
-from attnscope.engine.study import Options, Study
-from attnscope.engine.tables import Column, Table
-from attnscope.engine.units import Stage
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Options, Study
+from attnscope.study_api.tables import Column, Table
 
 PAIR = ("model", "revision", "step", "base_revision", "base_step")
 

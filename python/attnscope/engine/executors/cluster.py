@@ -14,23 +14,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from attnscope.config.run_config import Settings
-from attnscope.engine.executors.executor import Executor, Outcome
+from attnscope.engine.executors.executor import Executor, Outcome, RunState
 from attnscope.engine.executors.held import needed_bytes
 from attnscope.engine.executors.schedule import ATTEMPTS, Schedule
 from attnscope.engine.executors.shards import refuse_free_disk
 from attnscope.engine.executors.worker import as_text
-from attnscope.engine.plan import megabytes
 from attnscope.engine.run_folder import machine, other_numbers
-from attnscope.engine.units import Unit
 from attnscope.errors import ConfigError, UnitsFailed
-
-if TYPE_CHECKING:
-    from attnscope.engine.run import Engine
+from attnscope.study_api.plan import megabytes
+from attnscope.study_api.units import Unit
 
 #: Seconds within which a cluster must answer, and between two looks at who is done.
 ANSWER, LOOK = 5.0, 0.5
@@ -108,7 +105,7 @@ class Cluster(Executor):
             raise ConfigError(f"--ray {self.address}: {' '.join(str(error).split())[:300]}") from None
         self._ours = True
 
-    def check(self, engine: Engine) -> None:
+    def check(self, engine: RunState) -> None:
         """Whether a node can take a worker."""
         refuse_free_disk(engine.settings)
         needs = self._needs(engine)
@@ -122,7 +119,7 @@ class Cluster(Executor):
                 "workers.cpus, workers.gpus and max_memory say what a worker takes"
             )
 
-    def outcomes(self, engine: Engine) -> Iterator[Outcome | None]:
+    def outcomes(self, engine: RunState) -> Iterator[Outcome | None]:
         """What became of each unit, as the workers come through."""
         needs = self._needs(engine)
         yield from _Driver(self._ray, engine, needs, self._count(needs)).outcomes()
@@ -144,7 +141,7 @@ class Cluster(Executor):
         fits = [min(int(node.get(key, 0.0) / need) for key, need in needs.items()) for node in self._nodes()]
         return sum(fits)
 
-    def _needs(self, engine: Engine) -> dict[str, float]:
+    def _needs(self, engine: RunState) -> dict[str, float]:
         """What one worker takes: processors, GPUs, memory for the largest checkpoint and its measuring."""
         settings = engine.settings
         gpus = settings.workers.gpus
@@ -158,7 +155,7 @@ class Cluster(Executor):
 class _Driver:
     """Hands units to workers and takes what they bring."""
 
-    def __init__(self, ray: Any, engine: Engine, needs: dict[str, float], count: int) -> None:
+    def __init__(self, ray: Any, engine: RunState, needs: dict[str, float], count: int) -> None:
         self._ray, self._engine = ray, engine
         self._schedule = Schedule(engine)
         self._place = {unit.id: at for at, unit in enumerate(engine.plan.units)}

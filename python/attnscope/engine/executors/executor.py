@@ -3,62 +3,21 @@
 
 The engine plans, asks the executor, and stores what comes back; tables are written in the order of the plan,
 so that they are the same whoever did which unit when.
-
-Example:
-    >>> from attnscope.engine.executors.executor import Tally
-    >>> tally = Tally(units=1)
-    >>> tally.add({"units": 2, "unit_seconds": 0.5, "undefined": {"fiedler_value": 3}})
-    >>> tally.units, tally.unit_seconds, tally.undefined["fiedler_value"]
-    (3, 0.5, 3)
 """
 
 from __future__ import annotations
 
 import socket
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from attnscope._warn import NonFiniteWarning, NotAttentionWarning, counted
+from attnscope.config.run_config import Settings
+from attnscope.engine.store import Store
 from attnscope.models import LoadError
-
-if TYPE_CHECKING:
-    from attnscope.engine.run import Engine
-    from attnscope.engine.units import Unit
-
-
-@dataclass
-class Tally:
-    """Counts over a run that provenance and report tell."""
-
-    units: int = 0
-    forward_seconds: float = 0.0
-    metric_seconds: float = 0.0
-    unit_seconds: float = 0.0
-    non_finite: Counter[str] = field(default_factory=Counter)
-    undefined: Counter[str] = field(default_factory=Counter)
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Gathers the metrics' warnings on maps without a value: a count per run, not a line per layer."""
-        with counted() as found:
-            yield
-        for one in found:
-            # captured rows are a softmax; with a learned sink they sum to less
-            if not isinstance(one, NotAttentionWarning):
-                tally = self.non_finite if isinstance(one, NonFiniteWarning) else self.undefined
-                tally[one.function] += one.count
-
-    def add(self, other: Mapping[str, Any]) -> None:
-        """Adds what another process has counted, as plain data."""
-        for name, value in other.items():
-            if isinstance(value, Mapping):
-                getattr(self, name).update(value)
-            else:
-                setattr(self, name, getattr(self, name) + value)
+from attnscope.study_api.plan import Plan
+from attnscope.study_api.tally import Tally
+from attnscope.study_api.units import Unit
 
 
 @dataclass(frozen=True)
@@ -80,19 +39,58 @@ class Outcome:
     machine: str = field(default_factory=socket.gethostname)
 
 
+class RunState(Protocol):
+    """The part of the engine that an executor can see.
+
+    Attributes:
+        settings: of the run.
+        plan: its units.
+        store: the units that are stored.
+        say: shows a line to the user.
+        stopping: True once the run was asked to stop.
+        tally: counts and times of the run.
+        notes: sentences for the user.
+        machines: facts of each host that did units.
+    """
+
+    settings: Settings
+    plan: Plan
+    store: Store
+    say: Callable[[str], None]
+    stopping: Callable[[], bool]
+    tally: Tally
+    notes: list[str]
+    machines: dict[str, dict[str, Any]]
+
+    def wanted(self, unit: Unit) -> bool:
+        """Return True if a unit is still to be done."""
+
+    def ready(self, unit: Unit) -> bool:
+        """Return True if all that a unit reads is stored, or never will be."""
+
+    def show(self, text: str) -> None:
+        """Write a text behind the progress bar."""
+
+    def work(self, unit: Unit) -> dict[str, Any]:
+        """Return the tables of a unit, computed in this process."""
+
+    def release(self, *, remove: bool = False) -> None:
+        """Let the model in memory go, and with `remove` its files in the hub's cache."""
+
+
 class Executor:
     """Does the units that an engine wants done."""
 
     def connect(self) -> None:
         """Reaches whoever does the units, before anything is planned; ConfigError where nobody answers."""
 
-    def check(self, engine: Engine) -> None:
+    def check(self, engine: RunState) -> None:
         """Raises ConfigError where the units cannot be done there, before anything is written."""
 
     def close(self) -> None:
         """Lets go of whoever was reached."""
 
-    def outcomes(self, engine: Engine) -> Iterator[Outcome | None]:
+    def outcomes(self, engine: RunState) -> Iterator[Outcome | None]:
         """What became of each unit, when it is known; None while nothing new is.
 
         The engine stores a unit before it asks for the next. An executor hands out a unit when the engine
@@ -112,7 +110,7 @@ class Local(Executor):
     def __init__(self, only: Callable[[Unit], bool] | None = None) -> None:
         self.only = only
 
-    def outcomes(self, engine: Engine) -> Iterator[Outcome]:
+    def outcomes(self, engine: RunState) -> Iterator[Outcome]:
         """Every unit that is wanted, when it is done; a checkpoint is let go after its last unit."""
         units = engine.plan.units
         last = {one: unit for unit in units for one in (unit.checkpoint, unit.other) if one}

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope._memory import peak_bytes
-from attnscope.engine.plan import Plan, megabytes
-from attnscope.engine.texts.encoding import LAYER_BYTES
 from attnscope.models import Checkpoint, Encoder, LoadedModel, load_model
 from attnscope.models.loading import free_disk, random_weights_model
+from attnscope.study_api.batches import LAYER_BYTES
+from attnscope.study_api.plan import Plan, megabytes
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import ModelSource

@@ -11,11 +11,10 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from attnscope.engine.executors.executor import Outcome
+from attnscope.engine.executors.executor import Outcome, RunState
 
 if TYPE_CHECKING:
-    from attnscope.engine.run import Engine
-    from attnscope.engine.units import Unit
+    from attnscope.study_api.units import Unit
 
 #: How often a unit is begun before it is given up.
 ATTEMPTS = 3
@@ -24,7 +23,7 @@ ATTEMPTS = 3
 class Schedule:
     """The units of a run that are not done yet."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: RunState) -> None:
         self._engine = engine
         self._phases = sorted(set(engine.plan.phases.values()))
         self._groups: dict[Any, deque[Unit]] = {}

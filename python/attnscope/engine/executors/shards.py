@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.config.run_config import Settings, refuse_stored_trust
+from attnscope.engine.engine import Engine, Say, write_provenance
 from attnscope.engine.executors.executor import Local
-from attnscope.engine.plan import Plan
 from attnscope.engine.results import Results, load
-from attnscope.engine.run import Engine, Say, settings_of
 from attnscope.engine.run_folder import (
     SHARDS,
     begun,
@@ -37,13 +36,14 @@ from attnscope.engine.run_folder import (
     refuse_another,
     refuse_existing,
     refuse_other_study,
+    settings_of,
     stored,
-    write_provenance,
 )
 from attnscope.engine.storage.files import refuse_links
 from attnscope.engine.storage.folder_lock import FolderLock
-from attnscope.engine.units import Unit
 from attnscope.errors import ConfigError, ResultsError, command
+from attnscope.study_api.plan import Plan
+from attnscope.study_api.units import Unit
 
 #: How far the end of a share moves to the end of a checkpoint, as a part of a share.
 _SLACK = 0.1
@@ -200,7 +200,7 @@ def run_shard(
         own = [unit for unit in engine.plan.units if unit.id in mine]
         done = sum(unit.id in engine.store for unit in own)
         left = sum(
-            unit.checkpoint is not None and unit.id not in engine.store and not engine.skipped(unit)
+            unit.checkpoint is not None and unit.id not in engine.store and not engine.is_skipped(unit)
             for unit in own
         )
     return ShardDone(folder, whole, done, left, engine.plan.skipped)
@@ -285,7 +285,7 @@ def gather(
             for unit in engine.plan.units
             if unit.checkpoint is not None
             and unit.id not in engine.store
-            and not engine.skipped(unit)
+            and not engine.is_skipped(unit)
             and unit.checkpoint.title not in skipped
         ]
         if missing:

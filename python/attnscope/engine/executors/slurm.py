@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from attnscope.config.run_config import Settings
+from attnscope.engine.engine import Engine
 from attnscope.engine.executors.held import needed_bytes
 from attnscope.engine.executors.shards import refuse_free_disk, rounds
-from attnscope.engine.run import Engine
 from attnscope.engine.run_folder import resolved
 from attnscope.errors import ConfigError, command
 

@@ -21,17 +21,17 @@ import torch
 
 from attnscope._documents import parse_yaml
 from attnscope.config.run_config import Settings
-from attnscope.engine.executors.executor import Tally
-from attnscope.engine.plan import Found
-from attnscope.engine.run import Engine
+from attnscope.engine.engine import Engine
 from attnscope.engine.run_folder import machine
-from attnscope.engine.units import Unit
 from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, LoadError
 from attnscope.models.checkpoints import fingerprint
+from attnscope.study_api.plan import CheckpointsByModel
+from attnscope.study_api.tally import Tally
+from attnscope.study_api.units import Unit
 
 
-def as_text(found: Found) -> str:
+def as_text(found: CheckpointsByModel) -> str:
     """The checkpoints of a plan as JSON.
 
     >>> place = Checkpoint("m", "step2", 2, "/models/step2", True)
@@ -41,7 +41,7 @@ def as_text(found: Found) -> str:
     return json.dumps([[at, [[asdict(one), weights] for one, weights in own]] for at, own in found.items()])
 
 
-def as_found(text: str) -> Found:
+def as_found(text: str) -> CheckpointsByModel:
     """The checkpoints that `as_text` wrote."""
     return {at: [(Checkpoint(**one), weights) for one, weights in own] for at, own in json.loads(text)}
 

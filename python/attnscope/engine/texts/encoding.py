@@ -12,27 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.config.run_config import Settings
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Table, described
-from attnscope.engine.texts.sources import Sentence
+from attnscope.engine.texts.sentence import Sentence
 from attnscope.engine.texts.windows import windows
-from attnscope.engine.units import Input, Unit
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder, LoadError, load_tokenizer
 from attnscope.models.architecture import largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.loading import load_config
+from attnscope.study_api.tables import Table, described
+from attnscope.study_api.units import Input, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from attnscope.engine.plan import Plan
-    from attnscope.engine.study import Study
+    from attnscope.study_api.plan import Plan
+    from attnscope.study_api.study import Study
 
-#: Attention of one layer that a batch may hold when `max_memory` says nothing. A constant, because the
-#: composition of batches must not depend on the machine's state: it decides the last bits of the numbers.
-LAYER_BYTES = 128 * 1024**2
-#: Padded tokens in one forward pass.
-BATCH_TOKENS = 2048
 SAMPLES = Table("samples", (*CHECKPOINT_KEYS, "sample"), columns=None)
 
 
@@ -109,22 +104,6 @@ def _notes(model: str, counts: dict[str, int], settings: Settings, limit: int | 
     if without:
         found.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
     return found
-
-
-def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list[Input]]:
-    """Sentences of similar length, padded together as far as the attention of a layer has room."""
-    bound = layer_bytes or LAYER_BYTES
-    groups: list[list[Input]] = []
-    for one in sorted(unit.inputs, key=lambda item: (item.n_tokens, item.sentence.sample)):
-        n = one.n_tokens
-        group = groups[-1] if groups else []
-        size = len(group) + 1
-        fits = size * heads * n * n * 4 <= bound and size * n <= BATCH_TOKENS
-        if group and fits and n <= 1.25 * group[0].n_tokens + 8:
-            group.append(one)
-        else:
-            groups.append([one])
-    return groups
 
 
 def samples_table(

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attnscope.engine.forward import Batch, attention_body, batch_of, padded
-from attnscope.engine.texts.encoding import BATCH_TOKENS, LAYER_BYTES, batches, samples_table
-from attnscope.engine.texts.sources import Sentence
-from attnscope.engine.units import Input, Unit
+from attnscope.engine.texts.encoding import samples_table
+from attnscope.engine.texts.sentence import Sentence
 from attnscope.models import Checkpoint, Encoded, Encoder
 from attnscope.models.architecture import input_device, largest_setting, text_config
 from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
 from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
 from attnscope.models.inputs.text_inputs import Chat, Entry, Pair, encode_text
+from attnscope.study_api.batches import BATCH_TOKENS, LAYER_BYTES, batches
+from attnscope.study_api.forward import Batch, attention_body, batch_of, padded
+from attnscope.study_api.units import Input, Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa

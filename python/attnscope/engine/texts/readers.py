@@ -38,7 +38,7 @@ from attnscope.engine.texts.wordnet import wordnet_rows
 from attnscope.errors import ConfigError
 
 if TYPE_CHECKING:
-    from attnscope.engine.texts.sources import Row
+    from attnscope.engine.texts.sentence import Row
 
 #: Sentences that come with the package, of four fields, in the shape of a user's file.
 SAMPLE = Path(__file__).with_name("sample.csv")

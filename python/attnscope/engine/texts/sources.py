@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +21,7 @@ from attnscope._limits import MAX_TEXTS
 from attnscope._nearest import nearest
 from attnscope.config.run_config import TextSource
 from attnscope.engine.texts.readers import read_rows, refuse_surrogates
+from attnscope.engine.texts.sentence import Row, Sentence
 from attnscope.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,21 +34,6 @@ RESERVED = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """One input: text, or token ids that are taken as they are, and where it comes from."""
-
-    sample: int
-    group: str
-    text: str | None
-    token_ids: tuple[int, ...] | None
-    source: str
-    source_row: int
-    extra: dict[str, Any] = field(default_factory=dict)
-    cut: bool = False
-
-
-Row = tuple[int, Any, dict[str, Any]]
 #: A rule by which texts are chosen: rows, their source, the seeded generator -> positions, ascending.
 Sampler = Callable[[Sequence[Row], TextSource, np.random.Generator], Sequence[int]]
 

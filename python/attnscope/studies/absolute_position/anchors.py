@@ -23,8 +23,8 @@ from attnscope.studies.absolute_position.arms import imposed, ordinary_tokens
 if TYPE_CHECKING:
     import pandas as pd
 
-    from attnscope.engine.forward import Batch
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.forward import Batch
+    from attnscope.study_api.stage_run import StageRun
 
 #: Placements, in the order of tables: as the model reads, the beginning token in the middle, at both places,
 #: an ordinary token at the front, an ordinary token in the middle.

@@ -22,8 +22,8 @@ from attnscope.capture.edits import HideKeys, LimitWindow, SetEmbedding, SetRota
 from attnscope.studies.absolute_position.options import CONTROLS, READS
 
 if TYPE_CHECKING:
-    from attnscope.engine.forward import Batch
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.forward import Batch
+    from attnscope.study_api.stage_run import StageRun
 
 #: A head by layer and number.
 Head = tuple[int, int]

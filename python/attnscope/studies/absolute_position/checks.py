@@ -25,7 +25,7 @@ from attnscope.studies.absolute_position.first_position import TOLERANCES
 from attnscope.studies.checks import Check, write_checks
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 SHIFT, TEXTS, TOKENS = 17, 4, 16
 SHUFFLED, LEAST_P = "layer_0_shuffled", 0.001

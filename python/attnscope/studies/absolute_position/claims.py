@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The claims of the paper (C) and of its precursor (P): what is measured of each.
 
-The verdict is made by `attnscope.engine.claims`. Identities of any causal model (C1, C4, half of C8) hold for
-untrained models too, which their reason says. What a model with random weights shows as well is no evidence:
-C3, C5, C11 and P3 are held against such models.
+The verdict is made by `attnscope.study_api.claims`. Identities of any causal model (C1, C4, half of C8) hold
+for untrained models too, which their reason says. What a model with random weights shows as well is no
+evidence: C3, C5, C11 and P3 are held against such models.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import ClaimSet, Control, Estimate, Untestable, above, below
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import holm
-from attnscope.report.numbers import interval, number
+from attnscope.report.claims_table import interval
+from attnscope.report.numbers import number
 from attnscope.studies.absolute_position.arms import FIXED
 from attnscope.studies.absolute_position.checks import absolute_positions
 from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
+from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 CLAIMS = ClaimSet()
 #: How models with random weights are called in reasons, and how they are switched on.

@@ -22,7 +22,7 @@ from attnscope.inference.groups import jackknife
 from attnscope.studies.absolute_position.arms import draw_tokens, imposed, ordinary_tokens
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 #: Size of the disturbance of a state, as a share of its norm.

@@ -13,7 +13,7 @@ import numpy as np
 from attnscope.inference.emergence import Curve, emergence_splits
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 MEASURED = ("residual", "sink_advantage")
 

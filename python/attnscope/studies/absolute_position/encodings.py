@@ -15,12 +15,12 @@ import torch
 
 from attnscope.capture import Forward, forward, preflight
 from attnscope.capture.sites import INTERFACE
-from attnscope.engine.claims import ClaimSet, Estimate, Untestable, above
 from attnscope.inference.comparisons import welch_test
 from attnscope.plots.selection import last_step
+from attnscope.study_api.claims import ClaimSet, Estimate, Untestable, above
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 CLAIMS = ClaimSet()
 #: What a model is but for its encoding.

@@ -18,7 +18,7 @@ from attnscope.studies.absolute_position.removals import control_removals
 from attnscope.studies.absolute_position.sums import keep, profile_of, tokens_of
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 #: What log-sums of scores are needed for: null of a model that hands out its maps alone.

@@ -25,8 +25,8 @@ from attnscope.studies.absolute_position.sums import first_key, softmax_of
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
-    from attnscope.engine.forward import Batch
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.forward import Batch
+    from attnscope.study_api.stage_run import StageRun
 
 #: States whose share of position is measured.
 STATES = ("hidden", "attention_input", "mlp_input", "mlp_output")

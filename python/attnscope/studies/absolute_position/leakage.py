@@ -19,7 +19,7 @@ from attnscope.protocols import ruscio2025once
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 INPUTS = ("windows", "rotated")
 

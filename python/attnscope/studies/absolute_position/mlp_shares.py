@@ -19,7 +19,7 @@ from attnscope.metrics.positions.position_share import PositionMoments, position
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 SITES = ("mlp_input", "mlp_output")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from attnscope.engine.study import Options, among
+from attnscope.study_api.study import Options, among
 
 INPUTS = ("windows", "shuffled", "repeated")
 #: Arms that replace what stands at position 0, that change another position, that take reads of 0 away.

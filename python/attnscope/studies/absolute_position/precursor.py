@@ -27,7 +27,7 @@ from attnscope.studies.absolute_position.sums import softmax_of
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 BARE = Arm("leakage", kind="leakage", front="none")
 #: What the notebook's procedure does to p-values, in the column `correction`.

@@ -21,7 +21,7 @@ from attnscope.studies.absolute_position.options import DRAWN, query_sets
 from attnscope.studies.absolute_position.sums import profile_of, tokens_of
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 MEASURES: tuple[Weights, ...] = ("uniform", "felt", "moved")

@@ -11,7 +11,8 @@ from markupsafe import Markup
 
 from attnscope.plots.figure import Results, optional, stored
 from attnscope.plots.selection import last_step
-from attnscope.report.numbers import claims_frame, interval, number
+from attnscope.report.claims_table import claims_frame, interval
+from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.absolute_position import encodings
 from attnscope.studies.absolute_position.claims import CLAIMS

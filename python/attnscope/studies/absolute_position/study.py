@@ -20,9 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from attnscope.capture import Forward, forward, preflight
 from attnscope.capture.sites import INTERFACE, TABLE
-from attnscope.engine.plan import megabytes
-from attnscope.engine.study import Study
-from attnscope.engine.units import Cut, Stage, Units
 from attnscope.errors import ConfigError
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.models import LoadError
@@ -53,13 +50,17 @@ from attnscope.studies.absolute_position.checks import check_model, require_chec
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
 from attnscope.studies.absolute_position.sums import PROFILES, ROWS, softmax_of, store, uniform_cut
 from attnscope.studies.absolute_position.tables import SUMS, TABLES
+from attnscope.study_api.plan import megabytes
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Study
+from attnscope.study_api.units import Cut, Units
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
-    from attnscope.engine.forward import Batch
-    from attnscope.engine.plan import Plan
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
+    from attnscope.study_api.forward import Batch
+    from attnscope.study_api.plan import Plan
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 
 #: Windows of a source where nothing is said of `samples`; null takes all.

@@ -27,7 +27,7 @@ from attnscope.metrics.positions.toeplitz import mask_only
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 #: Names of the stored sums: those of profiles, and what queries give key 0.

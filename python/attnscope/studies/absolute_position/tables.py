@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS, STATES
-from attnscope.engine.tables import Column, Table, columns
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.studies.checks import CHECKS
+from attnscope.study_api.claims import CLAIM_COLUMNS
+from attnscope.study_api.tables import Column, Table, columns
 
 #: Sums of states and directions over texts.
 SUMS = (

@@ -13,18 +13,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnscope.engine.forward import Batch, head_mean, padded
 from attnscope.errors import ConfigError
 from attnscope.protocols import ruscio2023
 from attnscope.studies.attention_likelihood.associations import Row, straight
 from attnscope.studies.attention_likelihood.options import REAL
 from attnscope.studies.attention_likelihood.targets import wanted
 from attnscope.studies.attention_likelihood.versions import chosen_rows, replaced, source, store
+from attnscope.study_api.forward import Batch, head_mean, padded
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 PROTOCOL = "ruscio2023"
 MODES = (REAL, *ruscio2023.MODES)

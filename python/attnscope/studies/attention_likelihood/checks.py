@@ -12,17 +12,17 @@ from torch import Tensor
 
 from attnscope.capture.likelihood.chain import masked_from
 from attnscope.capture.likelihood.tokens import log_likelihood
-from attnscope.engine.forward import Batch, head_mean, padded
 from attnscope.models import LoadError
 from attnscope.models.head_rows import LastStates
 from attnscope.studies.attention_likelihood.measure import of_span, special_keys
 from attnscope.studies.attention_likelihood.options import REAL
 from attnscope.studies.attention_likelihood.versions import chosen_rows, kind_of, replaced, source, with_words
 from attnscope.studies.checks import Check, write_checks
+from attnscope.study_api.forward import Batch, head_mean, padded
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+    from attnscope.study_api.stage_run import StageRun
 
 #: Largest departure of a row's sum from 1, by the precision of the maps.
 ROW_SUMS = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 4e-3, "float16": 4e-3}

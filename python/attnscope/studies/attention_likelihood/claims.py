@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The paper's claims and what is measured of each; the verdict is made by `attnscope.engine.claims`.
+"""The paper's claims and what is measured of each; the verdict is made by `attnscope.study_api.claims`.
 
 Every claim has one number over all layers, chosen before anything is seen: its sign in single layers is told
 in the reason. Models with random weights, on the trained model's versions of the texts, must not show as
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import ClaimSet, Control, Estimate, Region, Untestable, above, below
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.report.numbers import interval, number
+from attnscope.report.claims_table import interval
+from attnscope.report.numbers import number
+from attnscope.study_api.claims import ClaimSet, Control, Estimate, Region, Untestable, above, below
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+    from attnscope.study_api.stage_run import StageRun
 
 CLAIMS = ClaimSet()
 #: How models with random weights are called in reasons, and how they are switched on.

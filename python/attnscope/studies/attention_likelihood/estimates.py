@@ -17,8 +17,8 @@ from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.panel import Panel, by_unit, correlations, panel_of, slope
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+    from attnscope.study_api.stage_run import StageRun
 
 EXACT = "exact"
 

@@ -15,17 +15,17 @@ from torch import Tensor
 from attnscope import SpanAttention, row_logits, span_attention
 from attnscope.capture.likelihood.tokens import log_likelihood
 from attnscope.capture.likelihood.vocabulary import special_ids
-from attnscope.engine.forward import Batch, head_mean
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.tables import WORDS
 from attnscope.studies.attention_likelihood.versions import chosen_rows, joined, replaced, with_words
 from attnscope.studies.supports import Seen
+from attnscope.study_api.forward import Batch, head_mean
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 #: What `words` holds besides its keys.
 COLUMNS = frozenset(one.name for one in WORDS)

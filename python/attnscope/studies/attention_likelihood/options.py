@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from attnscope._nearest import nearest
-from attnscope.engine.study import Names, Options, among
+from attnscope.study_api.study import Names, Options, among
 
 #: Modes of replacement by rank among the candidates, from the least likely on.
 RANKED = ("lowest", "low", "mid", "high", "highest")

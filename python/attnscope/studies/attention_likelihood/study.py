@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from attnscope.engine.study import Study
-from attnscope.engine.units import Cut, Stage, Unit, Units
 from attnscope.errors import ConfigError
 from attnscope.studies.attention_likelihood import (
     as_published,
@@ -29,10 +27,13 @@ from attnscope.studies.attention_likelihood import (
 from attnscope.studies.attention_likelihood.estimates import EXACT
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.attention_likelihood.tables import TABLES
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Study
+from attnscope.study_api.units import Cut, Unit, Units
 
 if TYPE_CHECKING:
-    from attnscope.engine.plan import Plan
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.plan import Plan
+    from attnscope.study_api.stage_run import StageRun
 
 HERE: Literal["checkpoint"] = "checkpoint"
 

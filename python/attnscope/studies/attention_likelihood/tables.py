@@ -7,10 +7,10 @@ associations likewise. What concerns all layers at once has the table `overall`.
 
 from __future__ import annotations
 
-from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Column, Table, columns
 from attnscope.studies.checks import CHECKS
+from attnscope.study_api.claims import CLAIM_COLUMNS
+from attnscope.study_api.tables import Column, Table, columns
 
 WORD = (
     Column("word", "string", "text", meaning="The real word."),

@@ -17,9 +17,9 @@ from attnscope.capture.likelihood.vocabulary import forms, special_ids
 from attnscope.errors import ConfigError
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Input, Unit
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Input, Unit
 
 #: Fewer texts than these are measured, and said to be few.
 FEW = 20

@@ -15,14 +15,14 @@ from torch import Tensor
 from attnscope import WordLikelihood, replacements, token_likelihood
 from attnscope.capture.likelihood.arguments import context_argument
 from attnscope.capture.likelihood.chain import scored
-from attnscope.engine.forward import Batch, padded
 from attnscope.errors import ConfigError
 from attnscope.models import LoadedModel, LoadError, find_checkpoints, load_tokenizer
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
+from attnscope.study_api.forward import Batch, padded
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+    from attnscope.study_api.stage_run import StageRun
 
 #: What a batch holds of each text.
 _AXES = ("samples", "lengths", "token_ids", "tokens", "groups")

@@ -16,9 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.engine.forward import Batch, head_mean
 from attnscope.engine.schema import head_means_of
-from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.discovery import found
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.homology.persistence import persistence
@@ -26,6 +24,8 @@ from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import levels, reads_layers
 from attnscope.metrics.quantity import Quantity, Site
 from attnscope.studies.supports import Seen, keys_of
+from attnscope.study_api.forward import Batch, head_mean
+from attnscope.study_api.stage_run import StageRun
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer

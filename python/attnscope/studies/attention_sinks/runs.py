@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.edits.ablation import output_kl_of_sets
-from attnscope.engine.forward import Batch
-from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.information.fisher import fisher_trace
 from attnscope.metrics.information.sinks import sink_tokens
 from attnscope.models.architecture import text_config
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
+from attnscope.study_api.forward import Batch
+from attnscope.study_api.stage_run import StageRun
 
 if TYPE_CHECKING:
     from attnscope.models import LoadedModel

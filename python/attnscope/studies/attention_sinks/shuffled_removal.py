@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.engine.forward import head_mean
 from attnscope.metrics.information.sink_sets import PERCENTILES, _keys_by_percentile
 from attnscope.studies.nulls import shuffled_rows
+from attnscope.study_api.forward import head_mean
 
 #: Percentile of incoming attention -> the column of the share that goes with the keys from there on, and that
 #: of shuffled rows.

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.forward import Batch
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.engine.stage_run import StageRun
 from attnscope.inference.sink_heads import heads_with_sinks
 from attnscope.metrics.information.sink_test import LABELS, TIMES_UNIFORM, pooled_sinks, sink_test
 from attnscope.studies.attention_sinks.columns import States
 from attnscope.studies.attention_sinks.comparisons import checkpoints
+from attnscope.study_api.forward import Batch
+from attnscope.study_api.stage_run import StageRun
 
 #: Longer texts are judged by themselves alone: their sums would outgrow the other tables.
 POOLED_BELOW = 256

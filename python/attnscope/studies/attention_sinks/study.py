@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from attnscope.engine.forward import Batch
-from attnscope.engine.stage_run import StageRun
-from attnscope.engine.study import Study
-from attnscope.engine.units import Stage, Unit, Units
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
@@ -32,6 +28,11 @@ from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
 from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import keys_of, without_learned_sink
+from attnscope.study_api.forward import Batch
+from attnscope.study_api.stage_run import StageRun
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Study
+from attnscope.study_api.units import Unit, Units
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import Settings

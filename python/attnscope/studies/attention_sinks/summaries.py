@@ -14,12 +14,12 @@ import torch
 
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.engine.stage_run import StageRun
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks import comparisons
 from attnscope.studies.attention_sinks.sink_heads import HeadSinks, by_group, judged, sink_heads
+from attnscope.study_api.stage_run import StageRun
 
 #: What is said where no head has a sink.
 _NO_FRAME = Frames("none", None, math.nan, math.nan, pd.DataFrame())

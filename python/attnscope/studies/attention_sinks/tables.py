@@ -6,12 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.engine.tables import Column, Table, columns
 from attnscope.metrics.quantity import Quantity
 from attnscope.studies.attention_sinks.columns import METRICS, table_of, taken
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
 from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
+from attnscope.study_api.tables import Column, Table, columns
 
 #: Columns that say more than their names.
 _KNOWN = {

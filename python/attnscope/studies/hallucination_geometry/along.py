@@ -30,8 +30,8 @@ from attnscope.studies.hallucination_geometry.evidence import exceedance
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 KINDS: tuple[Literal["isotropic", "covariance", "labels"], ...] = ("isotropic", "covariance", "labels")

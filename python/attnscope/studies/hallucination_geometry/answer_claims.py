@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import Control, Estimate, Untestable, above
 from attnscope.inference import bootstrap, exchange_labels, max_t
 from attnscope.inference.exchange import FEWEST
 from attnscope.inference.intervals import Interval
 from attnscope.studies.hallucination_geometry.evidence import Evidence
+from attnscope.study_api.claims import Control, Estimate, Untestable, above
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions

@@ -13,9 +13,9 @@ from torch import Tensor
 from attnscope.studies.hallucination_geometry.options import REFUSALS
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 _REFUSAL = re.compile("|".join(REFUSALS), re.IGNORECASE)
 

@@ -19,9 +19,9 @@ from attnscope.studies.checks import Check, write_checks
 from attnscope.studies.hallucination_geometry.along import prompt_text, refusal_ids
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 #: Largest relative difference that is rounding, by dtype; the other identities are exact.
 TOLERANCES = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 0.1, "float16": 2e-2}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The paper's claims: what is measured of each, its control, and the border that it must pass.
 
-Every function returns an estimate of a single contrast. The verdict is that of `attnscope.engine.claims`,
+Every function returns an estimate of a single contrast. The verdict is that of `attnscope.study_api.claims`,
 over the claims of all contrasts of a checkpoint together. Claims about answers are in `answer_claims`.
 """
 
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import ClaimSet, Control, Estimate, Untestable, above, below
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import bootstrap
 from attnscope.studies.hallucination_geometry import training
@@ -32,10 +31,11 @@ from attnscope.studies.hallucination_geometry.evidence import (
     smallest,
     widen,
 )
+from attnscope.study_api.claims import ClaimSet, Control, Estimate, Untestable, above, below
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.study_api.stage_run import StageRun
 
 #: An area from which length or words alone make a claim of their own.
 CONFOUNDED = 0.6

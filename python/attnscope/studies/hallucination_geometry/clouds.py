@@ -16,8 +16,8 @@ from attnscope.inference import jackknife
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, balanced, buckets
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 SCALES, CHUNK = 64, 200

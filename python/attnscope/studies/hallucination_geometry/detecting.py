@@ -18,8 +18,8 @@ from attnscope.studies.hallucination_geometry.questions import bag_of_words
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 BASELINES = ("auc_length", "auc_words", "auc_surprisal", "auc_embedding")

@@ -28,8 +28,8 @@ from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions, InterventionOptions
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 #: Gains in units of the median gap between the likeliest token and the refusal's.

@@ -21,8 +21,8 @@ from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.study_api.stage_run import StageRun
 
 BATCH = 4
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from attnscope.engine.study import Names, Options, among
+from attnscope.study_api.study import Names, Options, among
 
 NULLS = ("covariance", "template", "gaussian", "labels", "random_weights")
 REFUSALS = (

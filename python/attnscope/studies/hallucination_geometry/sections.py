@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.report.numbers import claims_frame, number
+from attnscope.report.claims_table import claims_frame
+from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
+from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED
 
 WORDS = CLAIMS.sentences
 

@@ -13,16 +13,16 @@ import torch
 from attnscope.capture import Forward
 from attnscope.capture.likelihood.tokens import token_likelihood
 from attnscope.engine.store import dataset
-from attnscope.engine.tables import described
 from attnscope.errors import MissingError
 from attnscope.studies.hallucination_geometry.questions import as_table
 from attnscope.studies.hallucination_geometry.tables import TABLES
+from attnscope.study_api.tables import described
 
 if TYPE_CHECKING:
-    from attnscope.engine.forward import Batch
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.study_api.forward import Batch
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 HELD = "held_states"
 

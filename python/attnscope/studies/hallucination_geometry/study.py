@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from attnscope.engine.study import Study
-from attnscope.engine.units import Stage, Unit, Units
 from attnscope.errors import ConfigError
 from attnscope.studies.hallucination_geometry import questions, states
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.tables import TABLES
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Study
+from attnscope.study_api.units import Unit, Units
 
 if TYPE_CHECKING:
-    from attnscope.engine.plan import Plan
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.texts.sources import Sentence
+    from attnscope.engine.texts.sentence import Sentence
     from attnscope.models import Encoder
+    from attnscope.study_api.plan import Plan
+    from attnscope.study_api.stage_run import StageRun
 
 _ALL = 10**9
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS, STATES
-from attnscope.engine.tables import Column, Table, columns
 from attnscope.studies.checks import CHECKS
+from attnscope.study_api.claims import CLAIM_COLUMNS
+from attnscope.study_api.tables import Column, Table, columns
 
 C = CHECKPOINT_KEYS
 _DRAWN = {"draw": "Which of several random ones; −1: nothing is drawn."}

@@ -11,7 +11,7 @@ import pandas as pd
 from attnscope.inference.emergence import Curve, emergence_splits
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
 

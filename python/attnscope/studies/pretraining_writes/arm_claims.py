@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from attnscope.engine.claims import ClaimSet, Estimate, Region, Untestable, above
 from attnscope.studies.pretraining_writes.evidence import Pair
 from attnscope.studies.pretraining_writes.fractions import spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED
+from attnscope.study_api.claims import ClaimSet, Estimate, Region, Untestable, above
 
 if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import WeightsOptions

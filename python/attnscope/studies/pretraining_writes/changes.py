@@ -21,10 +21,10 @@ from attnscope.studies.pretraining_writes.subspaces import Subspaces
 from attnscope.studies.pretraining_writes.sums import Sums, rank_of, title_of
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.models import Checkpoint
     from attnscope.studies.pretraining_writes.options import WeightsOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 
 def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, kept: dict[str, Subspaces]) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The paper's claims: what is measured of each pair, of several pairs, and of the base.
 
-Every function returns an estimate; the verdict is that of `attnscope.engine.claims`. Ratios to a change
+Every function returns an estimate; the verdict is that of `attnscope.study_api.claims`. Ratios to a change
 without preferred directions are decided on with an interval of both errors, of the texts and of the change.
 """
 
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import ClaimSet, Estimate, Region, Untestable, above, between
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.studies.pretraining_writes.arm_claims import ARM_CLAIMS, Arms, arm_runs
 from attnscope.studies.pretraining_writes.evidence import Mean, Pair, pairs_of
 from attnscope.studies.pretraining_writes.fractions import FLOOR, spread_over
 from attnscope.studies.pretraining_writes.options import MATCHED
+from attnscope.study_api.claims import ClaimSet, Estimate, Region, Untestable, above, between
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.pretraining_writes.options import WeightsOptions
+    from attnscope.study_api.stage_run import StageRun
 
 READ, WRITE = ("q", "k"), ("o", "down")
 READING, WRITING = (READ, "in", "inputs"), (WRITE, "out", "prediction")

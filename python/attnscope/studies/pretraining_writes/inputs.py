@@ -13,9 +13,9 @@ from attnscope.studies.pretraining_writes.subspaces import RESIDUAL, Subspaces
 from attnscope.studies.pretraining_writes.sums import Sums, rank_of, title_of
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.studies.pretraining_writes.options import WeightsOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 
 def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from attnscope.engine.study import Names, Options, among
+from attnscope.study_api.study import Names, Options, among
 
 #: Matrices that every claim is about, in the order of a block.
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")

@@ -18,9 +18,9 @@ from attnscope.studies.pretraining_writes.subspaces import Directions, Subspaces
 from attnscope.studies.pretraining_writes.sums import Sums, rank_of, title_of
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.studies.pretraining_writes.options import RankOneOptions, WeightsOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 WRITING, READING = ("o", "down"), ("q", "k")
 #: Class of directions -> u [directions, out] and v [directions, in].

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.engine.claims import NOT_TESTABLE
-from attnscope.report.numbers import claims_frame
+from attnscope.report.claims_table import claims_frame
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
+from attnscope.study_api.claims import NOT_TESTABLE
 
 #: Pairs that the sentences at the top speak of.
 _MOST = 6

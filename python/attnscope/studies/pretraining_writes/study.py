@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnscope.engine.study import Study
-from attnscope.engine.units import Stage, Unit, Units
 from attnscope.studies.pretraining_writes import changes, claims, inputs, rank_one, sums
 from attnscope.studies.pretraining_writes.options import WeightsOptions
 from attnscope.studies.pretraining_writes.subspaces import KEPT_BYTES, Subspaces
 from attnscope.studies.pretraining_writes.tables import TABLES
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Study
+from attnscope.study_api.units import Unit, Units
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import Settings
-    from attnscope.engine.plan import Plan
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.plan import Plan
+    from attnscope.study_api.stage_run import StageRun
 
 
 class PretrainingWrites(Study):

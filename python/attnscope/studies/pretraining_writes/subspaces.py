@@ -18,9 +18,9 @@ from attnscope.models.head import subspace_of
 from attnscope.models.unembedding import effective_unembedding
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.pretraining_writes.options import WeightsOptions
     from attnscope.studies.pretraining_writes.sums import Sums
+    from attnscope.study_api.stage_run import StageRun
 
 #: Sides that face the residual stream.
 RESIDUAL = {**dict.fromkeys(("q", "k", "v", "gate", "up"), "in"), **dict.fromkeys(("o", "down"), "out")}

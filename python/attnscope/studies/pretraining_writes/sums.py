@@ -14,10 +14,10 @@ from attnscope.models import LoadError, WeightMapError, verify_weight_map
 from attnscope.models.unembedding import effective_unembedding
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.engine.units import Unit
     from attnscope.models import Checkpoint, WeightMap
     from attnscope.studies.pretraining_writes.options import WeightsOptions
+    from attnscope.study_api.stage_run import StageRun
+    from attnscope.study_api.units import Unit
 
 #: Widths whose moments are kept whole unless a run asks for something else.
 WIDE = 2048

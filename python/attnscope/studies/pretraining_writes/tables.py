@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.tables import Column, Table
+from attnscope.study_api.claims import CLAIM_COLUMNS
+from attnscope.study_api.tables import Column, Table
 
 PAIR = (*CHECKPOINT_KEYS, "reference")
 MATRIX = ("layer", "role", "expert")

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.engine.forward import self_attention
 from attnscope.metrics.signals.power_spectrum import harmonic_distortion
+from attnscope.study_api.forward import self_attention
 
 POSITIONS = 256
 ORDERS = 5

@@ -17,9 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.engine.forward import Batch, head_mean
-from attnscope.engine.study import Study
-from attnscope.engine.units import Stage, Unit, Units
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.signals.wavelet import ENERGY
 from attnscope.metrics.support import measure_layer
@@ -38,10 +35,14 @@ from attnscope.studies.wavelet_heads.tables import (
     of_heads,
     over_queries,
 )
+from attnscope.study_api.forward import Batch, head_mean
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Study
+from attnscope.study_api.units import Unit, Units
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import Settings
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 #: What a text's beginning is compared with, of the heads of a layer or of their mean: energies of the scales,
 #: their coefficients.

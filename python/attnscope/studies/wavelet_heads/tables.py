@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.engine.study import Options, among
-from attnscope.engine.tables import Column, Table
 from attnscope.metrics.information import sink_sets
 from attnscope.metrics.quantity import Quantity, field_of
 from attnscope.metrics.signals import locality, power_spectrum, uncertainty, wavelet
 from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
 from attnscope.studies.wavelet_heads.harmonics import ORDERS
+from attnscope.study_api.study import Options, among
+from attnscope.study_api.tables import Column, Table
 
 #: Bands of the table `spectra`.
 BANDS = 32

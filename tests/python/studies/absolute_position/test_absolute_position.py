@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.run import resume, run
+from attnscope.engine.run_study import resume, run
 from folders import killed, model_folder, sums_on_disk, table_bytes
 from placeholders import placeholders
 from position_study import GROUPS, TEXTS, WHOLE, N, settings
@@ -115,10 +115,10 @@ def test_nothing_after_it_changes_position_0(whole):
 def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
     """Reads of position 0 are taken from later queries alone: its own trajectory is that of the base arm."""
     from attnscope.capture import Forward, forward
-    from attnscope.engine.run import Engine
+    from attnscope.engine.engine import Engine
     from attnscope.engine.run_folder import resolved
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.absolute_position.arms import reading_arms
+    from attnscope.study_api.stage_run import StageRun
 
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
     plan = engine.prepare()
@@ -143,10 +143,10 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
 
 
 def test_matched_sets_are_different_sets_of_as_many_heads_of_the_same_layers(folder, texts, tmp_path):
-    from attnscope.engine.run import Engine
+    from attnscope.engine.engine import Engine
     from attnscope.engine.run_folder import resolved
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.absolute_position.arms import reading_arms
+    from attnscope.study_api.stage_run import StageRun
 
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
     plan = engine.prepare()

@@ -5,8 +5,8 @@ import pytest
 
 import attnscope as asc
 from attnscope.commands.dry_run import dry_run
-from attnscope.engine.plan import make_plan
-from attnscope.engine.run import run
+from attnscope.engine.planning import make_plan
+from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from attnscope.studies.absolute_position.study import AbsolutePosition
@@ -180,10 +180,10 @@ def test_bad_encodings(folder, texts, tmp_path, changes, message):
 
 
 def test_a_tokenizer_without_a_second_special_token_is_noted(folder, texts, tmp_path, monkeypatch):
-    from attnscope.engine.run import Engine
+    from attnscope.engine.engine import Engine
     from attnscope.engine.run_folder import resolved
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.absolute_position import arms
+    from attnscope.study_api.stage_run import StageRun
 
     monkeypatch.setattr(arms, "_special", lambda encoder: {encoder.bos_id})
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)

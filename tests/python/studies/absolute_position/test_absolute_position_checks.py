@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaModel
 
 import attnscope as asc
 from attnscope.demo.encodings import PositionsRecipe
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.studies.absolute_position import checks, first_position
 from folders import model_folder, sentences
 from models import tiny

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from folders import model_folder, tokenizer
 from position_study import GROUPS, TEXTS, N, settings
 

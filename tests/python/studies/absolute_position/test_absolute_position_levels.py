@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_absolute_position_verdicts import heads, means, reads
 
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.inference.groups import jackknife, jackknife_bounds, mean_product, sign_flips
 from attnscope.inference.residuals import removal_replicates
 from attnscope.studies.absolute_position.claims import CLAIMS, Evidence

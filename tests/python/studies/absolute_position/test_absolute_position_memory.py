@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 import attnscope as asc
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 
 def held(name):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import attnscope as asc
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.protocols import ruscio2025once
 from attnscope.published import compare_published, published_numbers
@@ -27,11 +27,11 @@ def results(folder, texts, tmp_path_factory):
 
 def bare_texts(results):
     """The token ids of every batch of windows, nothing before them."""
-    from attnscope.engine.run import Engine
+    from attnscope.engine.engine import Engine
     from attnscope.engine.run_folder import resolved
-    from attnscope.engine.stage_run import StageRun
     from attnscope.studies.absolute_position import precursor
     from attnscope.studies.absolute_position.arms import token_ids
+    from attnscope.study_api.stage_run import StageRun
 
     engine = Engine(resolved(asc.Study(**results.study)), progress=False, say=lambda text: None)
     unit = next(one for one in engine.prepare().units if one.stage == "precursor")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnscope.capture import capture
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from folders import tokenizer
 from models import tiny
 from position_study import GROUPS, N, settings

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import attnscope as asc
 from attnscope.commands.cli import app
-from attnscope.engine.plan import make_plan
-from attnscope.engine.run import run
+from attnscope.engine.planning import make_plan
+from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
 from folders import model_folder as other_folder
@@ -169,7 +169,7 @@ def test_files_without_templates_or_pairs(folder, tmp_path):
 
 
 def asc_lines(folder, texts, tmp_path, **options):
-    from attnscope.engine.study import study_class
+    from attnscope.study_api.study import study_class
 
     made = settings(folder, texts, tmp_path, **options)
     study = study_class(made.study)(made)

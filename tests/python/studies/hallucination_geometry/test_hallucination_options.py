@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import attnscope as asc
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.along import exact_model

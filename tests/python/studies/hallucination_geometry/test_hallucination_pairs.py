@@ -5,7 +5,7 @@ import csv
 
 import pytest
 
-from attnscope.engine.plan import make_plan
+from attnscope.engine.planning import make_plan
 from attnscope.errors import ConfigError
 from knowing_study import planned, questions, settings, written
 

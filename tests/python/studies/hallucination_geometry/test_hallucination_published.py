@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from attnscope.commands.cli import app
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from attnscope.protocols import ruscio2026
 from attnscope.published import compare_published, published_numbers
 from knowing_study import QUICK, letters, model_folder, questions, settings

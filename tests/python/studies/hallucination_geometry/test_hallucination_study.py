@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import attnscope as asc
-from attnscope.engine.run import run
+from attnscope.engine.run_study import run
 from folders import sums_on_disk
 from knowing_study import FAST, settings
 from placeholders import placeholders

@@ -6,9 +6,9 @@ import signal
 import time
 from pathlib import Path
 
-from attnscope.engine.study import Options, Study
-from attnscope.engine.tables import Column, Table
-from attnscope.engine.units import Stage
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.study import Options, Study
+from attnscope.study_api.tables import Column, Table
 
 
 class DeadlyOptions(Options):

@@ -35,11 +35,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attnscope.engine.tables import Column, columns
 from attnscope.inference import benjamini_hochberg, holm
+from attnscope.study_api.tables import Column, columns
 
 if TYPE_CHECKING:
-    from attnscope.engine.stage_run import StageRun
+    from attnscope.study_api.stage_run import StageRun
 
 SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
 NOT_TESTABLE = "not testable here"

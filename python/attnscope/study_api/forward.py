@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from attnscope._warn import warn
-from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
 from attnscope.models.inputs.prompt_learning import virtual_tokens
+from attnscope.study_api.units import Input
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Recording

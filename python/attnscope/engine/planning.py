@@ -1,147 +1,30 @@
 # SPDX-License-Identifier: MIT
-"""The plan of a run: the units of work of every stage, in their order, with stable names.
-
-A unit is named by a hash of all that decides its numbers: version, settings, weights, texts, token ids, and
-the units that it reads. A stored unit of the same name is therefore the same result, which makes a run
-resumable and invalidates all that follows from a unit that was computed anew.
-"""
+"""Plans a run: reads the texts, finds the checkpoints, encodes, and cuts stages into units."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from attnscope._names import name_fault
 from attnscope._nearest import nearest
 from attnscope.config.run_config import Settings
-from attnscope.engine.schema import SCHEMA_VERSION
-from attnscope.engine.study import Study, study_class
 from attnscope.engine.texts.encoding import encode
 from attnscope.engine.texts.readers import looks_wrapped
-from attnscope.engine.texts.sources import Sentence, origin, read_sentences
-from attnscope.engine.units import Cut, Input, Stage, Unit, Units, phases
+from attnscope.engine.texts.sources import origin, read_sentences
 from attnscope.errors import ConfigError
-from attnscope.models import Checkpoint, Encoder, LoadError, find_checkpoints
+from attnscope.models import Checkpoint, LoadError, find_checkpoints
 from attnscope.models.checkpoints import fingerprint
-
-Found = dict[int, list[tuple[Checkpoint, str]]]
-
-
-@dataclass
-class Plan:
-    """What a run will do; models go by their position in the settings, stages by their name.
-
-    Attributes:
-        units: in the order in which they are done and stored.
-        heads: attention heads per layer of each model that reads texts.
-        layers: how many of its layers are studied.
-        widths: numbers of a hidden state of it, and inside its feed-forward part.
-        skipped: title and reason of checkpoints that cannot be used.
-        notes: what a person should know before trusting the numbers.
-        counts: sentences cut, of one token, empty, without BOS; per model label.
-        phases: number of barriers before each stage.
-        found: checkpoints of each model with the fingerprints of their weights.
-    """
-
-    settings: Settings
-    stages: dict[str, Stage] = field(default_factory=dict)
-    units: list[Unit] = field(default_factory=list)
-    encoders: dict[int, Encoder] = field(default_factory=dict)
-    heads: dict[int, int] = field(default_factory=dict)
-    layers: dict[int, int] = field(default_factory=dict)
-    widths: dict[int, tuple[int, int]] = field(default_factory=dict)
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    sentences: list[Sentence] = field(default_factory=list)
-    phases: dict[str, int] = field(default_factory=dict)
-    found: Found = field(default_factory=dict)
-    _read: dict[tuple[Any, ...], tuple[list[Unit], bytes]] = field(default_factory=dict)
-    _of: dict[tuple[str, Checkpoint | None], list[Unit]] = field(default_factory=lambda: defaultdict(list))
-
-    @cached_property
-    def series(self) -> dict[int, list[Checkpoint]]:
-        """The checkpoints of each model, once all are found."""
-        return {position: [one for one, _ in own] for position, own in self.found.items()}
-
-    @cached_property
-    def weights(self) -> dict[Checkpoint | None, str]:
-        """The fingerprint of the weights of every checkpoint, "" of none."""
-        return {None: "", **dict(pair for own in self.found.values() for pair in own)}
-
-    @cached_property
-    def decisive(self) -> dict[str, Any]:
-        """The settings that change a number."""
-        without = {"name", "models", "texts", "output", "block", "max_tokens", "max_disk", "workers"}
-        return self.settings.model_dump(exclude=without)
-
-    def leave_out(self, checkpoints: Iterable[Checkpoint], error: object) -> None:
-        """Skips checkpoints for a reason, which may begin with a title."""
-        self.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
-
-    @property
-    def reasons(self) -> str:
-        """Why checkpoints are skipped, each reason once."""
-        return "; ".join(dict.fromkeys(f"{title}: {reason}" for title, reason in self.skipped))
-
-    @property
-    def checkpoints(self) -> list[Checkpoint]:
-        """Every checkpoint once, in order."""
-        return list(dict.fromkeys(unit.checkpoint for unit in self.units if unit.checkpoint))
-
-    @property
-    def digest(self) -> str:
-        """Changes with anything that changes a number of the run."""
-        return self.digest_of(self.units).hex()[:16]
-
-    @staticmethod
-    def digest_of(units: Sequence[Unit]) -> bytes:
-        """Changes with any of the units."""
-        return hashlib.sha256("".join(unit.id for unit in units).encode()).digest()
-
-    def samples(self, unit: Unit) -> int:
-        """How many texts the unit's model reads in the whole run."""
-        counts = self.counts.get(unit.checkpoint.model if unit.checkpoint else "", {})
-        return counts.get("sentences", 0) - counts.get("empty", 0)
-
-    def groups(self, unit: Unit, count: int) -> int:
-        """How many groups the unit's texts are of, where all are cut into `count` groups in their order."""
-        return len({one.sentence.sample * count // max(1, self.samples(unit)) for one in unit.inputs})
-
-    def reads(self, unit: Unit) -> list[Unit]:
-        """The units whose tables a unit may read, in the order of the plan."""
-        return self.reading(unit)[0]
-
-    def reading(self, unit: Unit) -> tuple[list[Unit], bytes]:
-        """Those units and their digest, made once for all units that read the same ones."""
-        stage = self.stages[unit.stage]
-        whole = stage.within == "run" or unit.checkpoint is None
-        key = (unit.stage, *(() if whole else (unit.checkpoint, unit.variant, unit.seed)))
-        if key not in self._read:
-            writers = [name for name, one in self.stages.items() if set(one.writes) & set(stage.reads)]
-            found = [one for name in writers for one in self._of[name, None if whole else unit.checkpoint]]
-            if not whole:
-                same = [one for one in found if (one.variant, one.seed) == (unit.variant, unit.seed)]
-                found = same or [one for one in found if not one.variant]
-            self._read[key] = found, self.digest_of(found)
-        return self._read[key]
-
-    def add(self, stage: Stage, **own: Any) -> None:
-        """Appends a unit of a stage, named after everything that decides its numbers."""
-        unit = Unit("", "", stage.name, **own)
-        digest = _hash(self, unit)
-        unit = replace(unit, id=digest, folder=f"{len(self.units):06d}-{digest[:12]}")
-        self.units.append(unit)
-        for whose in {None, unit.checkpoint}:
-            self._of[stage.name, whose].append(unit)
+from attnscope.study_api.plan import CheckpointsByModel, Plan, megabytes
+from attnscope.study_api.stages import Stage, phases
+from attnscope.study_api.study import Study, study_class
+from attnscope.study_api.units import Cut, Input, Units
 
 
-def make_plan(settings: Settings, study: Study | None = None, found: Found | None = None) -> Plan:
+def make_plan(
+    settings: Settings, study: Study | None = None, found: CheckpointsByModel | None = None
+) -> Plan:
     """Reads the texts, finds the checkpoints unless another process has, encodes, cuts stages into units."""
     study = study or study_class(settings.study)(settings)
     stages = [*study.stages(Units())]
@@ -298,32 +181,6 @@ def _add_blocks(plan: Plan, stage: Stage, inputs: Sequence[Input], own: dict[str
         plan.add(stage, **own, inputs=tuple(inputs[start : start + block]))
 
 
-def _hash(plan: Plan, unit: Unit) -> str:
-    """Everything that decides the numbers of a unit."""
-    from attnscope import __version__
-
-    settings = plan.settings
-    head: list[Any] = [__version__, SCHEMA_VERSION, plan.decisive]
-    weights = "" if unit.variant else plan.weights[unit.checkpoint]
-    head += [unit.stage, unit.variant, unit.seed, weights, plan.weights[unit.other]]
-    for one in (unit.checkpoint, unit.other):
-        head += [None] if one is None else [one.model, one.revision, one.step]
-    if unit.checkpoint is not None:
-        head += [settings.models[unit.source].dtype, settings.models[unit.source].device]
-    if plan.stages[unit.stage].units.longest:
-        head.append(plan.encoders[unit.source].longest)
-    digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
-    for given in unit.inputs:
-        text = given.sentence
-        about = [text.sample, text.group, text.text, text.source, text.source_row, text.extra]
-        about += [list(text.token_ids)] if text.token_ids is not None else []
-        digest.update(json.dumps(about, sort_keys=True, default=str).encode())
-        digest.update(given.encoded.ids.tobytes())
-    if plan.stages[unit.stage].reads:
-        digest.update(plan.reading(unit)[1])
-    return digest.hexdigest()
-
-
 def _check_free_disk(plan: Plan) -> None:
     """A checkpoint can be removed from the disk only where nothing loads it again."""
     again = [
@@ -364,15 +221,3 @@ def _check_disk(plan: Plan, study: Study) -> None:
             f"max_disk: the sums of {study.name} take about {megabytes(need)} on disk, "
             f"{megabytes(int(bound))} are allowed: raise it, or take fewer texts or a larger block"
         )
-
-
-def megabytes(count: int) -> str:
-    """Bytes for people.
-
-    >>> megabytes(3 * 1024**3), megabytes(40 * 1024**2), megabytes(1500), megabytes(5)
-    ('3.0 GB', '40 MB', '1.5 kB', '5 bytes')
-    """
-    for size, unit, places in ((1024**3, "GB", 1), (1024**2, "MB", 0), (1024, "kB", 1)):
-        if count >= size:
-            return f"{count / size:.{places}f} {unit}"
-    return f"{count} bytes"

@@ -8,10 +8,12 @@ from the units in the order of the plan, and are the same bytes however often th
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -21,10 +23,10 @@ from attnscope import _blas
 from attnscope._memory import give_back_large_blocks, older_objects_aside, tables_given_back
 from attnscope._progress import progress_bar
 from attnscope._safe_text import escape_controls
-from attnscope.config.run_config import Settings, refuse_stored_trust
-from attnscope.engine.executors.executor import Executor, Local, Outcome, Tally
+from attnscope.config.run_config import Settings
+from attnscope.engine.executors.executor import Executor, Local, Outcome
 from attnscope.engine.executors.held import HeldModel, about_model
-from attnscope.engine.plan import Found, Plan, make_plan
+from attnscope.engine.planning import make_plan
 from attnscope.engine.results import Results, load
 from attnscope.engine.run_folder import (
     begun,
@@ -33,12 +35,8 @@ from attnscope.engine.run_folder import (
     provenance,
     refuse_changed,
     refuse_existing,
-    refuse_other_study,
-    resolved,
     stored,
-    write_provenance,
 )
-from attnscope.engine.stage_run import StageRun
 from attnscope.engine.stop import stop_signals
 from attnscope.engine.storage.files import (
     NO_ROOM,
@@ -51,112 +49,19 @@ from attnscope.engine.storage.files import (
 )
 from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.engine.store import Store
-from attnscope.engine.study import study_class
 from attnscope.engine.texts.encoding import samples_table
 from attnscope.engine.texts.sources import extra_columns
-from attnscope.engine.units import Unit
-from attnscope.errors import ConfigError, DiskFull, Interrupted, UnitsFailed, command
+from attnscope.errors import DiskFull, Interrupted, UnitsFailed, command
 from attnscope.models import Checkpoint, LoadedModel, LoadError
+from attnscope.models.tokens import Encoder
+from attnscope.study_api.plan import CheckpointsByModel, Plan
+from attnscope.study_api.stage_run import StageRun
+from attnscope.study_api.study import study_class
+from attnscope.study_api.tables import Table
+from attnscope.study_api.tally import Tally
+from attnscope.study_api.units import Unit
 
 Say = Callable[[str], None]
-
-
-def run(
-    config: str | Path | Settings,
-    *,
-    progress: bool = True,
-    say: Say | None = None,
-    executor: Executor | None = None,
-    **overrides: Any,
-) -> Results:
-    """Does a study and stores its results in `OUTPUT/NAME`.
-
-    Args:
-        config: a YAML file, the name of a packaged study, or a `Study`.
-        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
-        say: called with what a person should know; None prints to standard error.
-        executor: who does the units; None is this process, `Cluster("auto")` the workers of a Ray cluster.
-        overrides: keys that replace those of the config.
-
-    Returns:
-        the stored results; `provenance["skipped"]` names checkpoints that could not be used.
-
-    Raises:
-        ConfigError: the study cannot be understood or done.
-        LoadError: no model could be loaded.
-        FileExistsError: the run folder exists; the message says whether and how to resume.
-        Interrupted: after Ctrl-C or SIGTERM, when the unit at work was stored.
-        DiskFull: no room; everything done before is intact.
-        UnitsFailed: units were given up after three attempts; everything else is stored.
-
-    Example:
-        >>> import attnscope as asc
-        >>> asc.run(asc.Study(models="./no/such/folder", texts="texts.txt"))
-        Traceback (most recent call last):
-        attnscope.errors.ConfigError: models[0]: there is no model folder ./no/such/folder
-    """
-    return Engine(settings_of(config, **overrides), progress=progress, say=say, executor=executor).run()
-
-
-def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:
-    """The settings that `run` takes, with absolute paths."""
-    if isinstance(config, Settings):
-        return resolved(Settings(**{**config.to_dict(), **overrides}) if overrides else config)
-    return resolved(Settings.from_yaml(config, **overrides))
-
-
-def resume(
-    folder: str | Path,
-    *,
-    progress: bool = True,
-    say: Say | None = None,
-    executor: Executor | None = None,
-    trust_remote_code: bool = False,
-) -> Results:
-    """Goes on with a run that was stopped, killed or cut off, from its first missing unit.
-
-    Whatever executor it was begun under, and any other may go on: of a folder of shards, those that are done
-    are taken in first.
-
-    Args:
-        folder: the run folder.
-        progress, say, executor: as `run` takes them.
-        trust_remote_code: consent to run the Python code of models for which the stored study asks it.
-
-    Returns:
-        the stored results.
-
-    Raises:
-        FileNotFoundError: the folder holds no run.
-        ConfigError: the texts, the weights or attnscope itself changed since the run began, or the stored
-            study runs code of a model without `trust_remote_code`.
-
-    Example:
-        >>> import attnscope as asc
-        >>> asc.resume("no/such/folder")
-        Traceback (most recent call last):
-        FileNotFoundError: resume: no/such/folder holds no study.yaml; a run folder is needed
-    """
-    from attnscope.engine.executors.shards import parts_of, take_in
-
-    path = Path(folder)
-    parts = parts_of([path])
-    if path in parts:
-        raise ConfigError(
-            f"resume: {path} is shard {stored(path)['shard']} of {path.parents[1]}; start that shard again"
-        )
-    file = (parts[0] if parts and not (path / "study.yaml").is_file() else path) / "study.yaml"
-    if not file.is_file():
-        raise FileNotFoundError(f"resume: {path} holds no study.yaml; a run folder is needed")
-    study = Settings.from_yaml(file, output=str(path.resolve().parent), name=path.resolve().name)
-    if not trust_remote_code:
-        refuse_stored_trust(study, "resume")
-    engine = Engine(study, progress=progress, say=say, executor=executor)
-    refuse = partial(refuse_other_study, engine.folder, engine.settings)
-    with engine.begun(resume=True, refuse=refuse) as (facts, lock):
-        take_in(engine, parts, facts)
-        engine.finish(facts, lock)
-    return load(engine.folder)
 
 
 class Engine:
@@ -199,7 +104,7 @@ class Engine:
         #: Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time.
         self.layer_budget = None if settings.max_memory is None else int(settings.max_memory) // 4
 
-    def prepare(self, found: Found | None = None) -> Plan:
+    def prepare(self, found: CheckpointsByModel | None = None) -> Plan:
         """Makes the plan; checkpoints that another process has found are not looked for again."""
         give_back_large_blocks()
         self.plan = make_plan(self.settings, self.study, found)
@@ -353,13 +258,13 @@ class Engine:
 
     def hopeless(self, unit: Unit) -> bool:
         """Whether a unit cannot be done: its checkpoint, or all that it reads, was skipped."""
-        return self.skipped(unit) or (
+        return self.is_skipped(unit) or (
             bool(self.plan.stages[unit.stage].reads)
             and all(one.id not in self.store and self.hopeless(one) for one in self.plan.reads(unit))
         )
 
-    def skipped(self, unit: Unit) -> bool:
-        """Whether a checkpoint of a unit cannot be used."""
+    def is_skipped(self, unit: Unit) -> bool:
+        """Return True if a checkpoint of the unit cannot be used."""
         skipped = {title for title, _ in self.plan.skipped}
         return any(one is not None and one.title in skipped for one in (unit.checkpoint, unit.other))
 
@@ -374,7 +279,8 @@ class Engine:
 
     def work(self, unit: Unit) -> dict[str, Any]:
         """The tables of one unit."""
-        stage, run = self.plan.stages[unit.stage], StageRun(self, unit)
+        stage = self.plan.stages[unit.stage]
+        run = StageRun(self, unit, stage.reads, stage.writes)
         if unit.checkpoint is None:
             self.release()
         began = time.perf_counter()
@@ -396,6 +302,41 @@ class Engine:
             self.tally.models[checkpoint.title] = about_model(model, self.plan.encoders.get(unit.source))
         return model
 
+    @property
+    def study_name(self) -> str:
+        """Name of the study."""
+        return self.study.name
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """Title and reason of each checkpoint that cannot be used."""
+        return self.plan.skipped
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every checkpoint of the run, in the order of the plan."""
+        return self.plan.checkpoints
+
+    def table(self, name: str) -> Table:
+        """Return a table that the study declares."""
+        return self.study.table(name)
+
+    def encoder(self, unit: Unit) -> Encoder:
+        """Return the encoder of the unit's model."""
+        return self.plan.encoders[unit.source]
+
+    def heads(self, unit: Unit) -> int:
+        """Return the number of attention heads per layer of the unit's model."""
+        return self.plan.heads[unit.source]
+
+    def samples(self, unit: Unit) -> int:
+        """Return the number of texts that the unit's model reads in the whole run."""
+        return self.plan.samples(unit)
+
+    def files(self, unit: Unit, table: str) -> list[Path]:
+        """Return the files of a table that the unit may read, in the order of the plan."""
+        return self.store.files([read.id for read in self.plan.reads(unit)], table)
+
     def release(self, *, remove: bool = False) -> None:
         """Lets the model in memory go, and with `remove` its files in the hub's cache."""
         if said := self._held.release(remove=remove):
@@ -412,3 +353,33 @@ def _say(text: str) -> None:
     # a log on a full disk, or a terminal that was closed, is no reason to stop measuring
     with suppress(OSError):
         tqdm.write(f"attnscope: {escape_controls(text)}", file=sys.stderr)
+
+
+def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> None:
+    """Writes `provenance.json`, as far as the run has come; models and machines of earlier processes stay."""
+    plan, tally, before = engine.plan, engine.tally, stored(engine.folder)
+    own = [engine.store.about(unit.id) for unit in plan.units if engine.store.own(unit.id)]
+    machines = {**before.get("machines", {}), **engine.machines}
+    counts = Counter(str(unit.get("machine", "")) for unit in own)
+    whole = {
+        **facts,
+        "state": state,
+        "machines": {host: {**machines.get(host, {}), "units": n} for host, n in sorted(counts.items())},
+        "models": {**before.get("models", {}), **tally.models},
+        "sentences": plan.counts,
+        "notes": [*plan.notes, *engine.notes],
+        "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
+        "failed": engine.failed,
+        "units": {
+            "planned": len(plan.units),
+            "stored": len(own),
+            "done_by_this_process": tally.units,
+        },
+        "forward_seconds": round(tally.forward_seconds, 3),
+        "metric_seconds": round(tally.metric_seconds, 3),
+        "unit_seconds": round(tally.unit_seconds, 3),
+        "non_finite": tally.non_finite,
+        "undefined": tally.undefined,
+    }
+    text = json.dumps(whole, indent=2, ensure_ascii=False, default=str)
+    write_bytes(engine.folder / "provenance.json", f"{text}\n".encode())

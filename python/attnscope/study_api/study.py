@@ -5,9 +5,9 @@ A study is a subclass of `Study` in its folder, found by `attnscope.config.study
 what it needs and knows everything below the engine, and nothing knows it.
 
 Example:
-    >>> from attnscope.engine.study import Study
-    >>> from attnscope.engine.tables import Column, Table
-    >>> from attnscope.engine.units import Stage
+    >>> from attnscope.study_api.study import Study
+    >>> from attnscope.study_api.tables import Column, Table
+    >>> from attnscope.study_api.stages import Stage
     >>> class Norms(Study):
     ...     name = "norms"
     ...     tables = (Table("norms", keys=("model", "revision", "step"), columns=(Column("norm"),)),)
@@ -22,24 +22,22 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from attnscope._nearest import nearest
 from attnscope.config.config_files import as_list
 from attnscope.config.run_config import Names as Names
-from attnscope.config.run_config import Strict, explain
+from attnscope.config.run_config import Settings, Strict, explain
 from attnscope.config.study_folders import find_study, load_study, studies
-from attnscope.engine.tables import Table
-from attnscope.engine.units import Stage, Unit, Units
+from attnscope.engine.texts.sentence import Sentence
 from attnscope.errors import ConfigError
-
-if TYPE_CHECKING:
-    from attnscope.config.run_config import Settings
-    from attnscope.engine.plan import Plan
-    from attnscope.engine.texts.sources import Sentence
-    from attnscope.models import Encoder
+from attnscope.models import Encoder
+from attnscope.study_api.plan import Plan
+from attnscope.study_api.stages import Stage
+from attnscope.study_api.tables import Table
+from attnscope.study_api.units import Unit, Units
 
 
 class Options(Strict):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What the engine offers a stage while it works on one unit.
+"""The context of a stage for one unit: model, batches, tables, random generator.
 
 Example:
-    >>> from attnscope.engine.stage_run import generator
+    >>> from attnscope.study_api.stage_run import generator
     >>> int(generator(0, "haar", 3).integers(100)) == int(generator(0, "haar", 3).integers(100))
     True
 """
@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from attnscope.engine.forward import Batch, batch_of, padded, self_attention
-from attnscope.engine.reductions import Partials, Reduced, folded
 from attnscope.engine.results import Results
-from attnscope.engine.tables import Rows, control_rows
-from attnscope.engine.texts.encoding import batches
 from attnscope.models import Checkpoint, LoadedModel
 from attnscope.models.checkpoints import folder_of
+from attnscope.study_api.batches import batches
+from attnscope.study_api.context import RunContext
+from attnscope.study_api.forward import Batch, batch_of, padded, self_attention
+from attnscope.study_api.reductions import Partials, Reduced, folded
+from attnscope.study_api.tables import Rows, control_rows
+from attnscope.study_api.units import Unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,20 +35,26 @@ if TYPE_CHECKING:
 
     from attnscope.capture import Forward, Layer
     from attnscope.capture.forward import Run
-    from attnscope.engine.run import Engine
-    from attnscope.engine.units import Unit
 
 
 class StageRun:
-    """What one unit is given: models, batches, tables, reductions, draws."""
+    """The models, batches, tables, reductions and draws of one unit.
 
-    def __init__(self, engine: Engine, unit: Unit) -> None:
-        self._engine = engine
-        self._stage = engine.plan.stages[unit.stage]
+    Args:
+        context: of the run.
+        unit: of one of its stages.
+        reads: tables and reductions of earlier stages that the stage may read.
+        writes: tables that it may write.
+    """
+
+    def __init__(self, context: RunContext, unit: Unit, reads: Sequence[str], writes: Sequence[str]) -> None:
+        self._context = context
+        self._reads = tuple(reads)
+        self._writes = tuple(writes)
         self._rows: dict[tuple[str, str], Rows] = {}
         self._whole: dict[str, pa.Table] = {}
         self.unit = unit
-        self.settings = engine.settings
+        self.settings = context.settings
         self.partials = Partials()
         #: sample -> whether every map of it that was captured was causal.
         self.causal: dict[int, bool] = {}
@@ -54,17 +62,17 @@ class StageRun:
     @property
     def skipped(self) -> list[tuple[str, str]]:
         """Title and reason of the checkpoints that could not be used."""
-        return list(self._engine.plan.skipped)
+        return list(self._context.skipped)
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """Every checkpoint of the run, in the order of the plan."""
-        return self._engine.plan.checkpoints
+        return self._context.checkpoints
 
     def model(self, checkpoint: Checkpoint | None = None) -> LoadedModel:
         """A checkpoint in memory, loaded when asked for; None is the unit's own, or its control."""
         own = checkpoint is None or checkpoint == self.unit.checkpoint
-        return self._engine.loaded(self._chosen("model", checkpoint), self.unit, control=own)
+        return self._context.loaded(self._chosen("model", checkpoint), self.unit, control=own)
 
     def folder(self, checkpoint: Checkpoint | None = None) -> Path:
         """The folder of a checkpoint's files, None the unit's own; nothing is loaded."""
@@ -79,18 +87,18 @@ class StageRun:
     @property
     def encoder(self) -> Any:
         """What made tokens of the unit's texts."""
-        return self._engine.plan.encoders[self.unit.source]
+        return self._context.encoder(self.unit)
 
     @property
     def samples(self) -> int:
         """How many texts the unit's model reads in the whole run."""
-        return self._engine.plan.samples(self.unit)
+        return self._context.samples(self.unit)
 
     def batches(self) -> Iterator[Batch]:
         """The unit's texts, those of similar length together."""
-        unit, plan = self.unit, self._engine.plan
-        with self._engine.bar(len(unit.inputs), "sentences", inner=True) as bar:
-            for group in batches(unit, plan.heads[unit.source], self._engine.layer_budget):
+        unit, context = self.unit, self._context
+        with context.bar(len(unit.inputs), "sentences", inner=True) as bar:
+            for group in batches(unit, context.heads(unit), context.layer_budget):
                 yield batch_of(group, self.encoder)
                 bar.update(len(group))
 
@@ -114,7 +122,7 @@ class StageRun:
             extra: captured too where the model lets it.
             outputs: gets what the model returns, when the last layer is through.
         """
-        tally, began = self._engine.tally, time.perf_counter()
+        tally, began = self._context.tally, time.perf_counter()
         for sample in batch.samples:
             self.causal.setdefault(sample, True)
         for number, layer in self_attention(
@@ -155,8 +163,8 @@ class StageRun:
         key = (table, variant or self.unit.variant)
         if key not in self._rows:
             self._check("writes", table)
-            declared = self._engine.study.table(table)
-            self._rows[key] = Rows(declared, self._engine.study.name, self.constants(declared.keys))
+            declared = self._context.table(table)
+            self._rows[key] = Rows(declared, self._context.study_name, self.constants(declared.keys))
         self._rows[key].add(**columns)
 
     def store(self, table: str, rows: pa.Table) -> None:
@@ -177,7 +185,7 @@ class StageRun:
     @property
     def stored(self) -> Results:
         """The tables of earlier stages that this one may read, from their units' files."""
-        return Results(files={name: files for name in self._stage.reads if (files := self._files(name))})
+        return Results(files={name: files for name in self._reads if (files := self._files(name))})
 
     def reduce(self, name: str, tensor: Any, **keys: Any) -> None:
         """Adds a tensor, always of one shape, to a sum over units, in float64 and in the order of the calls.
@@ -205,8 +213,8 @@ class StageRun:
 
     def note(self, text: str) -> None:
         """Remembers what a person should know; each text is said once a run, "" is nothing."""
-        if text and text not in self._engine.notes:
-            self._engine.notes.append(text)
+        if text and text not in self._context.notes:
+            self._context.notes.append(text)
 
     def finish(self) -> dict[str, pa.Table]:
         """Everything that the unit has written."""
@@ -232,12 +240,12 @@ class StageRun:
         return {name: value for name, value in known.items() if name in keys}
 
     def _check(self, what: Literal["reads", "writes"], table: str) -> None:
-        if table not in getattr(self._stage, what):
-            raise ValueError(f"the stage {self._stage.name!r} does not declare that it {what} {table!r}")
+        if table not in (self._reads if what == "reads" else self._writes):
+            raise ValueError(f"the stage {self.unit.stage!r} does not declare that it {what} {table!r}")
 
     def _files(self, table: str) -> list[Path]:
         """The files of a table that the unit may read."""
-        return self._engine.store.files([one.id for one in self._engine.plan.reads(self.unit)], table)
+        return self._context.files(self.unit, table)
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:

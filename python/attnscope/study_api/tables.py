@@ -20,7 +20,7 @@ A table of single heads has two companions, declared from it:
   are left out; counts and flags become their means. Readers take `Results.variants()`, a row for each number.
 
 Example:
-    >>> from attnscope.engine.tables import Column, Rows, Table
+    >>> from attnscope.study_api.tables import Column, Rows, Table
     >>> rows = Rows(Table("norms", keys=("layer",), columns=(Column("norm", kind="value"),)), "norms")
     >>> rows.add(layer=[1, 0], norm=[2.0, float("nan")])
     >>> rows.arrow().to_pydict()

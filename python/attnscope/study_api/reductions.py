@@ -4,7 +4,7 @@
 Nothing is summed across units in memory, so that the order in which units are done changes no bit.
 
 Example:
-    >>> from attnscope.engine.reductions import Partials
+    >>> from attnscope.study_api.reductions import Partials
     >>> partials = Partials()
     >>> partials.add("covariance", [[1.0, 2.0]], group="a")
     >>> partials.add("covariance", [[3.0, 4.0]], group="a")

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+"""Counts and times over a run, gathered in one process or added up over several.
+
+Example:
+    >>> from attnscope.study_api.tally import Tally
+    >>> tally = Tally(units=1)
+    >>> tally.add({"units": 2, "unit_seconds": 0.5, "undefined": {"fiedler_value": 3}})
+    >>> tally.units, tally.unit_seconds, tally.undefined["fiedler_value"]
+    (3, 0.5, 3)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnscope._warn import NonFiniteWarning, NotAttentionWarning, counted
+
+
+@dataclass
+class Tally:
+    """The counts of a run that its provenance and its report contain."""
+
+    units: int = 0
+    forward_seconds: float = 0.0
+    metric_seconds: float = 0.0
+    unit_seconds: float = 0.0
+    non_finite: Counter[str] = field(default_factory=Counter)
+    undefined: Counter[str] = field(default_factory=Counter)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Gathers the metrics' warnings on maps without a value: a count per run, not a line per layer."""
+        with counted() as found:
+            yield
+        for one in found:
+            # captured rows are a softmax; with a learned sink they sum to less
+            if not isinstance(one, NotAttentionWarning):
+                tally = self.non_finite if isinstance(one, NonFiniteWarning) else self.undefined
+                tally[one.function] += one.count
+
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Adds what another process has counted, as plain data."""
+        for name, value in other.items():
+            if isinstance(value, Mapping):
+                getattr(self, name).update(value)
+            else:
+                setattr(self, name, getattr(self, name) + value)
