@@ -173,7 +173,7 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
         marks the Kolmogorov–Smirnov distance.
     """
     ax = axes_or_new(ax)
-    found = null_spectrum(torch.tensor(np.asarray(attention, dtype=float)))
+    found = null_spectrum(torch.tensor(np.asarray(attention, dtype=float), device="cpu"))
     share = np.arange(1, len(found.values) + 1) / len(found.values)
     ax.step(found.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
     ax.plot(found.law_x, found.law_cdf, label=found.law, **UNIFORM)
@@ -257,8 +257,10 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     bars = bars_of(bars)
     thresholds = np.geomspace(1.0, smallest, 400)
     kind, birth, death = torch.from_numpy(bars[bars["dimension"] < DIMENSIONS].to_numpy(float).T)
-    edges = torch.empty(0, 2)
-    whole = Barcodes(birth, death, kind.to(torch.int8), edges, edges, torch.tensor([0, len(birth)]), ())
+    edges = torch.empty(0, 2, dtype=torch.float32, device="cpu")
+    whole = Barcodes(
+        birth, death, kind.to(torch.int8), edges, edges, torch.tensor([0, len(birth)], device="cpu"), ()
+    )
     counts = barcodes.betti_curve(whole, torch.from_numpy(1.0 - thresholds)).clip(min=0).numpy()
     for dimension, dash in enumerate(("-", (0, (4, 1)))):
         ax.step(

@@ -282,7 +282,9 @@ def matrix_of(row: Any) -> Any:
 
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
     """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
-    table = table[[not undefined_because(torch.tensor(matrix_of(row))) for _, row in table.iterrows()]]
+    table = table[
+        [not undefined_because(torch.tensor(matrix_of(row), device="cpu")) for _, row in table.iterrows()]
+    ]
     if table.empty:
         raise NotDrawable(
             "no stored map has a spectrum: too few tokens, uniform attention, or missing values"

@@ -47,7 +47,7 @@ def shuffled_rows(
     numbers `draw` than 0 give further draws. Of maps [b, m, n, n] the support is bool [n, n] or [b, 1, n, n];
     without one each text's maps are causal or full.
     """
-    result = torch.zeros(maps.shape, dtype=maps.dtype)
+    result = torch.zeros(maps.shape, dtype=maps.dtype, device="cpu")
     for place, (length, sample) in enumerate(zip(lengths, samples, strict=True)):
         own = maps[place, :, :length, :length].cpu()
         generator = np.random.default_rng([seed, sample, layer, 0x5EED, *([draw] if draw else [])])

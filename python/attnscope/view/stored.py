@@ -179,7 +179,7 @@ def _add_examples(
         if np.shape(tokens) != (n,):
             tokens = range(n)
         maps.add(
-            torch.tensor(np.asarray(row["attention"], dtype=float).reshape(n, n)),
+            torch.tensor(np.asarray(row["attention"], dtype=float).reshape(n, n), device="cpu"),
             [str(token) for token in tokens],
             support=_support_of(row.get("support")),
             layer=int(row["layer"]),

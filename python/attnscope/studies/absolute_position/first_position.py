@@ -100,7 +100,7 @@ def _same_token_gaps(write: torch.Tensor, tokens: list[int]) -> torch.Tensor:
 
     As a share of its norm, [B, h]; NaN for that text itself.
     """
-    gaps = torch.full(write.shape[:2], torch.nan, dtype=write.dtype)
+    gaps = torch.full(write.shape[:2], torch.nan, dtype=write.dtype, device="cpu")
     for at, token in enumerate(tokens):
         first = tokens.index(token)
         if first < at:

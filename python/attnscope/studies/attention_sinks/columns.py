@@ -238,4 +238,4 @@ def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, 
     keys: dict[str, Any] = {"sample": SAMPLE, "layer": number, "head": heads, "protocol": "exact"}
     run.write("examples", **keys, n_tokens=n, attention=[maps[head].flatten().tolist() for head in chosen])
     if bars:
-        run.write("bars", **bar_columns(persistence(maps[torch.tensor(chosen)]), keys))
+        run.write("bars", **bar_columns(persistence(maps[torch.tensor(chosen, device="cpu")]), keys))

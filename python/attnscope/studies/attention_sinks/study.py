@@ -86,7 +86,10 @@ class SinkStudy(Study):
         pooled = "exact" in self._taken and tested and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
-            mean, layers = torch.zeros(()), 0  # over heads, summed over layers
+            mean, layers = (
+                torch.zeros((), dtype=torch.float32, device="cpu"),
+                0,
+            )  # over heads, summed over layers
             held: States | None = None
             for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
                 states = States.of(layer)

@@ -55,7 +55,7 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
             continue
         good.append(layer)
         for contrast in every:
-            own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist())]
+            own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist(), device="cpu")]
             labels = torch.from_numpy(contrast.labels == 1)
             means[contrast.name, layer] = own[labels].mean(0) - own[~labels].mean(0)
             nulls[contrast.name, layer] = directions_of_chance(
@@ -160,7 +160,9 @@ def _sensitivity(
     except ValueError as error:
         run.note(f"hallucination_geometry: {error}")
         refusal = None
-    ids = {one.sentence.sample: torch.tensor(one.encoded.ids.tolist()) for one in run.unit.inputs}
+    ids = {
+        one.sentence.sample: torch.tensor(one.encoded.ids.tolist(), device="cpu") for one in run.unit.inputs
+    }
     total = max(layers, default=-1) + 1
     kept: dict[tuple[str, int], list[Array]] = {}
     slopes: dict[tuple[str, int], list[Tensor]] = {}
@@ -359,7 +361,7 @@ def spread(contrast: Contrast, states: Tensor) -> Tensor:
     if contrast.nested:
         return states
     groups = torch.from_numpy(contrast.templates)
-    sums = torch.zeros(int(groups.max()) + 1, states.shape[1], dtype=states.dtype).index_add(
+    sums = torch.zeros(int(groups.max()) + 1, states.shape[1], dtype=states.dtype, device="cpu").index_add(
         0, groups, states
     )
     return states - (sums / groups.bincount()[:, None])[groups]

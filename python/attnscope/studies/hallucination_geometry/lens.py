@@ -30,11 +30,11 @@ def read_layers(run: StageRun, table: pd.DataFrame) -> None:
         return
     stored = Stored(run)
     parameter = next(model.parameters())
-    answers = torch.tensor([_answer_token(run, answer) for answer in table["answer"]])
+    answers = torch.tensor([_answer_token(run, answer) for answer in table["answer"]], device="cpu")
     samples = table["sample"].to_numpy()
     for layer in stored.layers():
         states = stored.layer(layer, table["sample"])
-        for rows in torch.split(torch.arange(len(table)), _TOGETHER):
+        for rows in torch.split(torch.arange(len(table), device="cpu"), _TOGETHER):
             with torch.no_grad():
                 logits = readout(states[rows].to(parameter.device, parameter.dtype)).double().cpu()
             log_p = logits.log_softmax(-1)
