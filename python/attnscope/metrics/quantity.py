@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""A number per map and everything that is known of it, declared once beside the metric that gives it.
+"""A number per map and its description, declared once next to the metric that gives it.
 
 A metric returns a tensor, a named result or bars. Tables, figures and reports want columns with a name, a
-label, a range and a kind. A `Quantity` is one: which public function is called with which options, what of
-its result is read, and a closed form that it must reproduce. `attnscope.metrics.discovery` finds those that
-modules declare.
+label, a range and a kind. A `Quantity` is a column: the public function with its options, the part of
+its result that is read, and a closed form that it must reproduce. `attnscope.metrics.discovery` collects the
+quantities that modules declare.
 
     >>> from attnscope.metrics.quantity import quantity
     >>> quantity("sink_boost").label, quantity("bar_count_1").kind
@@ -46,15 +46,15 @@ class Shared:
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
-    """Maps for which a closed form says what a quantity is.
+class ClosedForm:
+    """Maps for which the value of a quantity is known in closed form.
 
     Attributes:
         expected: the value; one per entry of an axis that `Quantity.at` takes apart.
         attention: one map [n, n], or the heads of a layer [h, n, n].
         sites: further captured tensors, for one sentence.
         entry: which map (of several heads) and which entry along the axes that are left.
-        options: of the call, where the quantity has none of its own.
+        options: of the call, where the quantity declares none.
     """
 
     expected: float | Sequence[float]
@@ -73,7 +73,7 @@ class Quantity:
         metric: the public function.
         label: on an axis.
         meaning: one sentence.
-        known: maps on which a closed form gives the value.
+        closed_form: maps on which a closed form gives the value.
         symbol: in formulas, "" without one.
         kind: value; ratio (its denominator can vanish); count and position (whole numbers, of which a mean is
             no position); flag (0 or 1); constant (of the design or the null, which no model changes).
@@ -94,7 +94,7 @@ class Quantity:
     metric: str
     label: str
     meaning: str
-    known: Known
+    closed_form: ClosedForm
     symbol: str = ""
     kind: Kind = "value"
     low: Bound = None
@@ -109,13 +109,13 @@ class Quantity:
     also: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, metric: str, *about: Any, **more: Any) -> Quantity:
-        """A quantity that is called like its metric."""
-        return cls(metric, metric, *about, **more)
+    def of(cls, metric: str, *arguments: Any, **fields: Any) -> Quantity:
+        """Return a quantity that has the name of its metric."""
+        return cls(metric, metric, *arguments, **fields)
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What no two quantities share: protocol, scope and name."""
+        """Unique key: (protocol, scope, name)."""
         return self.protocol, self.scope, self.name
 
     @property
@@ -124,12 +124,14 @@ class Quantity:
         return f"{self.label} {self.symbol}" if self.symbol else self.label
 
     def bounds(self, n: int) -> tuple[float | None, float | None]:
-        """The smallest and the largest value for maps of n tokens, None where there is no bound."""
+        """Return the smallest and the largest value for maps of n tokens, None where there is no bound."""
         low, high = (bound(n) if callable(bound) else bound for bound in (self.low, self.high))
         return low, high
 
     def at(self, **where: int) -> Quantity:
-        """The entries at one place along one of the axes, a quantity of its own.
+        """Return the entries at one place along one of the axes, as a new quantity.
+
+        `{axis}` in the label, symbol and meaning becomes the place.
 
         `{axis}` in the label, symbol and meaning becomes the place.
 
@@ -145,101 +147,107 @@ class Quantity:
             name: getattr(self, name).replace(f"{{{axis}}}", str(place))
             for name in ("label", "symbol", "meaning")
         }
-        known = self.known
-        if isinstance(known.expected, Sequence):
-            known = replace(known, expected=known.expected[place])
+        closed_form = self.closed_form
+        if isinstance(closed_form.expected, Sequence):
+            closed_form = replace(closed_form, expected=closed_form.expected[place])
         return replace(
             self,
             name=f"{self.name}_{place}",
             read=lambda result: read(result).select(at, place),
             axes=tuple(other for other in self.axes if other != axis),
-            known=known,
+            closed_form=closed_form,
             **texts,
         )
 
     def mean_over(self, axis: str) -> Quantity:
-        """The mean over the entries along an axis that have a value; itself where it lacks that axis."""
+        """Return the mean over the defined entries along an axis; the quantity itself without that axis."""
         if axis not in self.axes:
             return self
         place, read = self.axes.index(axis) - len(self.axes), self.read
         return self._without({axis}, read=lambda result: read(result).nanmean(place))
 
     def with_options(self, **run: Any) -> Quantity:
-        """The same quantity under the settings of a run."""
-        gone = {axis for axis, (option, value) in self.axis_when.items() if run.get(option, value) != value}
-        return self._without(gone, options={**self.options, **run})
+        """Return the same quantity under the settings of a run."""
+        absent_axes = {
+            axis for axis, (option, value) in self.axis_when.items() if run.get(option, value) != value
+        }
+        return self._without(absent_axes, options={**self.options, **run})
 
-    def _without(self, gone: set[str], **changed: Any) -> Quantity:
-        """Without some axes, and without their entries of the closed form."""
-        places = self.known.entry
+    def _without(self, absent_axes: set[str], **changed: Any) -> Quantity:
+        """Return the quantity without some axes, and without their entries of the closed form."""
+        places = self.closed_form.entry
         front = len(places) - len(self.axes)  # the number of a head, where there is one
         entry = tuple(
-            place for at, place in enumerate(places) if at < front or self.axes[at - front] not in gone
+            place for at, place in enumerate(places) if at < front or self.axes[at - front] not in absent_axes
         )
-        axes = tuple(axis for axis in self.axes if axis not in gone)
-        return replace(self, axes=axes, known=replace(self.known, entry=entry), **changed)
+        axes = tuple(axis for axis in self.axes if axis not in absent_axes)
+        return replace(self, axes=axes, closed_form=replace(self.closed_form, entry=entry), **changed)
 
     def example(self) -> tuple[float, float]:
-        """What is computed of the closed form, and what it must be."""
+        """Return the computed and the expected value of the closed form."""
         from attnscope.metrics.measure import measure_quantities
 
-        known = self.known
-        maps = known.attention if known.attention.ndim > 2 else known.attention[None]
+        closed_form = self.closed_form
+        maps = closed_form.attention if closed_form.attention.ndim > 2 else closed_form.attention[None]
         sites = {"attention": maps[None], "head_mean": maps.double().mean(0)[None, None]}
-        sites |= {name: states[None] for name, states in known.sites.items()}
-        mine = replace(self, options={**known.options, **self.options})
-        values = measure_quantities(sites, [mine], heads=range(len(maps))).values[mine][0]
-        entry = known.entry
+        sites |= {name: states[None] for name, states in closed_form.sites.items()}
+        quantity_with_options = replace(self, options={**closed_form.options, **self.options})
+        values = measure_quantities(sites, [quantity_with_options], heads=range(len(maps))).values[
+            quantity_with_options
+        ][0]
+        entry = closed_form.entry
         if self.scope == "map" and len(entry) < values.ndim:
             entry = (0, *entry)
-        assert not isinstance(known.expected, Sequence)
-        return float(values[entry]), float(known.expected)
+        assert not isinstance(closed_form.expected, Sequence)
+        return float(values[entry]), float(closed_form.expected)
 
 
-#: Reads a field of a named result.
-field_of = operator.attrgetter
+#: Return the function that reads a field of a named result.
+attribute_reader = operator.attrgetter
 
 
-def how_many(flags: Tensor) -> Tensor:
-    """Number of flags along the last axis."""
+def count_true(flags: Tensor) -> Tensor:
+    """Return the number of flags along the last axis."""
     return flags.sum(-1)
 
 
 def quantity(name: str, protocol: str = "exact", scope: str = "map") -> Quantity:
-    """What is declared under a column's name; an unknown one is known by its name alone.
+    """Return the quantity declared for a column; an undeclared column gets one with only a name.
+
+    A quantity of another scope, or of another protocol, is preferred to none.
 
     Another scope's is better than none, and so is another protocol's.
     """
-    from attnscope.metrics.discovery import found
+    from attnscope.metrics.discovery import registry
 
-    if declared := [one for one in found().quantities if one.name == name]:
-        return min(declared, key=lambda one: (one.protocol != protocol, one.scope != scope))
+    if declared := [candidate for candidate in registry().quantities if candidate.name == name]:
+        return min(declared, key=lambda candidate: (candidate.protocol != protocol, candidate.scope != scope))
     # a number that tables hold and no metric gives
-    nothing = Known(torch.nan, torch.full((1, 1), torch.nan, device="cpu"))
-    return Quantity(name, "", name.replace("_", " "), "", nothing)
+    undefined = ClosedForm(torch.nan, torch.full((1, 1), torch.nan, device="cpu"))
+    return Quantity(name, "", name.replace("_", " "), "", undefined)
 
 
 # Maps of which closed forms are known, for the examples of quantities.
 
 
-def star(n: int) -> Tensor:
-    """Every query on key 0."""
+def first_key_map(n: int) -> Tensor:
+    """Return the map in which every query attends to key 0."""
     return torch.eye(1, n, dtype=torch.float64, device="cpu").repeat(n, 1)
 
 
-def causal(n: int) -> Tensor:
-    """Uniform among the keys up to the query."""
+def uniform_causal_map(n: int) -> Tensor:
+    """Return the map in which every query attends evenly to the keys up to itself."""
     maps = torch.ones(n, n, dtype=torch.float64, device="cpu").tril()
     return maps / maps.sum(-1, keepdim=True)
 
 
-def full(n: int) -> Tensor:
-    """Uniform among all keys."""
+def uniform_map(n: int) -> Tensor:
+    """Return the map in which every query attends evenly to all keys."""
     return torch.full((n, n), 1 / n, dtype=torch.float64, device="cpu")
 
 
 def identity(n: int) -> Tensor:
-    """Every query on itself."""
+    """Return the map in which every query attends to itself."""
     return torch.eye(n, dtype=torch.float64, device="cpu")
 
 

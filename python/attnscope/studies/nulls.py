@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column, Table
-from attnscope.metrics.plan import levels
+from attnscope.metrics.plan import resolve_thresholds
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
@@ -86,7 +86,7 @@ def write_baselines(
                 found = measure_layer(sites, quantities, limits)
             for one, values in found.values.items():
                 numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
-                at = levels(one.options["thresholds"], n) if one.axes else math.nan
+                at = resolve_thresholds(one.options["thresholds"], n) if one.axes else math.nan
                 keys = {**about, "protocol": protocol, "metric": one.name, "threshold": at}
                 run.write("baselines", **keys, **nobody, value=numbers)
     controls = run.stored.variants()

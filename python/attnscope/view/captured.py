@@ -216,7 +216,7 @@ def captured_sentence(
 
 
 def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:
-    """The model of a checkpoint of a run."""
+    """Return the model of a checkpoint of a run."""
     from attnscope.models import LoadError, find_checkpoints, load_model
 
     try:

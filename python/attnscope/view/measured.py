@@ -20,10 +20,10 @@ from torch import Tensor
 from attnscope import _checks
 from attnscope._tokens import readable
 from attnscope._warn import UndefinedWarning
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
-from attnscope.metrics.quantity import Quantity, causal, full
+from attnscope.metrics.quantity import Quantity, uniform_causal_map, uniform_map
 from attnscope.metrics.spectra.null_law import Word, null_spectrum, undefined_because
 from attnscope.metrics.support import LayerSupport, measure_layer
 
@@ -31,7 +31,7 @@ _LAW_POINTS = 240
 
 
 def number(value: Any) -> float | None:
-    """A number for JSON, to six significant digits; None where there is none.
+    """Return a number for JSON, to six significant digits; None where there is none.
 
     >>> number(1 / 3), number(float("nan"))
     (0.333333, None)
@@ -242,7 +242,7 @@ def _of_uniform(maps: Tensor, wanted: Sequence[Quantity], seen: LayerSupport) ->
         uniform = visible / visible.sum(-1, keepdim=True).clamp_min(1)
     else:
         is_full = seen.support == "full" or (seen.support == "auto" and bool(maps.triu(1).any()))
-        uniform = (full if is_full else causal)(n)
+        uniform = (uniform_map if is_full else uniform_causal_map)(n)
     with warnings.catch_warnings():
         # Of uniform heads nothing differs, and their rows have nothing to standardise.
         warnings.simplefilter("ignore", UndefinedWarning)
@@ -264,7 +264,7 @@ def _quantities() -> list[Quantity]:
     """
     means = (
         one.mean_over("query")
-        for one in found().quantities
+        for one in registry().quantities
         if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",))
     )
     return [one for one in means if not one.axes and not one.name.endswith("_uniform")]

@@ -49,7 +49,7 @@ def contents_of_results(
     model: Any = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Reads the tables."""
+    """Read the tables."""
     names = results.tables()
     if "heads" not in names:
         raise ResultsError(f"view: these results have no table 'heads', only {', '.join(names) or 'none'}")
@@ -161,7 +161,7 @@ def _labels(checkpoints: _Checkpoints) -> list[str]:
 def _add_examples(
     maps: Maps, examples: pd.DataFrame, results: Results, checkpoints: _Checkpoints, inputs: list[str]
 ) -> None:
-    """Adds the matrices that the run kept, or that were captured again."""
+    """Add the matrices that the run kept, or that were captured again."""
     keys = [*CHECKPOINT_KEYS, "sample"]
     if "support" not in examples and "support" in results.schema("heads").names:
         head = [*keys, "layer", "head"]

@@ -43,8 +43,8 @@ def test_the_package_can_be_imported_under_another_default_device():
         "import attnscope as asc\n"
         "star = torch.zeros(32, 32, device='cpu'); star[:, 0] = 1\n"
         "print(asc.measure(star, ['fiedler_value', 'sink_test']), asc.sink_test(star).position.item())\n"
-        "from attnscope.metrics.discovery import found\n"
-        "found()\n"
+        "from attnscope.metrics.discovery import registry\n"
+        "registry()\n"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr

@@ -18,7 +18,7 @@ from attnscope.commands.settings import _meanings, _name, written
 from attnscope.engine.config import ConfigError, Settings, models_in
 from attnscope.engine.discovery import studies, study_class
 from attnscope.engine.packaged import packaged_text
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import registry
 from folders import model_folder, sentences, series
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
@@ -268,7 +268,7 @@ def test_metrics_prints_definition_and_reference(call):
     assert "Fiedler, Algebraic connectivity of graphs, 1973" in out
     code, out, _ = call("metrics", "--json")
     names = json.loads(out)
-    assert set(names) <= set(found().names())
+    assert set(names) <= set(registry().names())
     assert {"fiedler_value", "delta_statistics", "cloud_persistence", "boundary"} <= set(names)
     assert all(names.values())
     code, out, _ = call("metrics", "subspace_fraction")

@@ -9,7 +9,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
-from attnscope.metrics.quantity import Known, Quantity, full, star
+from attnscope.metrics.quantity import ClosedForm, Quantity, first_key_map, uniform_map
 
 
 def fiedler_value(
@@ -22,7 +22,7 @@ def fiedler_value(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """λ2 of each head's graph Laplacian: how hard the graph is to cut in two.
+    """Return λ2 of each head's graph Laplacian: how hard the graph is to cut in two.
 
     The second smallest eigenvalue of L = D − W, W = (A + Aᵀ)/2 ("mean") or max(A, Aᵀ) ("max") without its
     diagonal. It is exactly 0 when the graph is disconnected.
@@ -30,7 +30,7 @@ def fiedler_value(
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         symmetrize: how a directed head becomes a graph. Under "mean" a causal map is capped by
-            n/(n−1)·min degree, about 0.5, for sink and diffuse heads alike: look at `normalized` beside it.
+            n/(n−1)·min degree, about 0.5, for sink and diffuse heads alike: compare `normalized`.
         threshold: when given, the simple unweighted graph 1[max(A_ij, A_ji) >= threshold] instead.
         normalized: the symmetric normalised Laplacian instead.
         precision: "exact" has a relative error below 1e-9, or n·2⁻⁵⁰·max degree where that is more; "fast"
@@ -58,9 +58,9 @@ def fiedler_value(
     """
     name = "fiedler_value"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = graph_arguments(name, symmetrize, threshold, normalized)
+    graph_options = graph_arguments(name, symmetrize, threshold, normalized)
     _checks.choice_argument(name, "precision", precision, ("exact", "fast"))
-    return _checks.computed(_core.fiedler_value, name, checked, *given, precision)
+    return _checks.computed(_core.fiedler_value, name, checked, *graph_options, precision)
 
 
 def fiedler_vector(
@@ -72,7 +72,7 @@ def fiedler_vector(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """The eigenvector of λ2: the smoothest way to split the tokens of each head in two.
+    """Return the eigenvector of λ2: the smoothest way to split the tokens of each head in two.
 
     Unit norm, orthogonal to the null vector; its component of largest magnitude (the first on ties) is
     positive. Where λ2 is degenerate it is one unit vector of that eigenspace.
@@ -96,8 +96,8 @@ def fiedler_vector(
     """
     name = "fiedler_vector"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = graph_arguments(name, symmetrize, threshold, normalized)
-    return _checks.computed(_core.fiedler_vector, name, checked, *given)
+    graph_options = graph_arguments(name, symmetrize, threshold, normalized)
+    return _checks.computed(_core.fiedler_vector, name, checked, *graph_options)
 
 
 QUANTITIES = (
@@ -107,7 +107,7 @@ QUANTITIES = (
         "Fiedler value",
         "Second smallest eigenvalue of the Laplacian of the graph with weights (A + Aᵀ)/2: how hard the "
         "graph is to cut.",
-        Known(0.5, star(6)),
+        ClosedForm(0.5, first_key_map(6)),
         symbol=r"$\lambda_2$",
         low=0,
     ),
@@ -116,7 +116,7 @@ QUANTITIES = (
         "fiedler_value",
         "normalised Fiedler",
         "The same for the degree-normalised Laplacian, which weak nodes cannot cap.",
-        Known(1.0, star(6)),
+        ClosedForm(1.0, first_key_map(6)),
         symbol=r"$\hat\lambda_2$",
         low=0,
         options={"normalized": True},
@@ -125,7 +125,7 @@ QUANTITIES = (
         "fiedler_vector",
         "Fiedler vector",
         "Unit eigenvector of the second smallest eigenvalue: which tokens the weakest cut parts.",
-        Known(0.5**0.5, full(2), entry=(0,)),
+        ClosedForm(0.5**0.5, uniform_map(2), entry=(0,)),
         low=-1,
         high=1,
         axes=("token",),

@@ -11,7 +11,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.graphs.laplacian import Symmetrize
-from attnscope.metrics.quantity import Known, Quantity, field_of, star
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, first_key_map
 
 
 @shown_by_shape
@@ -102,11 +102,22 @@ def graph_statistics(
     return GraphStatistics(*_checks.computed(_core.graph_statistics, name, checked, levels))
 
 
-def _of_graph(field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
-    """A field, with its value on the simple star of six nodes; a share where no more is said."""
-    known = Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)})
-    more = {"name": field, "low": 0, "high": 1, "read": field_of(field), "axes": ("threshold",), **more}
-    return Quantity(metric="graph_statistics", label=label, meaning=meaning, known=known, **more)
+def _of_graph(field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
+    """Declare a field, with its value on the simple star of six nodes; a share unless `fields` says
+    otherwise.
+    """
+    closed_form = ClosedForm(expected, first_key_map(6), entry=(0,), options={"thresholds": (0.1,)})
+    fields = {
+        "name": field,
+        "low": 0,
+        "high": 1,
+        "read": attribute_reader(field),
+        "axes": ("threshold",),
+        **fields,
+    }
+    return Quantity(
+        metric="graph_statistics", label=label, meaning=meaning, closed_form=closed_form, **fields
+    )
 
 
 QUANTITIES = (
@@ -158,6 +169,6 @@ QUANTITIES = (
         1.0,
     ),
     _of_graph(
-        "effective", "density within bounds", "Whether the density lies within [0.05, 0.95].", 1, kind="flag"
+        "effective", "density within bounds", "1 if the density is within [0.05, 0.95].", 1, kind="flag"
     ),
 )

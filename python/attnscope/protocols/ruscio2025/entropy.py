@@ -9,7 +9,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics.information import entropy as exact
-from attnscope.metrics.quantity import Known, full
+from attnscope.metrics.quantity import ClosedForm, uniform_map
 from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean
 
 # The value notebook drops entries up to a hundred float32 roundings.
@@ -82,7 +82,7 @@ QUANTITIES = (
         "attention_entropy",
         "entropy (bits)",
         "Mean over queries of −Σ a·log2(a + 1e-10).",
-        Known(-math.log2(0.25 + 1e-10), full(4), entry=(0,)),
+        ClosedForm(-math.log2(0.25 + 1e-10), uniform_map(4), entry=(0,)),
         options={"base": 2},
         axes=("query",),
     ),

@@ -12,7 +12,7 @@ import torch
 
 from attnscope import _checks
 from attnscope.metrics.information import sink_sets as exact
-from attnscope.metrics.quantity import Known, star
+from attnscope.metrics.quantity import ClosedForm, first_key_map
 from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, percentile_of
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
@@ -122,7 +122,7 @@ QUANTITIES = (
         as_exact(exact, "sink_count_frequency"),
         name="sink_count",
         label="sink tokens per map",
-        known=Known(1, star(6)),
+        closed_form=ClosedForm(1, first_key_map(6)),
         meaning="Keys whose column sum reaches the 90th percentile of column sums.",
         options={"rule": "rmt"},
     ),

@@ -158,7 +158,7 @@ class Sums:
             moments = Moments(self._rank)
             for (site, side, group, width), one in found.items():
                 sums = MomentSums.unpacked(torch.as_tensor(one.sum, device="cpu"), int(width))
-                moments.put((layer, str(site), str(side)), int(group), sums)
+                moments.store_sums((layer, str(site), str(side)), int(group), sums)
             self._kept[key] = moments
             self._bytes += moments_bytes(moments)
             while self._bytes > KEPT_BYTES and len(self._kept) > 1:
