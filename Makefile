@@ -60,9 +60,10 @@ docs:           ## the site -> build/site
 
 lint:
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check python tests benchmarks && $(BIN)/mypy
+	@$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
 
 format:
-	@$(BIN)/ruff check --fix-only . ; $(BIN)/ruff format python tests benchmarks && clang-format -i $$(git ls-files '*.cpp' '*.h')
+	@$(BIN)/ruff check --fix-only . ; $(BIN)/ruff format python tests benchmarks && $(BIN)/clang-format -i $$(git ls-files '*.cpp' '*.h')
 
 clean:
 	rm -rf build .venv

@@ -27,7 +27,7 @@ import pandas as pd
 import torch
 
 import attnscope as asc
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import registry
 from attnscope.metrics.measure import Measured, measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.models import find_checkpoints, load_model, load_tokenizer
@@ -82,7 +82,7 @@ def agree(heads: torch.Tensor, hidden: torch.Tensor, theirs: dict[str, Any]) -> 
 @functools.cache
 def quantities() -> list[Quantity]:
     """Topology, graph spectra and random matrices, exact protocol: numbers that attention alone gives."""
-    everything, chosen = found(), []
+    everything, chosen = registry(), []
     for one in everything.quantities:
         if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",)):
             folder = everything.function(one.protocol, one.metric).__module__.split(".")[-2]

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// The lanes of cpp/simd beside Google Highway's, on the two loops that most kernels come down to: the sum of
-// p·log p over a row, and Sturm bisection of a pack of tridiagonal matrices. Answers are compared before times.
+// The lanes of cpp/simd beside Google Highway's, on the two loops that most kernels come down to:
+// the sum of p·log p over a row, and Sturm bisection of a pack of tridiagonal matrices. Answers are
+// compared before times.
 //
 //   apt-get install libhwy-dev && rm -f benchmarks/results/highway.txt
+//   build="g++ -O3 -std=c++20 -DATTNSCOPE_LANES -Icpp benchmarks/simd/highway.cpp -o /tmp/highway"
 //   for isa in v2 "v3 -maes -mpclmul" "v4 -maes -mpclmul"; do
-//     g++ -O3 -std=c++20 -DATTNSCOPE_LANES -march=x86-64-$isa -Icpp benchmarks/simd/highway.cpp -o /tmp/highway &&
-//       /tmp/highway >> benchmarks/results/highway.txt
+//     $build -march=x86-64-$isa && /tmp/highway >> benchmarks/results/highway.txt
 //   done
 //
 // Highway's AVX2 and AVX-512 need AES and PCLMUL beside the instruction set.
@@ -151,8 +152,8 @@ void compare(const char* name, Ours ours, Theirs theirs) {
   volatile double kept;
   const double own = shortest([&] { kept = ours(); });
   const double other = shortest([&] { kept = theirs(); });
-  std::printf("%d lanes, %-24s %7.2f us, Highway %7.2f us, ratio %.2f\n", int(kPackWidth), name, own * 1e6,
-              other * 1e6, other / own);
+  std::printf("%d lanes, %-24s %7.2f us, Highway %7.2f us, ratio %.2f\n", int(kPackWidth), name,
+              own * 1e6, other * 1e6, other / own);
 }
 
 }  // namespace
@@ -173,6 +174,7 @@ int main() {
       return search(diagonal, beside);
     };
   };
-  compare("sum of p log p", [&] { return sum_of_logs(row); }, [&] { return sum_of_logs_highway(row); });
+  compare(
+      "sum of p log p", [&] { return sum_of_logs(row); }, [&] { return sum_of_logs_highway(row); });
   compare("Sturm bisection", from_fresh(second_smallest), from_fresh(second_smallest_highway));
 }

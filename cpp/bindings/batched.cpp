@@ -13,7 +13,8 @@ std::vector<Index> batch_order(const Batch& batch) {
   std::vector<Index> order(batch.count);
   std::iota(order.begin(), order.end(), Index{0});
   if (batch.lengths != nullptr) {
-    std::ranges::stable_sort(order, std::greater<>(), [&](Index index) { return batch.lengths[index]; });
+    std::ranges::stable_sort(order, std::greater<>(),
+                             [&](Index index) { return batch.lengths[index]; });
   }
   return order;
 }
@@ -43,7 +44,8 @@ void run_blocks(Index count, Index grain,
   const auto calling_thread = std::this_thread::get_id();
 
   {
-    // Safe without the GIL: from here on only memory that the caller's frame keeps alive is touched.
+    // Safe without the GIL: from here on only memory that the caller's frame keeps alive is
+    // touched.
     py::gil_scoped_release release;
     const auto drain = [&](int worker) {
       const bool listens = std::this_thread::get_id() == calling_thread;

@@ -12,17 +12,18 @@
 
 #include "bindings/tensors.h"
 
-// The one loop over a batch. It knows shapes, dtypes, strides, lengths, the GIL, threads and Ctrl-C, and
-// no mathematics.
+// The one loop over a batch. It knows shapes, dtypes, strides, lengths, the GIL, threads and
+// Ctrl-C, and no mathematics.
 namespace attnscope {
 
 // Runs work(begin, end, worker) over [0, count) in blocks of `grain`, handed out one by one to
-// torch.get_num_threads() workers, with the GIL released: `work` must not touch Python. With a larger
-// `most`, blocks begin with up to that many and shrink as less is left, so that workers end together. The
-// calling thread looks for a pending signal between blocks; a KeyboardInterrupt stops all workers and is
-// re-raised, and so is the first exception that `work` throws.
+// torch.get_num_threads() workers, with the GIL released: `work` must not touch Python. With a
+// larger `most`, blocks begin with up to that many and shrink as less is left, so that workers end
+// together. The calling thread looks for a pending signal between blocks; a KeyboardInterrupt stops
+// all workers and is re-raised, and so is the first exception that `work` throws.
 void run_blocks(Index count, Index grain,
-                const std::function<void(Index begin, Index end, int worker)>& work, Index most = 0);
+                const std::function<void(Index begin, Index end, int worker)>& work,
+                Index most = 0);
 
 // Number of workers that run_blocks will use for `count` items.
 int worker_count(Index count);
@@ -49,25 +50,28 @@ MatrixView<Scalar> view_of(const Batch& batch, const Scalar* data, Index index) 
                      batch.column_stride);
 }
 
-// Calls visit(view, index) with matrix `index` of the batch as a MatrixView of its own element type.
+// Calls visit(view, index) with matrix `index` of the batch as a MatrixView of its own element
+// type.
 template <class Visit>
 void visit_matrix(const Batch& batch, Index index, Visit&& visit) {
   visit_scalar(batch, [&](const auto* data) { visit(view_of(batch, data, index), index); });
 }
 
-// The order in which a batch is worked off: as it lies, or longest matrix first where lengths differ, so
-// that no worker is left with the largest piece at the end and equal lengths stand together.
+// The order in which a batch is worked off: as it lies, or longest matrix first where lengths
+// differ, so that no worker is left with the largest piece at the end and equal lengths stand
+// together.
 std::vector<Index> batch_order(const Batch& batch);
 
-// Matrices in a block of work, a multiple of `width`: about 64k entries, small enough to share out and to
-// answer Ctrl-C, large enough that handing it out costs nothing.
+// Matrices in a block of work, a multiple of `width`: about 64k entries, small enough to share out
+// and to answer Ctrl-C, large enough that handing it out costs nothing.
 Index block_size(const Batch& batch, Index width);
 
-// Calls kernel(view, index, next, worker) for every matrix, where worker is the worker's own element of
-// `workers`, which holds worker_count(batch.count) of them, and next is the matrix that it takes after
-// this one, -1 where that is not known. The kernel returns whether all entries are finite; one that sees a
-// number that is not leaves the results as they were filled. Returns how many matrices were not finite.
-// `block`: matrices handed out at a time, 1 where their costs are very uneven; `most`: as in run_blocks.
+// Calls kernel(view, index, next, worker) for every matrix, where worker is the worker's own
+// element of `workers`, which holds worker_count(batch.count) of them, and next is the matrix that
+// it takes after this one, -1 where that is not known. The kernel returns whether all entries are
+// finite; one that sees a number that is not leaves the results as they were filled. Returns how
+// many matrices were not finite. `block`: matrices handed out at a time, 1 where their costs are
+// very uneven; `most`: as in run_blocks.
 template <class Worker, class Kernel>
 Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index block, Index most,
                          Kernel&& kernel) {
@@ -87,15 +91,16 @@ Index per_matrix_in_turn(const Batch& batch, std::vector<Worker>& workers, Index
   return non_finite.load();
 }
 
-// The same with a kernel(view, index, workspace), a Workspace for each worker, and blocks of one size; 0: the
-// usual one.
+// The same with a kernel(view, index, workspace), a Workspace for each worker, and blocks of one
+// size; 0: the usual one.
 template <class Workspace, class Kernel>
 Index per_matrix_checked_by_kernel(const Batch& batch, Kernel&& kernel, Index block = 0) {
   std::vector<Workspace> workers(worker_count(batch.count));
   if (block == 0) block = block_size(batch, 1);
-  return per_matrix_in_turn(
-      batch, workers, block, block,
-      [&](const auto& view, Index index, Index, Workspace& own) { return kernel(view, index, own); });
+  return per_matrix_in_turn(batch, workers, block, block,
+                            [&](const auto& view, Index index, Index, Workspace& own) {
+                              return kernel(view, index, own);
+                            });
 }
 
 // The same with a kernel that gets finite matrices only and returns nothing.
@@ -109,13 +114,15 @@ Index per_matrix(const Batch& batch, Kernel&& kernel, Index block = 0) {
   return per_matrix_checked_by_kernel<Workspace>(batch, checked, block);
 }
 
-// A result of `trailing` entries for each matrix, `fill` where it is not finite, and how many are not:
-// kernel(view, index, out, workspace) writes the entries of one matrix to `out`; otherwise as per_matrix.
+// A result of `trailing` entries for each matrix, `fill` where it is not finite, and how many are
+// not: kernel(view, index, out, workspace) writes the entries of one matrix to `out`; otherwise as
+// per_matrix.
 template <class Workspace, class T, class Kernel>
-py::tuple result_per_matrix(const Batch& batch, const std::vector<Index>& trailing, T fill, Kernel&& kernel,
-                            Index block = 0) {
+py::tuple result_per_matrix(const Batch& batch, const std::vector<Index>& trailing, T fill,
+                            Kernel&& kernel, Index block = 0) {
   const Result<T> result = make_result(batch.sizes, trailing, fill);
-  const Index each = std::accumulate(trailing.begin(), trailing.end(), Index{1}, std::multiplies<>());
+  const Index each =
+      std::accumulate(trailing.begin(), trailing.end(), Index{1}, std::multiplies<>());
   const auto write = [&](const auto& view, Index index, Workspace& workspace) {
     kernel(view, index, result.data + index * each, workspace);
   };
@@ -126,9 +133,10 @@ py::tuple result_per_matrix(const Batch& batch, const std::vector<Index>& traili
 // No instruction set interleaves more matrices than this.
 inline constexpr Index kWidestPack = 16;
 
-// Calls kernel(views, indices, workspace) with spans of 1 to `width` finite matrices of one size, which
-// the kernel interleaves; otherwise as per_matrix. Which matrices meet in a pack depends on the batch and
-// never on the threads, and a kernel must give each matrix the result that it has alone.
+// Calls kernel(views, indices, workspace) with spans of 1 to `width` finite matrices of one size,
+// which the kernel interleaves; otherwise as per_matrix. Which matrices meet in a pack depends on
+// the batch and never on the threads, and a kernel must give each matrix the result that it has
+// alone.
 template <class Workspace, class Kernel>
 Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
   assert(1 <= width && width <= kWidestPack);
@@ -144,7 +152,8 @@ Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
       indices.reserve(width);
       const auto flush = [&] {
         if (views.empty()) return;
-        kernel(std::span<const MatrixView<Scalar>>(views), std::span<const Index>(indices), workspace);
+        kernel(std::span<const MatrixView<Scalar>>(views), std::span<const Index>(indices),
+               workspace);
         views.clear();
         indices.clear();
       };

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 
-// DLPack 1.x (https://dmlc.github.io/dlpack): the memory of an array, as C structures that every library lays
-// out alike, and the table of C functions that a tensor class offers as `__dlpack_c_exchange_api__`. The layout
-// is the standard's, which changes with its major version only.
+// DLPack 1.x (https://dmlc.github.io/dlpack): the memory of an array, as C structures that every
+// library lays out alike, and the table of C functions that a tensor class offers as
+// `__dlpack_c_exchange_api__`. The layout is the standard's, which changes with its major version
+// only.
 namespace attnscope::dlpack {
 
 constexpr std::uint32_t kMajorVersion = 1;
@@ -58,8 +59,8 @@ struct VersionedTensor {
   Tensor tensor;
 };
 
-// In a capsule "dlpack_exchange_api" that is an attribute of the class. What returns an int returns 0, or -1 with
-// a Python exception set.
+// In a capsule "dlpack_exchange_api" that is an attribute of the class. What returns an int returns
+// 0, or -1 with a Python exception set.
 struct ExchangeApi {
   Version version;
   ExchangeApi* previous;

@@ -41,7 +41,8 @@ const dlpack::ExchangeApi* api_of(PyTypeObject* type) {
   return api == nullptr || api->tensor_from_object == nullptr ? nullptr : api;
 }
 
-// What the object's own __dlpack__ gives: read-only memory too, where the producer knows that version.
+// What the object's own __dlpack__ gives: read-only memory too, where the producer knows that
+// version.
 py::object capsule_of(const py::object& object) {
   if (PyObject_TypeCheck(object.ptr(), torch.tensor)) {
     return py::reinterpret_borrow<py::object>(torch.to_capsule)(object);
@@ -90,7 +91,8 @@ NewTensor allocated_here(const std::vector<Index>& shape, dlpack::DataType type)
   for (const Index size : shape) bytes *= static_cast<std::size_t>(size);
   const std::size_t header =
       aligned(sizeof(dlpack::VersionedTensor) + 2 * shape.size() * sizeof(std::int64_t));
-  auto* const block = static_cast<std::byte*>(std::aligned_alloc(kAlignment, header + aligned(bytes)));
+  auto* const block =
+      static_cast<std::byte*>(std::aligned_alloc(kAlignment, header + aligned(bytes)));
   if (block == nullptr) return {};
   auto* const sizes = reinterpret_cast<std::int64_t*>(block + sizeof(dlpack::VersionedTensor));
   auto* const strides = sizes + shape.size();
@@ -168,11 +170,13 @@ bool ArrayView::is_contiguous() const {
 void find_exchange() {
   const py::module_ module = py::module_::import("torch");
   torch.module = py::object(module).release().ptr();
-  torch.tensor = reinterpret_cast<PyTypeObject*>(module.attr("Tensor").cast<py::object>().release().ptr());
+  torch.tensor =
+      reinterpret_cast<PyTypeObject*>(module.attr("Tensor").cast<py::object>().release().ptr());
   torch.to_capsule =
       module.attr("utils").attr("dlpack").attr("to_dlpack").cast<py::object>().release().ptr();
   torch.api_name = PyUnicode_InternFromString(kApiAttribute);
-  // The class's own C functions: looking them up by name for each tensor takes as long as all the rest.
+  // The class's own C functions: looking them up by name for each tensor takes as long as all the
+  // rest.
   const py::object requires_grad = module.attr("Tensor").attr("requires_grad");
   const py::object is_neg = module.attr("Tensor").attr("is_neg");
   if (!Py_IS_TYPE(requires_grad.ptr(), &PyGetSetDescr_Type) ||
@@ -220,8 +224,10 @@ bool holds_memory(const py::object& object) {
   } catch (const NoMemory&) {
     return false;
   } catch (py::error_already_set& error) {
-    // Batches of torch.func say so themselves. What DLPack does not describe is refused by its dtype or layout.
-    return !(error.matches(PyExc_RuntimeError) && std::string(error.what()).find("storage") != std::string::npos);
+    // Batches of torch.func say so themselves. What DLPack does not describe is refused by its
+    // dtype or layout.
+    return !(error.matches(PyExc_RuntimeError) &&
+             std::string(error.what()).find("storage") != std::string::npos);
   }
   return true;
 }

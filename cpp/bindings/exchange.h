@@ -9,8 +9,8 @@
 #include "bindings/dlpack.h"
 #include "simd/memory.h"
 
-// Arrays in and tensors out through DLPack, so that one build serves every torch. Nothing here or above includes
-// a header of torch.
+// Arrays in and tensors out through DLPack, so that one build serves every torch. Nothing here or
+// above includes a header of torch.
 namespace attnscope {
 
 namespace py = pybind11;
@@ -24,13 +24,14 @@ inline constexpr dlpack::DataType kInt32Type{dlpack::kInt, 32, 1};
 inline constexpr dlpack::DataType kInt64Type{dlpack::kInt, 64, 1};
 inline constexpr dlpack::DataType kBoolType{dlpack::kBool, 8, 1};
 
-// A TypeError in Python: a tensor of entries that are not in memory, as functional, fake and zero tensors are.
+// A TypeError in Python: a tensor of entries that are not in memory, as functional, fake and zero
+// tensors are.
 struct NoMemory : py::type_error {
   using py::type_error::type_error;
 };
 
-// An array's memory, borrowed: nothing is copied. `owner` keeps it alive, and the shape as long as nobody
-// reshapes the array in place.
+// An array's memory, borrowed: nothing is copied. `owner` keeps it alive, and the shape as long as
+// nobody reshapes the array in place.
 class ArrayView {
  public:
   // `what` names it in a NoMemory.
@@ -67,10 +68,12 @@ void find_exchange();
 // How tensors come in and go out in this process.
 const char* exchange_name();
 
-// The memory of a tensor of torch, or of another array that speaks DLPack; `what` names it in a TypeError.
+// The memory of a tensor of torch, or of another array that speaks DLPack; `what` names it in a
+// TypeError.
 ArrayView view_array(const py::object& object, const char* what);
 
-// Whether `object` is a torch.Tensor of no other class, without a gradient or a sign beside its memory.
+// Whether `object` is a torch.Tensor of no other class, without a gradient or a sign beside its
+// memory.
 bool is_plain_tensor(const py::object& object);
 
 // False for a tensor of entries that are not in memory.

@@ -7,8 +7,8 @@
 #include "matrix/widen.h"
 #include "simd/memory.h"
 
-// The loops over layers, all heads of a layer together in blocks of rows, and over maps with token states beside
-// them.
+// The loops over layers, all heads of a layer together in blocks of rows, and over maps with token
+// states beside them.
 namespace attnscope {
 
 // Which matrices of a batch are finite, and each one's support, judged once by all workers.
@@ -78,8 +78,8 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
 // norm 1 where `unit`. States are widened once for each group, about 32 MiB of them at a time.
 // Returns how many matrices are not finite or stand beside a state that is not.
 template <class Workspace, class Kernel>
-Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states, bool unit,
-                Kernel&& kernel) {
+Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBatch& states,
+                bool unit, Kernel&& kernel) {
   if (batch.count == 0) return 0;
   const MatrixStatus status = matrix_status(batch, supports);
   const Index block_rows = state_rows(batch.n);
@@ -119,8 +119,8 @@ Index per_state(const Batch& batch, const SupportBatch& supports, const MatrixBa
     for_each_block([&](Index g, Index begin, Index end, int) {
       const Index offset = states.offset((first + g) * shared);
       visit_scalar(states, [&](const auto* data) {
-        if (!widen_states(data + offset, states.row_stride, states.column_stride, states.columns, begin,
-                          end, unit, wide + g * size)) {
+        if (!widen_states(data + offset, states.row_stride, states.column_stride, states.columns,
+                          begin, end, unit, wide + g * size)) {
           broken[g].store(true);
         }
       });

@@ -20,7 +20,8 @@ inline Symmetrize symmetrize_from(const std::string& name) {
   throw py::value_error("symmetrize must be 'mean', 'max' or 'min', got '" + name + "'");
 }
 
-// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals.power_spectrum sees to it.
+// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals.power_spectrum sees to
+// it.
 inline SignalOptions signal_options(const std::string& signal, bool drop_first, bool detrend,
                                     Index min_keys) {
   using Kind = SignalOptions::Kind;

@@ -33,8 +33,8 @@ void read_matrices(const ArrayView& array, const char* what, Strided& batch) {
   }
 }
 
-// The strides with which `array` reads as one of that shape; an axis that it does not have, or that has one
-// entry, has stride 0.
+// The strides with which `array` reads as one of that shape; an axis that it does not have, or that
+// has one entry, has stride 0.
 std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<Index>& shape,
                                      const std::string& what) {
   const Index rank = array.rank();
@@ -53,10 +53,12 @@ std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<I
   return strides;
 }
 
-// Where the flags of an array lie that broadcasts to leading + trailing, the last axis being columns.
+// Where the flags of an array lie that broadcasts to leading + trailing, the last axis being
+// columns.
 void read_flags(const ArrayView& array, const std::string& what, const std::vector<Index>& leading,
                 const std::vector<Index>& trailing, Strided& flags) {
-  if (array.type() != kBoolType || !array.on_cpu()) throw py::value_error(what + " must be a boolean CPU tensor");
+  if (array.type() != kBoolType || !array.on_cpu())
+    throw py::value_error(what + " must be a boolean CPU tensor");
   std::vector<Index> shape = leading;
   shape.insert(shape.end(), trailing.begin(), trailing.end());
   flags.strides = broadcast_strides(array, shape, what);
@@ -100,8 +102,10 @@ bool is_plain_batch(Argument object) {
     if (!is_plain_tensor(object)) return false;
     const ArrayView array = view_array(object, "attention");
     const auto type = array.type();
-    if (type != kFloatType && type != kDoubleType && type != kHalfType && type != kBfloatType) return false;
-    return array.on_cpu() && array.rank() >= 2 && array.size(-1) > 0 && array.size(-1) == array.size(-2);
+    if (type != kFloatType && type != kDoubleType && type != kHalfType && type != kBfloatType)
+      return false;
+    return array.on_cpu() && array.rank() >= 2 && array.size(-1) > 0 &&
+           array.size(-1) == array.size(-2);
   } catch (const py::error_already_set&) {
     return false;  // sparse or nested, which DLPack does not describe
   } catch (const NoMemory&) {
@@ -117,19 +121,20 @@ Batch make_batch(Argument attention, Argument lengths) {
   Batch batch;
   read_matrices(array, "attention", batch);
   batch.n = array.size(-1);
-  batch.lengths =
-      list_of<std::int64_t>(lengths, batch.count, "lengths", "int64 tensor with one entry per matrix");
+  batch.lengths = list_of<std::int64_t>(lengths, batch.count, "lengths",
+                                        "int64 tensor with one entry per matrix");
   for (Index i = 0; batch.lengths != nullptr && i < batch.count; ++i) {
     if (batch.lengths[i] >= 1 && batch.lengths[i] <= batch.n) continue;
-    throw py::value_error("lengths must be between 1 and n = " + std::to_string(batch.n) + ", got " +
-                          std::to_string(batch.lengths[i]));
+    throw py::value_error("lengths must be between 1 and n = " + std::to_string(batch.n) +
+                          ", got " + std::to_string(batch.lengths[i]));
   }
   return batch;
 }
 
 MatrixBatch make_matrices(Argument matrices, const char* what) {
   const ArrayView array = view_array(matrices, what);
-  if (array.rank() < 2) throw py::value_error(std::string(what) + " must have at least two dimensions");
+  if (array.rank() < 2)
+    throw py::value_error(std::string(what) + " must have at least two dimensions");
   MatrixBatch batch;
   read_matrices(array, what, batch);
   batch.rows = array.size(-2);
@@ -160,7 +165,8 @@ SupportBatch make_support(const Batch& batch, Argument support) {
 Thresholds make_thresholds(const Batch& batch, Argument thresholds) {
   const ArrayView array = view_array(thresholds, "thresholds");
   const bool each = array.rank() == 2;
-  if (!is_plain_list(array, kDoubleType) || !(array.rank() == 1 || (each && array.size(0) == batch.count))) {
+  if (!is_plain_list(array, kDoubleType) ||
+      !(array.rank() == 1 || (each && array.size(0) == batch.count))) {
     throw py::value_error("thresholds must be a contiguous float64 tensor [T] or [count, T]");
   }
   Thresholds result;
@@ -198,13 +204,16 @@ const double* numbers_of(Argument object, Index size) {
 }
 
 const std::int64_t* integers_of(Argument object, Index size) {
-  return list_of<std::int64_t>(object, size, "integers", "int64 CPU tensor with one for every item");
+  return list_of<std::int64_t>(object, size, "integers",
+                               "int64 CPU tensor with one for every item");
 }
 
 void* entries_of(Argument object, Dtype dtype, Index size) {
   const ArrayView array = view_array(object, "entries");
-  if (dtype_of(array) != dtype || !array.is_contiguous() || !array.on_cpu() || array.count() != size) {
-    throw py::value_error("entries must be a contiguous CPU tensor of the size and type of the result");
+  if (dtype_of(array) != dtype || !array.is_contiguous() || !array.on_cpu() ||
+      array.count() != size) {
+    throw py::value_error(
+        "entries must be a contiguous CPU tensor of the size and type of the result");
   }
   return array.writable();
 }
@@ -228,8 +237,8 @@ Result<T> make_empty(const std::vector<Index>& leading, const std::vector<Index>
   NewTensor made = new_tensor(shape, type_of<T>());
   if (!made.tensor) {
     PyErr_Format(PyExc_MemoryError,
-                 "results of shape (%s) and %d bytes an entry do not fit in memory", sizes().c_str(),
-                 static_cast<int>(sizeof(T)));
+                 "results of shape (%s) and %d bytes an entry do not fit in memory",
+                 sizes().c_str(), static_cast<int>(sizeof(T)));
     throw py::error_already_set();
   }
   return {std::move(made.tensor), static_cast<T*>(made.data)};

@@ -16,7 +16,8 @@ namespace attnscope {
 
 namespace py = pybind11;
 
-// Results of fewer bytes are no question of memory, and the question takes as long as two maps of 64 tokens.
+// Results of fewer bytes are no question of memory, and the question takes as long as two maps of
+// 64 tokens.
 inline constexpr std::int64_t kLargeResult = 1 << 26;
 
 // What Python gives: a tensor, or what may stand in its place.
@@ -24,7 +25,8 @@ using Argument = const py::object&;
 
 enum class Dtype { float16, bfloat16, float32, float64 };
 
-// Matrices, or rows, in the caller's memory: nothing is copied, and `owner` keeps the Python tensor alive.
+// Matrices, or rows, in the caller's memory: nothing is copied, and `owner` keeps the Python tensor
+// alive.
 struct Strided {
   py::object owner;
   const void* data = nullptr;
@@ -46,7 +48,8 @@ struct Strided {
   }
 };
 
-// A [..., n, n] tensor seen as `count` matrices. Each may be cut to its leading lengths[index] tokens.
+// A [..., n, n] tensor seen as `count` matrices. Each may be cut to its leading lengths[index]
+// tokens.
 struct Batch : Strided {
   Index n = 0;
   const std::int64_t* lengths = nullptr;
@@ -70,7 +73,8 @@ struct SupportBatch : Strided {
   // The support that the caller gave; where that was "auto", any.
   Support given(Index index) const {
     if (data == nullptr) return rule;
-    return {Support::Kind::mask, static_cast<const bool*>(data) + offset(index), row_stride, column_stride};
+    return {Support::Kind::mask, static_cast<const bool*>(data) + offset(index), row_stride,
+            column_stride};
   }
 };
 
@@ -94,7 +98,8 @@ struct Thresholds {
   const double* of(Index index) const { return data + index * stride; }
 };
 
-// A boolean [..., n] tensor beside a batch: marked tokens, `column_stride` apart; null where nothing is marked.
+// A boolean [..., n] tensor beside a batch: marked tokens, `column_stride` apart; null where
+// nothing is marked.
 struct FlagBatch : Strided {
   const bool* at(Index index) const {
     return data == nullptr ? nullptr : static_cast<const bool*>(data) + offset(index);
@@ -108,12 +113,13 @@ struct Result {
   T* data = nullptr;
 };
 
-// Whether an object is a torch.Tensor of no other class that make_batch takes as it is: dense, on the CPU, of a
-// float type, [..., n, n] with n >= 1, without a gradient or a sign beside its memory.
+// Whether an object is a torch.Tensor of no other class that make_batch takes as it is: dense, on
+// the CPU, of a float type, [..., n, n] with n >= 1, without a gradient or a sign beside its
+// memory.
 bool is_plain_batch(Argument object);
 
-// `attention`: a CPU float tensor whose last two sizes are equal; `lengths`: None or an int64 contiguous
-// tensor with one entry per matrix. attnscope._checks makes both so.
+// `attention`: a CPU float tensor whose last two sizes are equal; `lengths`: None or an int64
+// contiguous tensor with one entry per matrix. attnscope._checks makes both so.
 Batch make_batch(Argument attention, Argument lengths);
 
 // `matrices`: a CPU float tensor [..., m, n]; `what` names it in an error.
@@ -128,7 +134,8 @@ Thresholds make_thresholds(const Batch& batch, Argument thresholds);
 // `flags`: None, or a boolean tensor that broadcasts to leading + [n].
 FlagBatch make_flags(const std::vector<Index>& leading, Index n, Argument flags);
 
-// `states`: a CPU float tensor [..., n, width] beside a batch, one state for each matrix in its order.
+// `states`: a CPU float tensor [..., n, width] beside a batch, one state for each matrix in its
+// order.
 MatrixBatch make_states(const Batch& batch, Argument states);
 
 // The memory of a contiguous float64 or int64 CPU tensor of `size` numbers, null where it is None.
@@ -138,13 +145,15 @@ const std::int64_t* integers_of(Argument tensor, Index size);
 // The memory of a contiguous CPU tensor of `size` numbers of that type, to be written to.
 void* entries_of(Argument tensor, Dtype dtype, Index size);
 
-// A new contiguous tensor of shape leading + trailing, not filled: of double, int64, int32, int8 or bool.
+// A new contiguous tensor of shape leading + trailing, not filled: of double, int64, int32, int8 or
+// bool.
 template <class T>
 Result<T> make_empty(const std::vector<Index>& leading, const std::vector<Index>& trailing);
 
 // The same, filled.
 template <class T>
-Result<T> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing, T fill) {
+Result<T> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
+                      T fill) {
   Result<T> result = make_empty<T>(leading, trailing);
   Index count = 1;
   for (const auto* sizes : {&leading, &trailing}) {
@@ -170,7 +179,8 @@ class Fields {
     }(std::index_sequence_for<T...>{});
   }
   py::tuple tensors() const {
-    return std::apply([](const auto&... result) { return py::make_tuple(result.tensor...); }, results_);
+    return std::apply([](const auto&... result) { return py::make_tuple(result.tensor...); },
+                      results_);
   }
 
  private:

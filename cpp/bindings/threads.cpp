@@ -16,8 +16,8 @@ namespace {
 
 namespace py = pybind11;
 
-// Whether this process came from fork(). GNU's OpenMP keeps its threads for the next parallel region; a child
-// has none of them and would wait for them for ever.
+// Whether this process came from fork(). GNU's OpenMP keeps its threads for the next parallel
+// region; a child has none of them and would wait for them for ever.
 std::atomic<bool> forked{false};
 [[maybe_unused]] const int watching =
     pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Stands in for libtorch_cpu.so while the core is linked, so that a build needs no torch: it has the name and the
-// symbols, and nobody runs it. At import the core is beside the torch that is in the process.
+// Stands in for libtorch_cpu.so while the core is linked, so that a build needs no torch: it has
+// the name and the symbols, and nobody runs it. At import the core is beside the torch that is in
+// the process.
 #include "bindings/torch_symbols.h"
 
 std::int32_t torch_parallel_for(std::int64_t, std::int64_t, std::int64_t,

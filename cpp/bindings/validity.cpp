@@ -14,8 +14,8 @@ namespace {
 constexpr double kSmallestUnscaled = 1e-60;
 constexpr double kLargestUnscaled = 1e60;
 
-// The first entry, in index order, that is not finite or lies outside [0, upper]: (matrix, row, column,
-// value), or None. Reads in place.
+// The first entry, in index order, that is not finite or lies outside [0, upper]: (matrix, row,
+// column, value), or None. Reads in place.
 py::object first_invalid(Argument attention, Argument lengths, double upper) {
   const Batch batch = make_batch(attention, lengths);
   std::atomic<Index> first{batch.count};
@@ -41,17 +41,20 @@ py::object first_invalid(Argument attention, Argument lengths, double upper) {
   return py::cast(found);
 }
 
-// Which matrices hold finite entries only, bool with the leading axes of `attention`. Reads in place.
+// Which matrices hold finite entries only, bool with the leading axes of `attention`. Reads in
+// place.
 py::object finite_matrices(Argument attention, Argument lengths) {
   const Batch batch = make_batch(attention, lengths);
   const Result<bool> result = make_result(batch.sizes, {}, false);
-  per_matrix<NoWorkspace>(batch, [&](const auto&, Index index, NoWorkspace&) { result.data[index] = true; });
+  per_matrix<NoWorkspace>(
+      batch, [&](const auto&, Index index, NoWorkspace&) { result.data[index] = true; });
   return result.tensor;
 }
 
-// The power of two for each matrix [..., m, n] that brings its largest magnitude near 1, float64 with the
-// leading axes, or None where squares of no matrix leave float64's range as they are. Only the first `lengths`
-// rows count, and as many columns of a square matrix; NaN and infinite entries do not. Reads in place.
+// The power of two for each matrix [..., m, n] that brings its largest magnitude near 1, float64
+// with the leading axes, or None where squares of no matrix leave float64's range as they are. Only
+// the first `lengths` rows count, and as many columns of a square matrix; NaN and infinite entries
+// do not. Reads in place.
 py::object power_scales(Argument matrices, Argument lengths) {
   const MatrixBatch batch = make_matrices(matrices);
   if (batch.dtype != Dtype::float64) return py::none();
@@ -67,7 +70,8 @@ py::object power_scales(Argument matrices, Argument lengths) {
       const double* row = data + i * batch.row_stride;
       for (Index j = 0; j < columns; ++j) {
         const double magnitude = std::abs(row[j * batch.column_stride]);
-        if (magnitude > largest && magnitude <= std::numeric_limits<double>::max()) largest = magnitude;
+        if (magnitude > largest && magnitude <= std::numeric_limits<double>::max())
+          largest = magnitude;
       }
     }
     if (largest == 0.0 || (largest > kSmallestUnscaled && largest < kLargestUnscaled)) return;

@@ -19,9 +19,10 @@ constexpr Index kLook = 3;
 // The null vector and the vector of μ2 stand before the blocks, two Ritz vectors behind them.
 constexpr Index kBasis = 2 * (kMostBlocks + 1) + 4;
 
-// The panels of L + 11ᵀ + lift·vvᵀ − σ: 1 where H has no edge, 0 where it has, degrees plus 1 on the
-// diagonal; v may be null.
-void fill_panels(const LevelGraph& graph, const double* v, double lift, double sigma, double* panels) {
+// The panels of L + 11ᵀ + lift·vvᵀ − σ: 1 where H has no edge, 0 where it has, degrees plus 1 on
+// the diagonal; v may be null.
+void fill_panels(const LevelGraph& graph, const double* v, double lift, double sigma,
+                 double* panels) {
   const Index m = static_cast<Index>(graph.nodes.size());
   const Index count = panels_of(m);
   const bool all = m == graph.level.n;  // nodes are all rows in order
@@ -49,11 +50,13 @@ void fill_panels(const LevelGraph& graph, const double* v, double lift, double s
   }
   for (Index i = 0; i < count * kPanel; ++i) {
     double& entry = panels[panel_entry(i, i)];
-    entry = i < m ? entry + graph.degree[i] - sigma : 1.0;  // no node touches itself: entry is 1 + vv
+    entry =
+        i < m ? entry + graph.degree[i] - sigma : 1.0;  // no node touches itself: entry is 1 + vv
   }
 }
 
-// Makes x a unit vector orthogonal to the `count` orthonormal ones in `basis`; the length that was left.
+// Makes x a unit vector orthogonal to the `count` orthonormal ones in `basis`; the length that was
+// left.
 double orthonormalize(const double* basis, Index count, Index padded, double* x) {
   remove_parts(basis, count, padded, x);
   remove_parts(basis, count, padded, x);
@@ -64,8 +67,8 @@ double orthonormalize(const double* basis, Index count, Index padded, double* x)
 
 struct Steps {
   Index padded;
-  Index order;     // nodes
-  Index locked;    // vectors before the blocks
+  Index order;   // nodes
+  Index locked;  // vectors before the blocks
   double* basis;
   Index drawn = 0;  // pseudo-random vectors so far
 
@@ -88,11 +91,12 @@ struct PairRound {
   double third = 0.0;
 };
 
-// Block Lanczos steps from vectors 0 and 1 until enough(round) or the room is full; the three Ritz vectors
-// of the largest values are then in vectors 0 to 2.
+// Block Lanczos steps from vectors 0 and 1 until enough(round) or the room is full; the three Ritz
+// vectors of the largest values are then in vectors 0 to 2.
 template <class Enough, class Apply>
 PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
-  using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, 0, 2 * kMostBlocks, 2 * kMostBlocks>;
+  using Matrix =
+      Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, 0, 2 * kMostBlocks, 2 * kMostBlocks>;
   const Index padded = steps.padded;
   const Index most = std::min(kMostBlocks, (steps.order - steps.locked) / 2 - 1);
   Matrix whole = Matrix::Zero(2 * most, 2 * most);
@@ -160,7 +164,8 @@ PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
 
 }  // namespace
 
-bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace& workspace, double* mu2, double* mu3) {
+bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace& workspace,
+                           double* mu2, double* mu3) {
   const Index m = static_cast<Index>(graph.nodes.size());
   const Index count = panels_of(m);
   const Index padded = count * kPanel;
@@ -197,7 +202,8 @@ bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace
     below = sigma;
     const auto value = [&](double theta) { return sigma + 1.0 / theta; };
     const auto allowed = [&](double mu) { return std::max(1e-13 * mu, 2e-16 * nodes); };
-    // How far an eigenvalue can be from its Ritz value, the gap being that to the next one, in units of μ.
+    // How far an eigenvalue can be from its Ritz value, the gap being that to the next one, in
+    // units of μ.
     const auto close = [&](const PairRound& at, int k) {
       const double own = at.residual[k], apart = at.theta[0] - at.theta[1];
       const double beyond = at.theta[k] - at.third;
@@ -209,16 +215,16 @@ bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace
       bound += 0x1p-50 * at.theta[0];  // rounding of the largest reaches all
       return bound <= allowed(value(at.theta[k])) * at.theta[k] * at.theta[k];
     };
-    // An eigenvalue closer by than that may have gone unseen: were it as close as the residual, the error
-    // would be the residual's size.
+    // An eigenvalue closer by than that may have gone unseen: were it as close as the residual, the
+    // error would be the residual's size.
     const auto wanted = [&](double theta) {
       return std::max(1e-10 * value(theta), 1e-14 * nodes) * theta * theta;
     };
     const auto found = [&](const PairRound& at, int k) {
       return close(at, k) && at.residual[k] <= wanted(at.theta[k]);
     };
-    // A vector that is wrong by ε lifts the others by ε² of the lift. The factor behind it tells that no
-    // other eigenvalue lies below the shift, so that the gap is as it seems.
+    // A vector that is wrong by ε lifts the others by ε² of the lift. The factor behind it tells
+    // that no other eigenvalue lies below the shift, so that the gap is as it seems.
     const auto known = [&](const PairRound& at) {
       const double apart = at.theta[0] - at.theta[1];
       const double wrong = at.residual[0] / apart;
@@ -235,8 +241,8 @@ bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace
         [&](const PairRound& at) {
           if (found(at, 0) && (alone || found(at, 1))) return true;
           const double rest = at.residual[last], fall = std::log(before / rest);
-          const bool crawls = before > 0.0 &&
-                              kLook * std::log(rest / wanted(at.theta[last])) > patience * fall;
+          const bool crawls =
+              before > 0.0 && kLook * std::log(rest / wanted(at.theta[last])) > patience * fall;
           before = rest;
           return crawls;
         },

@@ -13,12 +13,15 @@ enum class Symmetrize { mean, max, min };
 
 // What an edge weighs whose two directions have these entries.
 inline double symmetrized(double a, double b, Symmetrize how) {
-  return how == Symmetrize::mean ? 0.5 * (a + b) : how == Symmetrize::max ? std::max(a, b) : std::min(a, b);
+  return how == Symmetrize::mean  ? 0.5 * (a + b)
+         : how == Symmetrize::max ? std::max(a, b)
+                                  : std::min(a, b);
 }
 
-// How a head becomes an undirected graph. Without a threshold the graph is weighted, W = (A + Aᵀ)/2 or
-// max(A, Aᵀ); with one it is simple, W_ij = 1[max(A_ij, A_ji) >= threshold], whatever `symmetrize`
-// says. The diagonal is dropped. `normalized`: I − D^{-1/2} W D^{-1/2}, an isolated node's row being 0.
+// How a head becomes an undirected graph. Without a threshold the graph is weighted, W = (A + Aᵀ)/2
+// or max(A, Aᵀ); with one it is simple, W_ij = 1[max(A_ij, A_ji) >= threshold], whatever
+// `symmetrize` says. The diagonal is dropped. `normalized`: I − D^{-1/2} W D^{-1/2}, an isolated
+// node's row being 0.
 struct GraphOptions {
   Symmetrize symmetrize = Symmetrize::mean;
   std::optional<double> threshold;
@@ -30,7 +33,8 @@ struct GraphRows {
   std::vector<Index> queue;
   std::vector<double> row;
   std::vector<double> degree;
-  // The power of two that the weights and degrees were multiplied by; eigenvalues are divided by it.
+  // The power of two that the weights and degrees were multiplied by; eigenvalues are divided by
+  // it.
   double scale = 1.0;
 };
 

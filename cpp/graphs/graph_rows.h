@@ -12,24 +12,27 @@
 #include "matrix/widen.h"
 #include "simd/lanes.h"
 
-// The weights of a matrix's graph, row by row, for those that fill their own layout of the Laplacian.
+// The weights of a matrix's graph, row by row, for those that fill their own layout of the
+// Laplacian.
 namespace attnscope {
 
 // Rows of a symmetric matrix that are gathered from its columns at once, a cache line of each.
 inline constexpr Index kColumnBlock = 16;
 
-// How many components the graph of the positive weights has, or `most` where it has as many or more; by
-// breadth-first search. weight(i, j) needs i > j. Where there are several, `queue` begins with the nodes of
-// the first, which are *first many.
+// How many components the graph of the positive weights has, or `most` where it has as many or
+// more; by breadth-first search. weight(i, j) needs i > j. Where there are several, `queue` begins
+// with the nodes of the first, which are *first many.
 template <class Weight>
 Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight,
-                             Index most = std::numeric_limits<Index>::max(), Index* first = nullptr) {
+                             Index most = std::numeric_limits<Index>::max(),
+                             Index* first = nullptr) {
   Index direct = 1;
   while (direct < n && weight(direct, 0) > 0.0) ++direct;
   if (direct == n) return 1;  // node 0 touches all: every map with a sink, and most others
   queue.resize(n);
   for (Index i = 0; i < n; ++i) queue[i] = i;
-  // queue[0, reached) is reached, the rest is not; where the search ends, the next node begins another.
+  // queue[0, reached) is reached, the rest is not; where the search ends, the next node begins
+  // another.
   Index components = 1;
   Index reached = 1;
   for (Index head = 0; reached < n; ++head) {
@@ -52,11 +55,11 @@ bool is_connected(Index n, std::vector<Index>& queue, Weight&& weight) {
   return count_graph_components(n, queue, weight, 2) == 1;
 }
 
-// Calls visit(i, w) with the weights w[j] = scale·W_ij, j < i, of every row of one matrix and writes their
-// sums to workspace.degree. Returns the smallest weight, or 0 where none is below it.
+// Calls visit(i, w) with the weights w[j] = scale·W_ij, j < i, of every row of one matrix and
+// writes their sums to workspace.degree. Returns the smallest weight, or 0 where none is below it.
 template <class Scalar, class Visit>
-double read_scaled_weights(const MatrixView<Scalar>& attention, const GraphOptions& options, double scale,
-                           GraphRows& workspace, Visit&& visit) {
+double read_scaled_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                           double scale, GraphRows& workspace, Visit&& visit) {
   const Index n = attention.rows();
   const bool causal = is_causal(attention);
   const Scalar* data = attention.data();
@@ -124,9 +127,10 @@ double read_scaled_weights(const MatrixView<Scalar>& attention, const GraphOptio
 inline constexpr double kSmallestDegree = 1e-100;
 inline constexpr double kLargestDegree = 1e100;
 
-// Calls visit(i, w) with the weights w[j] = s·W_ij, j < i, of every row of one matrix and writes the degrees,
-// times s, to workspace.degree. The power of two s, in workspace.scale, is 1 unless squares of the weights
-// would leave float64's range: then the rows are visited a second time. Returns whether all weights are >= 0.
+// Calls visit(i, w) with the weights w[j] = s·W_ij, j < i, of every row of one matrix and writes
+// the degrees, times s, to workspace.degree. The power of two s, in workspace.scale, is 1 unless
+// squares of the weights would leave float64's range: then the rows are visited a second time.
+// Returns whether all weights are >= 0.
 template <class Scalar, class Visit>
 bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
                   GraphRows& workspace, Visit&& visit) {

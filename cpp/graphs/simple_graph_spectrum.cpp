@@ -15,8 +15,8 @@ Index words_of(Index size) { return (size + 63) / 64; }
 // Up to this size the tridiagonal form of a pack costs less than a factor and the steps with it.
 constexpr Index kLargestPacked = 256;
 
-// The size that a graph on m of n nodes is solved in, from itself alone, so that its bits do not depend on
-// what it is packed with.
+// The size that a graph on m of n nodes is solved in, from itself alone, so that its bits do not
+// depend on what it is packed with.
 Index packed_size(Index m, Index n) { return m == n ? n : std::min(n, (m + 3) / 4 * 4); }
 
 }  // namespace
@@ -46,7 +46,8 @@ void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::in
     piece_.clear();
     if (m < n || (large && components == 2)) {
       // Copies, which what the search writes cannot change.
-      const auto edge = [above, rest = rest_.data(), row = level.row(0), stride = level.stride](Index i, Index j) {
+      const auto edge = [above, rest = rest_.data(), row = level.row(0), stride = level.stride](
+                            Index i, Index j) {
         return row[rest[i] * stride + rest[j]] > above ? 1.0 : 0.0;
       };
       Index first = 0;
@@ -65,14 +66,16 @@ void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::in
   }
 }
 
-bool SimpleGraphSpectra::solve_alone(const LevelTable& level, Level above, const std::int64_t* degree,
-                                     double* fiedler_value, double* gap) {
+bool SimpleGraphSpectra::solve_alone(const LevelTable& level, Level above,
+                                     const std::int64_t* degree, double* fiedler_value,
+                                     double* gap) {
   const Index m = static_cast<Index>(rest_.size());
   const auto base = static_cast<double>(level.n - m);
   degree_.resize(rest_.size());
   for (Index i = 0; i < m; ++i) degree_[i] = static_cast<double>(degree[rest_[i]]) - base;
   double mu2 = 0.0, mu3 = 0.0;
-  if (!block_inverse_lanczos({level, above, rest_, degree_, piece_}, pair_, &mu2, &mu3)) return false;
+  if (!block_inverse_lanczos({level, above, rest_, degree_, piece_}, pair_, &mu2, &mu3))
+    return false;
   *fiedler_value = base + mu2;
   *gap = std::max(0.0, mu3 - mu2);
   return true;
@@ -106,8 +109,8 @@ void SimpleGraphSpectra::flush() {
   }
 }
 
-// The lower triangles of L(H) + 11ᵀ: 1 where H has no edge, 0 where it has. The rows behind those of H, and
-// the lanes without a graph, are eigenvalues far above.
+// The lower triangles of L(H) + 11ᵀ: 1 where H has no edge, 0 where it has. The rows behind those
+// of H, and the lanes without a graph, are eigenvalues far above.
 void SimpleGraphSpectra::solve(Index size, Queue& queue) {
   const Index count = static_cast<Index>(queue.pending.size());
   const Index words = words_of(size);

@@ -12,17 +12,17 @@ namespace attnscope {
 
 // λ2 and λ3 − λ2 of simple graphs, several at a time, whatever matrices they come from.
 //
-// Nodes that touch all others are taken out first: a join of c such nodes with a graph H on m = n − c
-// nodes has the eigenvalues 0, c + μ_i(H) for i >= 2, and n (c times). Where H falls into three pieces or
-// more, as it does under a sink, λ2 = λ3 = c and nothing is left to solve. Otherwise L(H) + 11ᵀ, whose
-// entries are small whole numbers, is made tridiagonal and bisected, together with others of its size; a
-// large one is solved alone, see block_inverse_lanczos.
+// Nodes that touch all others are taken out first: a join of c such nodes with a graph H on m = n −
+// c nodes has the eigenvalues 0, c + μ_i(H) for i >= 2, and n (c times). Where H falls into three
+// pieces or more, as it does under a sink, λ2 = λ3 = c and nothing is left to solve. Otherwise L(H)
+// + 11ᵀ, whose entries are small whole numbers, is made tridiagonal and bisected, together with
+// others of its size; a large one is solved alone, see block_inverse_lanczos.
 class SimpleGraphSpectra {
  public:
   // Graph with an edge wherever level > above, of the given degrees [n] and number of components.
   // The answers are in *fiedler_value and *gap after the next flush(); a gap needs n >= 3.
-  void add(const LevelTable& level, Level above, const std::int64_t* degree, std::int64_t components,
-           double* fiedler_value, double* gap);
+  void add(const LevelTable& level, Level above, const std::int64_t* degree,
+           std::int64_t components, double* fiedler_value, double* gap);
   void flush();
 
  private:
@@ -40,13 +40,13 @@ class SimpleGraphSpectra {
     std::vector<double> degree;        // [graph, size]
   };
 
-  bool solve_alone(const LevelTable& level, Level above, const std::int64_t* degree, double* fiedler_value,
-                   double* gap);
+  bool solve_alone(const LevelTable& level, Level above, const std::int64_t* degree,
+                   double* fiedler_value, double* gap);
   void store(const LevelTable& level, Level above, const std::int64_t* degree, Index size,
              Queue& queue);
   void solve(Index size, Queue& queue);
 
-  std::vector<Index> rest_;  // nodes of H
+  std::vector<Index> rest_;   // nodes of H
   std::vector<Index> piece_;  // places in rest_ of the first of two pieces
   std::vector<double> degree_;
   BlockInverseLanczosWorkspace pair_;

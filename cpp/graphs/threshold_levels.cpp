@@ -23,7 +23,8 @@ SignedBytes as_signed(Level level) {
 
 // Four vectors at a time, so that their counts stay in registers.
 template <class WideType>
-void levels_of(const WideType* row, Index n, const std::vector<WideType>& thresholds, Level* levels) {
+void levels_of(const WideType* row, Index n, const std::vector<WideType>& thresholds,
+               Level* levels) {
   using Floats = typename VectorOf<WideType>::Floats;
   using Numbers = typename VectorOf<WideType>::Numbers;
   constexpr auto kWidth = static_cast<Index>(kLanes<WideType>);
@@ -60,10 +61,11 @@ void levels_of(const WideType* row, Index n, const std::vector<WideType>& thresh
 constexpr Index kByteTile = 8;
 static_assert(kLevelBlock % kByteTile == 0);
 
-// Eight rows of eight bytes, the first byte in the lowest bits, turned about their diagonal: halves, then
-// quarters, then eighths change places.
+// Eight rows of eight bytes, the first byte in the lowest bits, turned about their diagonal:
+// halves, then quarters, then eighths change places.
 void transpose(std::uint64_t* rows) {
-  constexpr std::uint64_t kKeep[3] = {0x00000000ffffffffu, 0x0000ffff0000ffffu, 0x00ff00ff00ff00ffu};
+  constexpr std::uint64_t kKeep[3] = {0x00000000ffffffffu, 0x0000ffff0000ffffu,
+                                      0x00ff00ff00ff00ffu};
   for (int stage = 0; stage < 3; ++stage) {
     const int apart = 4 >> stage;
     const int shift = 8 * apart;
@@ -125,8 +127,8 @@ void symmetrize_levels(const LevelTable& directed, LevelTable& level) {
   }
 }
 
-// Bytes are counted first, 32 and more to a vector and eight thresholds in registers, and carried over
-// before any can pass 255.
+// Bytes are counted first, 32 and more to a vector and eight thresholds in registers, and carried
+// over before any can pass 255.
 void count_levels(const LevelTable& table, Index count, std::vector<std::int64_t>& counts) {
   const Index n = table.n;
   counts.assign(count * n, 0);
@@ -156,8 +158,8 @@ void count_levels(const LevelTable& table, Index count, std::vector<std::int64_t
   }
 }
 
-// From one maximum spanning tree of the levels: an edge of the tree with level > t joins two components of
-// graph t.
+// From one maximum spanning tree of the levels: an edge of the tree with level > t joins two
+// components of graph t.
 void count_level_components(const LevelTable& level, Index count, LevelSearch& search,
                             std::vector<std::int64_t>& components) {
   const Index n = level.n;
@@ -181,8 +183,9 @@ void count_level_components(const LevelTable& level, Index count, LevelSearch& s
     Level most = 0;
     for (Index k = 0; k < kBytes; ++k) most = std::max(most, top[k]);
     const Level* from = most > 0 ? best.data() : open.data();
-    node = static_cast<const Level*>(std::memchr(from, most > 0 ? most : 0xff,
-                                                 static_cast<std::size_t>(n))) - from;
+    node = static_cast<const Level*>(
+               std::memchr(from, most > 0 ? most : 0xff, static_cast<std::size_t>(n))) -
+           from;
     for (Index t = 0; t < most; ++t) --components[t];
   }
 }

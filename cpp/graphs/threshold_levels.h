@@ -12,8 +12,8 @@ namespace attnscope {
 using Level = std::uint8_t;
 inline constexpr Index kMostLevels = 255;
 
-// A square table of levels. Rows are `stride` entries apart, a multiple of kLevelBlock, and there are as
-// many of them; what lies behind row and column n is 0.
+// A square table of levels. Rows are `stride` entries apart, a multiple of kLevelBlock, and there
+// are as many of them; what lies behind row and column n is 0.
 inline constexpr Index kLevelBlock = 64;
 struct LevelTable {
   Index n = 0;
@@ -25,8 +25,8 @@ struct LevelTable {
   const Level* row(Index i) const { return entries.data() + i * stride; }
 };
 
-// The level of every entry of A among `count` ascending thresholds, 0 on the diagonal; each entry is
-// compared as the float64 number it stands for.
+// The level of every entry of A among `count` ascending thresholds, 0 on the diagonal; each entry
+// is compared as the float64 number it stands for.
 template <class Scalar>
 void read_levels(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
                  LevelTable& directed, RowScratch& scratch);

@@ -10,8 +10,9 @@
 #include <immintrin.h>
 #endif
 
-// Sets of vertices as rows of 64-bit words: 1 or 2 words, or a multiple of 4, on 32-byte boundaries. kWords
-// is the number of words where the compiler is to unroll, 0 where `words` tells it at run time.
+// Sets of vertices as rows of 64-bit words: 1 or 2 words, or a multiple of 4, on 32-byte
+// boundaries. kWords is the number of words where the compiler is to unroll, 0 where `words` tells
+// it at run time.
 namespace attnscope::bits {
 
 using Word = std::uint64_t;
@@ -19,7 +20,8 @@ typedef Word Block __attribute__((vector_size(32)));
 
 inline bool any(Block block) {
 #ifdef __AVX__
-  return _mm256_testz_si256(reinterpret_cast<__m256i>(block), reinterpret_cast<__m256i>(block)) == 0;
+  return _mm256_testz_si256(reinterpret_cast<__m256i>(block), reinterpret_cast<__m256i>(block)) ==
+         0;
 #else
   return (block[0] | block[1] | block[2] | block[3]) != 0;
 #endif
@@ -71,7 +73,9 @@ std::uint32_t first_common(const Word* a, const Word* b, std::size_t words) {
   } else {
     for (std::size_t k = 0; k < count<kWords>(words); ++k) {
       const Word both = a[k] & b[k];
-      if (both != 0) return static_cast<std::uint32_t>(k * 64) + static_cast<std::uint32_t>(std::countr_zero(both));
+      if (both != 0)
+        return static_cast<std::uint32_t>(k * 64) +
+               static_cast<std::uint32_t>(std::countr_zero(both));
     }
     return kNone;
   }
@@ -80,7 +84,8 @@ std::uint32_t first_common(const Word* a, const Word* b, std::size_t words) {
 // a ∩ b ≠ ∅.
 template <int kWords>
 bool meet(const Word* a, const Word* b, std::size_t words) {
-  return any_of<kWords>(words, [=](std::size_t k, auto kind) { return at(a, k, kind) & at(b, k, kind); });
+  return any_of<kWords>(words,
+                        [=](std::size_t k, auto kind) { return at(a, k, kind) & at(b, k, kind); });
 }
 
 // (a ∩ b) \ c ≠ ∅.

@@ -7,9 +7,10 @@
 
 namespace attnscope {
 
-// Elements of H1 over Z/2, written as sums of the classes that are open. When a class closes it becomes
-// a sum of older ones; labels that hold it are rewritten when they are next looked at, as in union-find.
-// Labels of attention graphs hold one to four classes, so they are short lists, youngest first.
+// Elements of H1 over Z/2, written as sums of the classes that are open. When a class closes it
+// becomes a sum of older ones; labels that hold it are rewritten when they are next looked at, as
+// in union-find. Labels of attention graphs hold one to four classes, so they are short lists,
+// youngest first.
 class CycleLabels {
  public:
   using Id = std::uint32_t;
@@ -22,8 +23,8 @@ class CycleLabels {
   Id open();
   // The sum of two labels.
   Id sum(Id a, Id b);
-  // Sets a + b + c + d to zero: the youngest class in it closes and is returned, kNone if the sum is
-  // zero already.
+  // Sets a + b + c + d to zero: the youngest class in it closes and is returned, kNone if the sum
+  // is zero already.
   Class close(Id a, Id b, Id c, Id d);
   std::size_t alive() const { return alive_; }
 
@@ -37,7 +38,8 @@ class CycleLabels {
   void add(std::initializer_list<Id> ids);
   void toggle(Class entry);
   void toggle_all(Id id);
-  // Empties the scratch set into `list_`, youngest first, closed classes replaced by what they became.
+  // Empties the scratch set into `list_`, youngest first, closed classes replaced by what they
+  // became.
   void drain();
 
   std::vector<Label> labels_;

@@ -20,8 +20,8 @@ using FloatOf = std::conditional_t<std::is_same_v<Key, std::uint64_t>, double, f
 template <class Key>
 inline constexpr Key kOne = std::bit_cast<Key>(FloatOf<Key>(1));
 
-// Keys grow as weights fall: 0 for every weight >= 1. Bits of floats of one sign are in the order of the
-// floats; both zeros give the same key.
+// Keys grow as weights fall: 0 for every weight >= 1. Bits of floats of one sign are in the order
+// of the floats; both zeros give the same key.
 template <class Key>
 Key key_of_weight(FloatOf<Key> weight) {
   using Signed = std::make_signed_t<Key>;
@@ -41,14 +41,15 @@ FloatOf<Key> weight_of_key(Key key) {
 // Bits of distances, which are not negative, are in their order already; −0 counts as 0.
 template <class Key>
 Key key_of_distance(FloatOf<Key> distance) {
-  return std::bit_cast<Key>(distance) & static_cast<Key>(std::numeric_limits<std::make_signed_t<Key>>::max());
+  return std::bit_cast<Key>(distance) &
+         static_cast<Key>(std::numeric_limits<std::make_signed_t<Key>>::max());
 }
 
 // Rows of a tile of the transpose that are read together: a cache line of float32.
 constexpr Index kTile = 16;
 
-// The first batch aims at kFirst sixteenths of all pairs and later ones at kLater; keys are sampled to know
-// where that is. Few pairs are one batch.
+// The first batch aims at kFirst sixteenths of all pairs and later ones at kLater; keys are sampled
+// to know where that is. Few pairs are one batch.
 constexpr std::size_t kFirst = 5;
 constexpr std::size_t kLater = 3;
 constexpr std::size_t kSample = 128;
@@ -81,7 +82,8 @@ void EdgeOrder::take_row(Sorter<Key>& sorter, Index row, const Key* __restrict__
 template <class Key, class Scalar, class KeyOf>
 void EdgeOrder::fill(Sorter<Key>& sorter, const MatrixView<Scalar>& attention, KeyOf key_of) {
   using Float = FloatOf<Key>;
-  const MatrixView<Scalar> lines = along_memory(attention);  // a key is a symmetric function of A, Aᵀ
+  const MatrixView<Scalar> lines =
+      along_memory(attention);  // a key is a symmetric function of A, Aᵀ
   const Index outer = lines.outerStride();
   const Index inner = lines.innerStride();
   const Scalar* data = lines.data();
@@ -132,9 +134,11 @@ void hellinger_rows(const MatrixView<Scalar>& attention, std::vector<double>& ro
       const Eigen::Map<const Eigen::ArrayXd> a(roots.data() + i * n, n);
       const Eigen::Map<const Eigen::ArrayXd> b(roots.data() + j * n, n);
       const double squares = (a - b).square().sum();
-      // Entries far beyond a probability have squares that no number holds, and a distance that one does.
-      visit(i, j, std::isfinite(squares) ? std::sqrt(0.5 * squares)
-                                         : (a - b).matrix().stableNorm() * std::sqrt(0.5));
+      // Entries far beyond a probability have squares that no number holds, and a distance that one
+      // does.
+      visit(i, j,
+            std::isfinite(squares) ? std::sqrt(0.5 * squares)
+                                   : (a - b).matrix().stableNorm() * std::sqrt(0.5));
     }
   }
 }
@@ -183,8 +187,9 @@ bool EdgeOrder::append(Sorter<Key>& sorter) {
     ones |= batch[k].key;
   }
   // The edges come in (row, column) order and the sort is stable, so it need not look at them.
-  radix_sort(batch, sorter.scratch.data(), count, lowest, ones,
-             [](const auto& entry) { return entry.key; }, counts_);
+  radix_sort(
+      batch, sorter.scratch.data(), count, lowest, ones,
+      [](const auto& entry) { return entry.key; }, counts_);
   edges_.resize(before + count);
   for (std::size_t k = 0; k < count; ++k) edges_[before + k] = batch[k].edge;
   radius_begin_ = static_cast<std::uint32_t>(before + count);

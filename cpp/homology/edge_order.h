@@ -21,9 +21,9 @@ inline Edge make_edge(std::uint32_t a, std::uint32_t b) {
   return a > b ? a << 16 | b : b << 16 | a;
 }
 
-// What makes two tokens close. `attention`: 1 − w, w_ij = max, mean or min of A_ij and A_ji, never above
-// 1; `hellinger`: ‖√a_i − √a_j‖/√2 between rows, negative entries counting as 0; `distance`: w itself, the
-// matrix holding distances of points, none below 0.
+// What makes two tokens close. `attention`: 1 − w, w_ij = max, mean or min of A_ij and A_ji, never
+// above 1; `hellinger`: ‖√a_i − √a_j‖/√2 between rows, negative entries counting as 0; `distance`:
+// w itself, the matrix holding distances of points, none below 0.
 enum class Metric { attention, hellinger, distance };
 
 // Calls visit(Float{}, similarity): similarity(a, b) is how close two tokens are whose entries are
@@ -42,16 +42,17 @@ void with_similarity(Symmetrize symmetrize, Metric metric, Visit&& visit) {
   }
 }
 
-// The edges of one matrix up to its enclosing radius r = min_i max_j d_ij, from near to far, ties by
-// (row, column). From r on one vertex is joined to all others, so no later edge can matter. The order is
-// that of the weights or distances in the input's own precision (1 − w in float32 would lose most of it); means and
-// Hellinger distances are formed in float64.
+// The edges of one matrix up to its enclosing radius r = min_i max_j d_ij, from near to far, ties
+// by (row, column). From r on one vertex is joined to all others, so no later edge can matter. The
+// order is that of the weights or distances in the input's own precision (1 − w in float32 would
+// lose most of it); means and Hellinger distances are formed in float64.
 //
-// Edges come in batches, each sorted when it is asked for, because most filtrations have nothing left to
-// tell long before r. Scratch is kept from matrix to matrix.
+// Edges come in batches, each sorted when it is asked for, because most filtrations have nothing
+// left to tell long before r. Scratch is kept from matrix to matrix.
 class EdgeOrder {
  public:
-  // Reads the matrix, ranks the vertices and looks where the keys lie. Cost O(n²), with hellinger O(n³).
+  // Reads the matrix, ranks the vertices and looks where the keys lie. Cost O(n²), with hellinger
+  // O(n³).
   template <class Scalar>
   void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric);
 
@@ -60,7 +61,8 @@ class EdgeOrder {
 
   // The edges so far.
   const std::vector<Edge>& edges() const { return edges_; }
-  // Index of the first edge at the enclosing radius itself, as far as it is there, else edges().size().
+  // Index of the first edge at the enclosing radius itself, as far as it is there, else
+  // edges().size().
   std::uint32_t radius_begin() const { return radius_begin_; }
   // The dissimilarity of edge `index` of edges(): 1.0 − double(w), or the distance.
   double dissimilarity(std::uint32_t index) const;
@@ -68,8 +70,8 @@ class EdgeOrder {
   const std::vector<std::uint16_t>& vertices() const { return vertices_; }
   // Whether edge a comes before edge b.
   bool precedes(Edge a, Edge b) const;
-  // Whether some vertex is joined to both ends of `edge` by edges that come before it: then it enters
-  // with a common neighbour.
+  // Whether some vertex is joined to both ends of `edge` by edges that come before it: then it
+  // enters with a common neighbour.
   bool enters_with_triangle(Edge edge) const;
 
  private:
@@ -80,15 +82,15 @@ class EdgeOrder {
       Edge edge;
       Key key;
     };
-    std::vector<Key> triangle;   // keys of the lower triangle, row by row
-    std::vector<Key> farthest;   // the largest key at each vertex
-    std::vector<Key> row;        // scratch
-    std::vector<Key> columns;    // scratch
-    std::vector<Key> sample;     // some keys, sorted
-    std::vector<Entry> sorted;   // edges() with their keys
+    std::vector<Key> triangle;  // keys of the lower triangle, row by row
+    std::vector<Key> farthest;  // the largest key at each vertex
+    std::vector<Key> row;       // scratch
+    std::vector<Key> columns;   // scratch
+    std::vector<Key> sample;    // some keys, sorted
+    std::vector<Entry> sorted;  // edges() with their keys
     std::vector<Entry> scratch;
     Key radius = 0;
-    Key taken = 0;               // edges with keys up to this one are in edges()
+    Key taken = 0;  // edges with keys up to this one are in edges()
   };
 
   Sorter<std::uint32_t>& sorter(float) { return narrow_; }
@@ -123,8 +125,8 @@ class EdgeOrder {
   std::uint32_t radius_begin_ = 0;
 };
 
-// Calls visit(i, j, d) with the Hellinger distances d of rows i > j, row by row; `roots` are scratch. Negative
-// entries count as 0. Hellinger 1909.
+// Calls visit(i, j, d) with the Hellinger distances d of rows i > j, row by row; `roots` are
+// scratch. Negative entries count as 0. Hellinger 1909.
 template <class Scalar>
 void hellinger_rows(const MatrixView<Scalar>& attention, std::vector<double>& roots,
                     const std::function<void(Index, Index, double)>& visit);

@@ -45,8 +45,8 @@ std::uint32_t FlagHomology::root(std::uint32_t vertex) {
   return vertex;
 }
 
-// The label of an edge: that of a triangle's third side is the sum of the other two, and the cell names a
-// triangle that the edge completed when it entered, so both other edges are older.
+// The label of an edge: that of a triangle's third side is the sum of the other two, and the cell
+// names a triangle that the edge completed when it entered, so both other edges are older.
 CycleLabels::Id FlagHomology::label(std::uint32_t u, std::uint32_t w) {
   const auto known = [](std::uint32_t entry) { return entry == 0 || (entry & kLabelled) != 0; };
   const std::uint32_t wanted = cells_[cell_of_bits(u, w)];
@@ -77,7 +77,8 @@ template <int kWords>
 void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t apex,
                          std::uint32_t position) {
   const std::size_t words = bits::count<kWords>(words_);
-  // The lune, split into the vertices known to be joined to the components found so far and the others.
+  // The lune, split into the vertices known to be joined to the components found so far and the
+  // others.
   Word* reached = reached_.data();
   Word* rest = rest_.data();
   bits::split<kWords>(row(u), row(w), row(apex), reached, rest, words);

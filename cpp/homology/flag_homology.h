@@ -13,32 +13,34 @@ namespace attnscope {
 
 // H0 and H1, over Z/2, of a flag (clique) complex that grows edge by edge.
 //
-// When edge {u, w} enters, everything it changes can be read off the lune, the common neighbours of u
-// and w: an empty lune joins two components or opens a cycle; otherwise each connected component of the
-// lune beyond the first closes, through the 4-cycle it makes with the first, at most one class. Lunes are
-// intersections of adjacency bitsets, and triangles are never listed. Koyama, Mémoli, Robins, Turner,
-// Faster computation of degree-1 persistent homology using the reduced Vietoris–Rips filtration, 2023.
+// When edge {u, w} enters, everything it changes can be read off the lune, the common neighbours of
+// u and w: an empty lune joins two components or opens a cycle; otherwise each connected component
+// of the lune beyond the first closes, through the 4-cycle it makes with the first, at most one
+// class. Lunes are intersections of adjacency bitsets, and triangles are never listed. Koyama,
+// Mémoli, Robins, Turner, Faster computation of degree-1 persistent homology using the reduced
+// Vietoris–Rips filtration, 2023.
 class FlagHomology {
  public:
-  // A class of H1 that opened with edge `birth` and closed with edge `death` (positions in the order).
+  // A class of H1 that opened with edge `birth` and closed with edge `death` (positions in the
+  // order).
   struct Cycle {
     std::uint32_t birth;
     std::uint32_t death;
   };
   static constexpr std::uint32_t kOpen = 0xffffffffu;
 
-  // Starts from isolated vertices. `by_connection` lists them, well connected ones first: the answer does
-  // not depend on it, the speed does. Memory O(n²), kept for the next matrix.
+  // Starts from isolated vertices. `by_connection` lists them, well connected ones first: the
+  // answer does not depend on it, the speed does. Memory O(n²), kept for the next matrix.
   void reset(const std::vector<std::uint16_t>& by_connection);
 
-  // Adds edges[begin, end). `last_group`: from that position on no class that opens matters, so work
-  // stops as soon as one component and no class older than it is left.
+  // Adds edges[begin, end). `last_group`: from that position on no class that opens matters, so
+  // work stops as soon as one component and no class older than it is left.
   void add(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
            std::uint32_t last_group = std::numeric_limits<std::uint32_t>::max());
 
-  // What the edges of `order` that have not entered can still do. `nothing`: there is one component, no
-  // open class, and each pair of vertices without a common neighbour gets one before its own edge enters.
-  // `opens`: edge `awaited` will open a class. `unknown`: too early to tell.
+  // What the edges of `order` that have not entered can still do. `nothing`: there is one
+  // component, no open class, and each pair of vertices without a common neighbour gets one before
+  // its own edge enters. `opens`: edge `awaited` will open a class. `unknown`: too early to tell.
   enum class Rest { unknown, opens, nothing };
   Rest look_ahead(const EdgeOrder& order, Edge& awaited);
 
@@ -72,7 +74,9 @@ class FlagHomology {
   void close(std::uint32_t u, std::uint32_t w, std::uint32_t apex, std::uint32_t position);
   std::uint64_t* row(std::size_t bit) { return rows_.data() + bit * words_; }
   // The cell of an edge: one per unordered pair.
-  static std::size_t cell(std::size_t row, std::size_t column) { return row * (row - 1) / 2 + column; }
+  static std::size_t cell(std::size_t row, std::size_t column) {
+    return row * (row - 1) / 2 + column;
+  }
   std::size_t cell_of_bits(std::uint32_t u, std::uint32_t w) const {
     const std::uint16_t a = vertex_[u];
     const std::uint16_t b = vertex_[w];
@@ -91,8 +95,9 @@ class FlagHomology {
   Rows rows_;                          // by bit: its neighbours and itself
   Rows reached_;                       // one row of scratch each
   Rows rest_;
-  // Per pair of vertices whose edge has entered: 0 when its label is zero, kLabelled | label, or one more
-  // than the bit of a common neighbour that it had then, from which the label follows when it is needed.
+  // Per pair of vertices whose edge has entered: 0 when its label is zero, kLabelled | label, or
+  // one more than the bit of a common neighbour that it had then, from which the label follows when
+  // it is needed.
   std::vector<std::uint32_t> cells_;
   std::vector<std::uint16_t> parent_;
   std::vector<std::uint32_t> merges_;

@@ -44,8 +44,8 @@ void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t
 template <class Float, class Number, class Scalar, class Combine>
 void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention,
                         Combine combine) {
-  // Weights are symmetric functions of A and its transpose. Beyond n whole tiles hold what no vertex
-  // outside reads.
+  // Weights are symmetric functions of A and its transpose. Beyond n whole tiles hold what no
+  // vertex outside reads.
   const MatrixView<Scalar> lines = along_memory(attention);
   const auto outer = static_cast<std::size_t>(lines.outerStride());
   const auto inner = static_cast<std::size_t>(lines.innerStride());
@@ -65,7 +65,8 @@ void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>&
     }
     rows = growth.widened.data();
   }
-  const bool lower = is_causal(matrix_view(rows, static_cast<Index>(n_), static_cast<Index>(ld), 1));
+  const bool lower =
+      is_causal(matrix_view(rows, static_cast<Index>(n_), static_cast<Index>(ld), 1));
   growth.square.resize(whole_tiles(n_) * stride_);
   Float* square = growth.square.data();
   alignas(64) Float own[kTile * kTile] = {};
@@ -146,7 +147,8 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     int places = 0;
     std::size_t next = 0;
     if (nearest == -kInfinity) {
-      // Nothing joins what is left. Vertices inside the tree have this similarity too and are passed over.
+      // Nothing joins what is left. Vertices inside the tree have this similarity too and are
+      // passed over.
       Edge first = ~Edge{0};
       for (std::size_t j = 0; j < n_; ++j) {
         if (cap[j] == -kInfinity || edge_to(j) >= first) continue;
@@ -202,12 +204,14 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     }
     for (std::size_t k = 0; k < count; ++k) {
       edges_[k] = static_cast<Edge>(keys_[k]);
-      lengths_[k] = static_cast<double>(float_of_key<float>(~static_cast<std::uint32_t>(keys_[k] >> 32)));
+      lengths_[k] =
+          static_cast<double>(float_of_key<float>(~static_cast<std::uint32_t>(keys_[k] >> 32)));
     }
   } else {
     order_.resize(count);
     std::iota(order_.begin(), order_.end(), std::uint32_t{0});
-    std::ranges::sort(order_, {}, [&](std::uint32_t k) { return std::pair(-growth.found[k], grown_[k]); });
+    std::ranges::sort(order_, {},
+                      [&](std::uint32_t k) { return std::pair(-growth.found[k], grown_[k]); });
     for (std::size_t k = 0; k < count; ++k) {
       edges_[k] = grown_[order_[k]];
       lengths_[k] = growth.found[order_[k]];
@@ -219,7 +223,8 @@ template <class Scalar>
 void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
                           Metric metric) {
   n_ = static_cast<std::size_t>(attention.rows());
-  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache sets.
+  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache
+  // sets.
   constexpr std::size_t kLine = 16;
   stride_ = ((n_ + kLine - 1) / kLine | 1) * kLine;
   if (metric == Metric::hellinger) {

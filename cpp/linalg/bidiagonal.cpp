@@ -14,8 +14,8 @@ namespace {
 // Vectors of a block of columns: as many as the registers hold three times over.
 constexpr Index kBlock = kPackWidth == 8 ? 6 : 3;
 
-// One number of a row for all columns of a vector: a pack's lanes are matrices, a single matrix's lanes
-// are its columns.
+// One number of a row for all columns of a vector: a pack's lanes are matrices, a single matrix's
+// lanes are its columns.
 inline Lanes spread(const Lanes& number) { return number; }
 inline Lanes spread(const double& number) { return broadcast(number); }
 
@@ -57,8 +57,8 @@ void multiply(const Lanes* a, Index row, Index count, const Lanes* v, Lanes* pro
   }
 }
 
-// Makes x = (1, v2, …) the reflector of x with factor tau; returns the entry that x becomes. Its tail is
-// x's times `scale`. A lane whose tail is 0 gets tau = 0.
+// Makes x = (1, v2, …) the reflector of x with factor tau; returns the entry that x becomes. Its
+// tail is x's times `scale`. A lane whose tail is 0 gets tau = 0.
 Lanes reflector(Lanes* x, Index size, Lanes& tau, Lanes& scale) {
   Lanes even{};
   Lanes odd{};
@@ -107,15 +107,17 @@ double reflector(double* x, Index size, double& tau, double& scale) {
   return beta;
 }
 
-// The reduction of a pack (Number: Lanes, a vector is a column) or of one matrix (Number: double, a vector
-// is kPackWidth columns), whose rows are `row` vectors apart and `vectors` long. Column k's step reads the
-// matrix once: a block of columns that has been updated is complete, so that its part of the right
-// reflector and, before it leaves the first-level cache, that part's product with the matrix follow.
-// Vectors run along rows from the one that holds column k + 1: w and v are 0 in the columns before, so what
-// the passes do to finished columns is nothing. `keep(i, d, e)` takes the bidiagonal's entries.
+// The reduction of a pack (Number: Lanes, a vector is a column) or of one matrix (Number: double, a
+// vector is kPackWidth columns), whose rows are `row` vectors apart and `vectors` long. Column k's
+// step reads the matrix once: a block of columns that has been updated is complete, so that its
+// part of the right reflector and, before it leaves the first-level cache, that part's product with
+// the matrix follow. Vectors run along rows from the one that holds column k + 1: w and v are 0 in
+// the columns before, so what the passes do to finished columns is nothing. `keep(i, d, e)` takes
+// the bidiagonal's entries.
 template <class Number, class Keep>
 void reduce(Lanes* a, Index row, Index vectors, Index n, AlignedBuffer& scratch, Keep&& keep) {
-  constexpr Index kWidth = static_cast<Index>(sizeof(Lanes) / sizeof(Number));  // columns of a vector
+  constexpr Index kWidth =
+      static_cast<Index>(sizeof(Lanes) / sizeof(Number));  // columns of a vector
   Number* entries = reinterpret_cast<Number*>(a);
   const Index line = row * kWidth;
   const Index size = std::max(vectors, (n + kWidth - 1) / kWidth) + 8;

@@ -16,8 +16,8 @@ using dqds::Sweeps;
 
 namespace {
 
-// The singular values σ of one lane's matrix: a symmetric matrix with its entries, d1, e1, d2, ..., beside a
-// diagonal of zeros has the eigenvalues ±σ (Golub and Kahan 1965).
+// The singular values σ of one lane's matrix: a symmetric matrix with its entries, d1, e1, d2, ...,
+// beside a diagonal of zeros has the eigenvalues ±σ (Golub and Kahan 1965).
 void solve_alone(const double* diagonal, const double* superdiagonal, Index n, double* out) {
   Eigen::VectorXd beside(2 * n - 1);
   for (Index i = 0; i < n; ++i) {

@@ -32,9 +32,10 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
                                 std::span<double* const> out, DqdsWorkspace& workspace,
                                 Index most_sweeps = 0);
 
-// Eigenvalues, descending, of dqds_width() symmetric tridiagonal matrices, stored in the same way, of the
-// first `count` to values + lane·n; those below 0 are as good as the others. Absolute error below 1e-13
-// of the largest row sum. A matrix that is positive semidefinite to rounding loses nothing to a shift.
+// Eigenvalues, descending, of dqds_width() symmetric tridiagonal matrices, stored in the same way,
+// of the first `count` to values + lane·n; those below 0 are as good as the others. Absolute error
+// below 1e-13 of the largest row sum. A matrix that is positive semidefinite to rounding loses
+// nothing to a shift.
 void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n, Index count,
                              double* values, DqdsWorkspace& workspace);
 

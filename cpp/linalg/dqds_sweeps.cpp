@@ -111,8 +111,8 @@ Sweeps::Chain Sweeps::begin(Index number) {
   Lanes tau = larger(mu * (1.0 - 8.0 * 1.1e-16) - correction, lower);
   tau = choose((tau >= at(s.upper, number)) | (1.02 * at(s.least, number) < q0), lower, tau);
   const Lanes failures = at(s.failures, number);
-  const Lanes after_failure = choose(failures < 2.0, larger(at(s.tau, number), lower),
-                                     choose(failures < 3.0, lower, zero));
+  const Lanes after_failure =
+      choose(failures < 2.0, larger(at(s.tau, number), lower), choose(failures < 3.0, lower, zero));
   Chain chain;
   chain.tau = larger(choose(failures > 0.0, after_failure, tau), zero);
   chain.d = at(q_, number) - chain.tau;
@@ -150,8 +150,9 @@ void Sweeps::finish(const Chain& c, Index number) {
   at(s.least, number) = choose(good, c.whole_least, at(s.least, number));
   at(s.failures, number) = choose(good, Lanes{}, at(s.failures, number) + 1.0);
   at(s.sweeps, number) += 1.0;
-  // Laguerre's bound from below and a mean of the eigenvalues from above, from the traces S1 and S2 of
-  // the inverse and of its square. Where the eigenvalues crowd, the difference under the root cancels.
+  // Laguerre's bound from below and a mean of the eigenvalues from above, from the traces S1 and S2
+  // of the inverse and of its square. Where the eigenvalues crowd, the difference under the root
+  // cancels.
   const auto bounds = [&](Lanes order, Lanes first, Lanes second, double* lower, double* upper) {
     const Lanes all = order * second;
     const Lanes spread = larger(all - first * first, 1e-14 * all);

@@ -16,9 +16,9 @@ inline constexpr Index kWidth = kChains * kPackWidth;
 inline constexpr double kNegligible = 1e-29;
 inline constexpr double kFloor = 1e-36;
 inline constexpr double kRounding = 1e-29;
-// q in rows outside a lane's block, whose e are 0, so that no step asks which lanes it is for. Above
-// the block, a step leaves such a row as it is to rounding, starts the next row at q − τ, and adds
-// nothing to the sums of inverses; below it nothing that happens is looked at.
+// q in rows outside a lane's block, whose e are 0, so that no step asks which lanes it is for.
+// Above the block, a step leaves such a row as it is to rounding, starts the next row at q − τ, and
+// adds nothing to the sums of inverses; below it nothing that happens is looked at.
 inline constexpr double kOutside = 1e30;
 // A block whose last value takes this many sweeps is searched for places where it falls apart.
 inline constexpr double kPatience = 6.0;
@@ -35,7 +35,7 @@ struct LaneState {
   alignas(64) double sweeps[kWidth];  // since the last value was found
   // The block's smallest eigenvalue lies between, and that of the block without its last row.
   alignas(64) double lower[kWidth], upper[kWidth], lower_next[kWidth], upper_next[kWidth];
-  alignas(64) double least[kWidth];   // smallest d of the last sweep
+  alignas(64) double least[kWidth];  // smallest d of the last sweep
   alignas(64) double q0[kWidth], q1[kWidth], q2[kWidth], e0[kWidth],
       e1[kWidth];  // from the bottom up
 };
@@ -44,8 +44,9 @@ inline Lanes& at(double* values, Index chain) {
   return *reinterpret_cast<Lanes*>(values + chain * kPackWidth);
 }
 
-// Shifted dqds sweeps over kWidth bidiagonal matrices of one size side by side, a lane each: values leave a
-// lane from the bottom of its matrix as they converge, and what is left splits where it falls apart.
+// Shifted dqds sweeps over kWidth bidiagonal matrices of one size side by side, a lane each: values
+// leave a lane from the bottom of its matrix as they converge, and what is left splits where it
+// falls apart.
 class Sweeps {
  public:
   Sweeps(Index n, double* arrays, double* values) : n_(n), values_(values) {
@@ -70,9 +71,9 @@ class Sweeps {
   bool done(Index lane) const { return state_.bottom[lane] < 0.0; }
 
  private:
-  // What a sweep carries from row to row. With C the inverse of the block's bidiagonal matrix and c_j
-  // its columns, y = |c_j|² and w = Σ_{i<j} (c_i·c_j)², so that the traces of the block's inverse and
-  // of its square are Σ y and Σ (y² + 2w).
+  // What a sweep carries from row to row. With C the inverse of the block's bidiagonal matrix and
+  // c_j its columns, y = |c_j|² and w = Σ_{i<j} (c_i·c_j)², so that the traces of the block's
+  // inverse and of its square are Σ y and Σ (y² + 2w).
   struct Chain {
     Lanes tau, d, y, w, sum, squares, least;
     // What they were at each lane's last row: d, and the sums without that row and with it.
@@ -101,7 +102,7 @@ class Sweeps {
   double floor_ = kFloor;
   double* values_;
   double *q_, *e_, *next_q_, *next_e_;
-  double* ends_;             // >= 0 at the last row of a block that was split off: its shift
+  double* ends_;              // >= 0 at the last row of a block that was split off: its shift
   double *kept_q_, *kept_e_;  // blocks that were split off
   LaneState state_{};
 };

@@ -10,7 +10,8 @@ Eigen::VectorXd symmetric_eigenvalues(const Eigen::MatrixXd& matrix) {
       .eigenvalues();
 }
 
-Eigen::VectorXd symmetric_eigenvalues(const Eigen::VectorXd& diagonal, const Eigen::VectorXd& beside) {
+Eigen::VectorXd symmetric_eigenvalues(const Eigen::VectorXd& diagonal,
+                                      const Eigen::VectorXd& beside) {
   Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver;
   solver.computeFromTridiagonal(diagonal, beside, Eigen::EigenvaluesOnly);
   return solver.eigenvalues();

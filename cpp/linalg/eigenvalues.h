@@ -11,7 +11,8 @@ namespace attnscope {
 Eigen::VectorXd symmetric_eigenvalues(const Eigen::MatrixXd& matrix);
 
 // The same of a tridiagonal matrix, from its diagonal and the entries beside it.
-Eigen::VectorXd symmetric_eigenvalues(const Eigen::VectorXd& diagonal, const Eigen::VectorXd& beside);
+Eigen::VectorXd symmetric_eigenvalues(const Eigen::VectorXd& diagonal,
+                                      const Eigen::VectorXd& beside);
 
 // The same of a full matrix, with the unit eigenvectors, a column each.
 struct SymmetricEigen {
@@ -20,7 +21,8 @@ struct SymmetricEigen {
 };
 SymmetricEigen symmetric_eigen(const Eigen::MatrixXd& matrix);
 
-// |λ| of every eigenvalue of a square matrix, in no order; false where the iteration did not converge.
+// |λ| of every eigenvalue of a square matrix, in no order; false where the iteration did not
+// converge.
 bool eigenvalue_magnitudes(const Eigen::MatrixXd& matrix, Eigen::VectorXd& out);
 
 }  // namespace attnscope

@@ -8,18 +8,19 @@
 #include "matrix/row_products.h"
 #include "simd/memory.h"
 
-// XXᵀ of one square matrix, in panels, and of a pack of them, into the lower triangles that tridiagonalize takes.
+// XXᵀ of one square matrix, in panels, and of a pack of them, into the lower triangles that
+// tridiagonalize takes.
 namespace attnscope {
 
 static_assert(kTileWidth == kPanel);
 
-// Entries of every row that are multiplied in one go, so that those of 512 rows stay in the second-level
-// cache.
+// Entries of every row that are multiplied in one go, so that those of 512 rows stay in the
+// second-level cache.
 inline constexpr Index kGramDepth = 96;
 
-// XXᵀ of n rows [n] that are `ld` apart; `causal`: row i is 0 behind entry i, and kPanel zeros are read there.
-// Columns and rows from n on are 0, the diagonal blocks hold both triangles. Cost n³ operations, n³/3 when
-// causal.
+// XXᵀ of n rows [n] that are `ld` apart; `causal`: row i is 0 behind entry i, and kPanel zeros are
+// read there. Columns and rows from n on are 0, the diagonal blocks hold both triangles. Cost n³
+// operations, n³/3 when causal.
 inline void panel_gram(const double* rows, Index ld, Index n, bool causal, double* gram,
                        AlignedBuffer& scratch) {
   double* tile = scratch.resize(kGramDepth * kTileWidth);
@@ -35,7 +36,8 @@ inline void panel_gram(const double* rows, Index ld, Index n, bool causal, doubl
       for (Index i = causal ? from / kTileRows * kTileRows : 0; i < end; i += kTileRows) {
         const Index size = std::min(kTileRows, end - i);
         const Index terms = causal ? std::min(depth, i + size - from) : depth;
-        multiply_tile(rows + i * ld + from, size, ld, tile, terms, from > 0, panel + i * kPanel, kPanel);
+        multiply_tile(rows + i * ld + from, size, ld, tile, terms, from > 0, panel + i * kPanel,
+                      kPanel);
       }
     }
   }
@@ -44,16 +46,16 @@ inline void panel_gram(const double* rows, Index ld, Index n, bool causal, doubl
 inline constexpr Index kGramColumns = 4;
 inline constexpr Index kGramRows = 3;
 
-// Where row i of a pack begins of whose rows only the first i + 1 entries count, each row being padded by
-// zeros to a multiple of kGramColumns; row n is the end.
+// Where row i of a pack begins of whose rows only the first i + 1 entries count, each row being
+// padded by zeros to a multiple of kGramColumns; row n is the end.
 inline Index padded_triangle_row(Index i) {
   const Index whole = i / kGramColumns;
-  return kGramColumns * (kGramColumns * (whole * (whole + 1) / 2) +
-                         (i - whole * kGramColumns) * (whole + 1));
+  return kGramColumns *
+         (kGramColumns * (whole * (whole + 1) / 2) + (i - whole * kGramColumns) * (whole + 1));
 }
 
-// Entries [row, row + kRows) x [column, column + 4) of XXᵀ from the first `count` entries of the rows;
-// those below and on the diagonal go to `gram`.
+// Entries [row, row + kRows) x [column, column + 4) of XXᵀ from the first `count` entries of the
+// rows; those below and on the diagonal go to `gram`.
 template <Index kRows, class Row>
 void gram_tile(const Row& row_at, Index row, Index column, Index count, Index n, Lanes* gram) {
   const Lanes* left[kRows];
@@ -80,8 +82,8 @@ void gram_tile(const Row& row_at, Index row, Index column, Index count, Index n,
   }
 }
 
-// XXᵀ of the rows at row_at(i), of which the first count(i) entries are not 0, a number that does not
-// fall. Cost n³ operations a lane, n³/3 for lower triangles.
+// XXᵀ of the rows at row_at(i), of which the first count(i) entries are not 0, a number that does
+// not fall. Cost n³ operations a lane, n³/3 for lower triangles.
 template <class Row, class Count>
 void packed_gram(Index n, const Row& row_at, const Count& count, Lanes* gram) {
   for (Index column = 0; column < n; column += kGramColumns) {

@@ -15,15 +15,17 @@ namespace {
 constexpr Index kBlock = 8;
 constexpr Index kAbreast = 4;
 
-// A row whose nearest key lies so far below its largest score that the exponentials less that score may
-// vanish is summed less the largest score so far.
+// A row whose nearest key lies so far below its largest score that the exponentials less that score
+// may vanish is summed less the largest score so far.
 constexpr double kFar = 128.0;
 
-// Products of sums of exponentials stay within e^±690, those of kAbreast rows that are not so far among them.
+// Products of sums of exponentials stay within e^±690, those of kAbreast rows that are not so far
+// among them.
 constexpr double kLogRange = 690.0;
 
-// Sums over late rows. Everything stands at position P − 1 − D of the offset D, P being m in whole vectors; offsets
-// from m on hold nothing. A log-sum over the keys up to an offset is its top and the logarithm of its total.
+// Sums over late rows. Everything stands at position P − 1 − D of the offset D, P being m in whole
+// vectors; offsets from m on hold nothing. A log-sum over the keys up to an offset is its top and
+// the logarithm of its total.
 struct LateSums {
   double* tops;
   double* products;  // of the totals
@@ -49,14 +51,15 @@ struct LateSums {
 
 // Rows with one top each, `size` apart.
 struct LateBlock {
-  double* scores;    // exponentials less the top after them
-  double* totals;    // inverses after them
-  double* tops;      // [kBlock]
-  double* sinks;     // [kBlock], the sink's exponential less the top
+  double* scores;  // exponentials less the top after them
+  double* totals;  // inverses after them
+  double* tops;    // [kBlock]
+  double* sinks;   // [kBlock], the sink's exponential less the top
   Index rows = 0;
 };
 
-// Scores of row `i` at offsets below m to `scores`, and the largest of them; they are added to `sum`.
+// Scores of row `i` at offsets below m to `scores`, and the largest of them; they are added to
+// `sum`.
 template <class WideType>
 double take_row(const WideType* row, Index i, Index m, Index size, double* scores, Lanes& sum) {
   const WideType* from = row + (i + 1 - size);
@@ -64,7 +67,8 @@ double take_row(const WideType* row, Index i, Index m, Index size, double* score
   if (size == m) {
     top = load(from);
   } else {
-    for (Index k = 0; k < kPackWidth; ++k) top[k] = k < size - m ? -kInfinity : static_cast<double>(from[k]);
+    for (Index k = 0; k < kPackWidth; ++k)
+      top[k] = k < size - m ? -kInfinity : static_cast<double>(from[k]);
   }
   store(scores, top);
   Lanes total = sum + top;
@@ -185,7 +189,8 @@ struct Attention {
       for (Index k = last / kPackWidth * kPackWidth; k < size; k += kPackWidth) {
         Lanes total = load(to + k);
 #pragma GCC unroll 8
-        for (Index r = 0; r < kBlock; ++r) total = multiply_add(load(exponentials + r * size + k), share[r], total);
+        for (Index r = 0; r < kBlock; ++r)
+          total = multiply_add(load(exponentials + r * size + k), share[r], total);
         store(to + k, total);
       }
     }
@@ -195,14 +200,15 @@ struct Attention {
 }  // namespace
 
 template <class Scalar>
-bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t* queries, Index count, bool body,
-               double* lse, double* cut, double* share, double* attention, Index ld,
-               MaskOnlyWorkspace& workspace, Ahead ahead) {
+bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t* queries,
+               Index count, bool body, double* lse, double* cut, double* share, double* attention,
+               Index ld, MaskOnlyWorkspace& workspace, Ahead ahead) {
   const Index m = scores.rows() / 2;
   const Index size = whole_vectors(m);
   const auto fill = [&] {
     for (double* vector : {lse, cut, share}) std::fill(vector, vector + m, kMissing);
-    for (Index q = 0; q < count; ++q) std::fill(attention + q * ld, attention + q * ld + m, kMissing);
+    for (Index q = 0; q < count; ++q)
+      std::fill(attention + q * ld, attention + q * ld + m, kMissing);
   };
   RowReader<Scalar> reader(scores, kCausal, workspace.rows);
   const Index row_lines = scores.rows() * static_cast<Index>(sizeof(Scalar)) / Ahead::kLine;

@@ -12,15 +12,15 @@
 // on its neighbours.
 namespace attnscope {
 
-// Where row i of a lower triangle begins that is stored without the upper one: half the room, and no two
-// rows a power of two apart.
+// Where row i of a lower triangle begins that is stored without the upper one: half the room, and
+// no two rows a power of two apart.
 inline Index triangle_row(Index i) { return i * (i + 1) / 2; }
 
 // Rows that share the reading of v, w, u and p: three, which is what sixteen registers hold.
 inline constexpr Index kTridiagonalRows = 3;
 
-// Rows [i, i + kRows) of a −= v wᵀ + w vᵀ, from column `first` to the diagonal, and their part of p = a u:
-// the rows' own entries are set, those of earlier rows are added to.
+// Rows [i, i + kRows) of a −= v wᵀ + w vᵀ, from column `first` to the diagonal, and their part of p
+// = a u: the rows' own entries are set, those of earlier rows are added to.
 template <Index kRows>
 [[gnu::always_inline]] inline void update_rows(Lanes* a, Index i, Index first, const Lanes* v,
                                                const Lanes* w, const Lanes* u, Lanes* p) {
@@ -61,17 +61,17 @@ template <Index kRows>
 }
 
 // Reduces the symmetric matrices in the lower triangles `a` (see triangle_row) to tridiagonal form
-// by Householder reflections: diagonal[i·stride], i < n, and beside[i·stride], i < n − 1. Destroys `a`;
-// `scratch` holds 4 n.
-// The rank-two update of one step and the product of the next share one sweep over the matrix, since
-// reading and writing it costs more than the arithmetic. Cost 4/3 n³ operations per lane (Golub and Van
-// Loan, Matrix Computations, 2013, section 8.3.1).
-inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, Index stride, Lanes* scratch) {
+// by Householder reflections: diagonal[i·stride], i < n, and beside[i·stride], i < n − 1. Destroys
+// `a`; `scratch` holds 4 n. The rank-two update of one step and the product of the next share one
+// sweep over the matrix, since reading and writing it costs more than the arithmetic. Cost 4/3 n³
+// operations per lane (Golub and Van Loan, Matrix Computations, 2013, section 8.3.1).
+inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, Index stride,
+                           Lanes* scratch) {
   assert(n >= 1);
-  Lanes* v = scratch;            // last reflection
-  Lanes* w = scratch + n;        // a -= v wᵀ + w vᵀ is still to be done
-  Lanes* u = scratch + 2 * n;    // this step's reflection
-  Lanes* p = scratch + 3 * n;    // a u
+  Lanes* v = scratch;          // last reflection
+  Lanes* w = scratch + n;      // a -= v wᵀ + w vᵀ is still to be done
+  Lanes* u = scratch + 2 * n;  // this step's reflection
+  Lanes* p = scratch + 3 * n;  // a u
   for (Index i = 0; i < n; ++i) v[i] = w[i] = Lanes{};
   for (Index k = 0; k + 1 < n; ++k) {
     // Column k, which nothing reads again.
@@ -94,7 +94,8 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, In
     }
     const Lanes tail = even + odd;
     const Lanes norm = square_root(head * head + tail);
-    // A column that is already zero below its head, or whose square cannot be told from zero, stays.
+    // A column that is already zero below its head, or whose square cannot be told from zero,
+    // stays.
     const LaneMask turn = tail > broadcast(1e-280);
     const Lanes alpha = turn ? (head > 0.0 ? -norm : norm) : head;
     beside[k * stride] = alpha;
@@ -121,8 +122,8 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, In
   diagonal[last * stride] = a[triangle_row(last) + last] - 2.0 * v[last] * w[last];
 }
 
-// What the characteristic polynomial f of a tridiagonal matrix says at x: −f'/f, −(f'/f)', and whether
-// no eigenvalue lies at or below x.
+// What the characteristic polynomial f of a tridiagonal matrix says at x: −f'/f, −(f'/f)', and
+// whether no eigenvalue lies at or below x.
 struct TridiagonalProbe {
   Lanes first;   // Σ 1/(λ_i − x)
   Lanes second;  // Σ 1/(λ_i − x)²
@@ -153,14 +154,15 @@ inline TridiagonalProbe probe(const Lanes* diagonal, const Lanes* squares, Index
 }
 
 // The smallest eigenvalue of each positive definite tridiagonal matrix (`squares`: the off-diagonal
-// entries squared), to 2e-14 of itself or to the rounding of the matrix's norm, whichever is larger.
+// entries squared), to 2e-14 of itself or to the rounding of the matrix's norm, whichever is
+// larger.
 //
 // For x below the spectrum, with S1 = Σ 1/(λ_i − x) and S2 = Σ 1/(λ_i − x)², Laguerre's step
-// x + n / (S1 + sqrt((n − 1)(n S2 − S1²))) stays below the smallest eigenvalue and x + S1/S2, a mean of
-// the λ_i with positive weights, stays above: a bracket that closes cubically at a simple eigenvalue,
-// and from above quadratically at a multiple one. `low` is where the search starts, and must lie below
-// the spectrum. Lanes that do not converge (never seen) are NaN.
-// Reference: Parlett, Laguerre's method applied to the matrix eigenvalue problem, 1964.
+// x + n / (S1 + sqrt((n − 1)(n S2 − S1²))) stays below the smallest eigenvalue and x + S1/S2, a
+// mean of the λ_i with positive weights, stays above: a bracket that closes cubically at a simple
+// eigenvalue, and from above quadratically at a multiple one. `low` is where the search starts, and
+// must lie below the spectrum. Lanes that do not converge (never seen) are NaN. Reference: Parlett,
+// Laguerre's method applied to the matrix eigenvalue problem, 1964.
 inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, Index n, Lanes low,
                                  Lanes norm) {
   assert(n >= 1);
@@ -192,8 +194,8 @@ inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, In
     found = done ? 0.5 * (high + safe) : found;
     searching &= ~done;
     if (!any(searching)) break;
-    // Below the ceiling by twice the distance it last fell is nearly always still below the spectrum.
-    // Where it is not, the next step is Laguerre's.
+    // Below the ceiling by twice the distance it last fell is nearly always still below the
+    // spectrum. Where it is not, the next step is Laguerre's.
     const Lanes bold = ceiling - larger(2.0 * moved, 0.5 * tolerance);
     x = (at.below & (bold > safe) & (bold < high)) ? bold : safe;
     x = x > low ? x : 0.5 * (low + high);
@@ -208,17 +210,15 @@ struct SturmMinors {
   Lanes p, q;
   LaneMask changes;
 
-  explicit SturmMinors(Lanes pivot) : p(pivot), q(broadcast(1.0)), changes{} {
-    settle();
-  }
+  explicit SturmMinors(Lanes pivot) : p(pivot), q(broadcast(1.0)), changes{} { settle(); }
   void step(Lanes pivot, Lanes square) {
     const Lanes next = pivot * p - square * q;
     q = p;
     p = next;
     settle();
   }
-  // Both by a power of two, so that neither overflows nor vanishes. In a matrix of norm 1 eight steps
-  // shrink the larger by no more than a rounding each.
+  // Both by a power of two, so that neither overflows nor vanishes. In a matrix of norm 1 eight
+  // steps shrink the larger by no more than a rounding each.
   void rescale() {
     constexpr long kExponent = 0x7ffL << 52, kTwice = 2046L << 52;
     const Lanes size = larger(magnitude(p), magnitude(q));
@@ -235,11 +235,12 @@ struct SturmMinors {
   }
 };
 
-// The two smallest eigenvalues of each tridiagonal matrix (`beside`: its off-diagonal entries), all being
-// in [0, high] but those behind, by bisection to the last bits of `high`. Entries are at most 2 n in size
-// and are left in units of n. Two searches run side by side, since each step waits for the last.
-inline void two_smallest_eigenvalues(Lanes* diagonal, Lanes* beside, Index n, Lanes high, Lanes& first,
-                                     Lanes& second) {
+// The two smallest eigenvalues of each tridiagonal matrix (`beside`: its off-diagonal entries), all
+// being in [0, high] but those behind, by bisection to the last bits of `high`. Entries are at most
+// 2 n in size and are left in units of n. Two searches run side by side, since each step waits for
+// the last.
+inline void two_smallest_eigenvalues(Lanes* diagonal, Lanes* beside, Index n, Lanes high,
+                                     Lanes& first, Lanes& second) {
   assert(n >= 1);
   constexpr Index kStride = 8;
   const double norm = static_cast<double>(std::bit_ceil(static_cast<std::uint64_t>(n)));

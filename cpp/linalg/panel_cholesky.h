@@ -30,8 +30,9 @@ inline void invert_block(const double* block, double* inverse) {
   }
 }
 
-// Overwrites the upper triangle in `a` by its factor; `count` panels, whose columns past the matrix are
-// those of the unit matrix. False when the matrix is not positive definite. Cost n³/3 operations.
+// Overwrites the upper triangle in `a` by its factor; `count` panels, whose columns past the matrix
+// are those of the unit matrix. False when the matrix is not positive definite. Cost n³/3
+// operations.
 inline bool panel_factorize(double* a, Index count, double* inverses) {
   for (Index s = 0; s < count; ++s) {
     double* panel = a + panel_offset(s);

@@ -11,8 +11,8 @@
 // One symmetric matrix in panels made tridiagonal.
 namespace attnscope {
 
-// p = A u, of `count` panels whose diagonal blocks hold both triangles. Cost 2 n² operations for n² / 2
-// numbers read.
+// p = A u, of `count` panels whose diagonal blocks hold both triangles. Cost 2 n² operations for n²
+// / 2 numbers read.
 inline void panel_product(const double* a, Index count, const double* u, double* p) {
   std::fill(p, p + count * kPanel, 0.0);
   for (Index s = 0; s < count; ++s) {
@@ -49,9 +49,10 @@ inline void panel_product(const double* a, Index count, const double* u, double*
 }
 
 // A −= Σ_k left_k right_kᵀ over `terms` pairs of vectors, in `count` panels. left[g][k] holds rows
-// [g·kPanelRows, (g + 1)·kPanelRows) of left_k, right[s][k] panel s of right_k. Cost 2 · terms operations for
-// each number of the panels.
-inline void panel_update(double* a, Index count, Index terms, const double* left, const double* right) {
+// [g·kPanelRows, (g + 1)·kPanelRows) of left_k, right[s][k] panel s of right_k. Cost 2 · terms
+// operations for each number of the panels.
+inline void panel_update(double* a, Index count, Index terms, const double* left,
+                         const double* right) {
   for (Index s = 0; s < count; ++s) {
     double* panel = a + panel_offset(s);
     for (Index i0 = 0; i0 < (s + 1) * kPanel; i0 += kPanelRows) {
@@ -68,8 +69,8 @@ inline void panel_update(double* a, Index count, Index terms, const double* left
 }
 
 // x −= Σ_k factors[k] · basis_k, four at a time so that x is read once for four.
-inline void subtract_multiples(const double* basis, const double* factors, Index count, Index padded,
-                               Index size, double* x) {
+inline void subtract_multiples(const double* basis, const double* factors, Index count,
+                               Index padded, Index size, double* x) {
   assert(size >= 0 && size % kPackWidth == 0);
   Lanes* to = lanes_at(x);
   for (Index c = 0; c < count; c += 4) {
@@ -87,8 +88,8 @@ inline void subtract_multiples(const double* basis, const double* factors, Index
 }
 
 // products[k] = basis_k · x, four at a time.
-inline void inner_products(const double* basis, Index count, Index padded, Index size, const double* x,
-                           double* products) {
+inline void inner_products(const double* basis, Index count, Index padded, Index size,
+                           const double* x, double* products) {
   assert(size >= 0 && size % kPackWidth == 0);
   const Lanes* from = lanes_at(x);
   for (Index c = 0; c < count; c += 4) {
@@ -98,18 +99,20 @@ inline void inner_products(const double* basis, Index count, Index padded, Index
     for (Index i = 0; i < size / kPackWidth; ++i) {
       for (Index k = 0; k < 4; ++k) sums[k] += q[k][i] * from[i];
     }
-    for (Index k = 0; k < std::min(Index{4}, count - c); ++k) products[c + k] = sum_of_lanes(sums[k]);
+    for (Index k = 0; k < std::min(Index{4}, count - c); ++k)
+      products[c + k] = sum_of_lanes(sums[k]);
   }
 }
 
-// Reduces the symmetric matrix of n rows in `a`, whose diagonal blocks hold both triangles and whose columns
-// from n on are 0, to tridiagonal form by Householder reflections: diagonal[i·stride] and beside[i·stride],
-// i < n − 1. Destroys `a`.
+// Reduces the symmetric matrix of n rows in `a`, whose diagonal blocks hold both triangles and
+// whose columns from n on are 0, to tridiagonal form by Householder reflections: diagonal[i·stride]
+// and beside[i·stride], i < n − 1. Destroys `a`.
 //
-// From the last column to the first, so that what is left begins where the panels begin. The reflections of a
-// panel are applied to single columns and vectors, and to the panels before it at its end by one matrix
-// product: half of the 4/3 n³ operations, while the other half, a product with a vector each step,
-// reads the matrix once and writes nothing (Dongarra, Sorensen and Hammarling 1989).
+// From the last column to the first, so that what is left begins where the panels begin. The
+// reflections of a panel are applied to single columns and vectors, and to the panels before it at
+// its end by one matrix product: half of the 4/3 n³ operations, while the other half, a product
+// with a vector each step, reads the matrix once and writes nothing (Dongarra, Sorensen and
+// Hammarling 1989).
 inline void panel_tridiagonalize(double* a, Index n, double* diagonal, double* beside, Index stride,
                                  AlignedBuffer& scratch) {
   const Index padded = panels_of(n) * kPanel;
@@ -139,7 +142,8 @@ inline void panel_tridiagonalize(double* a, Index n, double* diagonal, double* b
       std::fill(u + k - 1, u + padded, 0.0);
       const double head = column[k - 1];
       const double tail = inner_product(u, u, size);
-      // A column that is already zero above its head, or whose square cannot be told from zero, stays.
+      // A column that is already zero above its head, or whose square cannot be told from zero,
+      // stays.
       if (!(tail > 1e-280)) {
         beside[(k - 1) * stride] = head;
         continue;

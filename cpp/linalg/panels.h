@@ -3,9 +3,9 @@
 
 #include "simd/lanes.h"
 
-// The upper triangle of one matrix in panels of columns: a panel holds its columns' rows one after another,
-// down to its diagonal block, so that loops over it read memory in order and it takes half the room of the
-// matrix.
+// The upper triangle of one matrix in panels of columns: a panel holds its columns' rows one after
+// another, down to its diagonal block, so that loops over it read memory in order and it takes half
+// the room of the matrix.
 namespace attnscope {
 
 inline constexpr Index kPanelVectors = 3;
@@ -35,11 +35,12 @@ inline Index panel_entry(Index row, Index column) {
 inline Lanes* lanes_at(double* at) { return reinterpret_cast<Lanes*>(at); }
 inline const Lanes* lanes_at(const double* at) { return reinterpret_cast<const Lanes*>(at); }
 
-// c = rows − Σ_k left_k right_kᵀ of kPanelRows rows of one panel, which the registers hold: entry r of left_k is
-// left[k·kStride + r], right_k is row k of `right`.
+// c = rows − Σ_k left_k right_kᵀ of kPanelRows rows of one panel, which the registers hold: entry r
+// of left_k is left[k·kStride + r], right_k is row k of `right`.
 template <Index kStride>
-[[gnu::always_inline]] inline void rest_of_products(const Lanes* rows, const double* left, const double* right,
-                                                    Index terms, Lanes (&c)[kPanelRows][kPanelVectors]) {
+[[gnu::always_inline]] inline void rest_of_products(const Lanes* rows, const double* left,
+                                                    const double* right, Index terms,
+                                                    Lanes (&c)[kPanelRows][kPanelVectors]) {
 #pragma GCC unroll 8
   for (Index r = 0; r < kPanelRows; ++r) {
 #pragma GCC unroll 3

@@ -28,7 +28,8 @@ bool is_readable(const WideType* row, Index count) {
   return std::all_of(row, row + std::max<Index>(count, 0), [](WideType x) { return x < kTop; });
 }
 
-// Looks for NaN and +infinity among entries: either shows in their sum, which -infinity leaves below infinity.
+// Looks for NaN and +infinity among entries: either shows in their sum, which -infinity leaves
+// below infinity.
 template <class WideType>
 class SumOfEntries {
   using Floats = typename VectorOf<WideType>::Floats;
@@ -45,13 +46,15 @@ class SumOfEntries {
       odd += vector_at<Floats>(row + j + kWidth);
     }
     for (; j < count && j + kWidth <= n; j += kWidth) {
-      const Numbers inside = reinterpret_cast<Numbers>(vector_at<Floats>(row + j)) & first(count - j);
+      const Numbers inside =
+          reinterpret_cast<Numbers>(vector_at<Floats>(row + j)) & first(count - j);
       even += reinterpret_cast<Floats>(inside);
     }
     for (; j < count; ++j) even[0] += row[j];
     sums_ = even + odd;
   }
-  // Whether all of them are numbers or -infinity; where not, numbers may have been too large for their sum.
+  // Whether all of them are numbers or -infinity; where not, numbers may have been too large for
+  // their sum.
   bool is_readable() const {
     const auto below = reinterpret_cast<Numbers>(sums_ < std::numeric_limits<WideType>::infinity());
     return lane_bits(below) == (1u << kWidth) - 1;
@@ -60,14 +63,15 @@ class SumOfEntries {
  private:
   static Numbers first(Index count) {
     Numbers lane;
-    for (Index k = 0; k < kWidth; ++k) lane[k] = static_cast<std::remove_reference_t<decltype(lane[0])>>(k);
+    for (Index k = 0; k < kWidth; ++k)
+      lane[k] = static_cast<std::remove_reference_t<decltype(lane[0])>>(k);
     return lane < static_cast<std::remove_reference_t<decltype(lane[0])>>(count) - Numbers{};
   }
   Floats sums_{};
 };
 
-// Where lane k takes from in one step of a loop over halves of lanes. The compiler makes one vector of it, which it
-// does not of lanes that are set one by one.
+// Where lane k takes from in one step of a loop over halves of lanes. The compiler makes one vector
+// of it, which it does not of lanes that are set one by one.
 using Places = std::array<long, static_cast<std::size_t>(kPackWidth)>;
 template <class PlaceOf>
 constexpr Places places(PlaceOf place_of) {
@@ -89,8 +93,9 @@ double largest(Lanes lanes) {
   return lanes[0];
 }
 
-// Lane k holds the sum of the lanes k to the last, which zeros in front of it do not change in any bit: with each
-// step it takes the sum of the upper half of its block of 2, 4 and 8 where it stands in the lower.
+// Lane k holds the sum of the lanes k to the last, which zeros in front of it do not change in any
+// bit: with each step it takes the sum of the upper half of its block of 2, 4 and 8 where it stands
+// in the lower.
 template <Index kStep = 1>
 Lanes sums_from_behind(Lanes lanes) {
   static constexpr Places kUpper =

@@ -13,8 +13,8 @@ namespace attnscope {
 // Steps of one round at most, and with that the size of its basis.
 inline constexpr Index kMostLanczosSteps = 32;
 
-// The number that a fixed generator gives to coordinate i: a start vector that no symmetry of a graph
-// is likely to share, and the same in every run.
+// The number that a fixed generator gives to coordinate i: a start vector that no symmetry of a
+// graph is likely to share, and the same in every run.
 inline double start_entry(Index i) {
   std::uint64_t z = (static_cast<std::uint64_t>(i) + 1) * 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -23,8 +23,8 @@ inline double start_entry(Index i) {
 }
 
 // The largest eigenvalue of the tridiagonal matrix of `size` <= kMostLanczosSteps rows, whose
-// off-diagonal entries are positive, by Laguerre's iteration on the characteristic polynomial, which
-// falls on its largest root cubically from above. All eigenvalues are positive.
+// off-diagonal entries are positive, by Laguerre's iteration on the characteristic polynomial,
+// which falls on its largest root cubically from above. All eigenvalues are positive.
 inline double largest_eigenvalue(const double* alpha, const double* beta, Index size) {
   assert(size <= kMostLanczosSteps);
   double top = 0.0;
@@ -70,17 +70,17 @@ struct LanczosRound {
   bool converged = false;
 };
 
-// Grows a Krylov space of the operator that `apply(x)` applies in place, with full reorthogonalisation,
-// from the unit vector basis + padded, on the complement of the unit vector basis. `basis` holds
-// (kMostLanczosSteps + 2) vectors. Ends when the residual of the largest Ritz value θ is below
-// tolerance(θ)·θ, or after kMostLanczosSteps, or when `dimension` of them have filled the space, or as
-// soon as the residuals so far promise more than `patience` further steps. Unless it converged, the Ritz
-// vector replaces basis + padded.
+// Grows a Krylov space of the operator that `apply(x)` applies in place, with full
+// reorthogonalisation, from the unit vector basis + padded, on the complement of the unit vector
+// basis. `basis` holds (kMostLanczosSteps + 2) vectors. Ends when the residual of the largest Ritz
+// value θ is below tolerance(θ)·θ, or after kMostLanczosSteps, or when `dimension` of them have
+// filled the space, or as soon as the residuals so far promise more than `patience` further steps.
+// Unless it converged, the Ritz vector replaces basis + padded.
 //
-// The bound residual²/gap would let it end sooner, but the gap to the second Ritz value is not the gap to
-// the second eigenvalue: two that lie close together look like one until the residual is as small
-// as their distance.
-// Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapters 11 and 13.
+// The bound residual²/gap would let it end sooner, but the gap to the second Ritz value is not the
+// gap to the second eigenvalue: two that lie close together look like one until the residual is as
+// small as their distance. Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapters 11
+// and 13.
 template <class Tolerance, class Apply>
 LanczosRound lanczos_round(Index padded, Index dimension, double patience, double* basis,
                            Tolerance&& tolerance, Apply&& apply) {

@@ -15,8 +15,9 @@ constexpr Index kAhead = 4;
 // A whole number of the size of an entry. Magnitudes have no sign bit, so signed numbers order
 // them, and processors compare those.
 template <class Scalar>
-using Bits = std::conditional_t<sizeof(Scalar) == 2, std::int16_t,
-                                std::conditional_t<sizeof(Scalar) == 4, std::int32_t, std::int64_t>>;
+using Bits =
+    std::conditional_t<sizeof(Scalar) == 2, std::int16_t,
+                       std::conditional_t<sizeof(Scalar) == 4, std::int32_t, std::int64_t>>;
 
 // The entry's bits without its sign, which order as magnitudes do.
 template <class Scalar>
@@ -112,7 +113,8 @@ template <class Scalar>
 bool is_causal(const MatrixView<Scalar>& matrix) {
   const Index n = matrix.rows();
   if (n < 2) return false;
-  // Above the diagonal lie the ends of the rows and the heads of the columns: whichever is contiguous.
+  // Above the diagonal lie the ends of the rows and the heads of the columns: whichever is
+  // contiguous.
   const bool by_rows = lines_are_rows(matrix);
   const MatrixView<Scalar> lines = along_memory(matrix);
   for (Index k = 0; k < n; ++k) {

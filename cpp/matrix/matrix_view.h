@@ -14,8 +14,9 @@ namespace attnscope {
 // What has no value.
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// A read-only strided view of one [n, n] matrix in the caller's memory. Either stride may be zero (an
-// expanded tensor), and neither needs to be contiguous, so slices and transposes are read in place.
+// A read-only strided view of one [n, n] matrix in the caller's memory. Either stride may be zero
+// (an expanded tensor), and neither needs to be contiguous, so slices and transposes are read in
+// place.
 template <class Scalar>
 using MatrixView =
     Eigen::Map<const Eigen::Matrix<Scalar, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>,
@@ -24,15 +25,16 @@ using MatrixView =
 // Strides count elements, rows first.
 template <class Scalar>
 MatrixView<Scalar> matrix_view(const Scalar* data, Index n, Index row_stride, Index column_stride) {
-  return MatrixView<Scalar>(data, n, n,
-                            Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(row_stride, column_stride));
+  return MatrixView<Scalar>(
+      data, n, n, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>(row_stride, column_stride));
 }
 
 // True when no entry is NaN or infinite.
 template <class Scalar>
 bool all_finite(const MatrixView<Scalar>& matrix);
 
-// True when no entry is NaN: what distances are asked, of which an infinite one is a pair that nothing joins.
+// True when no entry is NaN: what distances are asked, of which an infinite one is a pair that
+// nothing joins.
 template <class Scalar>
 bool none_is_nan(const MatrixView<Scalar>& matrix);
 
@@ -70,8 +72,8 @@ struct MatrixReading {
 template <class Scalar>
 void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading);
 
-// Which keys each query can see. `causal`: key j is visible to query i when j <= i; `full`: all keys;
-// `mask`: where the boolean view is true (the same size as the matrix, any strides).
+// Which keys each query can see. `causal`: key j is visible to query i when j <= i; `full`: all
+// keys; `mask`: where the boolean view is true (the same size as the matrix, any strides).
 struct Support {
   enum class Kind { full, causal, mask };
   Kind kind = Kind::full;
@@ -88,7 +90,8 @@ struct Support {
   Index end(Index query, Index n) const { return kind == Kind::causal ? query + 1 : n; }
 };
 
-// Judges a matrix by itself: causal when everything above its diagonal is exactly 0 (n >= 2), else full.
+// Judges a matrix by itself: causal when everything above its diagonal is exactly 0 (n >= 2), else
+// full.
 template <class Scalar>
 Support auto_support(const MatrixView<Scalar>& matrix) {
   return {is_causal(matrix) ? Support::Kind::causal : Support::Kind::full};
@@ -119,8 +122,8 @@ struct RowScratch {
   MACRO(Eigen::bfloat16)
 
 // Compiles a function template for each of them, as it is declared.
-#define ATTNSCOPE_COMPILE(function)                          \
-  template decltype(function<float>) function<float>;        \
-  template decltype(function<double>) function<double>;      \
+#define ATTNSCOPE_COMPILE(function)                               \
+  template decltype(function<float>) function<float>;             \
+  template decltype(function<double>) function<double>;           \
   template decltype(function<Eigen::half>) function<Eigen::half>; \
   template decltype(function<Eigen::bfloat16>) function<Eigen::bfloat16>

@@ -3,8 +3,8 @@
 
 #include "simd/lanes.h"
 
-// Arithmetic of vectors that are `padded` numbers long, a multiple of kPackWidth, on 64-byte boundaries, and
-// 0 behind their own length.
+// Arithmetic of vectors that are `padded` numbers long, a multiple of kPackWidth, on 64-byte
+// boundaries, and 0 behind their own length.
 namespace attnscope {
 
 inline double inner_product(const double* x, const double* y, Index padded) {
@@ -34,8 +34,8 @@ inline void scale_vector(double* x, double factor, Index padded) {
   for (Index i = 0; i < padded; ++i) x[i] *= factor;
 }
 
-// Removes from x its part along each of the `count` orthonormal vectors in `basis`, four at a time so
-// that x is read once for four.
+// Removes from x its part along each of the `count` orthonormal vectors in `basis`, four at a time
+// so that x is read once for four.
 inline void remove_parts(const double* basis, Index count, Index padded, double* x) {
   assert(padded >= 0 && padded % kPackWidth == 0);
   Lanes* to = reinterpret_cast<Lanes*>(x);

@@ -82,7 +82,8 @@ constexpr Index kSample = 256;
 // much.
 template <class Scalar>
 std::optional<Neighbours> bracketed(const MatrixView<Scalar>& attention, const Support& support,
-                                    std::uint64_t count, std::uint64_t rank, QuantileWorkspace& workspace) {
+                                    std::uint64_t count, std::uint64_t rank,
+                                    QuantileWorkspace& workspace) {
   const Index n = attention.rows();
   const bool causal = support.kind == Support::Kind::causal;
   if (support.kind == Support::Kind::mask || count <= 4096) return {};

@@ -28,12 +28,12 @@ Float float_of_key(FloatKey<Float> key) {
   return std::bit_cast<Float>((key & kSignBit<Float>) != 0 ? key & ~kSignBit<Float> : ~key);
 }
 
-// Sorts `count` entries by key_of(entry), stably. `lowest` is the smallest key and `ones` the bitwise or of
-// all keys; `scratch` holds as many entries, `counts` is scratch too.
+// Sorts `count` entries by key_of(entry), stably. `lowest` is the smallest key and `ones` the
+// bitwise or of all keys; `scratch` holds as many entries, `counts` is scratch too.
 //
-// Two counting passes over the leading digits leave nearly distinct keys nearly sorted, which an insertion
-// pass finishes; where it meets too much disorder (most keys equal in their leading digits) all digits are
-// sorted instead. Cost O(count), at worst O(count · bits/11).
+// Two counting passes over the leading digits leave nearly distinct keys nearly sorted, which an
+// insertion pass finishes; where it meets too much disorder (most keys equal in their leading
+// digits) all digits are sorted instead. Cost O(count), at worst O(count · bits/11).
 template <class Entry, class KeyOf, class Key>
 void radix_sort(Entry* entries, Entry* scratch, std::size_t count, Key lowest, Key ones,
                 KeyOf key_of, std::vector<std::uint32_t>& counts) {

@@ -44,11 +44,13 @@ void add_tile(const double* rows, const double* others, Index stride, Index coun
 constexpr double kSmallestSquares = 1e-280;
 constexpr double kLargestSquares = 1e300;
 
-// ‖a − b‖ of points whose squares leave float64's range: the coordinates are scaled first. 0 for equal points.
+// ‖a − b‖ of points whose squares leave float64's range: the coordinates are scaled first. 0 for
+// equal points.
 double scaled_distance(const double* a, const double* b, Index width) {
   double largest = 0.0;
   // A quarter of each, because a difference can exceed the largest number.
-  for (Index k = 0; k < width; ++k) largest = std::max(largest, std::abs(0.25 * a[k] - 0.25 * b[k]));
+  for (Index k = 0; k < width; ++k)
+    largest = std::max(largest, std::abs(0.25 * a[k] - 0.25 * b[k]));
   if (largest == 0.0) {
     for (Index k = 0; k < width; ++k) largest = std::max(largest, std::abs(a[k] - b[k]));
     if (largest == 0.0) return 0.0;

@@ -17,8 +17,8 @@ Index point_rows(Index n);
 // Rows [begin, end) of the distances of n points to those before them, each written to both places
 // of `distances` [n, ·], rows `row_stride` apart, and 0 on the diagonal; `begin` is a multiple of
 // kDistanceRows. `unit` vectors for cosine. A distance is a sum in an order that only the width
-// decides, so it does not depend on the other points, and equal points are at exactly 0. Only a distance
-// that no number holds is infinite. Cost O((end − begin)·n·width).
+// decides, so it does not depend on the other points, and equal points are at exactly 0. Only a
+// distance that no number holds is infinite. Cost O((end − begin)·n·width).
 inline constexpr Index kDistanceRows = 32;
 void row_distances(const double* points, Index n, Index width, PointMetric metric, Index begin,
                    Index end, double* distances, Index row_stride);

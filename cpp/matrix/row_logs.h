@@ -9,8 +9,8 @@
 // Sums of entries times logarithms along a row. Only kernel sources include it.
 namespace attnscope {
 
-// visit(lanes of the row at j, those at j + kPackWidth, j) for j = 0, 2·kPackWidth, … up to end <= n,
-// with zeros from end on; nothing where end <= 0. `n` entries may be read.
+// visit(lanes of the row at j, those at j + kPackWidth, j) for j = 0, 2·kPackWidth, … up to end <=
+// n, with zeros from end on; nothing where end <= 0. `n` entries may be read.
 template <class WideType, class Visit>
 void for_each_two_lanes(const WideType* row, Index end, Index n, Visit&& visit) {
   Index j = 0;

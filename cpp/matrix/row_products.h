@@ -28,8 +28,8 @@ inline Index whole_tiles(Index columns) {
 // out[r·ld + c] = (add ? out[r·ld + c] : 0) + Σ_{k<depth} rows[r·row_stride +
 // k]·tile[k·kTileWidth + c] for `kRows` rows and the columns of one tile.
 template <Index kRows>
-void multiply_tile(const double* rows, Index row_stride, const double* tile, Index depth,
-                    bool add, double* out, Index ld) {
+void multiply_tile(const double* rows, Index row_stride, const double* tile, Index depth, bool add,
+                   double* out, Index ld) {
   Lanes sums[kRows][kTileVectors] = {};
   if (add) {
 #pragma GCC unroll 4
@@ -60,7 +60,7 @@ void multiply_tile(const double* rows, Index row_stride, const double* tile, Ind
 
 // The same for 1 to kTileRows rows.
 inline void multiply_tile(const double* rows, Index count, Index row_stride, const double* tile,
-                           Index depth, bool add, double* out, Index ld) {
+                          Index depth, bool add, double* out, Index ld) {
   assert(1 <= count && count <= kTileRows);
   switch (count) {
     case 1:

@@ -29,8 +29,8 @@ void add(const WideType* const* rows, const Index* ends, Index n, double* mass) 
 
 // The pass under one support; false where `find_support` and an entry behind the support is not 0.
 template <class Scalar>
-bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support& support, double* entropy,
-          RowScratch& scratch) {
+bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support& support,
+          double* entropy, RowScratch& scratch) {
   const Index n = attention.rows();
   auto& sums = scratch.sums;
   sums.assign(n + 2 * kPackWidth, 0.0);

@@ -46,9 +46,9 @@ inline LaneMask first_lanes(Index count) {
   return lane < count - LaneMask{};
 }
 
-// The first `count` entries and zeros behind them: zeros alone where count <= 0, from kPackWidth on a whole
-// vector. `readable` entries may be read, no fewer than count: where that is a whole vector the rest is masked,
-// which costs a tenth of gathering entries one by one.
+// The first `count` entries and zeros behind them: zeros alone where count <= 0, from kPackWidth on
+// a whole vector. `readable` entries may be read, no fewer than count: where that is a whole vector
+// the rest is masked, which costs a tenth of gathering entries one by one.
 template <class WideType>
 Lanes load_head(const WideType* from, Index count, Index readable) {
   assert(count <= std::max<Index>(readable, 0));

@@ -72,7 +72,8 @@ double safe_scale(double largest) {
 
 double unit_power(double magnitude) {
   int exponent = 0;
-  std::frexp(magnitude < std::numeric_limits<double>::max() ? magnitude : std::numeric_limits<double>::max(),
+  std::frexp(magnitude < std::numeric_limits<double>::max() ? magnitude
+                                                            : std::numeric_limits<double>::max(),
              &exponent);
   // 2^1022 is the largest power of two whose square root's neighbours are all normal numbers.
   return std::ldexp(1.0, std::clamp(-exponent, -1022, 1022));
@@ -84,15 +85,16 @@ void widen_row(const MatrixView<Scalar>& matrix, Index i, Index count, double* o
 }
 
 template <class Scalar>
-void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count, double* lines,
-                    double* out) {
+void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count,
+                    double* lines, double* out) {
   assert(1 <= matrices.size() && static_cast<Index>(matrices.size()) <= kPackWidth);
   for (std::size_t lane = 0; lane < matrices.size(); ++lane) {
     widen_row(matrices[lane], i, count, lines + static_cast<Index>(lane) * count);
   }
   std::fill(lines + static_cast<Index>(matrices.size()) * count, lines + kPackWidth * count, 0.0);
   for (Index j = 0; j < count; ++j) {
-    for (Index lane = 0; lane < kPackWidth; ++lane) out[j * kPackWidth + lane] = lines[lane * count + j];
+    for (Index lane = 0; lane < kPackWidth; ++lane)
+      out[j * kPackWidth + lane] = lines[lane * count + j];
   }
 }
 

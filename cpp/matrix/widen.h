@@ -21,8 +21,8 @@ void widen_row(const MatrixView<Scalar>& matrix, Index i, Index count, double* o
 // The same of one to a pack's number of matrices, entry j of all of them side by side and 0 for one
 // that is not there; `lines`: scratch of as many numbers as `out` gets.
 template <class Scalar>
-void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count, double* lines,
-                    double* out);
+void interleave_row(std::span<const MatrixView<Scalar>> matrices, Index i, Index count,
+                    double* lines, double* out);
 
 // The largest |x| of `count` numbers; 0 when there is none.
 double largest_magnitude(const double* values, Index count);
@@ -30,11 +30,14 @@ double largest_magnitude(const double* values, Index count);
 // The power of two that `widen` would multiply by, for a matrix of this largest magnitude.
 double safe_scale(double largest);
 
-// The power of two that brings a magnitude, above 0, near 1; infinity and NaN count as the largest number.
+// The power of two that brings a magnitude, above 0, near 1; infinity and NaN count as the largest
+// number.
 double unit_power(double magnitude);
 
 // Rows of a map of n tokens that are worked on together beside their states.
-inline Index state_rows(Index n) { return std::clamp<Index>((Index{1} << 16) / n / 16 * 16, 16, 64); }
+inline Index state_rows(Index n) {
+  return std::clamp<Index>((Index{1} << 16) / n / 16 * 16, 16, 64);
+}
 
 // Rows [begin, end) of token states of `width` numbers each, widened to float64, to out[i·width +
 // k]; `unit` scales every row to norm 1, a row of zeros staying 0. Returns whether all entries are

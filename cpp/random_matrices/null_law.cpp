@@ -179,7 +179,8 @@ NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right
     if (kind_ == Kind::triangular) return -(1.0 - 2.0 * s * std::cos(t) / t + s * s / (t * t)) / pi;
     return -2.0 * s * s / (pi * value_at(t));
   };
-  const double t = decreasing_root([&](double at) { return cdf_at(at); }, slope, u, low, high, guess);
+  const double t =
+      decreasing_root([&](double at) { return cdf_at(at); }, slope, u, low, high, guess);
   const double x = std::clamp(value_at(t), left.x, right.x);
   return {x, u, integral_at(x, t)};
 }

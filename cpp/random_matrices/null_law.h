@@ -14,8 +14,9 @@ namespace attnscope {
 //
 //  * Marchenko–Pastur, full support, 0 < γ = rows/columns <= 1 (Marčenko and Pastur 1967):
 //    x(t) = 1 + γ + 2√γ cos t, on [(1−√γ)², (1+√γ)²].
-//  * triangular, causal support (Dykema and Haagerup, DT-operators and decomposability of Voiculescu's
-//    circular operator, 2004): x(t) = (sin t/t)·exp(t cot t), F = 1 − t/π + sin²t/(πt), on [0, e].
+//  * triangular, causal support (Dykema and Haagerup, DT-operators and decomposability of
+//    Voiculescu's circular operator, 2004): x(t) = (sin t/t)·exp(t cot t), on [0, e],
+//    F = 1 − t/π + sin²t/(πt).
 class TriangularTable;
 
 class NullLaw {
@@ -26,7 +27,8 @@ class NullLaw {
     return {Kind::triangular, 1.0, table};
   }
 
-  // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge, to 1e-13 (5e-12 with a table).
+  // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge, to 1e-13 (5e-12 with a
+  // table).
   struct Point {
     double x, cdf, integral;
   };

@@ -13,8 +13,8 @@ constexpr Index kLargestPacked = 256;
 
 // XXᵀ of up to kPackWidth matrices, tridiagonal in the lanes from `diagonal` and `beside` on.
 template <class Scalar>
-void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* diagonal, double* beside,
-                 Index stride, Index* kept, RowSpectrumWorkspace& workspace) {
+void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* diagonal,
+                 double* beside, Index stride, Index* kept, RowSpectrumWorkspace& workspace) {
   const Index n = part.front().rows();
   const auto place = [=](Index i) { return causal ? padded_triangle_row(i) : i * n; };
   Lanes* rows = lane_buffer(workspace.rows, place(n));
@@ -67,13 +67,13 @@ void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
   Index* kept = workspace.kept.data();
   if (n <= kLargestPacked) {
     for (Index first = 0; first < count; first += kPackWidth) {
-      reduce_pack(matrices.subspan(first, std::min(kPackWidth, count - first)), causal, diagonal + first,
-                  beside + first, width, kept + first, workspace);
+      reduce_pack(matrices.subspan(first, std::min(kPackWidth, count - first)), causal,
+                  diagonal + first, beside + first, width, kept + first, workspace);
     }
   } else {
     for (Index lane = 0; lane < count; ++lane) {
-      kept[lane] = reduce_one(matrices[lane], causal, diagonal + lane,
-                              beside + lane, width, workspace);
+      kept[lane] =
+          reduce_one(matrices[lane], causal, diagonal + lane, beside + lane, width, workspace);
     }
   }
   const double scale = 1.0 / static_cast<double>(n);
@@ -81,7 +81,8 @@ void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
   workspace.values.resize(count * n);
   double* values = workspace.values.data();
   tridiagonal_eigenvalues(diagonal, beside, n, count, values, workspace.dqds);
-  for (Index lane = 0; lane < count; ++lane) std::reverse(values + lane * n, values + (lane + 1) * n);
+  for (Index lane = 0; lane < count; ++lane)
+    std::reverse(values + lane * n, values + (lane + 1) * n);
 }
 
 ATTNSCOPE_COMPILE(row_spectra);

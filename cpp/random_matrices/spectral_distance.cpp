@@ -6,17 +6,19 @@
 
 namespace attnscope {
 
-CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor,
-                                     double error, const TriangularTable* table) {
+CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullLaw& law,
+                                     double floor, double error, const TriangularTable* table) {
   const double k = static_cast<double>(values.size());
   const auto place_of = [&](double x) {
-    return static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), x) - values.begin());
+    return static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), x) -
+                                    values.begin());
   };
   const auto differences = [&](std::size_t i, double low, double high) {
     // |F_emp − F| on either side of value i, F between low and high: at least and at most.
     const double before = static_cast<double>(i) / k;
     const double after = static_cast<double>(i + 1) / k;
-    return std::pair(std::max({0.0, low - before, after - high}), std::max(high - before, after - low));
+    return std::pair(std::max({0.0, low - before, after - high}),
+                     std::max(high - before, after - low));
   };
   // What is known of a value before F is solved for it alone.
   const auto coarse = [&](std::size_t i) {

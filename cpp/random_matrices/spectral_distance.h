@@ -20,8 +20,9 @@ inline constexpr double kResolvedShare = 1e-12;
 struct CertifiedDistance {
   double distance, uncertain;
 };
-CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor,
-                                     double error = 0.0, const TriangularTable* table = nullptr);
+CertifiedDistance kolmogorov_smirnov(std::span<const double> values, const NullLaw& law,
+                                     double floor, double error = 0.0,
+                                     const TriangularTable* table = nullptr);
 
 // ∫ |F_emp − F| dx over [0, ∞).
 double wasserstein(std::span<const double> values, const NullLaw& law);

@@ -22,14 +22,15 @@ double strand_sum(Index count, Term&& term) {
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-// Standardises the entries of one row: mean 0 and mean square 1; false when they are all equal. A computed
-// deviation of equal entries is not always 0, so the entries themselves are compared.
+// Standardises the entries of one row: mean 0 and mean square 1; false when they are all equal. A
+// computed deviation of equal entries is not always 0, so the entries themselves are compared.
 inline bool standardize_row(double* row, Index count) {
   bool varies = false;
   for (Index j = 1; j < count && !varies; ++j) varies = row[j] != row[0];
   if (!varies) return false;
   const auto size = static_cast<double>(count);
-  // Means of subnormal numbers are no numbers and squares below 1e-308 vanish; powers of two are exact.
+  // Means of subnormal numbers are no numbers and squares below 1e-308 vanish; powers of two are
+  // exact.
   const double largest = largest_magnitude(row, count);
   if (largest < 0x1p-400 || largest > 0x1p400) {
     const double unit = largest < 1.0 ? 0x1p600 : 0x1p-600;
@@ -47,8 +48,8 @@ inline bool standardize_row(double* row, Index count) {
   return true;
 }
 
-// The same of the first `count` entries of a row in every lane by itself; zeros in a lane whose entries are
-// all equal. Returns the lanes that vary.
+// The same of the first `count` entries of a row in every lane by itself; zeros in a lane whose
+// entries are all equal. Returns the lanes that vary.
 inline LaneMask standardize_lanes(Lanes* row, Index count) {
   // The sum of what `term` makes of every entry, which it may change.
   const auto sum_of = [=](auto&& term) {
@@ -86,12 +87,13 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
   return varies;
 }
 
-// Standardises the rows of up to kPackWidth matrices of one size side by side, over the entries on and
-// below the diagonal (`causal`) or all: row i to rows + place(i), zeros behind its own entries up to
-// rows + place(i + 1). Returns how many rows of each matrix vary. `lines`: scratch of kPackWidth · n numbers.
+// Standardises the rows of up to kPackWidth matrices of one size side by side, over the entries on
+// and below the diagonal (`causal`) or all: row i to rows + place(i), zeros behind its own entries
+// up to rows + place(i + 1). Returns how many rows of each matrix vary. `lines`: scratch of
+// kPackWidth · n numbers.
 template <class Scalar, class Place>
-Lanes standardize_pack(std::span<const MatrixView<Scalar>> matrices, bool causal, const Place& place,
-                       Lanes* rows, double* lines) {
+Lanes standardize_pack(std::span<const MatrixView<Scalar>> matrices, bool causal,
+                       const Place& place, Lanes* rows, double* lines) {
   const Index n = matrices.front().rows();
   Lanes kept{};
   for (Index i = 0; i < n; ++i) {

@@ -8,17 +8,19 @@
 // Packs: equal-sized matrices interleaved entry by entry, one matrix a lane, so that one vector
 // instruction does the same step of kPackWidth matrices and no lane ever sees another.
 //
-// The width follows the instruction set that a file is compiled for, so only files that are compiled once
-// for each include this header: kernels' .cpp files and tests/cpp/lanes. Elsewhere the linker would take one
-// width's functions for the other's. A kernel's own header offers the width as a function.
+// The width follows the instruction set that a file is compiled for, so only files that are
+// compiled once for each include this header: kernels' .cpp files and tests/cpp/lanes. Elsewhere
+// the linker would take one width's functions for the other's. A kernel's own header offers the
+// width as a function.
 #if !defined(ATTNSCOPE_LANES)
 #error "lanes.h is for files that are compiled for every instruction set"
 #endif
 namespace attnscope {
 
-// A build may ask for a width of its own: eight lanes on a processor without AVX-512 take the same way through
-// every kernel as with it, which is how that way is tested on any machine. What an intrinsic does has a portable
-// form beside it, in namespace `portable`, for widths that no instruction has.
+// A build may ask for a width of its own: eight lanes on a processor without AVX-512 take the same
+// way through every kernel as with it, which is how that way is tested on any machine. What an
+// intrinsic does has a portable form beside it, in namespace `portable`, for widths that no
+// instruction has.
 #if defined(ATTNSCOPE_PACK_WIDTH)
 #elif defined(__AVX512F__)
 #define ATTNSCOPE_PACK_WIDTH 8
@@ -36,8 +38,8 @@ inline constexpr Index kPackWidth = ATTNSCOPE_PACK_WIDTH;
 #define ATTNSCOPE_AVX_PACKS
 #endif
 
-// One float64 entry of every matrix of a pack, and the mask that comparing two of them gives: all bits
-// set in a lane where the comparison holds. Masks choose lanes: `mask ? a : b`.
+// One float64 entry of every matrix of a pack, and the mask that comparing two of them gives: all
+// bits set in a lane where the comparison holds. Masks choose lanes: `mask ? a : b`.
 typedef double Lanes __attribute__((vector_size(kPackWidth * sizeof(double)), may_alias));
 typedef long LaneMask __attribute__((vector_size(kPackWidth * sizeof(long))));
 static_assert(sizeof(long) == sizeof(double));
@@ -51,8 +53,8 @@ inline Lanes square_root(Lanes x) {
   return root;
 }
 
-// a·b + c, rounded once where the instruction set does that in one step, in every copy of the code: which of
-// two products a compiler fuses with their sum may differ from place to place.
+// a·b + c, rounded once where the instruction set does that in one step, in every copy of the code:
+// which of two products a compiler fuses with their sum may differ from place to place.
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   Lanes result;
@@ -69,7 +71,8 @@ inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
 inline Lanes magnitude(Lanes x) { return x < 0.0 ? -x : x; }
 
-// Entry k is entry places[k] of a and b, one behind the other. Clang has no shuffle with places in a vector.
+// Entry k is entry places[k] of a and b, one behind the other. Clang has no shuffle with places in
+// a vector.
 inline Lanes picked(Lanes a, Lanes b, LaneMask places) {
 #if defined(__clang__)
   Lanes result{};

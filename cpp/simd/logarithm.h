@@ -8,10 +8,10 @@
 // The logarithm of a vector of entries. Only kernel sources include it.
 namespace attnscope {
 
-// log of numbers >= 2^-1022 to 2 ulp; some finite number of anything else, 0 and negative numbers, infinity
-// and NaN too, so that x·log x is 0 at 0 and off by less than 1e-304 at a subnormal. The argument reduction and the
-// coefficients are those of fdlibm's e_log.c (Sun Microsystems, 1993): x = 2^k·m, sqrt(1/2) <= m <
-// sqrt(2), s = (m−1)/(m+1), log m = s·(2 + R(s²)).
+// log of numbers >= 2^-1022 to 2 ulp; some finite number of anything else, 0 and negative numbers,
+// infinity and NaN too, so that x·log x is 0 at 0 and off by less than 1e-304 at a subnormal. The
+// argument reduction and the coefficients are those of fdlibm's e_log.c (Sun Microsystems, 1993): x
+// = 2^k·m, sqrt(1/2) <= m < sqrt(2), s = (m−1)/(m+1), log m = s·(2 + R(s²)).
 inline Lanes bounded_log(Lanes x) {
   constexpr std::uint64_t kOne = 0x3ff0000000000000;
   constexpr std::uint64_t kRootHalf = 0x3fe6a09e667f3bcd;
@@ -22,7 +22,8 @@ inline Lanes bounded_log(Lanes x) {
   // integer.
   const Unsigned exponent = (shifted >> 52) | std::uint64_t{0x4330000000000000};
   const Lanes k = reinterpret_cast<Lanes>(exponent) - (4503599627370496.0 + 1023.0);
-  const Lanes m = reinterpret_cast<Lanes>((shifted & std::uint64_t{0x000fffffffffffff}) + kRootHalf);
+  const Lanes m =
+      reinterpret_cast<Lanes>((shifted & std::uint64_t{0x000fffffffffffff}) + kRootHalf);
   const Lanes f = m - 1.0;
   const Lanes s = f / (m + 1.0);
   const Lanes z = s * s;

@@ -10,8 +10,8 @@ namespace attnscope {
 
 using Index = std::int64_t;
 
-// Scratch of float64 numbers on a cache line's boundary, which grows and is reused over a batch. What
-// `resize` returns is not initialised and does not keep what was there.
+// Scratch of float64 numbers on a cache line's boundary, which grows and is reused over a batch.
+// What `resize` returns is not initialised and does not keep what was there.
 class AlignedBuffer {
  public:
   double* resize(Index size) {
@@ -25,9 +25,9 @@ class AlignedBuffer {
 };
 static_assert(EIGEN_MAX_ALIGN_BYTES == 64);
 
-// Memory that a later call reads or writes, asked for in portions while this one computes, which takes about as long.
-// Portions follow each other, because a processor goes on by itself where they do, and come into its second cache,
-// the first one being this call's.
+// Memory that a later call reads or writes, asked for in portions while this one computes, which
+// takes about as long. Portions follow each other, because a processor goes on by itself where they
+// do, and come into its second cache, the first one being this call's.
 class Ahead {
  public:
   static constexpr Index kLine = 64;  // bytes

@@ -53,7 +53,8 @@ namespace portable {
 template <class Vector>
 unsigned lane_bits(Vector mask) {
   unsigned bits = 0;
-  for (std::size_t k = 0; k < sizeof(mask) / sizeof(mask[0]); ++k) bits |= (mask[k] < 0 ? 1u : 0u) << k;
+  for (std::size_t k = 0; k < sizeof(mask) / sizeof(mask[0]); ++k)
+    bits |= (mask[k] < 0 ? 1u : 0u) << k;
   return bits;
 }
 }  // namespace portable
@@ -90,7 +91,8 @@ void transpose_tile(const Float* from, std::size_t from_stride, Float* to, std::
 }  // namespace portable
 
 // to[j·to_stride + i] = from[i·from_stride + j] for a square tile of kTile.
-inline void transpose_tile(const float* from, std::size_t from_stride, float* to, std::size_t to_stride) {
+inline void transpose_tile(const float* from, std::size_t from_stride, float* to,
+                           std::size_t to_stride) {
 #if defined(__AVX__)
   __m256 r[8];
   for (std::size_t i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_stride);
@@ -113,7 +115,8 @@ inline void transpose_tile(const float* from, std::size_t from_stride, float* to
   portable::transpose_tile(from, from_stride, to, to_stride);
 #endif
 }
-inline void transpose_tile(const double* from, std::size_t from_stride, double* to, std::size_t to_stride) {
+inline void transpose_tile(const double* from, std::size_t from_stride, double* to,
+                           std::size_t to_stride) {
   portable::transpose_tile(from, from_stride, to, to_stride);
 }
 

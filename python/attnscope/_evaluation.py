@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""A model's modes and flags for the time of a block, put back after it one by one."""
+"""Settings of torch and of a model for the time of a block, put back after it one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
+import torch
 from torch import nn
 
 
@@ -34,3 +35,29 @@ def differentiable(model: nn.Module, wanted: Iterable[nn.Parameter]) -> Iterator
     finally:
         for parameter, flag in before:
             parameter.requires_grad_(flag)
+
+
+@contextmanager
+def plain_defaults() -> Iterator[None]:
+    """Make the CPU the default device and float32 the default dtype inside the block.
+
+    Models and tables are made by libraries that follow torch's defaults, so a run would depend on what the
+    caller set. A default that is plain already costs nothing.
+
+    Example:
+        >>> torch.set_default_dtype(torch.float64)
+        >>> with plain_defaults():
+        ...     torch.ones(1).dtype
+        torch.float32
+        >>> torch.ones(1).dtype
+        torch.float64
+        >>> torch.set_default_dtype(torch.float32)
+    """
+    dtype = torch.get_default_dtype()
+    on_cpu = torch.get_default_device().type == "cpu"
+    torch.set_default_dtype(torch.float32)
+    try:
+        with nullcontext() if on_cpu else torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)

@@ -82,7 +82,7 @@ def settings() -> str:
 
 def glossary() -> str:
     """The words, and every quantity with the one name that it has in tables, figures, report and view."""
-    from attnscope.metrics.discovery import found, metric_of
+    from attnscope.metrics.discovery import metric_of, registry
 
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     words = text.partition("### Glossary")[2].partition("\n## ")[0]
@@ -100,7 +100,7 @@ def glossary() -> str:
         "Another protocol's number has the column of the exact one in rows of that protocol.\n"
     )
     lines += ["| column | label, and what it is | function |", "|---|---|---|"]
-    quantities = {one.name: one for one in found().quantities if one.protocol == "exact"}
+    quantities = {one.name: one for one in registry().quantities if one.protocol == "exact"}
     for name, one in sorted(quantities.items()):
         label = one.label.replace("|", r"\|")
         meaning = one.meaning.replace("|", r"\|")

@@ -11,7 +11,8 @@ Eigen::VectorXd eigenvalues(const Eigen::MatrixXd& matrix) {
       .eigenvalues();
 }
 
-Eigen::VectorXd tridiagonal_eigenvalues(const Eigen::VectorXd& diagonal, const Eigen::VectorXd& beside) {
+Eigen::VectorXd tridiagonal_eigenvalues(const Eigen::VectorXd& diagonal,
+                                        const Eigen::VectorXd& beside) {
   Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver;
   solver.computeFromTridiagonal(diagonal, beside, Eigen::EigenvaluesOnly);
   return solver.eigenvalues();

@@ -7,7 +7,8 @@
 
 #include "matrix/matrix_view.h"
 
-// Small matrices with known answers, seeded random attention maps, and oracles, for the kernel tests.
+// Small matrices with known answers, seeded random attention maps, and oracles, for the kernel
+// tests.
 namespace attnscope::testing {
 
 template <class Scalar>
@@ -70,13 +71,15 @@ inline RowMatrix<double> uniform_causal(Index n) {
   return a;
 }
 
-// What Eigen's dense solvers say; compiled in one file, because each takes seconds wherever it is instantiated.
+// What Eigen's dense solvers say; compiled in one file, because each takes seconds wherever it is
+// instantiated.
 
 // The eigenvalues of a symmetric matrix, ascending.
 Eigen::VectorXd eigenvalues(const Eigen::MatrixXd& matrix);
 
 // Those of a symmetric tridiagonal matrix.
-Eigen::VectorXd tridiagonal_eigenvalues(const Eigen::VectorXd& diagonal, const Eigen::VectorXd& beside);
+Eigen::VectorXd tridiagonal_eigenvalues(const Eigen::VectorXd& diagonal,
+                                        const Eigen::VectorXd& beside);
 
 // The singular values of any matrix, descending.
 Eigen::VectorXd singular_values(const Eigen::MatrixXd& matrix);

@@ -61,8 +61,8 @@ class Bytes {
   std::uint64_t state_ = 0xcbf29ce484222325u;
 };
 
-// Usually small; now and then past 64, where rows of bits take a second word, and rarely up to `beyond`, where
-// a kernel has another way for matrices of more than 256 rows.
+// Usually small; now and then past 64, where rows of bits take a second word, and rarely up to
+// `beyond`, where a kernel has another way for matrices of more than 256 rows.
 inline Index read_size(Bytes& bytes, Index usual, Index largest, Index beyond = 0) {
   const std::uint8_t kind = bytes.byte();
   if (kind >= 252 && beyond > 0) return bytes.between(257, beyond);

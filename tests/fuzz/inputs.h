@@ -8,8 +8,8 @@
 #include "reader.h"
 #include "signals/signal.h"
 
-// What kernels take besides one map: options of graphs and signals, the heads of a layer, the states of its tokens,
-// distances of points.
+// What kernels take besides one map: options of graphs and signals, the heads of a layer, the
+// states of its tokens, distances of points.
 namespace attnscope::fuzz {
 
 inline GraphOptions read_options(Bytes& bytes) {

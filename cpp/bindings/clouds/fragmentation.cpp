@@ -29,8 +29,8 @@ py::tuple fragments(Argument distances, Argument lengths, Argument subsets, Inde
   return py::make_tuple(value.tensor, std::count(finite.begin(), finite.end(), 0));
 }
 
-py::tuple components(Argument distances, Argument lengths,
-                     Argument scales, Index scale_count, Index min_size) {
+py::tuple components(Argument distances, Argument lengths, Argument scales, Index scale_count,
+                     Index min_size) {
   const Batch batch = make_batch(distances, lengths);
   const double* sizes = numbers_of(scales, scale_count);
   using C = Components;
@@ -51,7 +51,8 @@ py::tuple components(Argument distances, Argument lengths,
 
 void bind_fragmentation(py::module_& module) {
   define(module, "fragmentation", &fragments, "distances", "lengths", "subsets", "subset_count");
-  define(module, "cloud_components", &components, "distances", "lengths", "scales", "scale_count", "min_size");
+  define(module, "cloud_components", &components, "distances", "lengths", "scales", "scale_count",
+         "min_size");
 }
 
 }  // namespace attnscope

@@ -40,8 +40,7 @@ Index per_subset(const Batch& batch, const std::int64_t* groups, bool one_group_
     run_blocks(n, kRows, [&](Index begin, Index end, int worker) {
       visit_matrix(batch, index, [&](const auto& view, Index) {
         for (Index i = begin; i < end; ++i) {
-          sort_neighbours(view, own, i, subsets.given() ? Index{-1} : wanted, neighbours,
-                          equal[i],
+          sort_neighbours(view, own, i, subsets.given() ? Index{-1} : wanted, neighbours, equal[i],
                           workers[worker].rows);
         }
       });
@@ -91,8 +90,8 @@ py::tuple dimensions(Argument distances, Argument lengths, Argument groups, bool
                         non_finite);
 }
 
-py::tuple two_nearest(Argument distances, Argument lengths,
-                      Argument subsets, Index subset_count, double discard) {
+py::tuple two_nearest(Argument distances, Argument lengths, Argument subsets, Index subset_count,
+                      double discard) {
   const Batch batch = make_batch(distances, lengths);
   const Subsets chosen = make_subsets(subsets, subset_count, batch.n);
   const Result<double> value = make_result(leading_of(batch, chosen), {}, kNaN);
@@ -107,9 +106,10 @@ py::tuple two_nearest(Argument distances, Argument lengths,
 }  // namespace
 
 void bind_local_dimension(py::module_& module) {
-  define(module, "local_dimension", &dimensions, "distances", "lengths", "groups", "one_group_for_all", "subsets",
-         "subset_count", "k");
-  define(module, "two_nn", &two_nearest, "distances", "lengths", "subsets", "subset_count", "discard");
+  define(module, "local_dimension", &dimensions, "distances", "lengths", "groups",
+         "one_group_for_all", "subsets", "subset_count", "k");
+  define(module, "two_nn", &two_nearest, "distances", "lengths", "subsets", "subset_count",
+         "discard");
 }
 
 }  // namespace attnscope

@@ -22,8 +22,8 @@ py::tuple value(Argument attention, Argument lengths, const std::string& symmetr
   return py::make_tuple(result.tensor, non_finite);
 }
 
-py::tuple vector(Argument attention, Argument lengths,
-                 const std::string& symmetrize, std::optional<double> threshold, bool normalized) {
+py::tuple vector(Argument attention, Argument lengths, const std::string& symmetrize,
+                 std::optional<double> threshold, bool normalized) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
   return result_per_matrix<FiedlerWorkspace>(
@@ -35,9 +35,10 @@ py::tuple vector(Argument attention, Argument lengths,
 }  // namespace
 
 void bind_fiedler(py::module_& module) {
-  define(module, "fiedler_value", &value, "attention", "lengths", "symmetrize", "threshold", "normalized",
-         "precision");
-  define(module, "fiedler_vector", &vector, "attention", "lengths", "symmetrize", "threshold", "normalized");
+  define(module, "fiedler_value", &value, "attention", "lengths", "symmetrize", "threshold",
+         "normalized", "precision");
+  define(module, "fiedler_vector", &vector, "attention", "lengths", "symmetrize", "threshold",
+         "normalized");
 }
 
 }  // namespace attnscope

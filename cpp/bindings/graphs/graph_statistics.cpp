@@ -10,16 +10,18 @@ py::tuple graph_statistics_of(Argument attention, Argument lengths, Argument thr
   const Batch batch = make_batch(attention, lengths);
   const Thresholds levels = make_thresholds(batch, thresholds);
   using G = GraphStatistics;
-  const Fields fields(batch.sizes, {levels.size}, G{}, &G::fiedler_value, &G::laplacian_gap, &G::components,
-                      &G::density, &G::hub_share, &G::gini, &G::centralization, &G::degree_variance,
-                      &G::star_likeness, &G::in_degree_gini, &G::in_degree_centralization, &G::effective);
+  const Fields fields(batch.sizes, {levels.size}, G{}, &G::fiedler_value, &G::laplacian_gap,
+                      &G::components, &G::density, &G::hub_share, &G::gini, &G::centralization,
+                      &G::degree_variance, &G::star_likeness, &G::in_degree_gini,
+                      &G::in_degree_centralization, &G::effective);
   std::vector<G> found(batch.count * levels.size);
   std::vector<GraphStatisticsWorkspace> workers(worker_count(batch.count));
   const Index block = block_size(batch, 1);
   const Index non_finite = per_matrix_in_turn(
       batch, workers, block, block, [&](const auto& view, Index index, Index, auto& workspace) {
         if (!all_finite(view)) return false;
-        graph_statistics(view, levels.of(index), levels.size, found.data() + index * levels.size, workspace);
+        graph_statistics(view, levels.of(index), levels.size, found.data() + index * levels.size,
+                         workspace);
         return true;
       });
   run_blocks(static_cast<Index>(workers.size()), 1,

@@ -13,7 +13,8 @@ py::tuple eigenvalues(Argument attention, Argument lengths, Index k, const std::
   const GraphOptions options{symmetrize_from(symmetrize), threshold, normalized};
   const Result<double> result = make_result(batch.sizes, {k}, kNaN);
   const Index non_finite = per_pack<LaplacianWorkspace>(
-      batch, laplacian_pack_width(batch.shortest()), [&](auto views, auto indices, auto& workspace) {
+      batch, laplacian_pack_width(batch.shortest()),
+      [&](auto views, auto indices, auto& workspace) {
         double* out[kWidestPack];
         for (std::size_t m = 0; m < indices.size(); ++m) out[m] = result.data + indices[m] * k;
         laplacian_spectra(views, options, std::min<Index>(k, views.front().rows()),
@@ -25,8 +26,8 @@ py::tuple eigenvalues(Argument attention, Argument lengths, Index k, const std::
 }  // namespace
 
 void bind_laplacian(py::module_& module) {
-  define(module, "laplacian_eigenvalues", &eigenvalues, "attention", "lengths", "k", "symmetrize", "threshold",
-         "normalized");
+  define(module, "laplacian_eigenvalues", &eigenvalues, "attention", "lengths", "k", "symmetrize",
+         "threshold", "normalized");
 }
 
 }  // namespace attnscope

@@ -11,7 +11,8 @@ Metric metric_from(const std::string& name) {
   if (name == "attention") return Metric::attention;
   if (name == "hellinger") return Metric::hellinger;
   if (name == "distance") return Metric::distance;
-  throw py::value_error("metric must be 'attention', 'hellinger' or 'distance', got '" + name + "'");
+  throw py::value_error("metric must be 'attention', 'hellinger' or 'distance', got '" + name +
+                        "'");
 }
 
 py::tuple bars(Argument attention, Argument lengths, int max_dimension,
@@ -54,7 +55,8 @@ py::tuple bars(Argument attention, Argument lengths, int max_dimension,
 }  // namespace
 
 void bind_persistence(py::module_& module) {
-  define(module, "persistence", &bars, "attention", "lengths", "max_dimension", "symmetrize", "metric");
+  define(module, "persistence", &bars, "attention", "lengths", "max_dimension", "symmetrize",
+         "metric");
   module.attr("max_vertices") = kMaxVertices;
 }
 

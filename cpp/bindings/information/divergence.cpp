@@ -8,7 +8,8 @@
 namespace attnscope {
 namespace {
 
-// Each head's divergence, the mean over its queries [..., h]. `entropy`: None, or that of every query
+// Each head's divergence, the mean over its queries [..., h]. `entropy`: None, or that of every
+// query
 // [..., h, n], float64 and contiguous.
 py::tuple divergence(Argument heads, Argument lengths, Argument support, Argument entropy) {
   const Batch batch = make_batch(heads, lengths);
@@ -34,8 +35,8 @@ py::tuple divergence(Argument heads, Argument lengths, Argument support, Argumen
 
 // Every query's divergence before and after, whether it was excluded, and the rescaled maps or
 // None.
-py::tuple removal(Argument heads, Argument lengths, Argument support,
-                  Argument keys, bool keep_attention, Argument sink_mass) {
+py::tuple removal(Argument heads, Argument lengths, Argument support, Argument keys,
+                  bool keep_attention, Argument sink_mass) {
   const Batch batch = make_batch(heads, lengths);
   const SupportBatch supports = make_support(batch, support);
   const std::vector<Index> layers(batch.sizes.begin(), batch.sizes.end() - 1);
@@ -51,10 +52,14 @@ py::tuple removal(Argument heads, Argument lengths, Argument support,
       batch, supports,
       [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
         const Index at = layer * block;
-        const RemovalRows out{before.data + at, after.data + at, excluded.data + at,
-                              keep_attention ? attention.data + at * batch.n : nullptr, batch.n,
+        const RemovalRows out{before.data + at,
+                              after.data + at,
+                              excluded.data + at,
+                              keep_attention ? attention.data + at * batch.n : nullptr,
+                              batch.n,
                               learned == nullptr ? nullptr : learned + at};
-        sink_removal(views, own, removed.at(layer), removed.column_stride, begin, end, out, workspace);
+        sink_removal(views, own, removed.at(layer), removed.column_stride, begin, end, out,
+                     workspace);
       });
   return py::make_tuple(before.tensor, after.tensor, excluded.tensor,
                         keep_attention ? attention.tensor : py::none(), non_finite);
@@ -64,8 +69,8 @@ py::tuple removal(Argument heads, Argument lengths, Argument support,
 
 void bind_divergence(py::module_& module) {
   define(module, "head_divergence", &divergence, "heads", "lengths", "support", "entropy");
-  define(module, "sink_removal", &removal, "heads", "lengths", "support", py::arg("keys").none(false),
-         "keep_attention", "sink_mass");
+  define(module, "sink_removal", &removal, "heads", "lengths", "support",
+         py::arg("keys").none(false), "keep_attention", "sink_mass");
 }
 
 }  // namespace attnscope

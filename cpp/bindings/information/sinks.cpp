@@ -8,14 +8,16 @@
 namespace attnscope {
 namespace {
 
-// (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not asked for.
+// (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not
+// asked for.
 py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument support, bool incoming,
                              bool entropy, std::optional<double> min_visibility,
                              std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const auto [first, queries] = first_and_queries.value_or(std::pair<Index, Index>(0, 0));
-  const SinkRequest asked{min_visibility.has_value(), min_visibility.value_or(0.0), first, queries, top};
+  const SinkRequest asked{min_visibility.has_value(), min_visibility.value_or(0.0), first, queries,
+                          top};
   const auto numbers = [&](bool wanted, const std::vector<Index>& trailing) {
     return wanted ? make_result(batch.sizes, trailing, kNaN) : Result<double>{py::none()};
   };
@@ -32,7 +34,8 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
         if (incoming) answers.incoming = incomings.data + index * batch.n;
         if (entropy) answers.entropy = entropies.data + index * batch.n;
         Support own = supports.given(index);
-        if (!sink_statistics(view, supports.automatic, own, asked, answers, workspace)) return false;
+        if (!sink_statistics(view, supports.automatic, own, asked, answers, workspace))
+          return false;
         if (asked.position) positions.data[index] = answers.position;
         if (asked.first > 0) {
           shares.data[index] = answers.share.share;
@@ -45,8 +48,8 @@ py::tuple sink_statistics_of(Argument attention, Argument lengths, Argument supp
                         uniforms.tensor, tops.tensor, non_finite);
 }
 
-py::tuple tokens(Argument attention, Argument lengths, Argument support,
-                 std::optional<double> tau, double gamma, double min_visibility) {
+py::tuple tokens(Argument attention, Argument lengths, Argument support, std::optional<double> tau,
+                 double gamma, double min_visibility) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SinkRule rule{tau, gamma, min_visibility};
@@ -56,8 +59,8 @@ py::tuple tokens(Argument attention, Argument lengths, Argument support,
       });
 }
 
-// (mass, expected, variance, largest, uniform, queries, non_finite), each [..., n]; past a map's own length and
-// of a map that is not finite NaN, and 0 queries.
+// (mass, expected, variance, largest, uniform, queries, non_finite), each [..., n]; past a map's
+// own length and of a map that is not finite NaN, and 0 queries.
 py::tuple far(Argument attention, Argument lengths, Argument support) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
@@ -78,9 +81,10 @@ py::tuple far(Argument attention, Argument lengths, Argument support) {
 }  // namespace
 
 void bind_sinks(py::module_& module) {
-  define(module, "sink_statistics", &sink_statistics_of, "attention", "lengths", "support", "incoming", "entropy",
-         "min_visibility", "first_and_queries", "top");
-  define(module, "sink_tokens", &tokens, "attention", "lengths", "support", "tau", "gamma", "min_visibility");
+  define(module, "sink_statistics", &sink_statistics_of, "attention", "lengths", "support",
+         "incoming", "entropy", "min_visibility", "first_and_queries", "top");
+  define(module, "sink_tokens", &tokens, "attention", "lengths", "support", "tau", "gamma",
+         "min_visibility");
   define(module, "far_attention", &far, "attention", "lengths", "support");
 }
 

@@ -8,21 +8,22 @@
 namespace attnscope {
 namespace {
 
-// (the eight fields, each [...], non_finite), of the spans start, stop, start, … of the maps in order, or of one
-// for all; NaN where a map is not finite or its span starts below 0.
+// (the eight fields, each [...], non_finite), of the spans start, stop, start, … of the maps in
+// order, or of one for all; NaN where a map is not finite or its span starts below 0.
 py::tuple span_attention_of(Argument attention, Argument lengths, Argument support,
-                 const std::vector<std::int64_t>& spans, Argument special) {
+                            const std::vector<std::int64_t>& spans, Argument special) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const FlagBatch marked = make_flags(batch.sizes, batch.n, special);
   const auto given = static_cast<Index>(spans.size());
-  if (given != 2 && given != 2 * batch.count) throw py::value_error("spans must be two numbers for each map");
+  if (given != 2 && given != 2 * batch.count)
+    throw py::value_error("spans must be two numbers for each map");
   using S = SpanAttention;
   const S none{kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN, kNaN};
-  const Fields fields(batch.sizes, {}, none, &S::share, &S::uniform, &S::boost, &S::diagonal, &S::special,
-                      &S::context, &S::received, &S::received_uniform);
-  const Index non_finite =
-      per_matrix_checked_by_kernel<NoWorkspace>(batch, [&](const auto& view, Index index, NoWorkspace&) {
+  const Fields fields(batch.sizes, {}, none, &S::share, &S::uniform, &S::boost, &S::diagonal,
+                      &S::special, &S::context, &S::received, &S::received_uniform);
+  const Index non_finite = per_matrix_checked_by_kernel<NoWorkspace>(
+      batch, [&](const auto& view, Index index, NoWorkspace&) {
         const std::int64_t* ends = spans.data() + (given == 2 ? 0 : 2 * index);
         const Index start = ends[0];
         if (start < 0) return true;
@@ -41,7 +42,8 @@ py::tuple span_attention_of(Argument attention, Argument lengths, Argument suppo
 }  // namespace
 
 void bind_span_attention(py::module_& module) {
-  define(module, "span_attention", &span_attention_of, "attention", "lengths", "support", "spans", "special");
+  define(module, "span_attention", &span_attention_of, "attention", "lengths", "support", "spans",
+         "special");
 }
 
 }  // namespace attnscope

@@ -15,8 +15,8 @@ Result<double> results(const Batch& batch, const std::vector<Index>& trailing) {
                                   : make_result(batch.sizes, trailing, kNaN);
 }
 
-// Matrices in the largest block of work: many, because the first of a block is not asked for ahead and memory is
-// read in longer runs.
+// Matrices in the largest block of work: many, because the first of a block is not asked for ahead
+// and memory is read in longer runs.
 Index largest_block(const Batch& batch) { return 64 * block_size(batch, 1); }
 
 // The memory of matrix `next`, where one is known and its rows lie behind each other.
@@ -28,19 +28,23 @@ Ahead memory_of(const Batch& batch, const MatrixView<Scalar>& view, Index next) 
   return {from, entries * static_cast<Index>(sizeof(Scalar))};
 }
 
-py::tuple split(Argument scores, Argument lengths, bool late, Argument weights, Index weight_matrices) {
+py::tuple split(Argument scores, Argument lengths, bool late, Argument weights,
+                Index weight_matrices) {
   const Batch batch = make_batch(scores, lengths);
   const Index m = split_rows(batch.n, late);
   const double* weighing = numbers_of(weights, weight_matrices * m * m);
   const auto vector = [&] { return results(batch, {m}); };
-  const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
+  const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(),
+                       lse = vector();
   const Result<double> residual = results(batch, {m, m});
   std::vector<ToeplitzWorkspace> workers(worker_count(batch.count));
   const Index bad = per_matrix_in_turn(
       batch, workers, block_size(batch, 1), largest_block(batch),
       [&](const auto& view, Index index, Index next, auto& workspace) {
         ToeplitzAhead ahead{memory_of(batch, view, next), {}};
-        if (next >= 0) ahead.residual = {residual.data + next * m * m, m * m * static_cast<Index>(sizeof(double))};
+        if (next >= 0)
+          ahead.residual = {residual.data + next * m * m,
+                            m * m * static_cast<Index>(sizeof(double))};
         const ToeplitzOutputs out{profile.data + index * m,
                                   residual.data + index * m * m,
                                   row.data + index * m,
@@ -51,8 +55,9 @@ py::tuple split(Argument scores, Argument lengths, bool late, Argument weights, 
         const double* own = weight_matrices > 1 ? weighing + index * m * m : weighing;
         return toeplitz_split(view, late, own, m, out, workspace, ahead);
       });
-  return py::make_tuple(
-      py::make_tuple(profile.tensor, residual.tensor, row.tensor, variance.tensor, first.tensor, lse.tensor), bad);
+  return py::make_tuple(py::make_tuple(profile.tensor, residual.tensor, row.tensor, variance.tensor,
+                                       first.tensor, lse.tensor),
+                        bad);
 }
 
 py::tuple cut(Argument scores, Argument lengths, Argument sinks, Index sink_count,
@@ -73,11 +78,13 @@ py::tuple cut(Argument scores, Argument lengths, Argument sinks, Index sink_coun
         const Index few = std::lower_bound(queries.begin(), queries.end(), own) - queries.begin();
         const double sink =
             logits == nullptr ? -std::numeric_limits<double>::infinity() : logits[index];
-        return mask_only(view, sink, queries.data(), few, body, lse.data + index * m, cut.data + index * m,
-                         share.data + index * m, attention.data + index * count * m, m, workspace,
+        return mask_only(view, sink, queries.data(), few, body, lse.data + index * m,
+                         cut.data + index * m, share.data + index * m,
+                         attention.data + index * count * m, m, workspace,
                          memory_of(batch, view, next));
       });
-  return py::make_tuple(py::make_tuple(lse.tensor, cut.tensor, share.tensor, attention.tensor), bad);
+  return py::make_tuple(py::make_tuple(lse.tensor, cut.tensor, share.tensor, attention.tensor),
+                        bad);
 }
 
 py::tuple by_offset(Argument values, Argument lengths) {
@@ -88,8 +95,8 @@ py::tuple by_offset(Argument values, Argument lengths) {
   const Result<std::int64_t> count = make_result(batch.sizes, {n}, std::int64_t{-1});
   const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
-        return offset_variance(view, mean.data + index * n, variance.data + index * n, count.data + index * n,
-                               workspace);
+        return offset_variance(view, mean.data + index * n, variance.data + index * n,
+                               count.data + index * n, workspace);
       });
   return py::make_tuple(py::make_tuple(mean.tensor, variance.tensor, count.tensor), bad);
 }
@@ -97,7 +104,8 @@ py::tuple by_offset(Argument values, Argument lengths) {
 }  // namespace
 
 void bind_toeplitz(py::module_& module) {
-  define(module, "toeplitz_split", &split, "scores", "lengths", "late", "weights", "weight_matrices");
+  define(module, "toeplitz_split", &split, "scores", "lengths", "late", "weights",
+         "weight_matrices");
   define(module, "mask_only", &cut, "scores", "lengths", "sinks", "sink_count", "queries", "body");
   define(module, "offset_variance", &by_offset, "values", "lengths");
 }

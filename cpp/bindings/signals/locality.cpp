@@ -7,22 +7,23 @@ namespace attnscope {
 namespace {
 
 // A `window` below 1 is a fraction of each map's own number of tokens.
-py::tuple ratio(Argument attention, Argument lengths, Argument support,
-                double window, bool drop_first) {
+py::tuple ratio(Argument attention, Argument lengths, Argument support, double window,
+                bool drop_first) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   return result_per_matrix<RowScratch>(
       batch, {}, kNaN, [&](const auto& view, Index index, double* out, auto& scratch) {
         const double width = window < 1.0 ? window * static_cast<double>(view.rows()) : window;
-        *out = local_global_ratio(view, supports.of(index, view), static_cast<Index>(width), drop_first,
-                                  scratch);
+        *out = local_global_ratio(view, supports.of(index, view), static_cast<Index>(width),
+                                  drop_first, scratch);
       });
 }
 
 }  // namespace
 
 void bind_locality(py::module_& module) {
-  define(module, "local_global_ratio", &ratio, "attention", "lengths", "support", "window", "drop_first");
+  define(module, "local_global_ratio", &ratio, "attention", "lengths", "support", "window",
+         "drop_first");
 }
 
 }  // namespace attnscope

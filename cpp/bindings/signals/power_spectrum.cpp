@@ -7,12 +7,13 @@
 namespace attnscope {
 namespace {
 
-py::tuple spectrum(Argument attention, Argument lengths,
-                   Argument support, const std::string& signal, bool drop_first,
-                   bool detrend, Index min_keys, bool hann, double padding, Index bands) {
+py::tuple spectrum(Argument attention, Argument lengths, Argument support,
+                   const std::string& signal, bool drop_first, bool detrend, Index min_keys,
+                   bool hann, double padding, Index bands) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const SpectrumOptions options{signal_options(signal, drop_first, detrend, min_keys), hann, padding, bands};
+  const SpectrumOptions options{signal_options(signal, drop_first, detrend, min_keys), hann,
+                                padding, bands};
   return result_per_matrix<SpectrumScratch>(
       batch, signal_axes(options.signal, batch.n, kSpectrumFields + bands), kNaN,
       [&](const auto& view, Index index, double* out, auto& scratch) {
@@ -23,8 +24,8 @@ py::tuple spectrum(Argument attention, Argument lengths,
 }  // namespace
 
 void bind_power_spectrum(py::module_& module) {
-  define(module, "power_spectrum", &spectrum, "attention", "lengths", "support", "signal", "drop_first", "detrend",
-         "min_keys", "hann", "padding", "bands");
+  define(module, "power_spectrum", &spectrum, "attention", "lengths", "support", "signal",
+         "drop_first", "detrend", "min_keys", "hann", "padding", "bands");
 }
 
 }  // namespace attnscope

@@ -7,8 +7,8 @@
 namespace attnscope {
 namespace {
 
-py::tuple spectral(Argument attention, Argument lengths, Argument support, const std::string& signal,
-                   bool drop_first, Index min_keys, bool root) {
+py::tuple spectral(Argument attention, Argument lengths, Argument support,
+                   const std::string& signal, bool drop_first, Index min_keys, bool root) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SignalOptions options = signal_options(signal, drop_first, false, min_keys);
@@ -22,8 +22,8 @@ py::tuple spectral(Argument attention, Argument lengths, Argument support, const
 }  // namespace
 
 void bind_uncertainty(py::module_& module) {
-  define(module, "spectral_uncertainty", &spectral, "attention", "lengths", "support", "signal", "drop_first",
-         "min_keys", "root");
+  define(module, "spectral_uncertainty", &spectral, "attention", "lengths", "support", "signal",
+         "drop_first", "min_keys", "root");
 }
 
 }  // namespace attnscope

@@ -7,11 +7,13 @@
 namespace attnscope {
 namespace {
 
-py::tuple transform(Argument attention, Argument lengths, Argument support, const std::string& signal,
-                    bool drop_first, bool detrend, Index min_keys, Index levels, Index resample) {
+py::tuple transform(Argument attention, Argument lengths, Argument support,
+                    const std::string& signal, bool drop_first, bool detrend, Index min_keys,
+                    Index levels, Index resample) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const WaveletOptions options{signal_options(signal, drop_first, detrend, min_keys), levels, resample};
+  const WaveletOptions options{signal_options(signal, drop_first, detrend, min_keys), levels,
+                               resample};
   const Index fields = wavelet_fields(levels);
   const Index each = signal_count(options.signal, batch.n) * fields;
   const Result<double> result =
@@ -26,8 +28,9 @@ py::tuple transform(Argument attention, Argument lengths, Argument support, cons
 }
 
 // `scales`: a contiguous float64 tensor.
-py::tuple scalogram(Argument attention, Argument lengths, Argument support, const std::string& signal,
-                    bool drop_first, bool detrend, Index min_keys, Argument scales, double omega) {
+py::tuple scalogram(Argument attention, Argument lengths, Argument support,
+                    const std::string& signal, bool drop_first, bool detrend, Index min_keys,
+                    Argument scales, double omega) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const SignalOptions options = signal_options(signal, drop_first, detrend, min_keys);
@@ -35,8 +38,8 @@ py::tuple scalogram(Argument attention, Argument lengths, Argument support, cons
   const auto draw = [&](const auto& view, Index index, double* out, WaveletScratch& scratch) {
     const Index n = view.rows();
     std::vector<double> own(list.size * n, kNaN);
-    morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega, own.data(),
-                     scratch);
+    morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega,
+                     own.data(), scratch);
     for (Index s = 0; s < list.size; ++s) std::copy_n(own.begin() + s * n, n, out + s * batch.n);
   };
   return result_per_matrix<WaveletScratch>(batch, {list.size, batch.n}, kNaN, draw, 1);
@@ -46,10 +49,10 @@ py::tuple scalogram(Argument attention, Argument lengths, Argument support, cons
 
 void bind_wavelet(py::module_& module) {
   define(module, "wavelet_levels", &wavelet_levels, "n");
-  define(module, "wavelet_transform", &transform, "attention", "lengths", "support", "signal", "drop_first", "detrend",
-         "min_keys", "levels", "resample");
-  define(module, "morlet_scalogram", &scalogram, "attention", "lengths", "support", "signal", "drop_first", "detrend",
-         "min_keys", "scales", "omega");
+  define(module, "wavelet_transform", &transform, "attention", "lengths", "support", "signal",
+         "drop_first", "detrend", "min_keys", "levels", "resample");
+  define(module, "morlet_scalogram", &scalogram, "attention", "lengths", "support", "signal",
+         "drop_first", "detrend", "min_keys", "scales", "omega");
 }
 
 }  // namespace attnscope

@@ -27,13 +27,14 @@ struct Comparison {
   TriangularTable triangular;
 
   py::tuple operator()(Argument attention, Argument lengths, Argument support,
-                       const std::string& null, Index draws, std::uint64_t seed, bool wasserstein) const {
+                       const std::string& null, Index draws, std::uint64_t seed,
+                       bool wasserstein) const {
     const Batch batch = make_batch(attention, lengths);
     const SupportBatch supports = make_support(batch, support);
     const MarchenkoPasturOptions options{null_from(null), draws, seed, wasserstein, &triangular};
     using M = MarchenkoPastur;
-    const Fields fields(batch.sizes, {}, M{}, &M::ks, &M::wasserstein, &M::outliers, &M::outlier_energy,
-                        &M::largest, &M::edge, &M::p_value);
+    const Fields fields(batch.sizes, {}, M{}, &M::ks, &M::wasserstein, &M::outliers,
+                        &M::outlier_energy, &M::largest, &M::edge, &M::p_value);
     std::atomic<Index> undefined{0};
     const Index non_finite = per_pack<MarchenkoPasturWorkspace>(
         batch, singular_values_width(),
@@ -41,7 +42,8 @@ struct Comparison {
           std::vector<Support> own(indices.size());
           std::vector<M> found(indices.size());
           for (std::size_t k = 0; k < own.size(); ++k) own[k] = supports.of(indices[k], views[k]);
-          marchenko_pastur(views, std::span<const Support>(own), options, std::span<M>(found), workspace);
+          marchenko_pastur(views, std::span<const Support>(own), options, std::span<M>(found),
+                           workspace);
           for (std::size_t k = 0; k < found.size(); ++k) {
             fields.set(indices[k], found[k]);
             if (found[k].outliers < 0) undefined.fetch_add(1, std::memory_order_relaxed);
@@ -51,7 +53,8 @@ struct Comparison {
   }
 };
 
-// F(x) of the Marchenko–Pastur law of `aspect`, rows over columns in (0, 1], or of the triangular law.
+// F(x) of the Marchenko–Pastur law of `aspect`, rows over columns in (0, 1], or of the triangular
+// law.
 std::vector<double> null_law_cdf(std::vector<double> x, std::optional<double> aspect) {
   const NullLaw law = aspect ? NullLaw::marchenko_pastur(*aspect) : NullLaw::triangular();
   std::ranges::transform(x, x.begin(), [&](double value) { return law.cdf(value); });
@@ -62,8 +65,8 @@ std::vector<double> null_law_cdf(std::vector<double> x, std::optional<double> as
 
 void bind_marchenko_pastur(py::module_& module) {
   define(module, "null_law_cdf", null_law_cdf, "x", "aspect");
-  define(module, "marchenko_pastur", Comparison{}, "attention", "lengths", "support", "null", "draws", "seed",
-         "wasserstein");
+  define(module, "marchenko_pastur", Comparison{}, "attention", "lengths", "support", "null",
+         "draws", "seed", "wasserstein");
 }
 
 }  // namespace attnscope

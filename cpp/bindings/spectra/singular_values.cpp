@@ -13,7 +13,8 @@ py::tuple values(Argument attention, Argument lengths) {
       batch, singular_values_width(),
       [&]<class Views>(Views views, std::span<const Index> indices, auto& workspace) {
         std::vector<double*> out(indices.size());
-        for (std::size_t k = 0; k < indices.size(); ++k) out[k] = result.data + indices[k] * batch.n;
+        for (std::size_t k = 0; k < indices.size(); ++k)
+          out[k] = result.data + indices[k] * batch.n;
         singular_values(views, std::span<double* const>(out), workspace);
       });
   return py::make_tuple(result.tensor, non_finite);

@@ -18,8 +18,8 @@ py::tuple alignment(Argument attention, Argument lengths, Argument support, Argu
   std::vector<PairMoments> parts(batch.count * blocks);
   const Index non_finite = per_state<AlignmentWorkspace>(
       batch, supports, beside, true,
-      [&](std::span<const Index> group, const std::vector<Support>& seen, const double* unit, Index begin,
-          Index end, Index block, auto& workspace) {
+      [&](std::span<const Index> group, const std::vector<Support>& seen, const double* unit,
+          Index begin, Index end, Index block, auto& workspace) {
         visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
           std::vector<AlignedHead<Scalar>> heads;
           for (const Index index : group) {
@@ -27,13 +27,15 @@ py::tuple alignment(Argument attention, Argument lengths, Argument support, Argu
                              left_out.column_stride});
           }
           std::vector<PairMoments> found(heads.size());
-          alignment_moments(std::span<const AlignedHead<Scalar>>(heads), unit, beside.columns, begin,
-                            end, found.data(), workspace);
-          for (std::size_t h = 0; h < heads.size(); ++h) parts[group[h] * blocks + block] = found[h];
+          alignment_moments(std::span<const AlignedHead<Scalar>>(heads), unit, beside.columns,
+                            begin, end, found.data(), workspace);
+          for (std::size_t h = 0; h < heads.size(); ++h)
+            parts[group[h] * blocks + block] = found[h];
         });
       });
   for (Index index = 0; index < batch.count; ++index) {
-    result.data[index] = alignment_of({parts.data() + index * blocks, parts.data() + (index + 1) * blocks});
+    result.data[index] =
+        alignment_of({parts.data() + index * blocks, parts.data() + (index + 1) * blocks});
   }
   return py::make_tuple(result.tensor, non_finite);
 }
@@ -41,7 +43,8 @@ py::tuple alignment(Argument attention, Argument lengths, Argument support, Argu
 }  // namespace
 
 void bind_alignment(py::module_& module) {
-  define(module, "geometric_semantic_alignment", &alignment, "attention", "lengths", "support", "states", "without");
+  define(module, "geometric_semantic_alignment", &alignment, "attention", "lengths", "support",
+         "states", "without");
 }
 
 }  // namespace attnscope

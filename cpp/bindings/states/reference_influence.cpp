@@ -17,8 +17,8 @@ py::tuple influence(Argument attention, Argument lengths, Argument support, Argu
   const Result<double> change = make_result(batch.sizes, {batch.n}, kNaN);
   const Index non_finite = per_state<InfluenceWorkspace>(
       batch, supports, beside, false,
-      [&](std::span<const Index> group, const std::vector<Support>& seen, const double* wide, Index begin,
-          Index end, Index, auto& workspace) {
+      [&](std::span<const Index> group, const std::vector<Support>& seen, const double* wide,
+          Index begin, Index end, Index, auto& workspace) {
         visit_scalar(batch, [&](const auto* data) {
           for (const Index index : group) {
             const auto view = view_of(batch, data, index);

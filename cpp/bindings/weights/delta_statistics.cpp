@@ -43,9 +43,9 @@ py::tuple delta_statistics(Argument before, Argument after, Argument delta) {
           using Wide = Difference<Before, After>;
           Wide* out = static_cast<Wide*>(written);
           if (out != nullptr) out += (index * one.rows + row) * one.columns;
-          parts[item] = delta_sums(
-              rows_of(one, from, index, row, rows), rows_of(other, to, index, row, rows), out,
-              one.columns, workers[worker]);
+          parts[item] =
+              delta_sums(rows_of(one, from, index, row, rows), rows_of(other, to, index, row, rows),
+                         out, one.columns, workers[worker]);
         });
       });
     }

@@ -21,9 +21,10 @@ struct FragmentationWorkspace {
 };
 
 // Mean length of the finite bars of H0 over the median distance of pairs, of the points that
-// `member` marks (all where it is null); `distances` is symmetric, not negative and not NaN. 1 where
-// all pairs are equally far apart, lower the more clustered; NaN for fewer than two points, where the
-// median is 0 or infinite, and without a finite bar. What a subset gives is what its own matrix gives, bit for bit. Cost O(n²).
+// `member` marks (all where it is null); `distances` is symmetric, not negative and not NaN. 1
+// where all pairs are equally far apart, lower the more clustered; NaN for fewer than two points,
+// where the median is 0 or infinite, and without a finite bar. What a subset gives is what its own
+// matrix gives, bit for bit. Cost O(n²).
 template <class Scalar>
 double fragmentation(const MatrixView<Scalar>& distances, const bool* member,
                      FragmentationWorkspace& workspace);
@@ -31,9 +32,9 @@ double fragmentation(const MatrixView<Scalar>& distances, const bool* member,
 // What the graph of all pairs not farther apart than a scale consists of.
 struct Components {
   std::int64_t components;
-  std::int64_t clusters;    // of at least min_size points
+  std::int64_t clusters;  // of at least min_size points
   std::int64_t singletons;
-  double largest;           // share of all points
+  double largest;  // share of all points
 };
 
 // The components at every one of `count` ascending scales. Cost O(n²).

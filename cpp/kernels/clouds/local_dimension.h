@@ -10,8 +10,8 @@
 // neighbours.
 namespace attnscope {
 
-// The neighbours of every point of a cloud, from near to far. Points at distance 0 or infinity are no
-// neighbours; where groups are given, neither are those of the same group.
+// The neighbours of every point of a cloud, from near to far. Points at distance 0 or infinity are
+// no neighbours; where groups are given, neither are those of the same group.
 struct Neighbours {
   Index n = 0;
   std::vector<std::int32_t> index;  // [n, n]: neighbours of each point

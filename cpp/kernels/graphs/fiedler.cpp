@@ -19,8 +19,8 @@ constexpr Index kLargestTridiagonal = 96;
 enum class Kind { connected, disconnected, signed_weights };
 
 // M = L + s·uuᵀ of a pack in the lower triangles `a`, its unit null vectors u in
-// `null`, and the shift s in every lane; weights are read_weights', whose powers of two go to `scales`.
-// Lanes without a connected graph hold the unit matrix.
+// `null`, and the shift s in every lane; weights are read_weights', whose powers of two go to
+// `scales`. Lanes without a connected graph hold the unit matrix.
 template <class Scalar>
 void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, double shift,
                Lanes* a, Lanes* null, Kind* kinds, double* scales, FiedlerWorkspace& workspace) {
@@ -36,7 +36,8 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
       kind = !graph ? Kind::signed_weights
              : is_connected(n, workspace.graph.queue,
                             [&](Index i, Index j) { return a[triangle_row(i) + j][lane]; })
-                 ? Kind::connected : Kind::disconnected;
+                 ? Kind::connected
+                 : Kind::disconnected;
       kinds[lane] = kind;
       scales[lane] = workspace.graph.scale;
     }
@@ -74,11 +75,11 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
 }
 
 // λ2 of a pack from the tridiagonal form of L + s·uuᵀ, with s above λ2 so that λ2 is its smallest
-// eigenvalue: λ2 <= n/(n−1)·min degree < 2·mean degree, and <= 2 when normalized. Unless normalized it is
-// that of the weights times `scales`.
+// eigenvalue: λ2 <= n/(n−1)·min degree < 2·mean degree, and <= 2 when normalized. Unless normalized
+// it is that of the weights times `scales`.
 template <class Scalar>
-Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Kind* kinds,
-                     double* scales, FiedlerWorkspace& workspace) {
+Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
+                     Kind* kinds, double* scales, FiedlerWorkspace& workspace) {
   const Index n = pack.front().rows();
   Lanes* a = lane_buffer(workspace.matrix, triangle_row(n));
   Lanes* diagonal = lane_buffer(workspace.vectors, 7 * n);
@@ -97,22 +98,23 @@ double eigenvalue_scale(const GraphOptions& options, double scale) {
   return options.normalized ? 1.0 : scale;
 }
 
-// The panels of M = L + s·uuᵀ − σ·1 of one matrix, of read_weights' weights, its unit null vector u in `null` [kPanel · panels],
-// s twice the mean degree (2 when normalized) so that λ2 − σ stays below the null vector's eigenvalue.
+// The panels of M = L + s·uuᵀ − σ·1 of one matrix, of read_weights' weights, its unit null vector u
+// in `null` [kPanel · panels], s twice the mean degree (2 when normalized) so that λ2 − σ stays
+// below the null vector's eigenvalue.
 template <class Scalar>
 Kind read_panels(const MatrixView<Scalar>& attention, const GraphOptions& options, double sigma,
                  double* panels, double* null, FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
   const Index count = panels_of(n);
-  const bool graph = read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
-    double* to = panels + panel_entry(0, i);
-    for (Index j = 0; j < i; ++j) to[j * kPanel] = -row[j];
-  });
+  const bool graph =
+      read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
+        double* to = panels + panel_entry(0, i);
+        for (Index j = 0; j < i; ++j) to[j * kPanel] = -row[j];
+      });
   if (!graph) return Kind::signed_weights;
   // Shifted matrices have been looked at before.
-  if (sigma == 0.0 && !is_connected(n, workspace.graph.queue, [&](Index i, Index j) {
-        return -panels[panel_entry(j, i)];
-      })) {
+  if (sigma == 0.0 && !is_connected(n, workspace.graph.queue,
+                                    [&](Index i, Index j) { return -panels[panel_entry(j, i)]; })) {
     return Kind::disconnected;
   }
   const double* degree = workspace.graph.degree.data();
@@ -156,7 +158,8 @@ Kind read_panels(const MatrixView<Scalar>& attention, const GraphOptions& option
   return Kind::connected;
 }
 
-// λ2 of one matrix from all eigenvalues of a dense symmetric solver: where to turn to when in doubt.
+// λ2 of one matrix from all eigenvalues of a dense symmetric solver: where to turn to when in
+// doubt.
 template <class Scalar>
 double value_direct(const MatrixView<Scalar>& attention, const GraphOptions& options,
                     LaplacianWorkspace& workspace) {
@@ -169,9 +172,9 @@ double value_direct(const MatrixView<Scalar>& attention, const GraphOptions& opt
 // A new factor, and the first steps with it, cost as much as so many steps.
 double steps_worth_a_shift(Index n) { return n < 192 ? 12.0 : n < 384 ? 16.0 : 24.0; }
 
-// λ2 of one matrix, times eigenvalue_scale, from Lanczos steps with the inverse of L − σ, σ = 0 at first. Where eigenvalues crowd
-// above λ2 and the steps crawl, the shift moves up to just below λ2, as far as the residual allows: the
-// new factor exists only if σ < λ2.
+// λ2 of one matrix, times eigenvalue_scale, from Lanczos steps with the inverse of L − σ, σ = 0 at
+// first. Where eigenvalues crowd above λ2 and the steps crawl, the shift moves up to just below λ2,
+// as far as the residual allows: the new factor exists only if σ < λ2.
 template <class Scalar>
 double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double tolerance,
                  FiedlerWorkspace& workspace) {
@@ -213,11 +216,12 @@ double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& option
          eigenvalue_scale(options, workspace.graph.scale);
 }
 
-// The vector of an eigenvalue λ2 > 0, times eigenvalue_scale, that is known, from solves with the factor of L − σ, σ just below λ2.
-// False where the residual does not fall to the rounding of the weights: others crowd around λ2.
+// The vector of an eigenvalue λ2 > 0, times eigenvalue_scale, that is known, from solves with the
+// factor of L − σ, σ just below λ2. False where the residual does not fall to the rounding of the
+// weights: others crowd around λ2.
 template <class Scalar>
-bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double value,
-                      double* out, FiedlerWorkspace& workspace) {
+bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                      double value, double* out, FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
   const Index count = panels_of(n);
   const Index padded = count * kPanel;
@@ -230,11 +234,13 @@ bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& o
   for (int attempt = 0; attempt < 3; ++attempt) {
     // The start is orthogonal to the null vector as soon as the first read has given it.
     std::fill(panels, panels + panel_offset(count), 0.0);
-    if (read_panels(attention, options, value - below, panels, null, workspace) != Kind::connected) {
+    if (read_panels(attention, options, value - below, panels, null, workspace) !=
+        Kind::connected) {
       return false;
     }
     const std::vector<double>& degree = workspace.graph.degree;
-    const double spread = options.normalized ? 2.0 : 2.0 * *std::max_element(degree.begin(), degree.end());
+    const double spread =
+        options.normalized ? 2.0 : 2.0 * *std::max_element(degree.begin(), degree.end());
     if (below < 1e-14 * spread || !panel_factorize(panels, count, inverses)) {
       below = std::max(1e3 * below, 1e-13 * spread);
       continue;
@@ -291,10 +297,10 @@ void vector_direct(const MatrixView<Scalar>& attention, const GraphOptions& opti
   if (null.norm() == 0.0) null.setOnes();  // no edge at all: every vector is a null vector
   null.normalize();
   laplacian_from_weights(options.normalized, workspace);
-  // The null vector is lifted above the spectrum, so that the smallest eigenvalue left is λ2 and its
-  // vector is orthogonal to the null vector even where λ2 is 0 too.
-  // With negative weights it need not be the smallest, and the second eigenvector is taken as it is.
-  // Not higher than it takes, or weights far below 1 would drown in its rounding.
+  // The null vector is lifted above the spectrum, so that the smallest eigenvalue left is λ2 and
+  // its vector is orthogonal to the null vector even where λ2 is 0 too. With negative weights it
+  // need not be the smallest, and the second eigenvector is taken as it is. Not higher than it
+  // takes, or weights far below 1 would drown in its rounding.
   const double spread = workspace.weights.cwiseAbs().rowwise().sum().maxCoeff();
   const double lift = spread > 0.0 ? 2.0 * spread : 1.0;
   if (graph) workspace.weights += lift * null * null.transpose();
@@ -305,13 +311,15 @@ void vector_direct(const MatrixView<Scalar>& attention, const GraphOptions& opti
 
 }  // namespace
 
-Index fiedler_pack_width(Index smallest) { return smallest <= kLargestTridiagonal ? kPackWidth : 1; }
+Index fiedler_pack_width(Index smallest) {
+  return smallest <= kLargestTridiagonal ? kPackWidth : 1;
+}
 
 template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
                     Precision precision, double* out, FiedlerWorkspace& workspace) {
-  // A hundredth of what is promised: where λ2 and λ3 look like one eigenvalue, a Ritz value is off by
-  // its residual times the ratio of the start vector's parts along their two vectors.
+  // A hundredth of what is promised: where λ2 and λ3 look like one eigenvalue, a Ritz value is off
+  // by its residual times the ratio of the start vector's parts along their two vectors.
   const double tolerance = precision == Precision::exact ? 1e-11 : 1e-8;
   const Index n = pack.front().rows();
   const Index count = static_cast<Index>(pack.size());

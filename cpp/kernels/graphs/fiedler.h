@@ -23,26 +23,27 @@ enum class Precision { exact, fast };
 // How many matrices fiedler_values takes at once, of a batch whose smallest has this size.
 Index fiedler_pack_width(Index smallest);
 
-// λ2 of the options' graph for 1 to fiedler_pack_width(n) matrices of one size n, to out[k] for pack[k]:
-// the second smallest Laplacian eigenvalue (algebraic connectivity). Range [0, n/(n−1)·min degree],
-// normalized [0, n/(n−1)]; exactly 0 when the graph is disconnected. n = 1: 0. Negative weights, which
-// are no graph, get the second smallest eigenvalue as it is, negative or not; normalized, a negative
-// degree gives NaN. The relative error is that of `precision`, or a rounding of the largest degree where
-// that is more. A matrix's result does not depend on the others in its pack.
+// λ2 of the options' graph for 1 to fiedler_pack_width(n) matrices of one size n, to out[k] for
+// pack[k]: the second smallest Laplacian eigenvalue (algebraic connectivity). Range [0, n/(n−1)·min
+// degree], normalized [0, n/(n−1)]; exactly 0 when the graph is disconnected. n = 1: 0. Negative
+// weights, which are no graph, get the second smallest eigenvalue as it is, negative or not;
+// normalized, a negative degree gives NaN. The relative error is that of `precision`, or a rounding
+// of the largest degree where that is more. A matrix's result does not depend on the others in its
+// pack.
 //
 // n <= 96: tridiagonal form of a pack and Laguerre's iteration. Larger: the Cholesky factor of
 // L + s·uuᵀ − σ, u the null vector, and Lanczos steps with its inverse until the residual
-// says stop, σ moving up to λ2 where they crawl. Where that does not converge, all eigenvalues directly.
-// Cost n³/3 to 4/3 n³ operations.
+// says stop, σ moving up to λ2 where they crawl. Where that does not converge, all eigenvalues
+// directly. Cost n³/3 to 4/3 n³ operations.
 template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
                     Precision precision, double* out, FiedlerWorkspace& workspace);
 
 // A unit eigenvector of λ2, orthogonal to the null vector (1, or D^{1/2}·1 when normalized), its
-// component of largest magnitude positive (the first such on ties), to `out` [n]. Where λ2 is degenerate
-// it is one such vector of the eigenspace. n = 1: NaN. Its residual is below 1e-14 of the largest
-// eigenvalue: by inverse iteration, or from all eigenvectors where others crowd around λ2, the graph is
-// disconnected, or weights are negative.
+// component of largest magnitude positive (the first such on ties), to `out` [n]. Where λ2 is
+// degenerate it is one such vector of the eigenspace. n = 1: NaN. Its residual is below 1e-14 of
+// the largest eigenvalue: by inverse iteration, or from all eigenvectors where others crowd around
+// λ2, the graph is disconnected, or weights are negative.
 template <class Scalar>
 void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& options, double* out,
                     FiedlerWorkspace& workspace);

@@ -51,8 +51,9 @@ template <class Scalar>
 void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
                       GraphStatistics* out, GraphStatisticsWorkspace& workspace);
 
-// Writes the fiedler_value and laplacian_gap that calls with this workspace still owe: graphs of one size
-// wait for each other, over as many calls as it takes. A matrix's values do not depend on the others.
+// Writes the fiedler_value and laplacian_gap that calls with this workspace still owe: graphs of
+// one size wait for each other, over as many calls as it takes. A matrix's values do not depend on
+// the others.
 void finish_graph_statistics(GraphStatisticsWorkspace& workspace);
 
 }  // namespace attnscope

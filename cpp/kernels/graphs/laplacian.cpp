@@ -15,17 +15,19 @@ namespace {
 // Up to this size a pack stays near the second-level cache; beyond, one matrix at a time does.
 constexpr Index kLargestPacked = 256;
 
-// The number of components of a graph whose weights and degrees were just read: 0 where a weight is negative.
+// The number of components of a graph whose weights and degrees were just read: 0 where a weight is
+// negative.
 template <class Weight>
 Index components_of(bool graph, Index n, GraphRows& rows, Weight&& weight) {
   return graph ? count_graph_components(n, rows.queue, weight) : 0;
 }
 
-// The Laplacians of up to kPackWidth matrices, times read_weights' `scales`, in the lower triangles `a`, zeros
-// in lanes without one, and the components_of each.
+// The Laplacians of up to kPackWidth matrices, times read_weights' `scales`, in the lower triangles
+// `a`, zeros in lanes without one, and the components_of each.
 template <class Scalar>
-void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Lanes* a,
-                     Lanes* degrees, Index* components, double* scales, GraphRows& workspace) {
+void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
+                     Lanes* a, Lanes* degrees, Index* components, double* scales,
+                     GraphRows& workspace) {
   const Index n = pack.front().rows();
   if (pack.size() < kPackWidth) {
     std::fill(a, a + triangle_row(n), Lanes{});
@@ -36,9 +38,8 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
     const bool graph = read_weights(pack[m], options, workspace, [&](Index i, const double* row) {
       for (Index j = 0; j < i; ++j) a[triangle_row(i) + j][lane] = row[j];
     });
-    components[m] = components_of(graph, n, workspace, [&](Index i, Index j) {
-      return a[triangle_row(i) + j][lane];
-    });
+    components[m] = components_of(graph, n, workspace,
+                                  [&](Index i, Index j) { return a[triangle_row(i) + j][lane]; });
     scales[m] = workspace.scale;
     for (Index i = 0; i < n; ++i) {
       const double d = components[m] == 0 ? 0.0 : workspace.degree[i];
@@ -64,8 +65,8 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
   }
 }
 
-// The Laplacian of one matrix, times workspace.scale, in panels, as panel_tridiagonalize takes it; returns
-// components_of it. Without any the panels are not a Laplacian.
+// The Laplacian of one matrix, times workspace.scale, in panels, as panel_tridiagonalize takes it;
+// returns components_of it. Without any the panels are not a Laplacian.
 template <class Scalar>
 Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& options, double* panels,
                      GraphRows& workspace) {
@@ -108,9 +109,10 @@ bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& opti
   const Index n = attention.rows();
   Eigen::MatrixXd& w = workspace.weights;
   w.setZero(n, n);
-  const bool graph = read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
-    for (Index j = 0; j < i; ++j) w(i, j) = w(j, i) = row[j];
-  });
+  const bool graph =
+      read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
+        for (Index j = 0; j < i; ++j) w(i, j) = w(j, i) = row[j];
+      });
   workspace.degree = w.colwise().sum().transpose();
   return graph;
 }
@@ -131,8 +133,8 @@ void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace) {
 }
 
 template <class Scalar>
-void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptions& options, Index k,
-                           double* out, LaplacianWorkspace& workspace) {
+void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                           Index k, double* out, LaplacianWorkspace& workspace) {
   const bool graph = graph_weights(attention, options, workspace);
   const auto weight = [&](Index i, Index j) { return workspace.weights(i, j); };
   const Index components =
@@ -157,8 +159,8 @@ Index laplacian_pack_width(Index smallest) {
 }
 
 template <class Scalar>
-void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Index k,
-                       std::span<double* const> out, LaplacianWorkspace& workspace) {
+void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
+                       Index k, std::span<double* const> out, LaplacianWorkspace& workspace) {
   const Index n = pack.front().rows();
   const auto count = static_cast<Index>(pack.size());
   if (n < 3) {

@@ -94,7 +94,8 @@ void betti_numbers(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
   std::vector<std::uint16_t>& vertices = workspace.vertices;
   vertices.resize(n);
   std::iota(vertices.begin(), vertices.end(), std::uint16_t{0});
-  std::ranges::stable_sort(vertices, std::greater<>(), [&](auto vertex) { return workspace.degree[vertex]; });
+  std::ranges::stable_sort(vertices, std::greater<>(),
+                           [&](auto vertex) { return workspace.degree[vertex]; });
   workspace.homology.reset(vertices);
   std::uint32_t begin = 0;
   for (std::size_t group = 0; group < distinct.size(); ++group) {

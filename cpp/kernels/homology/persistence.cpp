@@ -59,7 +59,8 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
     SpanningTree& tree = workspace.tree;
     if (attention.rows() > 1) {
       tree.assign(attention, options.symmetrize, options.metric);
-      for (std::uint32_t k = 0; k < tree.edges().size(); ++k) join(tree.edges()[k], tree.dissimilarity(k));
+      for (std::uint32_t k = 0; k < tree.edges().size(); ++k)
+        join(tree.edges()[k], tree.dissimilarity(k));
     }
     bars.push_back(endless);
     return;
@@ -67,7 +68,8 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   order.assign(attention, options.symmetrize, options.metric);
   run(order, homology);
   const std::vector<Edge>& edges = order.edges();
-  for (const std::uint32_t merge : homology.merges()) join(edges[merge], order.dissimilarity(merge));
+  for (const std::uint32_t merge : homology.merges())
+    join(edges[merge], order.dissimilarity(merge));
   bars.push_back(endless);
   const auto first = static_cast<std::ptrdiff_t>(bars.size());
   for (const FlagHomology::Cycle& cycle : homology.classes()) {

@@ -11,8 +11,8 @@
 
 namespace attnscope {
 
-// A class of H0 or H1 and the edges that opened and closed it. Edges are (row, column) with row > column;
-// -1 where there is none: vertices are there from 0 on, and one component never ends.
+// A class of H0 or H1 and the edges that opened and closed it. Edges are (row, column) with row >
+// column; -1 where there is none: vertices are there from 0 on, and one component never ends.
 struct Bar {
   double birth;
   double death;
@@ -33,10 +33,11 @@ struct PersistenceWorkspace {
   FlagHomology homology;
 };
 
-// Appends the bars of the Vietoris–Rips filtration of one head to `bars`, sorted by dimension, birth,
-// death and birth edge; bars of length 0 are left out. Dissimilarities are those of EdgeOrder, vertices
-// enter at 0. Exactly one H0 bar is infinite; n = 1 has that bar alone. At most kMaxVertices tokens.
-// Cost O(n²) for H0, plus O(n² log n + n³/64) for the edges, the lunes and the reduction of the 4-cycles for H1.
+// Appends the bars of the Vietoris–Rips filtration of one head to `bars`, sorted by dimension,
+// birth, death and birth edge; bars of length 0 are left out. Dissimilarities are those of
+// EdgeOrder, vertices enter at 0. Exactly one H0 bar is infinite; n = 1 has that bar alone. At most
+// kMaxVertices tokens. Cost O(n²) for H0, plus O(n² log n + n³/64) for the edges, the lunes and the
+// reduction of the 4-cycles for H1.
 template <class Scalar>
 void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& options,
                  PersistenceWorkspace& workspace, std::vector<Bar>& bars);

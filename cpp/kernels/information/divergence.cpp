@@ -20,7 +20,8 @@ struct LayerRows {
             std::vector<RowScratch>& scratch) {
     if (scratch.size() < heads.size()) scratch.resize(heads.size());
     readers.reserve(heads.size());
-    for (std::size_t h = 0; h < heads.size(); ++h) readers.emplace_back(heads[h], supports[h], scratch[h]);
+    for (std::size_t h = 0; h < heads.size(); ++h)
+      readers.emplace_back(heads[h], supports[h], scratch[h]);
     rows.resize(heads.size());
   }
 
@@ -42,7 +43,8 @@ void log_mean(const LayerRows<Scalar>& layer, Index n, double* out) {
   for (Index j = 0; j < layer.end; j += kPackWidth) {
     Lanes total{};
     for (const auto* row : layer.rows) {
-      total += j + kPackWidth <= layer.end ? load(row + j) : load_head(row + j, layer.end - j, n - j);
+      total +=
+          j + kPackWidth <= layer.end ? load(row + j) : load_head(row + j, layer.end - j, n - j);
     }
     store(out + j, bounded_log(total / scale));
   }
@@ -131,9 +133,8 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
         std::fill(rescaled, rescaled + n, 0.0);
       } else {
         std::fill(rescaled + rows.end, rescaled + n, 0.0);
-        for_each_lane(rows[h], 0, rows.end, n, [&](Lanes x, Index j) {
-          store(rescaled + j, x * load(kept + j) / left[h]);
-        });
+        for_each_lane(rows[h], 0, rows.end, n,
+                      [&](Lanes x, Index j) { store(rescaled + j, x * load(kept + j) / left[h]); });
         const Index seen = rows.end;
         out.before[at] =
             row_divergence(row_entropy(rows[h], seen, n, nullptr), rows[h], seen, n, log_of_mean);

@@ -37,7 +37,8 @@ struct RemovalRows {
   bool* excluded;
   double* attention;
   Index stride;
-  // What a learned sink takes of each row, at the places of `before`: one more key, which stays. Null: none.
+  // What a learned sink takes of each row, at the places of `before`: one more key, which stays.
+  // Null: none.
   const double* sink_mass = nullptr;
 };
 

@@ -47,7 +47,8 @@ double top_mass_of(Index k, std::vector<double>& mass) {
   return std::accumulate(mass.begin(), mass.begin() + taken, 0.0) / total;
 }
 
-// Number, sum, sum of squared distances from their mean, and largest of the far visible entries of a row.
+// Number, sum, sum of squared distances from their mean, and largest of the far visible entries of
+// a row.
 struct FarRow {
   double count = 0.0;
   double sum = 0.0;
@@ -63,7 +64,8 @@ FarRow far_row(const WideType* row, Index left, Index right, Index end, Index n)
   if (found.count == 0.0) return found;
   const auto for_each_far_lane = [&](auto&& visit) {
     const auto part = [&](Index begin, Index stop) {
-      for_each_lane(row, begin, stop, n, [&](Lanes x, Index j) { visit(x, first_lanes(stop - j)); });
+      for_each_lane(row, begin, stop, n,
+                    [&](Lanes x, Index j) { visit(x, first_lanes(stop - j)); });
     };
     part(0, left);
     part(right, end);

@@ -49,17 +49,17 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
 // max(⌈n/10⌉, min(4, ⌊n/4⌋), 1).
 Index far_distance(Index n);
 
-// What far queries give each key j: the sums over the queries i with |i − j| >= far_distance(n) that
-// see it, where those to `expected` and `variance` are over the mean and the population variance of
-// row i's far visible entries. Where the far entries of a row are exchangeable and rows are
-// independent, `mass` has that mean, at most that variance, and no term above `largest`. A key with
-// no far query is 0 everywhere.
+// What far queries give each key j: the sums over the queries i with |i − j| >= far_distance(n)
+// that see it, where those to `expected` and `variance` are over the mean and the population
+// variance of row i's far visible entries. Where the far entries of a row are exchangeable and rows
+// are independent, `mass` has that mean, at most that variance, and no term above `largest`. A key
+// with no far query is 0 everywhere.
 struct FarAttention {
-  double* mass;       // Σ A_ij [n]
-  double* expected;   // [n]
-  double* variance;   // [n]
-  double* largest;    // the largest far entry of those rows [n]
-  double* uniform;    // Σ 1/(keys that i sees), the mass under uniform attention [n]
+  double* mass;           // Σ A_ij [n]
+  double* expected;       // [n]
+  double* variance;       // [n]
+  double* largest;        // the largest far entry of those rows [n]
+  double* uniform;        // Σ 1/(keys that i sees), the mass under uniform attention [n]
   std::int64_t* queries;  // their number [n]
 };
 
@@ -92,8 +92,9 @@ struct SinkAnswers {
   SinkShare share{kNaN, kNaN};
 };
 
-// All answers from one read of the matrix. With `find_support` that read also finds out the support, otherwise
-// `support` is taken as it is. Returns whether all entries are finite; where not, nothing is answered.
+// All answers from one read of the matrix. With `find_support` that read also finds out the
+// support, otherwise `support` is taken as it is. Returns whether all entries are finite; where
+// not, nothing is answered.
 template <class Scalar>
 bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                      const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace);

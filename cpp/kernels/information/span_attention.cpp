@@ -26,13 +26,14 @@ constexpr Index kStrands = 4;
 
 // Adds row i over the visible keys [begin, end).
 template <class Scalar>
-void add(const MatrixView<Scalar>& attention, const Support& support, Index i, Index begin, Index end,
-         const bool* special, Index special_stride, Outside& sums) {
+void add(const MatrixView<Scalar>& attention, const Support& support, Index i, Index begin,
+         Index end, const bool* special, Index special_stride, Outside& sums) {
   double to_special[kStrands] = {}, to_context[kStrands] = {};
   end = std::min(end, support.end(i, attention.rows()));
   const bool masked = support.kind == Support::Kind::mask;
   for (Index j = begin; j < end; ++j) {
-    const double x = masked ? entry(attention, support, i, j) : static_cast<double>(attention(i, j));
+    const double x =
+        masked ? entry(attention, support, i, j) : static_cast<double>(attention(i, j));
     const bool marked = special != nullptr && special[j * special_stride];
     to_special[j % kStrands] += marked ? x : 0.0;
     to_context[j % kStrands] += marked ? 0.0 : x;
@@ -50,7 +51,8 @@ struct Inside {
 };
 
 template <class Scalar>
-Inside inside(const MatrixView<Scalar>& attention, const Support& support, Index i, Index start, Index stop) {
+Inside inside(const MatrixView<Scalar>& attention, const Support& support, Index i, Index start,
+              Index stop) {
   Inside found;
   for (Index j = start; j < stop; ++j) {
     found.mass += entry(attention, support, i, j);
@@ -59,11 +61,12 @@ Inside inside(const MatrixView<Scalar>& attention, const Support& support, Index
   return found;
 }
 
-// Rows that are looked at together: few enough to stay in the cache until the span's columns are read.
+// Rows that are looked at together: few enough to stay in the cache until the span's columns are
+// read.
 constexpr Index kBand = 16;
 
-// Reads the whole matrix as `read_lines` does and adds up what the queries outside the span give it. Where the
-// matrix is causal, those before it see none of it and their entries are 0.
+// Reads the whole matrix as `read_lines` does and adds up what the queries outside the span give
+// it. Where the matrix is causal, those before it see none of it and their entries are 0.
 template <class Scalar>
 double read_and_add(const MatrixView<Scalar>& attention, Index start, Index stop, Index first_query,
                     MatrixReading& reading) {
@@ -88,8 +91,9 @@ double read_and_add(const MatrixView<Scalar>& attention, Index start, Index stop
 }  // namespace
 
 template <class Scalar>
-bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Support& support, Index start,
-                    Index stop, const bool* special, Index special_stride, SpanAttention& out) {
+bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Support& support,
+                    Index start, Index stop, const bool* special, Index special_stride,
+                    SpanAttention& out) {
   const Index n = attention.rows();
   const bool masked = !find_support && support.kind == Support::Kind::mask;
   MatrixReading reading{true, find_support && n >= 2};
@@ -103,7 +107,8 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
   }
   if (find_support) support = {reading.causal ? Support::Kind::causal : Support::Kind::full};
   const auto uniform_share = [&](Index i, Index seen) {
-    return seen == 0 ? 0.0 : static_cast<double>(seen) / static_cast<double>(visible_keys(support, i, n));
+    return seen == 0 ? 0.0
+                     : static_cast<double>(seen) / static_cast<double>(visible_keys(support, i, n));
   };
   out = {};
   out.received = received;
@@ -120,7 +125,8 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
   for (Index i = support.kind == Support::Kind::causal ? stop : 0; i < n; ++i) {
     if (i == start) i = stop;
     if (i >= n) break;
-    const Inside given = masked ? inside(attention, support, i, start, stop) : Inside{0.0, stop - start};
+    const Inside given =
+        masked ? inside(attention, support, i, start, stop) : Inside{0.0, stop - start};
     if (given.seen == 0) continue;
     ++queries;
     out.received += given.mass;

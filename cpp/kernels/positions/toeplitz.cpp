@@ -15,8 +15,8 @@ namespace {
 template <class Scalar>
 constexpr Index kLines = sizeof(Scalar) > 4 ? 2 : 1;
 
-// Adds what row `i` of n holds at offsets below m to sums, by m − 1 − D. Vectors are written behind the m-th sum.
-// With `counts`, -infinity is left out and every other entry is counted there.
+// Adds what row `i` of n holds at offsets below m to sums, by m − 1 − D. Vectors are written behind
+// the m-th sum. With `counts`, -infinity is left out and every other entry is counted there.
 template <bool counting, class WideType>
 void add_offsets(const WideType* row, Index i, Index m, Index n, double* sums, double* counts) {
   const Index first = std::max<Index>(i - m + 1, 0);
@@ -24,7 +24,8 @@ void add_offsets(const WideType* row, Index i, Index m, Index n, double* sums, d
   const WideType* from = row + first;
   const Index to = m - size;
   for (Index k = 0; k < size; k += kPackWidth) {
-    Lanes s = size - k >= kPackWidth ? load(from + k) : load_head(from + k, size - k, n - first - k);
+    Lanes s =
+        size - k >= kPackWidth ? load(from + k) : load_head(from + k, size - k, n - first - k);
     if constexpr (counting) {
       const LaneMask visible = first_lanes(size - k) & (s > -kInfinity);
       store(counts + to + k, load(counts + to + k) + (visible ? broadcast(1.0) : Lanes{}));
@@ -34,11 +35,12 @@ void add_offsets(const WideType* row, Index i, Index m, Index n, double* sums, d
   }
 }
 
-// The profile of rows `begin` to `end` by m − 1 − D. Where every sum is finite, so is every entry, and none needs to
-// be looked at; elsewhere rows are added once more. Returns whether they are readable.
+// The profile of rows `begin` to `end` by m − 1 − D. Where every sum is finite, so is every entry,
+// and none needs to be looked at; elsewhere rows are added once more. Returns whether they are
+// readable.
 template <class Scalar>
-bool fill_profile(RowReader<Scalar>& reader, ToeplitzAhead& ahead, Index n, Index begin, Index end, Index m,
-                  double* profile, double* counts) {
+bool fill_profile(RowReader<Scalar>& reader, ToeplitzAhead& ahead, Index n, Index begin, Index end,
+                  Index m, double* profile, double* counts) {
   SumOfEntries<Wide<Scalar>> farther;  // than every offset
   std::fill(profile, profile + m + kPackWidth, 0.0);
   for (Index i = begin; i < end; ++i) {
@@ -48,8 +50,11 @@ bool fill_profile(RowReader<Scalar>& reader, ToeplitzAhead& ahead, Index n, Inde
     farther.add(row, i - m + 1, n);
     add_offsets<false>(row, i, m, n, profile, counts);
   }
-  const auto whole = [&](Index k) { return begin > 0 ? static_cast<double>(m) : static_cast<double>(k + 1); };
-  const bool finite = std::all_of(profile, profile + m, [](double sum) { return std::isfinite(sum); });
+  const auto whole = [&](Index k) {
+    return begin > 0 ? static_cast<double>(m) : static_cast<double>(k + 1);
+  };
+  const bool finite =
+      std::all_of(profile, profile + m, [](double sum) { return std::isfinite(sum); });
   if (farther.is_readable() && finite) {
     for (Index k = 0; k < m; ++k) profile[k] /= whole(k);
     return true;
@@ -69,7 +74,8 @@ void fill_split(const ToeplitzOutputs& out, Index m, double value) {
   for (double* vector : {out.profile, out.row, out.variance, out.first, out.lse}) {
     std::fill(vector, vector + m, value);
   }
-  for (Index i = 0; i < m; ++i) std::fill(out.residual + i * out.ld, out.residual + i * out.ld + m, value);
+  for (Index i = 0; i < m; ++i)
+    std::fill(out.residual + i * out.ld, out.residual + i * out.ld + m, value);
 }
 
 void store_head(double* to, Lanes lanes, Index count) {
@@ -86,9 +92,9 @@ void fill_missing(double* from, const double* end) {
 constexpr Index kAbreast = std::min<Index>(4, kPackWidth);
 static_assert(kPackWidth % kAbreast == 0);
 
-// The early rows `first` … `first` + kPackWidth − 1, `first` a multiple of kPackWidth, of which those below m exist:
-// the last vector of each is the one at `first`. Vectors are read behind the end of a row where the matrix has
-// entries there. `hiding`: keys may be invisible.
+// The early rows `first` … `first` + kPackWidth − 1, `first` a multiple of kPackWidth, of which
+// those below m exist: the last vector of each is the one at `first`. Vectors are read behind the
+// end of a row where the matrix has entries there. `hiding`: keys may be invisible.
 template <bool hiding, class WideType>
 struct EarlyRows {
   const WideType* scores[kPackWidth];
@@ -99,7 +105,8 @@ struct EarlyRows {
   // Keys of row `r` in its last vector.
   Index end(Index r) const { return std::min(r + 1, rows); }
 
-  // kPackWidth keys of row `r` from `j` on: their scores, -infinity behind the diagonal, and residuals.
+  // kPackWidth keys of row `r` from `j` on: their scores, -infinity behind the diagonal, and
+  // residuals.
   struct Keys {
     Lanes scores, residuals;
   };
@@ -114,8 +121,8 @@ struct EarlyRows {
     }
     return {s, s - load(expected[r] + j)};
   }
-  // Those of the keys that have a residual: with `hiding` what is shown, else every key up to the diagonal, so that
-  // what is no number shows in a sum.
+  // Those of the keys that have a residual: with `hiding` what is shown, else every key up to the
+  // diagonal, so that what is no number shows in a sum.
   template <bool last>
   [[gnu::always_inline]] LaneMask counted(Index r, Lanes residuals) const {
     if constexpr (hiding) return residuals > -kInfinity;
@@ -130,9 +137,9 @@ struct EarlyRows {
   }
 };
 
-// The largest scores of each row of a group and what is summed over its body: everything of a row in its own
-// vector, so that all rows are joined at once. Keys are counted where some may be hidden; mass, weighted and heavy
-// are set with weights alone.
+// The largest scores of each row of a group and what is summed over its body: everything of a row
+// in its own vector, so that all rows are joined at once. Keys are counted where some may be
+// hidden; mass, weighted and heavy are set with weights alone.
 struct BodySums {
   Lanes tops[kPackWidth], residuals[kPackWidth];
   Lanes keys[kPackWidth];
@@ -143,11 +150,13 @@ struct BodySums {
 // How a group of rows was found: with numbers alone, with something else, or with NaN or +infinity.
 enum class Found { numbers, hidden, unreadable };
 
-// Residuals of the rows `first` … `first` + kPackWidth − 1, of which those below m exist, and the numbers of these
-// rows. Without `hiding`, nothing but the residuals is written where a score is no number.
+// Residuals of the rows `first` … `first` + kPackWidth − 1, of which those below m exist, and the
+// numbers of these rows. Without `hiding`, nothing but the residuals is written where a score is no
+// number.
 template <bool hiding, bool weighing, class Scalar>
-Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index m, Index n, const double* profile,
-                 const double* weights, Index weight_ld, const ToeplitzOutputs& out, ToeplitzAhead& ahead) {
+Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index m, Index n,
+                 const double* profile, const double* weights, Index weight_ld,
+                 const ToeplitzOutputs& out, ToeplitzAhead& ahead) {
   BodySums sums;
   for (Index r = 0; r < kPackWidth; ++r) {
     sums.tops[r] = broadcast(-kInfinity);
@@ -195,7 +204,8 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
       }
       top = larger(keys.scores, top);
       const LaneMask body = early.template body<last>(r, j, keys.residuals);
-      const Lanes rest = hiding || last || j == 0 ? (body ? keys.residuals : Lanes{}) : keys.residuals;
+      const Lanes rest =
+          hiding || last || j == 0 ? (body ? keys.residuals : Lanes{}) : keys.residuals;
       total += rest;
       if constexpr (hiding) {
         readable &= keys.scores < kInfinity;
@@ -218,7 +228,8 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
   if (any(~readable)) return Found::unreadable;
   Lanes sinks;
 #pragma GCC unroll 8
-  for (Index r = 0; r < kPackWidth; ++r) sinks[r] = out.residual[(first + std::min(r, rows - 1)) * out.ld];
+  for (Index r = 0; r < kPackWidth; ++r)
+    sinks[r] = out.residual[(first + std::min(r, rows - 1)) * out.ld];
   const Lanes tops = row_tops(sums.tops);
   const Lanes total = row_sums(sums.residuals);
   Lanes keys = row_sums(sums.keys);
@@ -281,8 +292,9 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
 }  // namespace
 
 template <class Scalar>
-bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* weights, Index weight_ld,
-                    const ToeplitzOutputs& out, ToeplitzWorkspace& workspace, ToeplitzAhead ahead) {
+bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* weights,
+                    Index weight_ld, const ToeplitzOutputs& out, ToeplitzWorkspace& workspace,
+                    ToeplitzAhead ahead) {
   const Index n = scores.rows();
   const Index m = split_rows(n, late);
   RowReader<Scalar> reader(scores, kCausal, workspace.rows);
@@ -295,8 +307,8 @@ bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* w
   }
   std::reverse_copy(profile, profile + m, out.profile);
   const auto rows = [&]<bool hiding, bool weighing>(Index first) {
-    return split_rows<hiding, weighing>(reader, workspace.held, first, m, n, profile, weights, weight_ld,
-                                        out, ahead);
+    return split_rows<hiding, weighing>(reader, workspace.held, first, m, n, profile, weights,
+                                        weight_ld, out, ahead);
   };
   for (Index first = 0; first < m; first += kPackWidth) {
     Found found = weights == nullptr ? rows.template operator()<false, false>(first)
@@ -311,8 +323,8 @@ bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* w
 }
 
 template <class Scalar>
-bool offset_variance(const MatrixView<Scalar>& values, double* mean, double* variance, std::int64_t* count,
-                     ToeplitzWorkspace& workspace) {
+bool offset_variance(const MatrixView<Scalar>& values, double* mean, double* variance,
+                     std::int64_t* count, ToeplitzWorkspace& workspace) {
   const Index n = values.rows();
   RowReader<Scalar> reader(values, kCausal, workspace.rows);
   double* const buffer = workspace.offsets.resize(3 * n);

@@ -18,7 +18,8 @@ double local_global_ratio(const MatrixView<Scalar>& attention, const Support& su
     const Index from = std::clamp<Index>(i - window, first, end);
     const Index to = std::clamp<Index>(i + window + 1, from, end);
     local += std::accumulate(row + from, row + to, 0.0);
-    global += std::accumulate(row + first, row + from, 0.0) + std::accumulate(row + to, row + end, 0.0);
+    global +=
+        std::accumulate(row + first, row + from, 0.0) + std::accumulate(row + to, row + end, 0.0);
   });
   return local / global;
 }

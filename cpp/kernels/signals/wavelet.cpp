@@ -65,7 +65,8 @@ double energy(const double* x, Index count) {
 // −Σ p log2 p of x²/total.
 double entropy_of_squares(const double* x, Index count, double total) {
   const Lanes scale = broadcast(1.0 / total);
-  return entropy_of(x, count, [=](Lanes value) { return value * value * scale; }) / std::numbers::ln2;
+  return entropy_of(x, count, [=](Lanes value) { return value * value * scale; }) /
+         std::numbers::ln2;
 }
 
 // Adds x [count] times `unit`, read at `points` equal steps from its first to its last entry.
@@ -105,12 +106,8 @@ class Decomposition {
   }
 
   // Scale 0 is the approximation, scale `levels` the finest detail.
-  double* scale(Index s) {
-    return scratch_.coefficients.data() + starts_[s];
-  }
-  Index count(Index s) const {
-    return starts_[s + 1] - starts_[s];
-  }
+  double* scale(Index s) { return scratch_.coefficients.data() + starts_[s]; }
+  Index count(Index s) const { return starts_[s + 1] - starts_[s]; }
 
   // The signal again, in scratch that the next call overwrites.
   const double* reconstructed() {

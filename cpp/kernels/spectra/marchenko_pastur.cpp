@@ -168,12 +168,14 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
 double compare_with_law(bool causal, std::span<const double> spectrum, double error, Index n,
                         const MarchenkoPasturOptions& options, MarchenkoPastur& result) {
   const double gamma = static_cast<double>(spectrum.size()) / static_cast<double>(n);
-  const NullLaw law = causal ? NullLaw::triangular(options.triangular) : NullLaw::marchenko_pastur(gamma);
+  const NullLaw law =
+      causal ? NullLaw::triangular(options.triangular) : NullLaw::marchenko_pastur(gamma);
   result.edge = law.edge();
-  const CertifiedDistance found = kolmogorov_smirnov(spectrum, law, kResolvedShare * law.edge(), error,
-                                                     causal ? options.triangular : nullptr);
+  const CertifiedDistance found = kolmogorov_smirnov(spectrum, law, kResolvedShare * law.edge(),
+                                                     error, causal ? options.triangular : nullptr);
   result.ks = found.distance;
-  if (options.wasserstein && found.uncertain <= kKsError) result.wasserstein = wasserstein(spectrum, law);
+  if (options.wasserstein && found.uncertain <= kKsError)
+    result.wasserstein = wasserstein(spectrum, law);
   return found.uncertain;
 }
 
@@ -214,9 +216,9 @@ void sum_up(std::span<const double> spectrum, Index n, MarchenkoPastur& result) 
 
 // From the singular values of X: any support, any null.
 template <class Scalar>
-void by_singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
-                        const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
-                        MarchenkoPasturWorkspace& workspace) {
+void by_singular_values(std::span<const MatrixView<Scalar>> matrices,
+                        std::span<const Support> supports, const MarchenkoPasturOptions& options,
+                        std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
   const Index n = matrices.front().rows();
   const std::size_t count = matrices.size();
   if (workspace.maps.size() < count) workspace.maps.resize(count);
@@ -240,14 +242,15 @@ void by_singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<
     if (rows.null == SpectralNull::permutation) {
       compare_with_draws(rows, supports[at], n, options, workspace, result);
     } else {
-      compare_with_law(rows.null == SpectralNull::causal, workspace.spectrum, 0.0, n, options, result);
+      compare_with_law(rows.null == SpectralNull::causal, workspace.spectrum, 0.0, n, options,
+                       result);
     }
     sum_up(workspace.spectrum, n, result);
   }
 }
 
-// Against the law of the support that all matrices share. Where the error of an eigenvalue might show in
-// ks, from the map's singular values.
+// Against the law of the support that all matrices share. Where the error of an eigenvalue might
+// show in ks, from the map's singular values.
 template <class Scalar>
 void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
                     const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
@@ -272,8 +275,8 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
   }
   if (doubted.empty()) return;
   std::vector<MarchenkoPastur> exact(doubted.size());
-  by_singular_values(std::span<const MatrixView<Scalar>>(doubted), supports.first(doubted.size()), options,
-                     std::span<MarchenkoPastur>(exact), workspace);
+  by_singular_values(std::span<const MatrixView<Scalar>>(doubted), supports.first(doubted.size()),
+                     options, std::span<MarchenkoPastur>(exact), workspace);
   for (std::size_t k = 0; k < places.size(); ++k) results[places[k]] = exact[k];
 }
 

@@ -13,8 +13,8 @@
 
 namespace attnscope {
 
-// What the spectrum is compared with. `automatic` takes the Marchenko–Pastur law for full support, the
-// triangular law for causal support and the permutation null for any other.
+// What the spectrum is compared with. `automatic` takes the Marchenko–Pastur law for full support,
+// the triangular law for causal support and the permutation null for any other.
 enum class SpectralNull { automatic, full, causal, permutation };
 
 struct MarchenkoPasturOptions {
@@ -22,8 +22,8 @@ struct MarchenkoPasturOptions {
   Index draws = 20;  // of the permutation null, >= 1
   std::uint64_t seed = 0;
   bool wasserstein = true;  // false: not computed, NaN
-  // Makes the triangular law quick; without it the law is solved point by point. Made once by the caller,
-  // because it costs as much as a hundred small maps.
+  // Makes the triangular law quick; without it the law is solved point by point. Made once by the
+  // caller, because it costs as much as a hundred small maps.
   const TriangularTable* triangular = nullptr;
 };
 
@@ -53,7 +53,7 @@ struct MarchenkoPasturWorkspace {
   SingularValuesWorkspace singular_values;
   std::vector<double> shuffled;  // draws that are worked on together
   std::vector<double> row;
-  std::vector<Index> columns;    // visible keys, of one row
+  std::vector<Index> columns;  // visible keys, of one row
   std::vector<double> sigma;
   std::vector<double> spectrum;  // ascending
   std::vector<double> null;      // the draws' spectra, one after another
@@ -62,30 +62,31 @@ struct MarchenkoPasturWorkspace {
   std::vector<double> deviations;
 };
 
-// Compares the spectrum of the standardised rows of one matrix with its null law. X_ij = (A_ij − m_i)/s_i
-// over each row's visible keys and 0 elsewhere; rows whose visible entries are all equal are dropped;
-// x_k = σ_k(X)²/n for the k kept rows.
+// Compares the spectrum of the standardised rows of one matrix with its null law. X_ij = (A_ij −
+// m_i)/s_i over each row's visible keys and 0 elsewhere; rows whose visible entries are all equal
+// are dropped; x_k = σ_k(X)²/n for the k kept rows.
 //
 //  ks              sup |F_emp − F| over x >= 1e-12·edge; eigenvalues below count as below
 //  wasserstein     ∫ |F_emp − F| dx
 //  outliers        #{x > edge·(1 + n^{-2/3})};  outlier_energy: their share of Σx
-//  largest, edge   largest x; upper edge of the law (the permutation null: the largest pooled value)
-//  p_value         (1 + #{draws at least as far from all the others as the map is})/(1 + draws); NaN for
-//                  a law
+//  largest         largest x
+//  edge            upper edge of the law (the permutation null: the largest pooled value)
+//  p_value         (1 + #{draws at least as far from all the others as the map is})/(1 + draws),
+//                  NaN for a law
 //
-// The permutation null shuffles each row's visible entries; its random numbers come from the seed and the
-// matrix's own entries, so neither its place in a batch nor the thread matters. n < 8, or no row that
-// varies: NaN, outliers −1. Cost O(n³), times (1 + draws) for the permutation null.
+// The permutation null shuffles each row's visible entries; its random numbers come from the seed
+// and the matrix's own entries, so neither its place in a batch nor the thread matters. n < 8, or
+// no row that varies: NaN, outliers −1. Cost O(n³), times (1 + draws) for the permutation null.
 //
-// The eigenvalues against a law are those of XXᵀ, whose absolute error is a rounding of the largest. Small
-// ones are not known to many digits then; where that could move ks by more than 1e-10 the map's singular
-// values decide.
+// The eigenvalues against a law are those of XXᵀ, whose absolute error is a rounding of the
+// largest. Small ones are not known to many digits then; where that could move ks by more than
+// 1e-10 the map's singular values decide.
 //
-// `matrices`: 1 to singular_values_width() of one size, each with its support; results go to the same
-// places. A matrix's result does not depend on the others.
+// `matrices`: 1 to singular_values_width() of one size, each with its support; results go to the
+// same places. A matrix's result does not depend on the others.
 template <class Scalar>
-void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
-                      const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
-                      MarchenkoPasturWorkspace& workspace);
+void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
+                      std::span<const Support> supports, const MarchenkoPasturOptions& options,
+                      std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace);
 
 }  // namespace attnscope

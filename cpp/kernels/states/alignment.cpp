@@ -38,8 +38,8 @@ struct ShiftedSums {
 
   static constexpr double kOnes[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
-  // Entries [begin, end) of a row of n, none where begin >= end, and of cosines and weights (1 or 0 for each
-  // key, or null), of which a whole vector may be read from any of them.
+  // Entries [begin, end) of a row of n, none where begin >= end, and of cosines and weights (1 or 0
+  // for each key, or null), of which a whole vector may be read from any of them.
   template <class WideType>
   void add(const WideType* row, const double* cosines, const double* weights, Index begin,
            Index end, Index n) {
@@ -122,7 +122,7 @@ void cosines_of(const double* units, Index width, Index begin, Index end, Index 
         const Index rows = std::min(kTileRows, end - i);
         if (causal && first >= i + rows) continue;
         multiply_tile(units + i * width + k, rows, width, tile, depth, k > 0,
-                       packed + (i - begin) * ld + first, ld);
+                      packed + (i - begin) * ld + first, ld);
       }
     }
   }

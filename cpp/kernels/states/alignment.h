@@ -40,10 +40,11 @@ struct AlignedHead {
   Index without_stride = 0;
 };
 
-// Moments of the pairs of at most state_rows(n) queries [begin, end) for heads that share one state:
-// `unit_states` [n, width], rows of norm 1 (widen_states), a row of zeros having no direction and no
-// pairs. The cosines are computed once for all heads; a head's moments do not depend on the others. Cost
-// O(rows·n·(width + heads)), half of it where all are causal, no n x n memory.
+// Moments of the pairs of at most state_rows(n) queries [begin, end) for heads that share one
+// state: `unit_states` [n, width], rows of norm 1 (widen_states), a row of zeros having no
+// direction and no pairs. The cosines are computed once for all heads; a head's moments do not
+// depend on the others. Cost O(rows·n·(width + heads)), half of it where all are causal, no n x n
+// memory.
 template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
                        Index width, Index begin, Index end, PairMoments* out,

@@ -115,8 +115,8 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
           const Index count = std::min(kTileRows, rows - i);
           const Index seen = causal ? std::min(depth, begin + i + count - j) : depth;
           if (seen <= 0) continue;
-          multiply_tile(rest + i * columns + j, count, columns, tiles + c * kTileDepth, seen,
-                         j > 0, from_rest + i * kWide + c, kWide);
+          multiply_tile(rest + i * columns + j, count, columns, tiles + c * kTileDepth, seen, j > 0,
+                        from_rest + i * kWide + c, kWide);
         }
       }
     }
@@ -126,8 +126,8 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
       for (Index c = 0; c < here; c += kTileWidth) {
         for (Index i = 0; i < rows; i += kTileRows) {
           multiply_tile(picked + i * picks + r, std::min(kTileRows, rows - i), picks,
-                         tiles + c * kTileDepth, depth, r > 0, from_reference + i * kWide + c,
-                         kWide);
+                        tiles + c * kTileDepth, depth, r > 0, from_reference + i * kWide + c,
+                        kWide);
         }
       }
     }

@@ -11,8 +11,8 @@
 namespace attnscope {
 namespace {
 
-// Entries of a row that are subtracted and summed in one go. Tiles of so many columns and rows are read and
-// summed row by row, whatever the strides, so that sums do not depend on those.
+// Entries of a row that are subtracted and summed in one go. Tiles of so many columns and rows are
+// read and summed row by row, whatever the strides, so that sums do not depend on those.
 constexpr Index kTileColumns = 1024;
 // A matrix whose columns are contiguous fills its cache lines with so many rows.
 constexpr Index kTileRows = 32;
@@ -120,7 +120,8 @@ class Sums {
 
   Lanes lowest_;
   double unit_;
-  Lanes energy_{}, before_energy_{}, product_{}, before_steps_{}, after_steps_{}, largest_{}, zeros_{};
+  Lanes energy_{}, before_energy_{}, product_{}, before_steps_{}, after_steps_{}, largest_{},
+      zeros_{};
   LaneMask unchanged_{};
 };
 
@@ -179,10 +180,10 @@ DeltaSums delta_sums(const MatrixView<Before>& before, const MatrixView<After>& 
 
 #define ATTNSCOPE_INSTANTIATE_PAIR(Before, After) \
   template decltype(delta_sums<Before, After>) delta_sums<Before, After>;
-#define ATTNSCOPE_INSTANTIATE(Before)                     \
-  ATTNSCOPE_INSTANTIATE_PAIR(Before, float)               \
-  ATTNSCOPE_INSTANTIATE_PAIR(Before, double)              \
-  ATTNSCOPE_INSTANTIATE_PAIR(Before, Eigen::half)         \
+#define ATTNSCOPE_INSTANTIATE(Before)             \
+  ATTNSCOPE_INSTANTIATE_PAIR(Before, float)       \
+  ATTNSCOPE_INSTANTIATE_PAIR(Before, double)      \
+  ATTNSCOPE_INSTANTIATE_PAIR(Before, Eigen::half) \
   ATTNSCOPE_INSTANTIATE_PAIR(Before, Eigen::bfloat16)
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

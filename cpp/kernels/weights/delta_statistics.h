@@ -10,8 +10,9 @@ namespace attnscope {
 
 // What W(after) − W(before) is computed in: float64 where a side is, float32 otherwise.
 template <class Before, class After>
-using Difference = std::conditional_t<
-    std::is_same_v<Before, double> || std::is_same_v<After, double>, double, float>;
+using Difference =
+    std::conditional_t<std::is_same_v<Before, double> || std::is_same_v<After, double>, double,
+                       float>;
 
 // Sums over the entries of a pair, additive over disjoint sets of them (`largest` by maximum).
 struct DeltaSums {

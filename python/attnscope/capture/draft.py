@@ -16,7 +16,7 @@ class Scratch:
     """One piece of memory, reused by every tile of every layer."""
 
     def __init__(self) -> None:
-        self._buffer = torch.empty(0)
+        self._buffer = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def take(self, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Tensor:
         """A tensor in this memory, which grows where it must."""
@@ -40,7 +40,7 @@ class Draft:
     def __init__(self, stack: str = "", index: int = 0, call: int = 0, name: str = "", step: int = 0) -> None:
         self.layer = Layer(
             index, stack, call, step=step, cross=False, heads=(), kv_heads=(), key_offset=0,
-            valid=torch.empty(0), tensors={},
+            valid=torch.empty(0, dtype=torch.float32, device="cpu"), tensors={},
         )  # fmt: skip
         self.name = name
         self.roots: dict[str, Tensor] = {}

@@ -303,7 +303,7 @@ class Layer:
         spans = self._real
         longest = max((len(real) for real in spans), default=0)
         if all(len(real) == 0 or int(real[-1]) == len(real) - 1 for real in spans):
-            return self._select(tensor, torch.arange(longest), axes)
+            return self._select(tensor, torch.arange(longest, device="cpu"), axes)
         if all(torch.equal(real, spans[0]) for real in spans):
             return self._select(tensor, spans[0], axes)
         shape = list(tensor.shape)
@@ -311,7 +311,7 @@ class Layer:
             shape[axis] = longest
         out = tensor.new_zeros(shape)
         for b, real in enumerate(spans):
-            target = self._select(out[b], torch.arange(len(real)), axes)
+            target = self._select(out[b], torch.arange(len(real), device="cpu"), axes)
             target.copy_(self._select(tensor[b], real, axes))
         return out
 

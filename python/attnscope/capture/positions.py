@@ -312,7 +312,7 @@ def _texts(function: str, inputs: Mapping[str, Any], n: int) -> Tensor:
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     if not torch.is_tensor(ids) or ids.ndim != 2:
         raise ValueError(f"{function}: inputs must hold input_ids [N, n], got {sorted(inputs)}")
-    enough = torch.full((len(ids),), ids.shape[1] >= n)
+    enough = torch.full((len(ids),), ids.shape[1] >= n, device="cpu")
     if mask is not None and ids.shape[1] >= n:
         enough = mask[:, :n].bool().all(-1).cpu()
     if not bool(enough.any()):

@@ -129,7 +129,7 @@ def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     longest = getattr(text, "max_position_embeddings", None)
     n = min(TOKENS, longest // 2) if isinstance(longest, int) and longest > 1 else TOKENS
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(min(5, vocabulary - 1), vocabulary, (3, n), generator=generator).to(
+    ids = torch.randint(min(5, vocabulary - 1), vocabulary, (3, n), generator=generator, device="cpu").to(
         input_device(model)
     )
     mask = torch.ones_like(ids)
@@ -300,11 +300,17 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
 
 def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
     keys = attention.shape[-1]
-    vectors = torch.rand(keys, 4, generator=torch.Generator().manual_seed(keys), dtype=torch.float64)
+    vectors = torch.rand(
+        keys, 4, generator=torch.Generator().manual_seed(keys), dtype=torch.float64, device="cpu"
+    )
     vectors[:, 0] = 1.0
     rows = attention.double() @ vectors.to(attention.device)
     square = attention.shape[-2] == keys and not cross
-    keep = valid if square else torch.ones(attention.shape[0], attention.shape[-2], dtype=torch.bool)
+    keep = (
+        valid
+        if square
+        else torch.ones(attention.shape[0], attention.shape[-2], dtype=torch.bool, device="cpu")
+    )
     return _Print(rows.cpu(), keep.cpu(), tuple(attention.shape))
 
 

@@ -79,15 +79,15 @@ def visibility_of(mask: Tensor | None, real: Sequence[Tensor]) -> Visibility:
     visible = visible_entries(mask).cpu()
     columns = torch.nn.utils.rnn.pad_sequence(list(real), batch_first=True)
     longest = columns.shape[1]
-    place = torch.arange(longest)
-    inside = place < torch.tensor([len(text) for text in real])[:, None]
+    place = torch.arange(longest, device="cpu")
+    inside = place < torch.tensor([len(text) for text in real], device="cpu")[:, None]
     inside = (inside[:, :, None] & inside[:, None])[:, None]
     if visible.shape[2] == 1:  # one row for all queries
         visible = visible.expand(-1, -1, visible.shape[3], -1)
     if bool((columns <= place).all()):  # padded on the right or not at all
         blocks = visible[:, :, :longest, :longest] & inside
     else:
-        text = torch.arange(len(real))[:, None, None] if len(visible) > 1 else 0
+        text = torch.arange(len(real), device="cpu")[:, None, None] if len(visible) > 1 else 0
         # the head axis comes last behind indices that lie apart
         blocks = visible.movedim(1, -1)[text, columns[:, :, None], columns[:, None]].movedim(-1, 1) & inside
     if blocks.shape[1] > 1 and bool((blocks == blocks[:, :1]).all()):

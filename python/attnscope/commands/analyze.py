@@ -24,10 +24,10 @@ from attnscope.capture.sites import SITES
 from attnscope.engine.results import Results
 from attnscope.engine.schema import HEAD_KEYS
 from attnscope.engine.texts.prepared import prepare_texts
-from attnscope.metrics.discovery import columns_of, found, metric_of
+from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import Measured, Metrics, metric_names, named_metric, requests_of
-from attnscope.metrics.plan import MAPS, THRESHOLDS, levels, options_of
+from attnscope.metrics.plan import MAPS, THRESHOLDS, options_of, resolve_thresholds
 from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, load_tokenizer
@@ -277,14 +277,14 @@ class _Recipe(NamedTuple):
                 lengths=layer.lengths,
                 heads=names,
                 mean=names is None,
-                whole=("persistence",) if self.bars else (),
+                full_results=("persistence",) if self.bars else (),
             )
             left_out.add(measured, batch.lengths, layer.visibility.name)
             yield from place(wanted, measured, batch, number, names)
 
 
 def table_of(one: Quantity) -> str:
-    """The table with a row for every number of a quantity, "" where there is none."""
+    """Return the table with a row for every number of a quantity, "" where there is none."""
     if one.scope == "layer":
         return "" if one.axes else "layers"
     if one.scope != "map" or len(one.axes) > 1:
@@ -329,7 +329,7 @@ def place(
     if graphs := found["graphs"]:
         thresholds, whole = _side_by_side(graphs)
         spread = {key: np.repeat(own, len(thresholds)) for key, own in of_maps.items()}
-        each = np.concatenate([levels(thresholds, n) for n in lengths])
+        each = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
         yield "graphs", {**keys, **spread, "threshold": each, **whole}
     if vectors := found["vectors"]:
         places, whole = _side_by_side(vectors)
@@ -355,14 +355,14 @@ def _side_by_side(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list[
 
 
 def _chosen(metrics: Metrics, options: Mapping[str, Any]) -> _Recipe:
-    """The quantities of some metrics."""
+    """Return the quantities of some metrics."""
     common = dict(options)
     space = common.pop("space", None)
     metrics = [metrics] if isinstance(metrics, str) else metrics
     given = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
     split = {key: named_metric(key, own) for key, own in given.items()}
     asked = {key: own for key, (_, own) in split.items()}
-    exact, public = [one for one in found().quantities if one.protocol == "exact"], set(metric_names())
+    exact, public = [one for one in registry().quantities if one.protocol == "exact"], set(metric_names())
     # columns that are called otherwise than any metric that reads maps
     columns = {one.name: one for one in exact if one.name not in public}
     named = {key: name for key, (name, _) in split.items()}
@@ -400,7 +400,7 @@ def _everything(options: Mapping[str, Any]) -> _Recipe:
     bound = {"thresholds": options.get("thresholds", THRESHOLDS)}
     columns = [
         (one.with_options(**bound) if "threshold" in one.axes else one).mean_over("query")
-        for one in found().quantities
+        for one in registry().quantities
         if one.protocol == "exact" and set(one.needs) <= {*MAPS, *SITES}
     ]
     placed = [one for one in columns if table_of(one) in ("heads", "graphs", "layers")]
@@ -410,7 +410,7 @@ def _everything(options: Mapping[str, Any]) -> _Recipe:
 def _asked_columns(
     key: str, metric: str, options: Mapping[str, Any], space: str | None, alone: Quantity | None
 ) -> list[Quantity]:
-    """The quantities of a metric under some options, or the one `alone`, called as their columns.
+    """Return the quantities of a metric under some options, or the one `alone`, called as their columns.
 
     A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
     metric's quantities are called by the key in the place of what their names have in common.
@@ -443,13 +443,13 @@ def _settings(one: Quantity) -> dict[str, Any]:
 
 def _agrees(one: Quantity, options: Mapping[str, Any]) -> bool:
     """Return True if a quantity takes all of the options and fixes none of them otherwise."""
-    taken = options_of(found().function(one.protocol, one.metric))
+    taken = options_of(registry().function(one.protocol, one.metric))
     fixed = all(options.get(name, value) == value for name, value in _settings(one).items())
     return fixed and set(options) <= {*taken, *one.options}
 
 
 def _moved(one: Quantity, space: str) -> Quantity:
-    """A quantity of states with those of another site."""
+    """Return a quantity of states with those of another site."""
     own = one.options["states"].name
     needs = tuple(space if site == own else site for site in one.needs)
     return replace(one, needs=needs).with_options(states=Site(space))

@@ -19,7 +19,7 @@ import torch
 from attnscope._nearest import nearest
 from attnscope._warn import warned_once
 from attnscope.errors import MissingError
-from attnscope.metrics.discovery import columns_of, found, metric_of
+from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.measure import check_closed_form
 from attnscope.metrics.quantity import Quantity
 
@@ -58,7 +58,7 @@ def show_config() -> str:
 
 
 def facts() -> dict[str, str]:
-    """The facts of `show_config`, by name."""
+    """Return the facts of `show_config`, by name."""
     from attnscope import _core, _isa
     from attnscope.engine.run_folder import installed, machine
 
@@ -78,7 +78,7 @@ def facts() -> dict[str, str]:
 
 
 def examine() -> list[Check]:
-    """Runs every check of `attnscope doctor`."""
+    """Run every check of `attnscope doctor`."""
     from attnscope import _isa
 
     checks = [
@@ -110,7 +110,7 @@ def verdict(checks: Sequence[Check]) -> str:
 
 
 def _torch_interfaces() -> str:
-    """The torch in use, and the interfaces that the core meets it by."""
+    """Return the torch in use, and the interfaces that the core meets it by."""
     from attnscope import _core
 
     tensors, threads = _core.interfaces()
@@ -118,7 +118,7 @@ def _torch_interfaces() -> str:
 
 
 def _instruction_set(live: str, best: str) -> Check:
-    """Whether the best build that runs here is live; one that ATTNSCOPE_ISA chooses is a note."""
+    """Return True if the best build that runs here is live; one that ATTNSCOPE_ISA chooses is a note."""
     name = "instruction set"
     if live == best:
         return Check(name, True, live)
@@ -130,7 +130,7 @@ def _instruction_set(live: str, best: str) -> Check:
 def _by_metric() -> dict[str, list[Quantity]]:
     """Every quantity under the public function that gives it."""
     groups: dict[str, list[Quantity]] = {}
-    for one in found().quantities:
+    for one in registry().quantities:
         name = metric_of(one)
         name = one.name if name.startswith("_") else name
         groups.setdefault(name if one.protocol == "exact" else f"{one.protocol}.{name}", []).append(one)
@@ -138,7 +138,7 @@ def _by_metric() -> dict[str, list[Quantity]]:
 
 
 def _example_holds(name: str) -> Check:
-    """Whether a function that gives more than numbers answers as its docstring says."""
+    """Return True if a function that gives more than numbers answers as its docstring says."""
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
     examples = finder.find(_public()[name], name)
     failed = sum(runner.run(example, out=lambda text: None).failed for example in examples)
@@ -147,7 +147,7 @@ def _example_holds(name: str) -> Check:
 
 
 def _holds(name: str, quantities: list[Quantity]) -> Check:
-    """Whether the closed forms of a metric come out."""
+    """Return True if the closed forms of a metric come out."""
     values = []
     for one in quantities:
         try:
@@ -166,9 +166,11 @@ def first_lines() -> dict[str, str]:
 
 
 def describe(name: str) -> str:
-    """The whole definition of a metric, or of a column's; of a column that no metric gives, its sentence."""
+    """Return the whole definition of a metric, or of a column's; of a column that no metric gives, its
+    sentence.
+    """
     public = _public()
-    exact = [one for one in found().quantities if one.protocol == "exact"]
+    exact = [one for one in registry().quantities if one.protocol == "exact"]
     columns = {one.name: one for one in exact}
     if name not in public and name not in columns:
         raise MissingError(f"there is no metric or column {name!r}{nearest(name, (*public, *columns))}")
@@ -190,9 +192,9 @@ def _line(one: Quantity) -> str:
 
 
 def _public() -> dict[str, Callable[..., Any]]:
-    """The public metrics: those of attnscope under its names, what others declare."""
+    """Return the public metrics: those of attnscope under its names, what others declare."""
     import attnscope
 
-    here = found()
+    here = registry()
     declared = {**{identity: made for identity, (_, made) in here.derived.items()}, **here.functions}
     return {name: getattr(attnscope, name, None) or declared["exact", name] for name in here.names()}

@@ -34,7 +34,7 @@ Json = Annotated[bool, typer.Option("--json", help="The answer as JSON on standa
 
 
 def exits(command: Callable[P, R]) -> Callable[P, R]:
-    """Turns errors that a person can act upon into one line and an exit code; bugs keep their traceback."""
+    """Turn errors that a person can act upon into one line and an exit code; bugs keep their traceback."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
@@ -90,7 +90,7 @@ def silent(text: str) -> None:
 
 
 def words(error: BaseException) -> str:
-    """The message of an error; that of the system names the file first."""
+    """Return the message of an error; that of the system names the file first."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__

@@ -164,7 +164,7 @@ def _said(quiet: bool) -> dict[str, Any]:
 
 
 def _cluster(address: str) -> Executor | None:
-    """The executor of a Ray cluster, None where no address is given."""
+    """Return the executor of a Ray cluster, None where no address is given."""
     if not address:
         return None
     from attnscope.engine.executors.cluster import Cluster

@@ -23,7 +23,7 @@ _FIRST = {"models": [{"path": "MODEL_FOLDER_OR_HUB_NAME"}], "texts": [{"path": "
 
 
 def written(study: str = "") -> str:
-    """The settings of a study with their defaults, each under a comment with its type and meaning."""
+    """Return the settings of a study with their defaults, each under a comment with its type and meaning."""
     name = study or default_study()
     own = study_class(name)
     lines = [f"# Settings of {own.name}; a key left out keeps the value shown."]
@@ -44,7 +44,7 @@ def written(study: str = "") -> str:
 
 
 def _entry(key: str, value: Any, field: Any, meanings: dict[str, str]) -> list[str]:
-    """A key with its value, under its meaning and that of every key below it."""
+    """Return a key with its value, under its meaning and that of every key below it."""
     about = textwrap.wrap(f"{meanings[key]} ({_name(field.annotation)})", _WIDTH)
     for model in models_in(field.annotation):
         own = _meanings(model)
@@ -77,7 +77,7 @@ def _plain(value: Any) -> str:
 
 
 def _name(kind: Any) -> str:
-    """A type in words of Python, without the machinery of its checks."""
+    """Return a type in words of Python, without the machinery of its checks."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _name(inside[0])

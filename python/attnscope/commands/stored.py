@@ -254,7 +254,7 @@ def view(
 
 
 def opened(folder: Path) -> Results:
-    """The results of a run folder; of a run that is not finished it is said what is missing."""
+    """Return the results of a run folder; of a run that is not finished it is said what is missing."""
     from attnscope.engine.results import load
     from attnscope.study_api.unfinished import unfinished
 
@@ -294,7 +294,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
 
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:
-    """The leading columns that fit into a width, each under its statistic where that is no mean."""
+    """Return the leading columns that fit into a width, each under its statistic where that is no mean."""
     from attnscope.engine.reading import STATISTIC
 
     titles = {name: f"{name} ({STATISTIC[kind]})" for name, kind in kinds.items() if kind in STATISTIC}
@@ -310,5 +310,5 @@ def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[s
 
 
 def listed_in(text: str) -> list[str]:
-    """The parts of a text between its commas."""
+    """Return the parts of a text between its commas."""
     return [part.strip() for part in text.split(",") if part.strip()]

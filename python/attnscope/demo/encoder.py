@@ -101,12 +101,18 @@ def masked_batch(
     """
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     length = recipe.tokens - 1
-    starts = torch.randint(0, len(corpus) - length, (recipe.batch, 1), generator=generator)
-    ids = torch.cat([torch.full((recipe.batch, 1), bos), corpus[starts + torch.arange(length)]], 1)
-    chosen = torch.rand(ids.shape, generator=generator) < PREDICTED
+    starts = torch.randint(0, len(corpus) - length, (recipe.batch, 1), generator=generator, device="cpu")
+    ids = torch.cat(
+        [
+            torch.full((recipe.batch, 1), bos, device="cpu"),
+            corpus[starts + torch.arange(length, device="cpu")],
+        ],
+        1,
+    )
+    chosen = torch.rand(ids.shape, generator=generator, dtype=torch.float32, device="cpu") < PREDICTED
     chosen[:, 0] = False
-    kind = torch.rand(ids.shape, generator=generator)
-    other = torch.randint(0, vocabulary, ids.shape, generator=generator)
+    kind = torch.rand(ids.shape, generator=generator, dtype=torch.float32, device="cpu")
+    other = torch.randint(0, vocabulary, ids.shape, generator=generator, device="cpu")
     hidden = torch.where(chosen & (kind < MASKED), mask, ids)
     replaced = chosen & (kind >= MASKED) & (kind < MASKED + REPLACED)
     return torch.where(replaced, other, hidden), torch.where(chosen, ids, _NOT_PREDICTED)
@@ -154,7 +160,7 @@ def train_encoder(
     tokenizer = pieces_tokenizer() if tokenizer is None else with_mask(tokenizer)
     texts = documentation()[0].split("\n") if texts is None else list(texts)
     ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    corpus = torch.tensor([one for text in ids for one in text], dtype=torch.int64)
+    corpus = torch.tensor([one for text in ids for one in text], dtype=torch.int64, device="cpu")
     if len(corpus) <= recipe.tokens:
         raise ValueError(
             f"train_encoder: texts must hold more than {recipe.tokens} tokens, got {len(corpus)}"

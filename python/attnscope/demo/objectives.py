@@ -51,13 +51,13 @@ def answers(batch: int, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     corpus = training_bytes()
-    starts = torch.randint(0, len(corpus) - 2 * HALF, (batch, 1), generator=generator)
-    plain = corpus[starts + torch.arange(2 * HALF)]
+    starts = torch.randint(0, len(corpus) - 2 * HALF, (batch, 1), generator=generator, device="cpu")
+    plain = corpus[starts + torch.arange(2 * HALF, device="cpu")]
     raised = plain.clone()
     small = (plain >= ord("a")) & (plain <= ord("z"))
     small[:, :HALF] = False
     raised[small] -= 32
-    first = torch.zeros(batch, 1, dtype=torch.int64)
+    first = torch.zeros(batch, 1, dtype=torch.int64, device="cpu")
     return torch.cat([first, raised + 1], 1), torch.cat([first, plain + 1], 1)
 
 
@@ -74,7 +74,7 @@ def contrastive_loss(logits: Tensor, targets: Tensor, negatives: int, generator:
         logits: [tokens, V].
         targets: [tokens].
     """
-    order = torch.rand(logits.shape, generator=generator)
+    order = torch.rand(logits.shape, generator=generator, dtype=torch.float32, device="cpu")
     order.scatter_(1, targets[:, None], 2.0)
     chosen = order.topk(negatives + 1).indices  # the target first
     restricted = logits.gather(1, chosen)
@@ -121,7 +121,9 @@ class Arm:
         logits = self.model(input_ids=ids).logits[:, :-1].flatten(0, 1)
         targets = ids[:, 1:].flatten()
         if self.name == "noise":
-            targets = torch.randint(1, VOCABULARY_SIZE, targets.shape, generator=self._generator)
+            targets = torch.randint(
+                1, VOCABULARY_SIZE, targets.shape, generator=self._generator, device="cpu"
+            )
         if self.name.startswith("contrastive_"):
             return contrastive_loss(logits, targets, int(self.name.split("_")[1]), self._generator)
         return functional.cross_entropy(logits, targets)

@@ -164,7 +164,7 @@ def _store_examples(results: Results) -> None:
         keys = {**row[[*CHECKPOINT_KEYS, "sample", "layer", "head"]], "protocol": "exact"}
         n = row["n_tokens"]
         rows.append({**keys, "n_tokens": n, "attention": row["attention"].tolist()})
-        codes = attnscope.persistence(torch.tensor(row["attention"]).reshape(n, n))
+        codes = attnscope.persistence(torch.tensor(row["attention"], device="cpu").reshape(n, n))
         for dimension, birth, death in zip(codes.dimension, codes.birth, codes.death, strict=True):
             bars.append({**keys, "dimension": int(dimension), "birth": float(birth), "death": float(death)})
     for name, table in (("examples", rows), ("bars", bars)):

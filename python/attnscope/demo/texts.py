@@ -91,11 +91,11 @@ def training_batch(batch: int, seed: int, step: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     corpus = training_bytes()
     windows = batch // 2
-    starts = torch.randint(0, len(corpus) - WINDOW, (windows, 1), generator=generator)
-    text = corpus[starts + torch.arange(WINDOW)]
-    half = torch.randint(0x21, 0x7F, (batch - windows, HALF), generator=generator)
+    starts = torch.randint(0, len(corpus) - WINDOW, (windows, 1), generator=generator, device="cpu")
+    text = corpus[starts + torch.arange(WINDOW, device="cpu")]
+    half = torch.randint(0x21, 0x7F, (batch - windows, HALF), generator=generator, device="cpu")
     sequences = torch.cat([text, torch.cat([half, half], dim=1)]) + 1
-    return torch.cat([torch.zeros(batch, 1, dtype=torch.int64), sequences], dim=1)
+    return torch.cat([torch.zeros(batch, 1, dtype=torch.int64, device="cpu"), sequences], dim=1)
 
 
 def byte_tokenizer(max_length: int = 128) -> Any:

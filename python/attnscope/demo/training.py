@@ -106,7 +106,7 @@ def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
     tokenizer = byte_tokenizer()
     losses = {}
     for group, lines in inputs_by_group(samples, _LOSSES_SEED).items():
-        ids = torch.tensor(tokenizer(lines)["input_ids"])
+        ids = torch.tensor(tokenizer(lines)["input_ids"], device="cpu")
         with evaluating(model), torch.no_grad():
             logits = model(input_ids=ids).logits[:, :-1]
         per_token = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")

@@ -369,7 +369,7 @@ def _inputs(
     batch, heads, queries, width = query.shape
     keys = key.shape[2]
     device = query.device
-    sizes = torch.full((batch,), keys) if lengths is None else lengths
+    sizes = torch.full((batch,), keys, device="cpu") if lengths is None else lengths
     numbers: dict[str, object] = {
         "length_ptr": sizes.to(device=device, dtype=torch.int32),
         "slope_ptr": torch.zeros(1, device=device) if slopes is None else slopes.to(device, torch.float32),

@@ -22,7 +22,7 @@ def span_attention(
 ) -> tuple[tuple[Tensor, ...], int]:
     """Return the eight fields of `attnscope.SpanAttention` of every map."""
     leading = attention.shape[:-2]
-    ends = torch.tensor(spans, dtype=torch.int64).reshape(-1, 2)
+    ends = torch.tensor(spans, dtype=torch.int64, device="cpu").reshape(-1, 2)
     ends = ends.expand(math.prod(leading), 2).reshape(*leading, 2)
     marks = None if special is None else special.expand(*leading, attention.shape[-1])
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope import _blas
+from attnscope._evaluation import plain_defaults
 from attnscope._memory import give_back_large_blocks, older_objects_aside, tables_given_back
 from attnscope._progress import progress_bar
 from attnscope._safe_text import escape_controls
@@ -137,7 +138,12 @@ class Engine:
             for note in [*plan.notes, *(f"skipped {title}: {reason}" for title, reason in plan.skipped)]:
                 self.say(note)
             self.executor.check(self)
-            with self._folder_held(refuse) as lock, older_objects_aside(), tables_given_back():
+            with (
+                self._folder_held(refuse) as lock,
+                older_objects_aside(),
+                tables_given_back(),
+                plain_defaults(),
+            ):
                 facts = provenance(self.settings, plan.digest)
                 if resume:
                     refuse_changed(self.folder, facts)

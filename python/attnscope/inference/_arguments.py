@@ -35,7 +35,7 @@ def vector(function: str, name: str, values: Any) -> Vector:
 def label_numbers(
     function: str, name: str, values: Any, items: int | None = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """The different labels, ascending, and which of them each item has."""
+    """Return the different labels, ascending, and which of them each item has."""
     found = array(function, name, values, None)
     if found.ndim != 1 or items not in (None, len(found)):
         size = "" if items is None else f", [{items}]"
@@ -58,7 +58,7 @@ def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
 
 
 def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[float, int, int]:
-    """The arguments of a bootstrap as numbers."""
+    """Return the arguments of a bootstrap as numbers."""
     return (
         _checks.fraction_argument(function, "confidence", confidence),
         _checks.at_least(function, "draws", draws, 1),

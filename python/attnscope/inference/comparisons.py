@@ -165,7 +165,7 @@ def benjamini_hochberg(p_values: Any) -> Vector:
 
 
 def _adjusted(function: str, p_values: Any, adjust: Callable[[Vector], Vector]) -> Vector:
-    """The family adjusted, NaN left where it was."""
+    """Return the family adjusted, NaN left where it was."""
     p = vector(function, "p_values", p_values)
     counted = ~np.isnan(p)
     if ((p[counted] < 0) | (p[counted] > 1)).any():

@@ -179,7 +179,7 @@ def cluster_wins(scores: Vector, labels: Vector, clusters: Vector) -> tuple[Vect
 
 
 def area(part: tuple[Vector, Vector], weights: Vector | None = None) -> Any:
-    """The area under the curve when clusters count as often as the weights [..., G] say."""
+    """Return the area under the curve when clusters count as often as the weights [..., G] say."""
     wins, pairs = part
     w = np.ones(len(wins)) if weights is None else weights
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -245,7 +245,7 @@ def _difference(train: Vector, labels: Vector, folds: Vector, test: Vector) -> V
 
 
 def _fitted(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vector:
-    """The probe with the penalty that scores best on inner folds."""
+    """Return the probe with the penalty that scores best on inner folds."""
     inner = np.unique(folds, return_inverse=True)[1] % _INNER
     losses = np.zeros(len(PENALTIES))
     for one in np.unique(inner) if len(np.unique(inner)) > 1 else ():

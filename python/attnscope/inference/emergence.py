@@ -42,7 +42,7 @@ def emergence_step(
     draws: int | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """The training step at which a metric changes from one level to another, where it does.
+    """Return the training step at which a metric changes from one level to another, where it does.
 
     The value of a checkpoint is the mean over samples of each sample's mean over its rows (layers, heads).
     The step is the split of the least-squares fit of two levels to these values, at least three checkpoints
@@ -182,7 +182,9 @@ def emergence_splits(
 
 
 def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int, float]:
-    """The first place behind the best split of a curve into two levels, and its p-value over orders."""
+    """Return the first place behind the best split of a curve into two levels, and its p-value over
+    orders.
+    """
     # Every order has the same sum of squares, so the largest one between two levels is the best fit.
     mean = mean - mean.mean()
     mean = mean / np.abs(mean).max()
@@ -204,7 +206,7 @@ def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int
 
 
 def _checked_steps(table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str]) -> list[int]:
-    """The steps as integers, for as text "10" stands before "2"."""
+    """Return the steps as integers, for as text "10" stands before "2"."""
     name = "emergence_step"
     table_argument(name, table, ("step", "sample"), metric, by)
     if not 0.0 < fraction <= 1.0:

@@ -65,7 +65,7 @@ def exchange_labels(
     draws: int = 999,
     seed: int = 0,
 ) -> Exchange:
-    """A test of two labels that would be exchangeable if they made no difference.
+    """Return a test of two labels that would be exchangeable if they made no difference.
 
     With `pairs` the two items of a pair exchange labels by a fair coin. With `clusters` (templates) labels
     are permuted inside each cluster that holds both; where every cluster holds one label alone, whole

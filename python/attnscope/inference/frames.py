@@ -53,7 +53,7 @@ def classify_frames(
     minor: float = 0.1,
     least: float = 0.1,
 ) -> Frames:
-    """The reference frame of a model from where its heads put their sinks.
+    """Return the reference frame of a model from where its heads put their sinks.
 
     Sink positions are pooled over samples and heads in each third of the layers. In this order:
 
@@ -145,7 +145,7 @@ def classify_frames(
 def _verdict(
     counts: Counts, at_anchors: Counts, causal: bool, thresholds: Sequence[float], needed: float
 ) -> tuple[str, float]:
-    """The frame of counts [thirds, labels] and [thirds, 2], and how far the nearest other one is.
+    """Return the frame of counts [thirds, labels] and [thirds, 2], and how far the nearest other one is.
 
     Fewer sinks than `needed`, or none at all, have no frame, and nothing says how near another is.
     """
@@ -199,7 +199,7 @@ def _by_token(
 def _evidence(
     kind: str, counts: Counts, at_anchors: Counts, names: Sequence[str], most: int
 ) -> list[dict[str, Any]]:
-    """A row for each third; its entropy is 1 where `most` labels have equal shares."""
+    """Return a row for each third; its entropy is 1 where `most` labels have equal shares."""
     rows: list[dict[str, Any]] = []
     scale = math.log(most) if most > 1 else 1.0
     thirds = THIRDS if len(counts) == 3 else ("all",)
@@ -228,7 +228,7 @@ def _evidence(
 def _counts(
     labels: Numbers, ends: Numbers, valid: npt.NDArray[np.bool_], groups: Numbers, size: int
 ) -> tuple[Counts, Counts]:
-    """How often each label occurs, [samples, thirds, labels], and the two ends of each sample."""
+    """Return how often each label occurs, [samples, thirds, labels], and the two ends of each sample."""
     sample, third = (
         np.broadcast_to(one, labels.shape) for one in (np.arange(len(labels))[:, None, None], groups[:, None])
     )
@@ -238,7 +238,7 @@ def _counts(
 
 
 def _thirds(layers: int) -> Numbers:
-    """The third of every layer, cut at L//3 and 2L//3; one group for fewer than three layers."""
+    """Return the third of every layer, cut at L//3 and 2L//3; one group for fewer than three layers."""
     cuts = (layers // 3, 2 * layers // 3) if layers >= 3 else (layers,)
     return np.digitize(np.arange(layers), cuts)
 

@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 
 
 def jackknife(values_by_group: Any, function: Callable[[Any], Any], *, confidence: float = 0.95) -> Interval:
-    """An interval from what an estimate becomes without each group in turn.
+    """Return an interval from what an estimate becomes without each group in turn.
 
     Args:
         values_by_group: what belongs to each group, [G, ...]; the numbers 0 … G − 1 where the function looks
@@ -57,7 +57,7 @@ def jackknife(values_by_group: Any, function: Callable[[Any], Any], *, confidenc
 def jackknife_bounds(
     values_by_group: Any, function: Callable[[Any], Any], *, confidence: float = 0.95
 ) -> tuple[Array, Array, Array, int]:
-    """The same of a function that gives an array: estimate, low and high of its shape, and G."""
+    """Return the same of a function that gives an array: estimate, low and high of its shape, and G."""
     confidence = fraction_argument("jackknife", "confidence", confidence)
     values = _numbers("jackknife", "values_by_group", values_by_group)
     if values.ndim == 0 or len(values) == 0:

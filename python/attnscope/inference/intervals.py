@@ -69,7 +69,7 @@ def bootstrap(
     draws: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """A bootstrap interval over samples, or over clusters of them.
+    """Return a bootstrap interval over samples, or over clusters of them.
 
     The interval of a mean is studentised at any number of samples: each draw's mean less the mean, in units
     of its own standard error, because percentile intervals of means are too short. Below five samples there
@@ -142,14 +142,14 @@ def bootstrap(
 
 
 def _ratio(sums: Vector, sizes: Vector) -> Vector:
-    """The mean of samples whose sums and sizes by cluster are given."""
+    """Return the mean of samples whose sums and sizes by cluster are given."""
     return sums.sum(-1) / sizes.sum(-1)
 
 
 def _studentised(
     sums: Vector, sizes: Vector, confidence: float, draws: int, seed: int
 ) -> tuple[float, float]:
-    """The interval of a mean over clusters from draws in units of their own standard errors."""
+    """Return the interval of a mean over clusters from draws in units of their own standard errors."""
     if np.ptp(sums / sizes) == 0:
         return float(sums[0] / sizes[0]), float(sums[0] / sizes[0])
     # Squares of numbers far from 1 would vanish or overflow.
@@ -191,7 +191,8 @@ class MedianInterval(NamedTuple):
 
 
 def median_interval(values: Any, *, confidence: float = 0.95) -> MedianInterval:
-    """The median of samples and the interval of order statistics whose coverage is nearest to the asked.
+    """Return the median of samples and the interval of order statistics whose coverage is nearest to the
+    asked.
 
     Whatever the (continuous) distribution, x_(k) to x_(n+1−k) covers its median with chance
     1 − 2·P(Binomial(n, 1/2) < k): 93.8 % at 5 samples, 93.0 at 8, 96.1 at 12, 95.7 at 30.

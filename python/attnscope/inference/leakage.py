@@ -111,9 +111,9 @@ def leakage_share(
 def _share(
     profile: PositionProfile, queries: Queries, without: Sequence[int]
 ) -> Callable[[np.ndarray[Any, Any]], Array]:
-    """The share [L, h] as a function of the groups that are kept."""
+    """Return the share [L, h] as a function of the groups that are kept."""
     gram = profile.gram(queries, without=without).numpy()
-    rows = profile.rows_of(queries, kept=False, without=without)
+    rows = profile.rows_of(queries, attention_stored=False, without=without)
     variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy()
 
     def share(kept: np.ndarray[Any, Any]) -> Array:
@@ -162,7 +162,7 @@ def overall_share(
         return np.asarray(np.where(known, values, 0.0).sum() / known.sum() if known.any() else math.nan)
 
     estimate, low, high, _ = jackknife_bounds(np.arange(len(profile.present)), mean)
-    rows = profile.rows_of(queries, kept=False)
+    rows = profile.rows_of(queries, attention_stored=False)
     variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy().mean(0)[later]
     gram = profile.gram(queries).numpy()[later]
     known = np.isfinite(gram).all((-2, -1)) & (variance > 0)
@@ -172,7 +172,8 @@ def overall_share(
 
 
 def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.95) -> LeakageSlope:
-    """How the share changes with the length of texts: the slope of its logarithm on that of the length.
+    """Return how the share changes with the length of texts: the slope of its logarithm on that of the
+    length.
 
     Queries are 2 … m − 1 of every length, and the share is the mean over the heads of a layer.
 
@@ -241,7 +242,7 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
 def leakage_test(
     real: Any, null: Any, *, confidence: float = 0.95, draws: int = 9999, seed: int = 0
 ) -> LeakageTest:
-    """Whether leakage of texts exceeds that of the same texts turned round, for every head.
+    """Return True if leakage of texts exceeds that of the same texts turned round, for every head.
 
     Each text counts once, every pair of positions is in its fit, flips have two sides, and the adjustment is
     Benjamini and Hochberg's. A rotation keeps all effects of position that ignore content.

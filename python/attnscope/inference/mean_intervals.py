@@ -70,7 +70,7 @@ def mean_intervals(
 
 
 def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) -> tuple[Vector, Vector]:
-    """Ends of the intervals of rows that have all their samples, from the shares of the drawn samples."""
+    """End of the intervals of rows that have all their samples, from the shares of the drawn samples."""
     n = data.shape[1]
     tail = (1 - confidence) / 2
     mean = data.mean(axis=1, keepdims=True)

@@ -165,7 +165,7 @@ def removed(
     without: Sequence[int] = (),
     confidence: float = 0.95,
 ) -> Removed:
-    """How much of the residual a change in the run removes, from the same texts in the same groups.
+    """Return how much of the residual a change in the run removes, from the same texts in the same groups.
 
     Energy and pattern differ: a replacement can remove the base's pattern and write one of its own.
 
@@ -298,7 +298,7 @@ def moved_distance(
         0.0
     """
     require_groups("moved_distance", profile)
-    rows = profile.rows_of(queries, kept=True, without=without)
+    rows = profile.rows_of(queries, attention_stored=True, without=without)
     places = [profile.queries.index(row) for row in rows]
     moved = profile.group_means("moved")[..., places, :].numpy()
     keys = [key for key in range(1, profile.m) if key not in without]

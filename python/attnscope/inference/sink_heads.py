@@ -83,7 +83,7 @@ def frames_of_sinks(
     pooled: Pooled | None = None,
     **options: Any,
 ) -> SinkFrames:
-    """The reference frame of the heads that have a sink, "none" where fewer than a tenth have one.
+    """Return the reference frame of the heads that have a sink, "none" where fewer than a tenth have one.
 
     A head's positions are those of the single texts, or in texts of fewer than 32 tokens that of the pooled
     test. "Last" and "special" are positions relative to the text.

@@ -45,9 +45,9 @@ def unscaled(values: Tensor, scales: Tensor | None, power: int = 1) -> Tensor:
     return values
 
 
-def smaller(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+def smaller_scales(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """Return the scales that suit two groups of matrices at once, [...] or None."""
-    if one is None or other is None:
-        only = other if one is None else one
+    if first is None or second is None:
+        only = second if first is None else first
         return None if only is None else only.clamp(max=1.0)
-    return torch.minimum(one, other)
+    return torch.minimum(first, second)

@@ -7,24 +7,24 @@ import torch
 from torch import Tensor
 
 
-def star(n: int) -> Tensor:
-    """Every query on key 0."""
+def first_key_map(n: int) -> Tensor:
+    """Return the map in which every query attends to key 0."""
     return torch.eye(1, n, dtype=torch.float64, device="cpu").repeat(n, 1)
 
 
-def causal(n: int) -> Tensor:
-    """Uniform among the keys up to the query."""
+def uniform_causal_map(n: int) -> Tensor:
+    """Return the map in which every query attends evenly to the keys up to itself."""
     maps = torch.ones(n, n, dtype=torch.float64, device="cpu").tril()
     return maps / maps.sum(-1, keepdim=True)
 
 
-def full(n: int) -> Tensor:
-    """Uniform among all keys."""
+def uniform_map(n: int) -> Tensor:
+    """Return the map in which every query attends evenly to all keys."""
     return torch.full((n, n), 1 / n, dtype=torch.float64, device="cpu")
 
 
 def identity(n: int) -> Tensor:
-    """Every query on itself."""
+    """Return the map in which every query attends to itself."""
     return torch.eye(n, dtype=torch.float64, device="cpu")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every metric and quantity there is: what the modules of the packages declare, and those of others.
+"""The registry of metrics and quantities that the package and its plug-ins declare.
 
 A module that gives quantities declares `QUANTITIES`. One whose functions are made from the result of another
 declares `DERIVED`, metric -> (that metric, function of its result and the metric's own options); one whose
@@ -20,101 +20,111 @@ from typing import Any
 
 import torch
 
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 PACKAGES = ("attnscope.metrics", "attnscope.protocols")
 #: Entry point group of packages whose modules declare quantities too.
 GROUP = "attnscope.metrics"
 
-# A metric's source, and what is made of that source's result.
+# A metric's source, and the function that derives the metric from that source's result.
 Derivation = tuple[str, Callable[..., Any]]
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is declared, in the order of the modules; `forms` are those in which protocols take maps."""
+class Registry:
+    """Everything that modules declare, in the order of the modules; `protocol_inputs` says in which form a
+    protocol takes maps.
+    """
 
     quantities: tuple[Quantity, ...]
     functions: dict[tuple[str, str], Callable[..., Any]]  # by protocol and metric
     derived: dict[tuple[str, str], Derivation]  # likewise
-    forms: dict[str, str]
+    protocol_inputs: dict[str, str]
 
     def names(self) -> list[str]:
-        """Public metrics of the exact protocol, in alphabetical order."""
-        exact = (name for whose, name in {*self.functions, *self.derived} if whose == "exact")
+        """Return the public metrics of the exact protocol, in alphabetical order."""
+        exact = (metric for protocol, metric in {*self.functions, *self.derived} if protocol == "exact")
         return sorted(name for name in exact if not name.startswith("_"))
 
     def source(self, protocol: str, metric: str) -> str:
-        """The metric whose function is called: itself, or the one that it is derived from."""
+        """Return the metric whose function is called: itself, or the one that it is derived from."""
         derived = self.derived.get((protocol, metric))
         return derived[0] if derived else metric
 
     def function(self, protocol: str, metric: str) -> Callable[..., Any]:
-        """The function that is called for a metric."""
+        """Return the function that is called for a metric."""
         return self.functions[protocol, self.source(protocol, metric)]
 
 
 @functools.cache
-def found() -> Found:
-    """Everything that is declared in the packages and in installed packages of others."""
+def registry() -> Registry:
+    """Collect the declarations of this package's modules and of installed plug-ins."""
     roots = [*PACKAGES, *(point.value for point in metadata.entry_points(group=GROUP))]
     return declared_in([module for root in dict.fromkeys(roots) for module in modules_of(root)])
 
 
-def metric_of(one: Quantity) -> str:
-    """The public metric that gives a quantity; of one that no public metric gives, an inner name (`_...`)."""
-    return found().source(one.protocol, one.metric) if one.metric.startswith("_") else one.metric
+def metric_of(quantity: Quantity) -> str:
+    """Return the public metric that gives a quantity; an inner name (`_...`) if no public metric gives it."""
+    return (
+        registry().source(quantity.protocol, quantity.metric)
+        if quantity.metric.startswith("_")
+        else quantity.metric
+    )
 
 
 def columns_of(metric: str) -> list[Quantity]:
-    """The columns that a public metric gives in tables; one of maps and of layers stands there for each."""
-    exact = (one for one in found().quantities if one.protocol == "exact")
-    return [one for one in exact if metric in (metric_of(one), *one.also)]
+    """Return the columns that a public metric gives in tables, those of maps and of layers alike."""
+    exact = (quantity for quantity in registry().quantities if quantity.protocol == "exact")
+    return [quantity for quantity in exact if metric in (metric_of(quantity), *quantity.also)]
 
 
 def modules_of(root: str) -> Iterator[ModuleType]:
-    """A module, and those of its folders where it is a package."""
+    """Yield a module, and the modules of its folders if it is a package."""
     module = importlib.import_module(root)
     yield module
-    for entry in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda one: one.name):
+    for entry in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda entry: entry.name):
         yield from modules_of(f"{root}.{entry.name}")
 
 
-def declared_in(modules: list[ModuleType]) -> Found:
-    """What modules declare; ValueError where two quantities have one identity."""
+def declared_in(modules: list[ModuleType]) -> Registry:
+    """Collect the declarations of modules; ValueError if two quantities have one identity."""
     quantities: dict[tuple[str, str, str], Quantity] = {}
     functions: dict[tuple[str, str], Callable[..., Any]] = {}
     derived: dict[tuple[str, str], Derivation] = {}
-    forms: dict[str, str] = {}
+    protocol_inputs: dict[str, str] = {}
     for module in modules:
         protocol = _protocol_of(module)
         if hasattr(module, "INPUT_FORM"):
-            forms[protocol] = module.INPUT_FORM
-        for one in getattr(module, "QUANTITIES", ()):
-            if one.identity in quantities:
-                raise ValueError(f"two quantities are called {' '.join(one.identity)}: {module.__name__}")
-            quantities[one.identity] = one
-            if hasattr(module, one.metric):
-                functions[one.protocol, one.metric] = getattr(module, one.metric)
-        functions |= {(protocol, one.__name__): one for one in getattr(module, "SOURCES", ())}
-        derived |= {(protocol, name): made for name, made in getattr(module, "DERIVED", {}).items()}
-    return Found(tuple(quantities.values()), functions, derived, forms)
+            protocol_inputs[protocol] = module.INPUT_FORM
+        for quantity in getattr(module, "QUANTITIES", ()):
+            if quantity.identity in quantities:
+                raise ValueError(
+                    f"two quantities are called {' '.join(quantity.identity)}: {module.__name__}"
+                )
+            quantities[quantity.identity] = quantity
+            if hasattr(module, quantity.metric):
+                functions[quantity.protocol, quantity.metric] = getattr(module, quantity.metric)
+        functions |= {(protocol, function.__name__): function for function in getattr(module, "SOURCES", ())}
+        derived |= {
+            (protocol, metric): derivation for metric, derivation in getattr(module, "DERIVED", {}).items()
+        }
+    return Registry(tuple(quantities.values()), functions, derived, protocol_inputs)
 
 
 def _protocol_of(module: ModuleType) -> str:
-    """That of its quantities; a folder of `attnscope.protocols` is a protocol by itself."""
+    """Return the protocol of a module's quantities; a folder of `attnscope.protocols` is a protocol."""
     _, inside, rest = module.__name__.partition("attnscope.protocols.")
-    declared = [one.protocol for one in getattr(module, "QUANTITIES", ())]
+    declared = [quantity.protocol for quantity in getattr(module, "QUANTITIES", ())]
     return rest.partition(".")[0] if inside else next(iter(declared), "exact")
 
 
 def quantity(name: str, protocol: str = "exact", scope: str = "map") -> Quantity:
     """Return the quantity declared for a column; an undeclared column gets one with only a name.
 
-    Another scope's is better than none, and so is another protocol's.
+    A quantity of another scope, or of another protocol, is preferred to none.
     """
-    if declared := [one for one in found().quantities if one.name == name]:
-        return min(declared, key=lambda one: (one.protocol != protocol, one.scope != scope))
+    if declared := [candidate for candidate in registry().quantities if candidate.name == name]:
+        return min(declared, key=lambda candidate: (candidate.protocol != protocol, candidate.scope != scope))
     # a number that tables hold and no metric gives
-    nothing = Known(torch.nan, torch.full((1, 1), torch.nan, device="cpu"))
-    return Quantity(name, "", name.replace("_", " "), "", nothing)
+    undefined = ClosedForm(torch.nan, torch.full((1, 1), torch.nan, device="cpu"))
+    return Quantity(name, "", name.replace("_", " "), "", undefined)

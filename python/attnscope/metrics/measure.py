@@ -21,8 +21,17 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope._nearest import nearest
-from attnscope.metrics.discovery import found
-from attnscope.metrics.plan import MAPS, Execution, Plan, Request, accepted, plan_of, reads_layers, reads_maps
+from attnscope.metrics.discovery import registry
+from attnscope.metrics.plan import (
+    MAPS,
+    MeasurementPlan,
+    MeasurementRun,
+    Request,
+    accepted_options,
+    plan_of,
+    reads_layers,
+    reads_maps,
+)
 from attnscope.metrics.quantity import Quantity
 
 #: A name, names, or a mapping from the key wanted in the result to the options of its metric.
@@ -73,7 +82,7 @@ def measure(
     shape = getattr(attention, "shape", None) or (0,)
     plan = _plan_of(metrics, options, int(shape[-1]))
     tensor = _checks.square_tensor("measure", "attention", attention)
-    results = Execution(plan, {"attention": tensor}, lengths, "measure").results()
+    results = MeasurementRun(plan, {"attention": tensor}, lengths, "measure").results()
     return {request.key: result for request, result in zip(plan.requests, results, strict=True)}
 
 
@@ -82,12 +91,12 @@ class Measured:
     """Numbers of the maps of one layer.
 
     Attributes:
-        values: by quantity, [batch, maps] and its axes; of scope "layer" [batch] and its axes. Where there is
-            none, a float is NaN and a whole number means nothing.
-        defined: by quantity, where there is a value.
+        values: by quantity, [batch, maps] and its axes; of scope "layer" [batch] and its axes. Without
+            a value, a float is NaN and a whole number has no meaning.
+        defined: by quantity, True where the value exists.
         finite: which maps hold finite entries only, [batch, maps].
         size: tokens of the padded maps.
-        results: of the metrics whose whole result was asked for, by name.
+        results: full results of the metrics that were requested so, by name.
     """
 
     values: Mapping[Quantity, Tensor]
@@ -97,28 +106,39 @@ class Measured:
     results: Mapping[str, Any] = field(default_factory=dict)
 
     def part(self, maps: slice) -> Measured:
-        """The numbers of some of the maps, where all quantities are of single maps."""
+        """Return the numbers of some of the maps, where all quantities are of single maps."""
         values, defined = (
-            {one: own[:, maps] for one, own in some.items()} for some in (self.values, self.defined)
+            {quantity: numbers[:, maps] for quantity, numbers in by_quantity.items()}
+            for by_quantity in (self.values, self.defined)
         )
         return Measured(values, defined, self.finite[:, maps], self.size)
 
-    def beside(self, other: Measured, quantities: Sequence[Quantity]) -> Measured:
-        """These quantities out of both, of the other where both hold them."""
+    def select(self, other: Measured, quantities: Sequence[Quantity]) -> Measured:
+        """Return these quantities of both; the other's where both hold them."""
         values, defined = {**self.values, **other.values}, {**self.defined, **other.defined}
-        return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
+        return Measured(
+            {quantity: values[quantity] for quantity in quantities}, defined, self.finite, self.size
+        )
 
-    def known(self, *names: str) -> dict[str, Tensor]:
-        """Numbers and whole results of these names, as sites for functions with a parameter `known`."""
-        some = {one.name: values.unsqueeze(-2) for one, values in self.values.items() if one.name in names}
-        return some | {name: own.unsqueeze(-1) for name, own in self.results.items() if name in names}
+    def as_sites(self, *names: str) -> dict[str, Tensor]:
+        """Return numbers and full results of these names, as sites for functions that take `measured`."""
+        sites = {
+            quantity.name: values.unsqueeze(-2)
+            for quantity, values in self.values.items()
+            if quantity.name in names
+        }
+        return sites | {name: result.unsqueeze(-1) for name, result in self.results.items() if name in names}
 
     def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
-        """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined."""
+        """Return the quantities of one scope by name, flat in the order of the leading axes, masked where
+        undefined.
+        """
         return {
-            one.name: np.ma.MaskedArray(values.flatten().numpy(), ~self.defined[one].flatten().numpy())
-            for one, values in self.values.items()
-            if one.scope == scope
+            quantity.name: np.ma.MaskedArray(
+                values.flatten().numpy(), ~self.defined[quantity].flatten().numpy()
+            )
+            for quantity, values in self.values.items()
+            if quantity.scope == scope
         }
 
 
@@ -128,20 +148,20 @@ def measure_quantities(
     *,
     lengths: Tensor | Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    whole: Sequence[str] = (),
+    full_results: Sequence[str] = (),
     held: torch.dtype | None = None,
 ) -> Measured:
-    """Quantities of one protocol of the maps of a layer, every equal call made once.
+    """Measure quantities of one protocol on the maps of a layer; every equal call is made once.
 
     Args:
         sites: captured tensors: attention [batch, maps, n, n], states of heads [batch, heads, n, d], of the
-            layer [batch, n, d], head_mean [batch, 1, n, n]; what is `known` of the same maps already.
-        quantities: of one protocol. Those that need a site which is not there are undefined everywhere, and
-            left out where they have axes of their own.
+            layer [batch, n, d], head_mean [batch, 1, n, n]; numbers `measured` of the same maps before.
+        quantities: of one protocol. Those that need an absent site are undefined everywhere, and
+            left out if they have axes.
         lengths: tokens per sentence, [batch].
         heads: numbers of the heads whose maps these are; None where they are not the heads of one layer (a
-            head mean, uniform attention), for which nothing is said of several heads.
-        whole: metrics whose result is wanted as it is beside the quantities, such as the bars of
+            head mean, uniform attention), for which no number of several heads is defined.
+        full_results: metrics whose unreduced result is returned next to the quantities, such as the bars of
             `persistence`; of padded maps.
         held: the type in which the model holds its maps, for a protocol that compares in it; None is theirs.
 
@@ -152,20 +172,22 @@ def measure_quantities(
         >>> import torch
         >>> from attnscope.metrics.discovery import quantity
         >>> maps = torch.full((1, 2, 4, 4), 0.25)
-        >>> wanted = [quantity("stable_rank"), quantity("sink_share")]
-        >>> {name: values.tolist() for name, values in measure_quantities({"attention": maps}, wanted)
+        >>> columns = [quantity("stable_rank"), quantity("sink_share")]
+        >>> {name: values.tolist() for name, values in measure_quantities({"attention": maps}, columns)
         ...  .columns().items()}
         {'stable_rank': [1.0, 1.0], 'sink_share': [0.25, 0.25]}
     """
-    protocols = {one.protocol for one in quantities}
+    protocols = {quantity.protocol for quantity in quantities}
     if len(protocols) > 1:
         raise ValueError(f"measure_quantities: one protocol at a time, got {', '.join(sorted(protocols))}")
-    each = None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
-    if protocols and found().forms.get(protocols.pop()) == "whole":
-        if whole:
-            raise ValueError(f"measure_quantities: maps are taken by length, so no whole {whole[0]}")
-        return _by_length(sites, quantities, each, heads, held)
-    return _measured(sites, quantities, each, heads, tuple(whole))
+    text_lengths = None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64, device="cpu")
+    if protocols and registry().protocol_inputs.get(protocols.pop()) == "whole":
+        if full_results:
+            raise ValueError(
+                f"measure_quantities: maps are read by length, so {full_results[0]} has no full result"
+            )
+        return _by_length(sites, quantities, text_lengths, heads, held)
+    return _measured(sites, quantities, text_lengths, heads, tuple(full_results))
 
 
 def _by_length(
@@ -175,34 +197,34 @@ def _by_length(
     heads: Sequence[int] | None,
     held: torch.dtype | None,
 ) -> Measured:
-    """Sentences of one length at a time, cut to it, in double precision."""
-    given = next(maps for name, maps in sites.items() if name in MAPS)
-    batch, longest = len(given), int(given.shape[-1])
-    each = torch.full((batch,), longest, device="cpu") if lengths is None else lengths
+    """Measure the texts of one length at a time, cut to that length, in double precision."""
+    maps_of_layer = next(maps for name, maps in sites.items() if name in MAPS)
+    batch, longest = len(maps_of_layer), int(maps_of_layer.shape[-1])
+    text_lengths = torch.full((batch,), longest, device="cpu") if lengths is None else lengths
     places, parts = [], []
-    for n in sorted(set(each.tolist())):
-        place = (each == n).nonzero().flatten()
+    for n in sorted(set(text_lengths.tolist())):
+        place = (text_lengths == n).nonzero().flatten()
         cut = {
             name: values[place][..., :n, : n if name in MAPS else None].double()
             for name, values in sites.items()
         }
         places.append(place)
-        parts.append(_measured(cut, quantities, None, heads, held=held or given.dtype))
+        parts.append(_measured(cut, quantities, None, heads, held=held or maps_of_layer.dtype))
 
-    def joined(own: Sequence[Tensor], nothing: float) -> Tensor:
-        sizes = [max(sizes) for sizes in zip(*(part.shape[1:] for part in own), strict=True)]
-        whole = torch.full((batch, *sizes), nothing, dtype=own[0].dtype, device="cpu")
-        for place, part in zip(places, own, strict=True):
+    def join(by_length: Sequence[Tensor], missing: float) -> Tensor:
+        sizes = [max(sizes) for sizes in zip(*(part.shape[1:] for part in by_length), strict=True)]
+        joined_values = torch.full((batch, *sizes), missing, dtype=by_length[0].dtype, device="cpu")
+        for place, part in zip(places, by_length, strict=True):
             inside = (place, *map(slice, part.shape[1:]))
-            whole[inside] = part
-        return whole
+            joined_values[inside] = part
+        return joined_values
 
     values, defined = {}, {}
-    for one, first in parts[0].values.items():
-        nothing = torch.nan if first.dtype.is_floating_point else 0
-        values[one] = joined([part.values[one] for part in parts], nothing)
-        defined[one] = joined([part.defined[one] for part in parts], False)
-    return Measured(values, defined, joined([part.finite for part in parts], False), longest)
+    for quantity, first in parts[0].values.items():
+        missing = torch.nan if first.dtype.is_floating_point else 0
+        values[quantity] = join([part.values[quantity] for part in parts], missing)
+        defined[quantity] = join([part.defined[quantity] for part in parts], False)
+    return Measured(values, defined, join([part.finite for part in parts], False), longest)
 
 
 def _measured(
@@ -210,151 +232,168 @@ def _measured(
     quantities: Sequence[Quantity],
     lengths: Tensor | None,
     heads: Sequence[int] | None,
-    whole: tuple[str, ...] = (),
+    full_results: tuple[str, ...] = (),
     held: torch.dtype | None = None,
 ) -> Measured:
     maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
-    known = [
-        one
-        for one in quantities
-        if set(one.needs) <= set(sites) and (heads is not None or not reads_layers(one))
+    answerable = [
+        quantity
+        for quantity in quantities
+        if set(quantity.needs) <= set(sites) and (heads is not None or not reads_layers(quantity))
     ]
-    each = None if lengths is None else lengths[:, None]
-    plan = _plan_for(tuple(known), whole, int(maps.shape[-1]))
-    results = Execution(plan, sites, each, "measure_quantities", held).results()
+    map_lengths = None if lengths is None else lengths[:, None]
+    plan = _plan_for(tuple(answerable), full_results, int(maps.shape[-1]))
+    results = MeasurementRun(plan, sites, map_lengths, "measure_quantities", held).results()
     # of scores, -inf is a key that is not visible
     judged = (name for name in sites if name in MAPS and name != "scores")
-    finite = {name: _finite(sites[name], each) for name in judged}
+    finite = {name: _finite(sites[name], map_lengths) for name in judged}
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}
-    answers = dict(zip(known, results[: len(known)], strict=True))
-    for one in quantities:
-        if one in answers:
-            own = one.read(answers[one])
-            own = own.squeeze(1) if one.scope == "layer" and one.needs[0] == "head_mean" else own
-            values[one], defined[one] = _where_defined(one, own, finite.get(one.needs[0]))
-        elif not one.axes:
-            shape = maps.shape[:1] if one.scope == "layer" else maps.shape[:2]
-            values[one] = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
-            defined[one] = torch.zeros(shape, dtype=torch.bool, device="cpu")
-    entire = dict(zip(whole, results[len(known) :], strict=True))
+    answers = dict(zip(answerable, results[: len(answerable)], strict=True))
+    for quantity in quantities:
+        if quantity in answers:
+            numbers = quantity.read(answers[quantity])
+            numbers = (
+                numbers.squeeze(1)
+                if quantity.scope == "layer" and quantity.needs[0] == "head_mean"
+                else numbers
+            )
+            values[quantity], defined[quantity] = _where_defined(
+                quantity, numbers, finite.get(quantity.needs[0])
+            )
+        elif not quantity.axes:
+            shape = maps.shape[:1] if quantity.scope == "layer" else maps.shape[:2]
+            values[quantity] = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")
+            defined[quantity] = torch.zeros(shape, dtype=torch.bool, device="cpu")
+    entire = dict(zip(full_results, results[len(answerable) :], strict=True))
     everywhere = finite.get("attention", torch.ones(maps.shape[:2], dtype=torch.bool, device="cpu"))
     return Measured(values, defined, everywhere, maps.shape[-1], entire)
 
 
 @functools.lru_cache(maxsize=256)
-def _plan_for(quantities: tuple[Quantity, ...], whole: tuple[str, ...], n: int) -> Plan:
-    requests = [Request(one.name, one.metric, one.options, one.protocol, one.needs[0]) for one in quantities]
-    return plan_of([*requests, *(Request(name, name, {}) for name in whole)], n)
+def _plan_for(quantities: tuple[Quantity, ...], full_results: tuple[str, ...], n: int) -> MeasurementPlan:
+    requests = [
+        Request(quantity.name, quantity.metric, quantity.options, quantity.protocol, quantity.needs[0])
+        for quantity in quantities
+    ]
+    return plan_of([*requests, *(Request(name, name, {}) for name in full_results)], n)
 
 
 def _finite(maps: Tensor, lengths: Tensor | None) -> Tensor:
-    """Which of [batch, maps, n, n] hold finite entries only, inside their lengths."""
-    each = None if lengths is None else lengths.expand(maps.shape[:2]).contiguous()
-    finite: Tensor = _checks.call_kernel(_core.finite_matrices, _checks.Attention(maps, each))
+    """Return which of [batch, maps, n, n] hold finite entries only, inside their lengths."""
+    map_lengths = None if lengths is None else lengths.expand(maps.shape[:2]).contiguous()
+    finite: Tensor = _checks.call_kernel(_core.finite_matrices, _checks.Attention(maps, map_lengths))
     return finite
 
 
-def _where_defined(one: Quantity, values: Tensor, finite: Tensor | None) -> tuple[Tensor, Tensor]:
+def _where_defined(quantity: Quantity, values: Tensor, finite: Tensor | None) -> tuple[Tensor, Tensor]:
     if values.dtype.is_floating_point:
         defined = ~values.isnan()
-    elif one.kind in ("count", "position"):
+    elif quantity.kind in ("count", "position"):
         defined = values >= 0
     else:
         defined = torch.ones(values.shape, dtype=torch.bool, device="cpu")
     if finite is not None:
-        finite = finite.all(-1) if one.scope == "layer" else finite
+        finite = finite.all(-1) if quantity.scope == "layer" else finite
         defined &= finite.reshape(*finite.shape, *[1] * (values.ndim - finite.ndim))
     if values.dtype.is_floating_point:
         values = torch.where(defined, values, torch.nan)
     return values, defined
 
 
-def _plan_of(metrics: Metrics, options: Mapping[str, Any], n: int) -> Plan:
-    """The plan of `measure`, kept where JSON holds all that is asked: making one costs a few small maps."""
-    asked = _asked(metrics)
+def _plan_of(metrics: Metrics, options: Mapping[str, Any], n: int) -> MeasurementPlan:
+    """Return the plan of `measure`, cached where JSON can hold the request: making a plan costs a few small
+    maps.
+    """
+    options_by_key = _options_by_key(metrics)
     try:
-        words = json.dumps((asked, options, n))
+        words = json.dumps((options_by_key, options, n))
     except (TypeError, ValueError):  # of arrays and tensors, among others
-        return plan_of(requests_of(asked, options), n)
+        return plan_of(requests_of(options_by_key, options), n)
     return _plan_in_words(words)
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan_in_words(words: str) -> Plan:
+def _plan_in_words(words: str) -> MeasurementPlan:
     # read from the words, so that nobody can change an option of a plan that is kept
-    asked, options, n = json.loads(words)
-    return plan_of(requests_of(asked, options), n)
+    options_by_key, options, n = json.loads(words)
+    return plan_of(requests_of(options_by_key, options), n)
 
 
 def metric_names() -> list[str]:
-    """Every name that `measure` knows, in alphabetical order."""
-    everything = found()
-    return [name for name in everything.names() if reads_maps(everything.function("exact", name))]
+    """Return every name that `measure` takes, in alphabetical order."""
+    declared = registry()
+    return [name for name in declared.names() if reads_maps(declared.function("exact", name))]
 
 
 def requests_of(metrics: Metrics, options: Mapping[str, Any], *, partial: bool = False) -> list[Request]:
-    """What `measure` is asked for, checked: the key, the metric and its options of every result.
+    """Return the checked requests of `measure`: the key, the metric and its options of every result.
+
+    With `partial`, arguments of a metric other than attention come from elsewhere.
 
     With `partial`, what a metric needs beside attention comes from elsewhere.
     """
-    requests, taken, names = [], set(), metric_names()
-    asked = _asked(metrics)
-    for key, own in asked.items():
-        metric, own = named_metric(key, own)
+    requests, used_options, names = [], set(), metric_names()
+    options_by_key = _options_by_key(metrics)
+    for key, key_options in options_by_key.items():
+        metric, key_options = named_metric(key, key_options)
         if metric not in names:
-            columns = [one.metric for one in found().quantities if one.name == metric and one.metric in names]
+            columns = [
+                quantity.metric
+                for quantity in registry().quantities
+                if quantity.name == metric and quantity.metric in names
+            ]
             words = f"; {metric} is a column of {columns[0]}" if columns else nearest(metric, names)
             raise ValueError(f"measure: unknown metric {metric!r}{words}")
-        possible = accepted(metric)
-        if unknown := [name for name in own if name not in possible]:
+        possible = accepted_options(metric)
+        if unknown := [name for name in key_options if name not in possible]:
             raise TypeError(
                 f"measure: {metric} takes no option {unknown[0]!r}{nearest(unknown[0], sorted(possible))}"
             )
         common = {name: value for name, value in options.items() if name in possible}
         missing = [
             name
-            for name in sorted(possible.keys() - {"thresholds", *own, *common})
+            for name in sorted(possible.keys() - {"thresholds", *key_options, *common})
             if possible[name] is inspect.Parameter.empty
         ]
         if missing and not partial:
             raise TypeError(f"measure: {metric} needs the option {missing[0]!r}")
-        taken |= set(common)
-        requests.append(Request(key, metric, {**common, **own}))
-    if unused := sorted(set(options) - taken):
-        known = sorted({name for request in requests for name in accepted(request.metric)})
+        used_options |= set(common)
+        requests.append(Request(key, metric, {**common, **key_options}))
+    if unused := sorted(set(options) - used_options):
+        option_names = sorted({name for request in requests for name in accepted_options(request.metric)})
         raise TypeError(
-            f"measure: none of the metrics {', '.join(asked)} takes the option {unused[0]!r}"
-            f"{nearest(unused[0], known)}"
+            f"measure: none of the metrics {', '.join(options_by_key)} takes the option {unused[0]!r}"
+            f"{nearest(unused[0], option_names)}"
         )
     return requests
 
 
 def options_taken(metrics: Metrics) -> set[str]:
-    """The options that some of the metrics take and that are not given to them already."""
+    """Return the options that some of the metrics take and that they have not received yet."""
     names = metric_names()
-    named = (named_metric(key, given) for key, given in _asked(metrics).items())
+    named = (named_metric(key, key_options) for key, key_options in _options_by_key(metrics).items())
     return {
         option
-        for metric, given in named
+        for metric, metric_options in named
         if metric in names
-        for option in accepted(metric).keys() - given.keys()
+        for option in accepted_options(metric).keys() - metric_options.keys()
     }
 
 
-def named_metric(key: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of the function that a key of `measure` asks for, and its own options."""
-    options, names = dict(given), metric_names()
+def named_metric(key: str, key_options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name of the function that a key of `measure` requests, and the options of that key."""
+    options, names = dict(key_options), metric_names()
     if "function" in options:
         return str(options.pop("function")), options
-    takes_metric = key in names and "metric" in accepted(key)
+    takes_metric = key in names and "metric" in accepted_options(key)
     if "metric" in options and not (takes_metric and options["metric"] not in names):
         return str(options.pop("metric")), options
     return key, options
 
 
-def _asked(metrics: Metrics) -> Mapping[str, Mapping[str, Any]]:
-    """The keys of results, each with its own options."""
+def _options_by_key(metrics: Metrics) -> Mapping[str, Mapping[str, Any]]:
+    """Return the keys of results, each with its options."""
     if isinstance(metrics, str):
         metrics = [metrics]
     if not isinstance(metrics, Iterable) or hasattr(metrics, "__array__"):
@@ -365,11 +404,13 @@ def _asked(metrics: Metrics) -> Mapping[str, Mapping[str, Any]]:
             "measure: metrics must be names, or a mapping from names to options, "
             f"got {type(unnamed[0]).__name__}"
         )
-    asked = metrics if isinstance(metrics, Mapping) else {key: {} for key in keys}
-    for key, own in asked.items():
-        if not isinstance(own, Mapping):
-            raise TypeError(f"measure: the options of {key!r} must be a mapping, got {type(own).__name__}")
-    return asked
+    options_by_key = metrics if isinstance(metrics, Mapping) else {key: {} for key in keys}
+    for key, key_options in options_by_key.items():
+        if not isinstance(key_options, Mapping):
+            raise TypeError(
+                f"measure: the options of {key!r} must be a mapping, got {type(key_options).__name__}"
+            )
+    return options_by_key
 
 
 def check_closed_form(quantity: Quantity) -> tuple[float, float]:
@@ -379,7 +420,7 @@ def check_closed_form(quantity: Quantity) -> tuple[float, float]:
     >>> check_closed_form(quantity("stable_rank"))
     (4.0, 4.0)
     """
-    closed_form = quantity.known
+    closed_form = quantity.closed_form
     maps = closed_form.attention if closed_form.attention.ndim > 2 else closed_form.attention[None]
     sites = {"attention": maps[None], "head_mean": maps.double().mean(0)[None, None]}
     sites |= {name: states[None] for name, states in closed_form.sites.items()}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which calls answer many requests about the same maps, and what they share.
+"""The calls that answer many requests about the same maps, and the results that they share.
 
 Equal calls are made once. Ranks are read off one set of singular values and statistics of bars off one
-persistent homology; one read of the maps gives sinks, shares and entropies; a divergence takes the entropy
-that is there, and Betti numbers the bars. Every value equals what the function of that name returns.
+persistent homology; one read of the maps gives sinks, shares and entropies; a divergence takes that
+entropy, and Betti numbers the bars. Every value equals what the function of that name returns.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from attnscope import _checks
 from attnscope._placement import shared_copies
 from attnscope._row_sums import judged_once
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks
 from attnscope.metrics.information.divergence import divergence_of
@@ -36,13 +36,13 @@ MAPS = ("attention", "head_mean", "scores")
 #: Sites that belong to maps already: who sees whom, and what a learned sink takes of each row.
 OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
 
-#: First arguments that are no maps: they are given as options, which stand for sites.
+#: First arguments that are not maps: they are passed as options, which stand for sites.
 _BY_OPTION = ("before", "matrix", "points")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One result that is asked for: what it is called, and a metric of the maps at the site `of`."""
+    """A requested result: its name, and a metric of the maps at the site `of`."""
 
     key: str
     metric: str
@@ -53,26 +53,26 @@ class Request:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function of the maps at a site; equal ones are known by their options in words."""
+    """A call of a function of the maps at a site; equal calls have equal options in words."""
 
     protocol: str
     source: str
     of: str
     identity: tuple[tuple[str, str], ...]
-    given: Mapping[str, Any] = field(compare=False, hash=False)
+    options: Mapping[str, Any] = field(compare=False, hash=False)
 
     def is_exact(self, source: str) -> bool:
-        """Whether it is that function of the exact protocol."""
+        """Return True if the call is of that function of the exact protocol."""
         return (self.protocol, self.source) == ("exact", source)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be called for maps of one size, whatever is in them.
+class MeasurementPlan:
+    """The kernel calls needed for maps of one size; independent of their values.
 
     Attributes:
-        requests: in the order asked for.
-        calls: one for each of them.
+        requests: in the order requested.
+        calls: one per request.
         groups: calls that one read of the maps answers together, by source.
         entropies: of a head_divergence the entropy that such a read gives, of which it is one half.
         held: calls of betti_numbers, and the call of persistence whose bars hold them.
@@ -85,50 +85,56 @@ class Plan:
     held: Mapping[Call, Call]
 
 
-def plan_of(requests: Sequence[Request], n: int) -> Plan:
-    """The calls that answer requests of known metrics about padded maps of n tokens."""
+def plan_of(requests: Sequence[Request], n: int) -> MeasurementPlan:
+    """Return the plan that answers requests of known metrics about padded maps of n tokens."""
     calls = [call_of(request, n) for request in requests]
     shared = (
         call_of(_request_of(value, call), n)
         for call in calls
-        for value in call.given.values()
+        for value in call.options.values()
         if isinstance(value, Shared)
     )
-    every = list(dict.fromkeys([*shared, *calls]))
+    all_calls = list(dict.fromkeys([*shared, *calls]))
     groups: dict[tuple[str, str, bool], dict[str, Call]] = {}
-    for call in every:
-        if call.protocol == "exact" and call.source in sinks.FROM_ONE_READ and _is_plain_read(call.given):
+    for call in all_calls:
+        if call.protocol == "exact" and call.source in sinks.FROM_ONE_READ and _is_plain_read(call.options):
             # a second setting of the same function is a call of its own
             groups.setdefault(_reading(call), {}).setdefault(call.source, call)
     entropies = {
         call: groups[_reading(call)]["attention_entropy"]
-        for call in every
+        for call in all_calls
         if call.is_exact("head_divergence") and "attention_entropy" in groups.get(_reading(call), {})
     }
-    # One call alone is that function's own; an entropy that something else needs is not alone.
+    # A single call runs its own function, unless another metric needs the entropy of the shared read.
     together = [
         group
         for group in groups.values()
         if len(group) >= 2 or any(call in entropies.values() for call in group.values())
     ]
-    bars = [call for call in every if call.is_exact("persistence")]
+    bars = [call for call in all_calls if call.is_exact("persistence")]
     held: dict[Call, Call] = {}
-    for call, one in itertools.product(every, bars):
-        if call.is_exact("betti_numbers") and one.of == call.of and bars_hold(call.given, one.given):
-            held.setdefault(call, one)
-    return Plan(requests, calls, together, entropies, held)
+    for call, bars_call in itertools.product(all_calls, bars):
+        if (
+            call.is_exact("betti_numbers")
+            and bars_call.of == call.of
+            and bars_hold(call.options, bars_call.options)
+        ):
+            held.setdefault(call, bars_call)
+    return MeasurementPlan(requests, calls, together, entropies, held)
 
 
 def call_of(request: Request, n: int) -> Call:
-    """The call that a request comes down to, with the defaults filled in, so that equal calls are equal."""
-    source = found().source(request.protocol, request.metric)
-    every = options_of(found().functions[request.protocol, source])
-    defaults = {**every, "thresholds": THRESHOLDS, **request.options}
-    given = {name: defaults[name] for name in every if defaults[name] is not inspect.Parameter.empty}
-    if source == "laplacian_eigenvalues" and given.get("k") is None:
-        given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
-    identity = tuple(sorted((name, _in_words(value)) for name, value in given.items()))
-    return Call(request.protocol, source, request.of, identity, given)
+    """Return the call that a request resolves to, with defaults filled in, so that equal calls are equal."""
+    source = registry().source(request.protocol, request.metric)
+    option_defaults = options_of(registry().functions[request.protocol, source])
+    defaults = {**option_defaults, "thresholds": THRESHOLDS, **request.options}
+    call_options = {
+        name: defaults[name] for name in option_defaults if defaults[name] is not inspect.Parameter.empty
+    }
+    if source == "laplacian_eigenvalues" and call_options.get("k") is None:
+        call_options["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
+    identity = tuple(sorted((name, _in_words(value)) for name, value in call_options.items()))
+    return Call(request.protocol, source, request.of, identity, call_options)
 
 
 def _request_of(shared: Shared, call: Call) -> Request:
@@ -136,14 +142,14 @@ def _request_of(shared: Shared, call: Call) -> Request:
 
 
 def _reading(call: Call) -> tuple[str, str, bool]:
-    return call.of, _in_words(call.given["support"]), call.given["validate"]
+    return call.of, _in_words(call.options["support"]), call.options["validate"]
 
 
-def _is_plain_read(given: Mapping[str, Any]) -> bool:
-    plain = given.get("base", math.e) == math.e and not given.get("normalized")
+def _is_plain_read(call_options: Mapping[str, Any]) -> bool:
+    plain = call_options.get("base", math.e) == math.e and not call_options.get("normalized")
     # a sink by the test is read off far attention
-    plain = plain and given.get("rule", "largest") == "largest"
-    return plain and given.get("sink_mass") is None
+    plain = plain and call_options.get("rule", "largest") == "largest"
+    return plain and call_options.get("sink_mass") is None
 
 
 def _in_words(value: Any) -> str:
@@ -152,13 +158,13 @@ def _in_words(value: Any) -> str:
 
 
 @dataclass
-class Execution:
+class MeasurementRun:
     """The calls of a plan on one batch of maps [..., n, n] and other tensors by site, each made once.
 
     Errors carry the name of `function`; `held` is the type in which the model holds its maps.
     """
 
-    plan: Plan
+    plan: MeasurementPlan
     sites: Mapping[str, Tensor]
     lengths: _checks.Lengths
     function: str
@@ -166,130 +172,135 @@ class Execution:
     _results: dict[Call, Any] = field(default_factory=dict)
 
     def results(self) -> list[Any]:
-        """What every request gets, in their order."""
+        """Return the result of every request, in their order."""
         with judged_once(), shared_copies():
             for group in self.plan.groups:
                 self._read_once(group)
-            return [self._answer(*one) for one in zip(self.plan.requests, self.plan.calls, strict=True)]
+            return [self._answer(*pair) for pair in zip(self.plan.requests, self.plan.calls, strict=True)]
 
     def _answer(self, request: Request, call: Call) -> Any:
         result = self._result(call)
-        derived = found().derived.get((request.protocol, request.metric))
+        derived = registry().derived.get((request.protocol, request.metric))
         if derived is None:
             return result
         function = derived[1]
-        given = {name: value for name, value in request.options.items() if name in options_of(function)}
-        return function(result, **self._arguments(function, given, call))
+        derived_options = {
+            name: value for name, value in request.options.items() if name in options_of(function)
+        }
+        return function(result, **self._arguments(function, derived_options, call))
 
     def _result(self, call: Call) -> Any:
         if call not in self._results:
-            self._results[call] = self._made(call)
+            self._results[call] = self._make_call(call)
         return self._results[call]
 
-    def _made(self, call: Call) -> Any:
+    def _make_call(self, call: Call) -> Any:
         maps: Any = self.sites.get(call.of)
         bars = self.plan.held.get(call)
         if bars is not None and maps is not None and maps.dtype in EXACT_IN_BARS:
             held = self._result(bars)
             # Of a map without bars the function itself is to warn.
             if bool((held.offsets.diff() > 0).all()):
-                return betti_numbers_of(held, call.given["thresholds"])
-        function = found().functions[call.protocol, call.source]
-        given = self._arguments(function, call.given, call)
+                return betti_numbers_of(held, call.options["thresholds"])
+        function = registry().functions[call.protocol, call.source]
+        call_arguments = self._arguments(function, call.options, call)
         if entropy := self.plan.entropies.get(call):
-            return divergence_of(maps, self._result(entropy), **given)
-        return function(maps, **given) if reads_maps(function) else function(**given)
+            return divergence_of(maps, self._result(entropy), **call_arguments)
+        return function(maps, **call_arguments) if reads_maps(function) else function(**call_arguments)
 
     def _arguments(
-        self, function: Callable[..., Any], given: Mapping[str, Any], call: Call
+        self, function: Callable[..., Any], call_options: Mapping[str, Any], call: Call
     ) -> dict[str, Any]:
-        """Options with the tensors and results that some of them stand for, and the lengths."""
-        of_layers = first_of(function) in ("heads", *_BY_OPTION)
-        own: dict[str, Any] = {}
-        for name, value in given.items():
+        """Return options with sites and shared results replaced by their tensors, and the lengths."""
+        of_layers = first_parameter(function) in ("heads", *_BY_OPTION)
+        call_arguments: dict[str, Any] = {}
+        for name, value in call_options.items():
             if isinstance(value, Site):
                 states = self.sites[value.name]
                 # states of a whole layer belong to each of its maps
                 shared = states.ndim == 3 and value.name not in OF_ROWS and not of_layers
                 states = states.unsqueeze(1) if shared else states
-                own[name] = torch.zeros_like(states) if value.origin else states
+                call_arguments[name] = torch.zeros_like(states) if value.origin else states
             elif isinstance(value, Shared):
                 request = _request_of(value, call)
-                found_there = self._answer(request, call_of(request, self.sites[value.of].shape[-1]))
-                # what is known of the head mean [b, 1, n] belongs to the layer
-                own[name] = found_there.squeeze(1) if of_layers else found_there
+                shared_result = self._answer(request, call_of(request, self.sites[value.of].shape[-1]))
+                # a result of the head mean [b, 1, n] belongs to the layer
+                call_arguments[name] = shared_result.squeeze(1) if of_layers else shared_result
             else:
-                own[name] = value
+                call_arguments[name] = value
         if "lengths" in parameters_of(function):
-            own["lengths"] = self._lengths_of(call) if of_layers else self.lengths
-        about = {"held": self.held, "known": self.sites}
-        return own | {name: about[name] for name in about if name in parameters_of(function)}
+            call_arguments["lengths"] = self._lengths_of(call) if of_layers else self.lengths
+        context = {"held": self.held, "measured": self.sites}
+        return call_arguments | {name: context[name] for name in context if name in parameters_of(function)}
 
     def _lengths_of(self, call: Call) -> Tensor | None:
-        """One length per head of a layer, out of lengths that broadcast against them, or per text."""
+        """Return a length per head of a layer, from lengths that broadcast against them, or per text."""
         if self.lengths is None:
             return None
-        each = _checks.as_tensor(self.function, "lengths", self.lengths)
+        lengths = _checks.as_tensor(self.function, "lengths", self.lengths)
         if call.of not in MAPS:
-            return each.flatten()
+            return lengths.flatten()
         shape, words = self.sites[call.of].shape[:-2], "do not broadcast to the leading shape"
-        return _checks.expanded(f"{self.function}: lengths", each, shape, words)
+        return _checks.expanded(f"{self.function}: lengths", lengths, shape, words)
 
     def _read_once(self, group: Mapping[str, Call]) -> None:
         first = next(iter(group.values()))
-        support = first.given["support"]
+        support = first.options["support"]
         support = self.sites[support.name] if isinstance(support, Site) else support
-        asked = {source: call.given for source, call in group.items()}
-        given = (asked, support, self.lengths, first.given["validate"])
-        _, read = sinks.from_one_read("measure", self.sites[first.of], *given)
+        options_by_source = {source: call.options for source, call in group.items()}
+        read_arguments = (options_by_source, support, self.lengths, first.options["validate"])
+        _, read = sinks.from_one_read("measure", self.sites[first.of], *read_arguments)
         self._results |= {call: read[source] for source, call in group.items()}
 
 
 @functools.cache
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """A function's parameters by name; asking for a signature costs as much as a small map."""
+    """Return a function's parameters by name; reading a signature costs as much as a small map."""
     return inspect.signature(function).parameters
 
 
 @functools.cache
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's own options and their defaults."""
+    """Return the options of a function and their defaults."""
     parameters = list(parameters_of(function).items())
     first = 0 if parameters and parameters[0][0] in _BY_OPTION else 1
     return {
         name: parameter.default
         for name, parameter in parameters[first:]
-        if name not in ("lengths", "held", "known") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in ("lengths", "held", "measured") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
 
 
-def accepted(metric: str) -> dict[str, Any]:
-    """The options that a metric of the exact protocol takes, with their defaults."""
-    derived = found().derived.get(("exact", metric))
-    own = options_of(found().function("exact", metric))
-    return {**own, **(options_of(derived[1]) if derived else {})}
+def accepted_options(metric: str) -> dict[str, Any]:
+    """Return the options that a metric of the exact protocol takes, with their defaults."""
+    derived = registry().derived.get(("exact", metric))
+    metric_options = options_of(registry().function("exact", metric))
+    return {**metric_options, **(options_of(derived[1]) if derived else {})}
 
 
 @functools.cache
-def first_of(function: Callable[..., Any]) -> str:
-    """The name of a function's first argument."""
+def first_parameter(function: Callable[..., Any]) -> str:
+    """Return the name of a function's first parameter."""
     return next(iter(parameters_of(function)))
 
 
 def reads_maps(function: Callable[..., Any]) -> bool:
-    """Whether a function's first argument is maps: attention, the heads of a layer, or scores."""
-    return first_of(function) in ("attention", "heads", "scores")
+    """Return True if a function's first parameter is maps: attention, the heads of a layer, or scores."""
+    return first_parameter(function) in ("attention", "heads", "scores")
 
 
-def reads_layers(one: Quantity) -> bool:
-    """Whether the function of a quantity reads all heads of a layer together, [..., h, n, n]."""
-    return first_of(found().function(one.protocol, one.metric)) == "heads"
+def reads_layers(quantity: Quantity) -> bool:
+    """Return True if the function of a quantity reads all heads of a layer together, [..., h, n, n]."""
+    return first_parameter(registry().function(quantity.protocol, quantity.metric)) == "heads"
 
 
-def levels(thresholds: Sequence[float | str], n: int) -> list[float]:
-    """Thresholds as numbers for a map of n tokens.
+def resolve_thresholds(thresholds: Sequence[float | str], n: int) -> list[float]:
+    """Return thresholds as numbers for a map of n tokens.
 
-    >>> levels((0.5, "2/n"), 8)
+    >>> resolve_thresholds((0.5, "2/n"), 8)
     [0.5, 0.25]
     """
-    return [float(one.partition("/")[0]) / n if isinstance(one, str) else float(one) for one in thresholds]
+    return [
+        float(threshold.partition("/")[0]) / n if isinstance(threshold, str) else float(threshold)
+        for threshold in thresholds
+    ]

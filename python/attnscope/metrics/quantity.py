@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""A number per map and everything that is known of it, declared once beside the metric that gives it.
+"""A number per map and its description, declared once next to the metric that gives it.
 
 A metric returns a tensor, a named result or bars. Tables, figures and reports want columns with a name, a
-label, a range and a kind. A `Quantity` is one: which public function is called with which options, what of
-its result is read, and a closed form that it must reproduce. `attnscope.metrics.discovery` finds those that
-modules declare.
+label, a range and a kind. A `Quantity` is a column: the public function with its options, the part of
+its result that is read, and a closed form that it must reproduce. `attnscope.metrics.discovery` collects the
+quantities that modules declare.
 
     >>> from attnscope.metrics.discovery import quantity
     >>> quantity("sink_boost").label, quantity("bar_count_1").kind
@@ -43,15 +43,15 @@ class Shared:
 
 
 @dataclass(frozen=True, eq=False)
-class Known:
-    """Maps for which a closed form says what a quantity is.
+class ClosedForm:
+    """Maps for which the value of a quantity is known in closed form.
 
     Attributes:
         expected: the value; one per entry of an axis that `Quantity.at` takes apart.
         attention: one map [n, n], or the heads of a layer [h, n, n].
         sites: further captured tensors, for one sentence.
         entry: which map (of several heads) and which entry along the axes that are left.
-        options: of the call, where the quantity has none of its own.
+        options: of the call, where the quantity declares none.
     """
 
     expected: float | Sequence[float]
@@ -70,7 +70,7 @@ class Quantity:
         metric: the public function.
         label: on an axis.
         meaning: one sentence.
-        known: maps on which a closed form gives the value.
+        closed_form: maps on which a closed form gives the value.
         symbol: in formulas, "" without one.
         kind: value; ratio (its denominator can vanish); count and position (whole numbers, of which a mean is
             no position); flag (0 or 1); constant (of the design or the null, which no model changes).
@@ -91,7 +91,7 @@ class Quantity:
     metric: str
     label: str
     meaning: str
-    known: Known
+    closed_form: ClosedForm
     symbol: str = ""
     kind: Kind = "value"
     low: Bound = None
@@ -106,13 +106,13 @@ class Quantity:
     also: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, metric: str, *about: Any, **more: Any) -> Quantity:
-        """A quantity that is called like its metric."""
-        return cls(metric, metric, *about, **more)
+    def of(cls, metric: str, *arguments: Any, **fields: Any) -> Quantity:
+        """Return a quantity that has the name of its metric."""
+        return cls(metric, metric, *arguments, **fields)
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """What no two quantities share: protocol, scope and name."""
+        """Unique key: (protocol, scope, name)."""
         return self.protocol, self.scope, self.name
 
     @property
@@ -121,12 +121,14 @@ class Quantity:
         return f"{self.label} {self.symbol}" if self.symbol else self.label
 
     def bounds(self, n: int) -> tuple[float | None, float | None]:
-        """The smallest and the largest value for maps of n tokens, None where there is no bound."""
+        """Return the smallest and the largest value for maps of n tokens, None where there is no bound."""
         low, high = (bound(n) if callable(bound) else bound for bound in (self.low, self.high))
         return low, high
 
     def at(self, **where: int) -> Quantity:
-        """The entries at one place along one of the axes, a quantity of its own.
+        """Return the entries at one place along one of the axes, as a new quantity.
+
+        `{axis}` in the label, symbol and meaning becomes the place.
 
         `{axis}` in the label, symbol and meaning becomes the place.
 
@@ -142,45 +144,47 @@ class Quantity:
             name: getattr(self, name).replace(f"{{{axis}}}", str(place))
             for name in ("label", "symbol", "meaning")
         }
-        known = self.known
-        if isinstance(known.expected, Sequence):
-            known = replace(known, expected=known.expected[place])
+        closed_form = self.closed_form
+        if isinstance(closed_form.expected, Sequence):
+            closed_form = replace(closed_form, expected=closed_form.expected[place])
         return replace(
             self,
             name=f"{self.name}_{place}",
             read=lambda result: read(result).select(at, place),
             axes=tuple(other for other in self.axes if other != axis),
-            known=known,
+            closed_form=closed_form,
             **texts,
         )
 
     def mean_over(self, axis: str) -> Quantity:
-        """The mean over the entries along an axis that have a value; itself where it lacks that axis."""
+        """Return the mean over the defined entries along an axis; the quantity itself without that axis."""
         if axis not in self.axes:
             return self
         place, read = self.axes.index(axis) - len(self.axes), self.read
         return self._without({axis}, read=lambda result: read(result).nanmean(place))
 
     def with_options(self, **run: Any) -> Quantity:
-        """The same quantity under the settings of a run."""
-        gone = {axis for axis, (option, value) in self.axis_when.items() if run.get(option, value) != value}
-        return self._without(gone, options={**self.options, **run})
+        """Return the same quantity under the settings of a run."""
+        absent_axes = {
+            axis for axis, (option, value) in self.axis_when.items() if run.get(option, value) != value
+        }
+        return self._without(absent_axes, options={**self.options, **run})
 
-    def _without(self, gone: set[str], **changed: Any) -> Quantity:
-        """Without some axes, and without their entries of the closed form."""
-        places = self.known.entry
+    def _without(self, absent_axes: set[str], **changed: Any) -> Quantity:
+        """Return the quantity without some axes, and without their entries of the closed form."""
+        places = self.closed_form.entry
         front = len(places) - len(self.axes)  # the number of a head, where there is one
         entry = tuple(
-            place for at, place in enumerate(places) if at < front or self.axes[at - front] not in gone
+            place for at, place in enumerate(places) if at < front or self.axes[at - front] not in absent_axes
         )
-        axes = tuple(axis for axis in self.axes if axis not in gone)
-        return replace(self, axes=axes, known=replace(self.known, entry=entry), **changed)
+        axes = tuple(axis for axis in self.axes if axis not in absent_axes)
+        return replace(self, axes=axes, closed_form=replace(self.closed_form, entry=entry), **changed)
 
 
-#: Reads a field of a named result.
-field_of = operator.attrgetter
+#: Return the function that reads a field of a named result.
+attribute_reader = operator.attrgetter
 
 
-def how_many(flags: Tensor) -> Tensor:
-    """Number of flags along the last axis."""
+def count_true(flags: Tensor) -> Tensor:
+    """Return the number of flags along the last axis."""
     return flags.sum(-1)

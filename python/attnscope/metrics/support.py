@@ -118,7 +118,7 @@ def measure_layer(
     lengths: Tensor | Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     mean: bool = False,
-    whole: Sequence[str] = (),
+    full_results: Sequence[str] = (),
     held: torch.dtype | None = None,
 ) -> Measured:
     """Return quantities of the maps of a layer under what its queries see.
@@ -131,13 +131,13 @@ def measure_layer(
         lengths: tokens of each text.
         heads: numbers of the heads whose maps these are, None of other maps.
         mean: the maps are means over the heads of the layer.
-        whole: metrics whose result is returned as it is.
+        full_results: metrics whose unreduced result is also returned.
         held: the type in which the model holds its maps.
 
     Returns:
         `Measured`, its keys the given quantities.
     """
-    rest = {"lengths": lengths, "heads": heads, "whole": whole, "held": held}
+    rest = {"lengths": lengths, "heads": heads, "full_results": full_results, "held": held}
     if any(quantity.protocol != "exact" for quantity in quantities):
         return measure_quantities(sites, quantities, **rest)  # type: ignore[arg-type]
     bound = _with_support(tuple(quantities), seen.kind, seen.learned is not None)

@@ -232,7 +232,7 @@ def _trial(model: nn.Module, function: str) -> Mapping[str, Tensor]:
     if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
         raise NotImplementedError(f"{function}: {name} does not read token ids")
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(min(5, vocabulary - 1), vocabulary, (2, _TRIAL), generator=generator)
+    ids = torch.randint(min(5, vocabulary - 1), vocabulary, (2, _TRIAL), generator=generator, device="cpu")
     ids[1, : _TRIAL // 2] = ids[0, : _TRIAL // 2]
     device = input_device(model)
     return {"input_ids": ids.to(device), "attention_mask": torch.ones_like(ids).to(device)}

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from attnscope._evaluation import plain_defaults
 from attnscope.models.checkpoints import Checkpoint
 from attnscope.models.hub import hub_answers
 
@@ -194,7 +195,7 @@ def _place(checkpoint: Checkpoint, trust_remote_code: bool, what: str = "") -> I
     logging.set_verbosity_error()
     try:
         _know_own(checkpoint)
-        with without_progress_bars():
+        with without_progress_bars(), plain_defaults():
             yield place
     except LoadError:
         raise

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._checks import as_tensor
 from attnscope.models.unembedding import effective_unembedding
 
 
@@ -86,7 +87,7 @@ class Readout:
         return ReadoutShare(min(found, 1.0), k / width, p_value)
 
     def _unit(self, direction: Tensor) -> Tensor:
-        wide = torch.as_tensor(direction).double().cpu()
+        wide = as_tensor("readout", "direction", direction).double().cpu()
         if wide.shape[-1:] != (len(self.gram),):
             raise ValueError(f"readout: a direction must be [..., {len(self.gram)}], got {tuple(wide.shape)}")
         length = wide.norm(dim=-1, keepdim=True)

@@ -85,8 +85,8 @@ def effective_unembedding(
     if not 2 <= taken <= total:
         raise ValueError(f"effective_unembedding: rows must lie in 2 .. {total}, got {rows}")
     width = entry.shape[1]
-    gram = torch.zeros(width, width, dtype=torch.float64)
-    whole = torch.zeros(width, dtype=torch.float64)
+    gram = torch.zeros(width, width, dtype=torch.float64, device="cpu")
+    whole = torch.zeros(width, dtype=torch.float64, device="cpu")
     for block in reader.rows(entry, taken):
         wide = block.double()
         gram += wide.mT @ wide
@@ -97,7 +97,7 @@ def effective_unembedding(
         projection = reader.matrix(reader.map.project_out).double()
         gram = projection.mT @ gram @ projection
     d = len(gram)
-    gain = torch.ones(d, dtype=torch.float64)
+    gain = torch.ones(d, dtype=torch.float64, device="cpu")
     if fold_norm and reader.map.final_norm is not None:
         gain = reader.gain(d)
         gram = gain[:, None] * gram * gain
@@ -192,11 +192,11 @@ class ModelTensors:
         parameter = next(norm.parameters(), None)
         kind = torch.float32 if parameter is None else parameter.dtype
         device = torch.device("cpu") if parameter is None else parameter.device
-        x = torch.ones(d, dtype=torch.float64)
+        x = torch.ones(d, dtype=torch.float64, device="cpu")
         x[1::2] = -1
         if d % 2:
             x[-1] = 0
-        found = torch.ones(d, dtype=torch.float64)
+        found = torch.ones(d, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             for probe in (x, x.roll(1)) if d % 2 else (x,):
                 one, other = (norm((sign * probe).to(device, kind)).double().cpu() for sign in (1.0, -1.0))

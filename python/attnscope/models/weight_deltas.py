@@ -177,7 +177,9 @@ def _subtracted(
                 changed_ids = _changed_ids(base.path, tuned.path)
             left_out = sum(at < rows for at in changed_ids)
             if left_out or one.shape != other.shape:
-                tokens = torch.tensor([at for at in range(rows) if at not in changed_ids], dtype=torch.int64)
+                tokens = torch.tensor(
+                    [at for at in range(rows) if at not in changed_ids], dtype=torch.int64, device="cpu"
+                )
                 delta = delta[tokens] if left_out else delta
         yield WeightDelta(
             layer=one.layer,
@@ -203,8 +205,8 @@ def _difference(
     """W(after) − W(before) over the rows of both, and the sums of `delta_statistics`."""
     rows = min(one.shape[0], other.shape[0])
     double = "float64" in (base.dtypes[one.tensor], tuned.dtypes[other.tensor])
-    delta = torch.empty(rows, one.shape[1], dtype=torch.float64 if double else torch.float32)
-    sums = torch.zeros(7, dtype=torch.float64)
+    delta = torch.empty(rows, one.shape[1], dtype=torch.float64 if double else torch.float32, device="cpu")
+    sums = torch.zeros(7, dtype=torch.float64, device="cpu")
     if (one.transposed, one.rows) != (other.transposed, other.rows):
         before = whole_matrix(base, one)[:rows]
         delta.copy_(whole_matrix(tuned, other)[:rows]).sub_(before)
@@ -281,7 +283,7 @@ def _adapted(
 
 def _sums_of_adapted(before: Tensor, delta: Tensor | LowRank) -> Tensor:
     """The sums of a change that no dtype has rounded."""
-    unknown = torch.tensor(torch.nan, dtype=torch.float64)
+    unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
     wide = before.double()
     if isinstance(delta, LowRank):
         energy = delta.energy()
@@ -294,7 +296,7 @@ def _sums_of_adapted(before: Tensor, delta: Tensor | LowRank) -> Tensor:
 def whole_matrix(folder: WeightFolder, entry: WeightEntry) -> Tensor:
     """One matrix [out, in] of a folder in float32, float64 when it is stored so."""
     double = folder.dtypes[entry.tensor] == "float64"
-    matrix = torch.empty(entry.shape, dtype=torch.float64 if double else torch.float32)
+    matrix = torch.empty(entry.shape, dtype=torch.float64 if double else torch.float32, device="cpu")
     for index, block in _matrix_blocks(folder, entry):
         matrix[index] = block.to(matrix.dtype)
     return matrix

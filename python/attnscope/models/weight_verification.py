@@ -161,7 +161,7 @@ class _Block:
         def change(output: Tensor) -> Tensor:
             rows = _row_numbers(entry).to(output.device)
             scale = output.double().std().clamp_min(1e-6) * size
-            direction = torch.randn(len(rows), generator=generator, dtype=torch.float64)
+            direction = torch.randn(len(rows), generator=generator, dtype=torch.float64, device="cpu")
             changed = output.clone()
             token = changed.view(-1, changed.shape[-1])[_TOKEN]
             token[rows] += (scale * direction.to(output.device)).to(output.dtype)
@@ -176,7 +176,7 @@ class _Block:
 def _check_attention(block: _Block, layer: int) -> None:
     (output,) = block.of("o")
     watched = block.owner(output)
-    others = torch.arange(_TOKENS) != _TOKEN
+    others = torch.arange(_TOKENS, device="cpu") != _TOKEN
     keys = [entry for role in _KEYS for entry in block.of(role)]
     if not keys:
         raise WeightMapError(f"verify_weight_map: layer {layer} has q but no k")
@@ -280,8 +280,8 @@ def _scaled(block: _Block, entries: Sequence[WeightEntry], factor: float) -> Ite
 def _row_numbers(entry: WeightEntry) -> Tensor:
     """Which rows of the stored matrix's output axis are the entry's."""
     if entry.rows is None:
-        return torch.arange(entry.shape[0])
-    return torch.cat([torch.arange(first, end) for first, end in entry.rows.runs()])
+        return torch.arange(entry.shape[0], device="cpu")
+    return torch.cat([torch.arange(first, end, device="cpu") for first, end in entry.rows.runs()])
 
 
 def _inputs(model: nn.Module, found: WeightMap, block: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -291,7 +291,7 @@ def _inputs(model: nn.Module, found: WeightMap, block: nn.Module) -> tuple[tuple
     if embed is None:
         raise WeightMapError("verify_weight_map: the model has no token embedding, so nothing can be proved")
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(embed.shape[0], (1, _TOKENS), generator=generator)
+    ids = torch.randint(embed.shape[0], (1, _TOKENS), generator=generator, device="cpu")
     inputs: dict[str, Any] = {"input_ids": ids.to(next(model.parameters()).device)}
     taken = inspect.signature(model.forward).parameters
     if "attention_mask" in taken:

@@ -145,4 +145,4 @@ class WeightFolder:
                 if not got:
                     raise OSError(f"{stored.file} ends inside {name}: it was cut while being read")
                 view = view[got:]
-        return torch.frombuffer(buffer, dtype=dtype) if count else torch.empty(0, dtype=dtype)
+        return torch.frombuffer(buffer, dtype=dtype) if count else torch.empty(0, dtype=dtype, device="cpu")

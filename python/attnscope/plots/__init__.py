@@ -57,7 +57,9 @@ __all__ = [
 
 
 def figures_of(results: Results) -> Mapping[str, Figure]:
-    """The figures of the study that made some results, by name; of no study, those that any run has."""
+    """Return the figures of the study that made some results, by name; of no study, those that any run
+    has.
+    """
     study = study_of(results)
     module = study.part("figures") if study else None
     return figures_of_any_run() if module is None else module.FIGURES

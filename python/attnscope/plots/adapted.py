@@ -77,7 +77,7 @@ class Options:
 
 
 def adapt(figure: Figure, options: Options) -> None:
-    """Changes a drawn figure in place."""
+    """Change a drawn figure in place."""
     if options.palette:
         _recolour(figure, options.palette)
     scale = options.font_size / FONT_SIZE
@@ -99,7 +99,7 @@ def adapt(figure: Figure, options: Options) -> None:
 
 
 def wrap_titles(figure: Figure) -> None:
-    """Puts the words of a title in two lines where one would be far wider than its panel.
+    """Put the words of a title in two lines where one would be far wider than its panel.
 
     Args:
         figure: not laid out yet, so that there will be room above.
@@ -117,7 +117,7 @@ def wrap_titles(figure: Figure) -> None:
 
 
 def fit_titles(figure: Figure) -> None:
-    """Makes the letters of a title smaller that would run into its neighbour or off the page.
+    """Make the letters of a title smaller that would run into its neighbour or off the page.
 
     Args:
         figure: laid out already.
@@ -154,7 +154,7 @@ def _letter(figure: Figure, size: float) -> None:
 
 
 def _recolour(figure: Figure, palette: Sequence[str]) -> None:
-    """Puts the colours of a palette in the places of the style's."""
+    """Put the colours of a palette in the places of the style's."""
     places = {to_rgba(old)[:3]: to_rgba(new)[:3] for old, new in zip(PALETTE, palette, strict=False)}
     for artist in figure.findobj():
         for name in _COLOURS:

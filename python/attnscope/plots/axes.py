@@ -19,7 +19,7 @@ from attnscope.plots.style import PALETTE
 
 
 def series_colors(names: Sequence[str]) -> dict[str, str]:
-    """A colour per series, by order of first appearance.
+    """Return a colour per series, by order of first appearance.
 
     >>> series_colors(["text", "copying", "text"])
     {'text': '#0072b2', 'copying': '#d55e00'}
@@ -28,7 +28,7 @@ def series_colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def depth_axis(ax: Axes, table: pd.DataFrame) -> Callable[[str, Any], Any]:
-    """A horizontal axis of layers, or from first to last layer when the series differ in depth."""
+    """Return a horizontal axis of layers, or from first to last layer when the series differ in depth."""
     last = table.groupby("series")["layer"].max()
     if last.nunique() == 1:
         layers_below(ax)
@@ -96,7 +96,9 @@ def logarithmic(ax: Axes, values: Sequence[Any]) -> None:
 
 
 def drawn_range(ax: Axes) -> tuple[float, float]:
-    """The lowest and highest value that lines and intervals of some axes reach; NaN when there is none."""
+    """Return the lowest and highest value that lines and intervals of some axes reach; NaN when there is
+    none.
+    """
     values = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
     values += [np.asarray(path.vertices)[:, 1] for band in ax.collections for path in band.get_paths()]
     together = np.concatenate([np.ravel(part) for part in values]) if values else np.array([np.nan])

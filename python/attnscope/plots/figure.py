@@ -82,7 +82,7 @@ class Figure:
 
 
 def _lacking(results: Results, error: str) -> str:
-    """Which declared columns that an error names the stored tables lack; "" when it names none."""
+    """Return which declared columns that an error names the stored tables lack; "" when it names none."""
     study = study_of(results)
     words = set(re.findall(r"\w+", error))
     there = results.tables()
@@ -108,13 +108,15 @@ def _without_empty_panels(figure: mpl.Figure) -> None:
 
 
 def instead_of(ax: Axes, words: str, **how: Any) -> None:
-    """Puts words where a panel would stand."""
+    """Put words where a panel would stand."""
     ax.set_axis_off()
     ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", **how)
 
 
 def _has_data(ax: Axes) -> bool:
-    """Whether a line, point, cell, area or bar has a finite place; lines across the axes do not count."""
+    """Return True if a line, point, cell, area or bar has a finite place; lines across the axes do not
+    count.
+    """
     places: list[Any] = [line.get_xydata() for line in ax.get_lines() if line.get_transform() is ax.transData]
     for one in ax.collections:
         points = one.get_offset_transform() is ax.transData
@@ -129,7 +131,7 @@ def _has_data(ax: Axes) -> bool:
 
 
 def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Draw]]:
-    """A decorator that declares a function as a figure of a study, under its own name."""
+    """Return a decorator that declares a function as a figure of a study, under its own name."""
 
     def needing(*tables: str) -> Callable[[Draw], Draw]:
         def declare(draw: Draw) -> Draw:
@@ -142,7 +144,7 @@ def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Dr
 
 
 def stored(results: Results, name: str, *columns: str) -> pd.DataFrame:
-    """A table, infinite measurements as missing ones; NotDrawable without it, its rows or a column."""
+    """Return a table, infinite measurements as missing ones; NotDrawable without it, its rows or a column."""
     table = optional(results, name)
     if table is None:
         raise NotDrawable(
@@ -175,13 +177,13 @@ def over_steps(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def over_layers(table: pd.DataFrame) -> None:
-    """Raises NotDrawable where all rows are of one layer."""
+    """Raise NotDrawable where all rows are of one layer."""
     if table["layer"].nunique() < 2:
         raise NotDrawable("the run has one layer; a profile over depth needs several")
 
 
 def captioned(figure: mpl.Figure, *sentences: str, left_out: Sequence[str] = ()) -> Drawn:
-    """A figure with the sentences that say what it shows; empty ones are left out."""
+    """Return a figure with the sentences that say what it shows; empty ones are left out."""
     return Drawn(figure, " ".join(sentence for sentence in sentences if sentence), tuple(left_out))
 
 
@@ -196,7 +198,7 @@ _BESIDE = {
 
 
 def compared_with(figure: mpl.Figure) -> str:
-    """The intervals and baselines that a figure shows, in words."""
+    """Return the intervals and baselines that a figure shows, in words."""
     ids = {str(artist.get_gid()).partition(":")[0] for ax in figure.axes for artist in ax.get_children()}
     words = "; ".join(text for start, text in _BESIDE.items() if start in ids)
     return f"{words[0].upper()}{words[1:]}." if words else ""

@@ -45,7 +45,7 @@ def emergence_curve(
     colors: Mapping[str, str] | None = None,
     threshold: float | None = None,
 ) -> Axes:
-    """A metric over training, one line per series, with its 95 % interval over samples.
+    """Return a metric over training, one line per series, with its 95 % interval over samples.
 
     Steps stand on a logarithmic axis that begins with 0; rows of unknown step (−1) are left out. The dashed
     line is uniform attention of the same lengths, the dotted one each series' own value before training;
@@ -90,7 +90,8 @@ def head_emergence(
     named: int = 3,
     limits: tuple[float, float] | None = None,
 ) -> Axes:
-    """A metric over training, one line per head: colours tell layers apart, the strongest heads are named.
+    """Return a metric over training, one line per head: colours tell layers apart, the strongest heads are
+    named.
 
     Intervals hold at once for all heads and steps. Rows of unknown step (−1) are left out.
 
@@ -152,7 +153,8 @@ def depth_profile(
     colors: Mapping[str, str] | None = None,
     threshold: float | None = None,
 ) -> Axes:
-    """A metric over depth at the last checkpoint, one line per series, with its 95 % interval over samples.
+    """Return a metric over depth at the last checkpoint, one line per series, with its 95 % interval over
+    samples.
 
     The dashed line is uniform attention, dotted lines are the untrained model (step 0) where there is one.
     Models of different depth share an axis from first to last layer.
@@ -196,7 +198,8 @@ def threshold_curve(
     colors: Mapping[str, str] | None = None,
     logarithmic: bool = False,
 ) -> Axes:
-    """A statistic of the thresholded graph over the threshold, one line per series, with its 95 % interval.
+    """Return a statistic of the thresholded graph over the threshold, one line per series, with its 95 %
+    interval.
 
     Args:
         graphs: results, or rows of single heads with `threshold`.
@@ -285,7 +288,7 @@ def _of_known_step(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _limits(ax: Axes, metric: str) -> None:
-    """Keeps the axis inside the quantity's range, a share's zero in sight, and intervals whole.
+    """Keep the axis inside the quantity's range, a share's zero in sight, and intervals whole.
 
     Beside a baseline that is many times what was measured the axis is logarithmic: on a linear one all that
     was measured would be a line at 0.

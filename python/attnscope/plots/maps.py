@@ -35,7 +35,9 @@ from attnscope.plots.style import (
 
 
 def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A metric's mean over samples, layers down and heads across; the head mean (head −1) is left out."""
+    """Return a metric's mean over samples, layers down and heads across; the head mean (head −1) is left
+    out.
+    """
     heads = heads[heads["head"] >= 0]
     averaged("layer_head_map", heads, metric, several=bool(heads.duplicated(["layer", "head"]).any()))
     return heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean().unstack("head")
@@ -53,7 +55,7 @@ def layer_head_map(
     cmap: Any = SEQUENTIAL,
     label: str | None = None,
 ) -> Axes:
-    """A metric's mean over samples as a map: layer 0 on top, heads to the right.
+    """Return a metric's mean over samples as a map: layer 0 on top, heads to the right.
 
     Args:
         heads: results, of which the last checkpoint is drawn; rows of single heads of one model, checkpoint
@@ -162,7 +164,7 @@ def attention_map(
 
 @style()
 def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
-    """How far a map is from random entries: its spectrum's distribution over the null law's.
+    """Return how far a map is from random entries: its spectrum's distribution over the null law's.
 
     Args:
         attention: `[n, n]`, causal or full.
@@ -173,7 +175,7 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
         marks the Kolmogorov–Smirnov distance.
     """
     ax = axes_or_new(ax)
-    found = null_spectrum(torch.tensor(np.asarray(attention, dtype=float)))
+    found = null_spectrum(torch.tensor(np.asarray(attention, dtype=float), device="cpu"))
     share = np.arange(1, len(found.values) + 1) / len(found.values)
     ax.step(found.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
     ax.plot(found.law_x, found.law_cdf, label=found.law, **UNIFORM)
@@ -257,8 +259,10 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     bars = bars_of(bars)
     thresholds = np.geomspace(1.0, smallest, 400)
     kind, birth, death = torch.from_numpy(bars[bars["dimension"] < DIMENSIONS].to_numpy(float).T)
-    edges = torch.empty(0, 2)
-    whole = Barcodes(birth, death, kind.to(torch.int8), edges, edges, torch.tensor([0, len(birth)]), ())
+    edges = torch.empty(0, 2, dtype=torch.float32, device="cpu")
+    whole = Barcodes(
+        birth, death, kind.to(torch.int8), edges, edges, torch.tensor([0, len(birth)], device="cpu"), ()
+    )
     counts = barcodes.betti_curve(whole, torch.from_numpy(1.0 - thresholds)).clip(min=0).numpy()
     for dimension, dash in enumerate(("-", (0, (4, 1)))):
         ax.step(
@@ -279,7 +283,7 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
 
 
 def add_colorbar(figure: Any, shown: Any, axes: Any, **options: Any) -> Any:
-    """A colour scale without a frame, as vectors like the map beside it."""
+    """Return a colour scale without a frame, as vectors like the map beside it."""
     bar = figure.colorbar(shown, ax=axes, **options)
     bar.outline.set_visible(False)
     # Matplotlib turns scales of many colours into pixels; without an edge their seams would show.
@@ -288,7 +292,7 @@ def add_colorbar(figure: Any, shown: Any, axes: Any, **options: Any) -> Any:
 
 
 def printable(token: str) -> str:
-    r"""A token as it can be drawn: white space made visible, mathematics switched off, long ones cut.
+    r"""Return a token as it can be drawn: white space made visible, mathematics switched off, long ones cut.
 
     >>> printable("\u0120the"), printable("a\nb"), printable("$x$")
     ('␣the', 'a↵b', '\\$x\\$')
@@ -300,7 +304,7 @@ def printable(token: str) -> str:
 
 
 def short(value: float) -> str:
-    """A number in the three or four characters that fit a cell; below a millionth it is 0.
+    """Return a number in the three or four characters that fit a cell; below a millionth it is 0.
 
     >>> short(0.5), short(12.34), short(0.0034), short(0.0)
     ('.50', '12', '.003', '0')

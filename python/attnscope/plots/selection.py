@@ -51,7 +51,7 @@ def rows_of(given: Any, metric: str, table: str = "heads", threshold: float | No
 
 
 def _numbers(given: Any, metric: str) -> pd.DataFrame:
-    """A number per head as rows; steps, layers, samples and heads count from 0."""
+    """Return a number per head as rows; steps, layers, samples and heads count from 0."""
     values = np.asarray(given, dtype=float)
     axes = {2: ("layer", "head"), 3: ("layer", "sample", "head"), 4: ("step", "layer", "sample", "head")}
     if values.ndim not in axes:
@@ -84,14 +84,16 @@ def last_step(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_model(results: Results, name: str, *columns: str) -> tuple[pd.DataFrame, str]:
-    """A table's rows of the first model at its last checkpoint, and a sentence when there are more models."""
+    """Return a table's rows of the first model at its last checkpoint, and a sentence when there are more
+    models.
+    """
     table = last_step(stored(results, name, *columns))
     first, *others = table["model"].unique()
     return table[table["model"] == first], f"{first}; the run holds {len(others)} more." if others else ""
 
 
 def first_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows of untrained models, step 0; none where there is no later one."""
+    """Return the rows of untrained models, step 0; none where there is no later one."""
     return frame[(frame["step"] == 0) & (frame["step"].nunique() > 1)]
 
 
@@ -101,7 +103,7 @@ def averaged_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def averaged(function: str, frame: pd.DataFrame, metric: str, *, several: bool = True) -> None:
-    """Raises KeyError without a column, and ValueError where several positions would be averaged."""
+    """Raise KeyError without a column, and ValueError where several positions would be averaged."""
     if metric not in frame:
         raise KeyError(f"{function}: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
     if several and quantity(metric).kind == "position":

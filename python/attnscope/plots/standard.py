@@ -133,7 +133,7 @@ _PAGE = 9.0
 
 
 def _places(metrics: int, series: int, layers: int, heads: int, width: float) -> tuple[int, float]:
-    """How many quantities stand side by side, and the side of a square cell in inches.
+    """Return the number of quantities stand side by side, and the side of a square cell in inches.
 
     >>> _places(20, 1, 12, 12, 7.0)
     (4, 0.095)
@@ -275,14 +275,16 @@ def _looked_up(table: pd.DataFrame | None, row: Any, keys: list[str], column: st
 
 
 def matrix_of(row: Any) -> Any:
-    """The attention matrix of a row of the table `examples`, [n, n]."""
+    """Return the attention matrix of a row of the table `examples`, [n, n]."""
     entries = np.asarray(row["attention"], dtype=float)
     return entries.reshape(math.isqrt(len(entries)), -1)
 
 
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
     """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
-    table = table[[not undefined_because(torch.tensor(matrix_of(row))) for _, row in table.iterrows()]]
+    table = table[
+        [not undefined_because(torch.tensor(matrix_of(row), device="cpu")) for _, row in table.iterrows()]
+    ]
     if table.empty:
         raise NotDrawable(
             "no stored map has a spectrum: too few tokens, uniform attention, or missing values"
@@ -294,7 +296,7 @@ def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) ->
 
 
 def highest(tables: Sequence[Any]) -> float:
-    """The largest finite value of some arrays; NaN when they hold none."""
+    """Return the largest finite value of some arrays; NaN when they hold none."""
     values = np.concatenate([np.ravel(table) for table in tables])
     values = values[np.isfinite(values)]
     return float(values.max()) if values.size else np.nan
@@ -338,6 +340,6 @@ def shared_colorbar(
 
 
 def marked(figure: mpl.Figure) -> str:
-    """The mark on a colour scale in words; empty where there is none."""
+    """Return the mark on a colour scale in words; empty where there is none."""
     there = any(line.get_gid() == "uniform" for ax in figure.axes for line in ax.get_lines())
     return "The mark on a colour scale is uniform attention, mean over layers." if there else ""

@@ -88,7 +88,8 @@ _RC: dict[str, Any] = {
 
 @contextmanager
 def style(font: str = "") -> Iterator[None]:
-    """The style, in a `with` block or of a decorated function; what the user's rcParams set is left as it is.
+    """Return the style, in a `with` block or of a decorated function; what the user's rcParams set is left as
+    it is.
 
     Args:
         font: family in the place of the style's.
@@ -109,7 +110,7 @@ def style(font: str = "") -> Iterator[None]:
 
 
 def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axes:
-    """The given axes, or new ones on a pyplot figure, which a notebook shows by itself."""
+    """Return the given axes, or new ones on a pyplot figure, which a notebook shows by itself."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -140,7 +141,7 @@ def legend_above(ax: Axes) -> None:
 
 
 def legend_columns(figure: Figure, names: Iterable[str], most: int = 8) -> int:
-    """How many columns a legend of these names may have in the width of the figure."""
+    """Return the number of columns a legend of these names may have in the width of the figure."""
     # inches of a name with its line, in the style's letters
     widths = [0.058 * len(name) + 0.45 for name in names] or [1.0]
     columns = max(1, min(len(widths), most, int(figure.get_figwidth() / max(widths))))
@@ -190,7 +191,7 @@ def panels(
     above: float = 0.0,
     **options: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `rows` x `columns` axes that needs no backend and no closing.
+    """Return a figure of `rows` x `columns` axes that needs no backend and no closing.
 
     Where the columns would be narrower than `narrowest` or more than `most`, each row of axes stands in
     several rows; `above` is the height of a legend.
@@ -242,7 +243,7 @@ def save(
     dpi: float | None = None,
     title: str = "",
 ) -> list[Path]:
-    """Writes a figure once per format, without a date in it: the same tables give the same bytes.
+    """Write a figure once per format, without a date in it: the same tables give the same bytes.
 
     Args:
         path: folder and name without an ending.

@@ -72,7 +72,8 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def strongest_heads(page: Page, ranked: str = "") -> Table | None:
-    """The highest heads of each series at the last checkpoint, None where no quantity of heads has a value.
+    """Return the highest heads of each series at the last checkpoint, None where no quantity of heads has a
+    value.
 
     The quantity `ranked` ranks them, the first stored one where there is no such. Their intervals hold for
     all heads at once, because the highest of many are chosen.

@@ -97,7 +97,7 @@ def _ranges(table: pd.DataFrame, low: str, high: str) -> list[str]:
 
 
 def interval(low: float, high: float) -> str:
-    """An interval's ends in brackets, or a dash where there is none."""
+    """Return an interval's ends in brackets, or a dash where there is none."""
     return interval_text(low, high) or "–"
 
 

@@ -120,7 +120,7 @@ def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFram
 
 
 def interval_text(low: Any, high: Any) -> str:
-    """An interval as a person writes it; nothing where there is none.
+    """Return an interval as a person writes it; nothing where there is none.
 
     >>> interval_text(0.25, 1.5), interval_text(float("nan"), float("nan"))
     ('[0.250, 1.50]', '')
@@ -129,7 +129,7 @@ def interval_text(low: Any, high: Any) -> str:
 
 
 def _median(values: pd.Series) -> tuple[str, str]:
-    """The median of few texts with its interval, and how often such an interval holds it."""
+    """Return the median of few texts with its interval, and how often such an interval holds it."""
     found = median_interval(values)
     if not FEWEST <= found.n < FEW:
         return "", ""
@@ -137,7 +137,7 @@ def _median(values: pd.Series) -> tuple[str, str]:
 
 
 def number(value: Any) -> str:
-    """A number as a person writes it: two or three significant digits, an en dash for none.
+    """Return a number as a person writes it: two or three significant digits, an en dash for none.
 
     >>> number(0.49123), number(1234.5), number(float("nan")), number(2e-5), number(0.0)
     ('0.491', '1,234', '–', '2.0e−5', '0')

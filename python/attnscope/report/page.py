@@ -63,7 +63,7 @@ def report(
     drawn: Mapping[str, Drawn] | None = None,
     left_out: Sequence[LeftOut] = (),
 ) -> Path:
-    """Writes `report.html`: each analysis explained, drawn, and given in numbers with interval and baseline.
+    """Write `report.html`: each analysis explained, drawn, and given in numbers with interval and baseline.
 
     The file is self-contained: figures are data URIs and nothing is fetched. Every text that comes from the
     run (tokens, sentences, names) is escaped, and the page's security policy lets no script run.
@@ -113,7 +113,7 @@ def latex_tables(results: Results) -> str:
 
 
 def latex(table: Table) -> str:
-    """A floating table."""
+    """Return a floating table."""
     numbers = len(table.frame.columns) - table.names
     source = table.styled("latex").to_latex(
         hrules=True,
@@ -135,7 +135,7 @@ def _title(results: Results) -> str:
 
 
 def _words(results: Results) -> Any:
-    """The sections of the study that made some results; of no study, those that any run has."""
+    """Return the sections of the study that made some results; of no study, those that any run has."""
     study = study_of(results)
     return (study.part("sections") if study else None) or any_run
 
@@ -143,7 +143,7 @@ def _words(results: Results) -> Any:
 def render(
     results: Results, title: str, drawn: Mapping[str, Drawn] | None = None, without: Sequence[LeftOut] = ()
 ) -> str:
-    """The page as text."""
+    """Return the page as text."""
     from jinja2 import StrictUndefined, Template
 
     from attnscope.plots import draw_all
@@ -207,7 +207,7 @@ def render(
 
 
 def _with_heads_linked(page: str) -> str:
-    """The names of heads in sentences and cells as links into the page of heads.
+    """Return the names of heads in sentences and cells as links into the page of heads.
 
     >>> _with_heads_linked('<p alt="L0H1">L0H1, L2H3 <a>L1H1</a></p>').count("href")
     2
@@ -223,7 +223,7 @@ def _with_heads_linked(page: str) -> str:
 
 
 def _lines(table: Table) -> tuple[list[int], bool]:
-    """The columns of numbers whose cells stay on one line, and whether the table has small letters.
+    """Return the columns of numbers whose cells stay on one line, and whether the table has small letters.
 
     A number stays beside its interval as long as the page has room for that; words break.
     """
@@ -367,7 +367,7 @@ def _samples(samples: pd.DataFrame | None) -> list[dict[Hashable, Any]]:
 
 
 def further(name: str, table: pd.DataFrame) -> Table:
-    """A table that has no section of its own, its first rows; empty columns are left out."""
+    """Return a table that has no section of its own, its first rows; empty columns are left out."""
     empty = {"revision": "", "step": -1}
     total = len(table)
     table = table.drop(columns=[key for key in empty if key in table and (table[key] == empty[key]).all()])

@@ -180,7 +180,7 @@ class Page:
 
     @cached_property
     def causal(self) -> bool:
-        """Whether any model of the run is causal; a run that does not say is taken for one."""
+        """True if any model of the run is causal; a run that does not say is taken for one."""
         samples = self.tables.get("samples")
         return samples is None or "causal" not in samples or bool(samples["causal"].astype(bool).any())
 
@@ -302,7 +302,7 @@ def analysis(
     published_causal: str = "",
     caveats: str = "",
 ) -> Section:
-    """The usual section: words, definition, figures, numbers, both protocols, what to keep in mind.
+    """Return the usual section: words, definition, figures, numbers, both protocols, what to keep in mind.
 
     `published` says what the other protocol computes here, and is shown when the run followed it; of it and
     of `caveats` each paragraph is a point of a list.

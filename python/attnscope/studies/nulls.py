@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.metrics.plan import levels
+from attnscope.metrics.plan import resolve_thresholds
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport, measure_layer
 from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
@@ -47,7 +47,7 @@ def shuffled_rows(
     numbers `draw` than 0 give further draws. Of maps [b, m, n, n] the support is bool [n, n] or [b, 1, n, n];
     without one each text's maps are causal or full.
     """
-    result = torch.zeros(maps.shape, dtype=maps.dtype)
+    result = torch.zeros(maps.shape, dtype=maps.dtype, device="cpu")
     for place, (length, sample) in enumerate(zip(lengths, samples, strict=True)):
         own = maps[place, :, :length, :length].cpu()
         generator = np.random.default_rng([seed, sample, layer, 0x5EED, *([draw] if draw else [])])
@@ -86,7 +86,7 @@ def write_baselines(
                 found = measure_layer(sites, quantities, limits)
             for one, values in found.values.items():
                 numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
-                at = levels(one.options["thresholds"], n) if one.axes else math.nan
+                at = resolve_thresholds(one.options["thresholds"], n) if one.axes else math.nan
                 keys = {**about, "protocol": protocol, "metric": one.name, "threshold": at}
                 run.write("baselines", **keys, **nobody, value=numbers)
     controls = run.stored.variants()

@@ -129,9 +129,9 @@ def visible_pairs(name: str, n: int) -> Tensor:
     >>> visible_pairs("window 2", 3).int().tolist(), int(visible_pairs("window 1+1", 3).sum())
     ([[1, 0, 0], [1, 1, 0], [0, 1, 1]], 7)
     """
-    back = torch.arange(n)[:, None] - torch.arange(n)
+    back = torch.arange(n, device="cpu")[:, None] - torch.arange(n, device="cpu")
     if name == "full":
-        return torch.ones(n, n, dtype=torch.bool)
+        return torch.ones(n, n, dtype=torch.bool, device="cpu")
     if name == "causal":
         return back >= 0
     kind, _, size = name.partition(" ")

@@ -72,7 +72,7 @@ def head_mean(heads: Tensor) -> Tensor:
 
 def padded(batch: Batch, pad_id: int, device: Any) -> dict[str, Tensor]:
     """The sentences of a batch as tensors, padded on the right."""
-    each = [torch.tensor(one, dtype=torch.long) for one in batch.token_ids]
+    each = [torch.tensor(one, dtype=torch.long, device="cpu") for one in batch.token_ids]
     ids = pad_sequence(each, batch_first=True, padding_value=pad_id)
     mask = pad_sequence([torch.ones_like(one) for one in each], batch_first=True)
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}

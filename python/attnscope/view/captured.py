@@ -24,6 +24,7 @@ from attnscope.models.inputs.prompt_learning import virtual_names, virtual_token
 from attnscope.models.inputs.text_inputs import encode_text, read_inputs
 from attnscope.models.tokens import Encoder
 from attnscope.view.measured import Stack
+from attnscope.view.table_checks import checked_table, read_token_ids
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +175,7 @@ def captured_sentence(
     from attnscope.errors import ConfigError
     from attnscope.study_api.forward import self_attention
 
-    samples = results.table("samples")
+    samples = checked_table(results, "samples")
     rows = samples[samples["sample"] == sample]
     if rows.empty:
         raise ResultsError(f"view: the run has no sample {sample}, only 0 to {samples['sample'].max()}")
@@ -194,7 +195,8 @@ def captured_sentence(
             except ConfigError as error:
                 raise ResultsError(str(error)) from error
         model, layers = _loaded(study, wanted), study.layers or None
-    arguments = {"input_ids": torch.tensor([list(row["token_ids"])], device=input_device(model))}
+    ids = read_token_ids(row.get("token_ids"), sample)
+    arguments = {"input_ids": torch.tensor([ids], device=input_device(model))}
     more = results.provenance.get("inputs")
     if group := results.inputs.get(sample):
         arguments = group().to(input_device(model), getattr(model, "dtype", None))
@@ -218,7 +220,7 @@ def captured_sentence(
 
 
 def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:
-    """The model of a checkpoint of a run."""
+    """Return the model of a checkpoint of a run."""
     from attnscope.models import LoadError, find_checkpoints, load_model
 
     try:

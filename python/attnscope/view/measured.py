@@ -20,8 +20,8 @@ from torch import Tensor
 from attnscope import _checks
 from attnscope._tokens import readable
 from attnscope._warn import UndefinedWarning
-from attnscope.metrics.closed_forms import causal, full
-from attnscope.metrics.discovery import found
+from attnscope.metrics.closed_forms import uniform_causal_map, uniform_map
+from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.quantity import Quantity
@@ -32,7 +32,7 @@ _LAW_POINTS = 240
 
 
 def number(value: Any) -> float | None:
-    """A number for JSON, to six significant digits; None where there is none.
+    """Return a number for JSON, to six significant digits; None where there is none.
 
     >>> number(1 / 3), number(float("nan"))
     (0.333333, None)
@@ -243,7 +243,7 @@ def _of_uniform(maps: Tensor, wanted: Sequence[Quantity], seen: LayerSupport) ->
         uniform = visible / visible.sum(-1, keepdim=True).clamp_min(1)
     else:
         is_full = seen.support == "full" or (seen.support == "auto" and bool(maps.triu(1).any()))
-        uniform = (full if is_full else causal)(n)
+        uniform = (uniform_map if is_full else uniform_causal_map)(n)
     with warnings.catch_warnings():
         # Of uniform heads nothing differs, and their rows have nothing to standardise.
         warnings.simplefilter("ignore", UndefinedWarning)
@@ -265,7 +265,7 @@ def _quantities() -> list[Quantity]:
     """
     means = (
         one.mean_over("query")
-        for one in found().quantities
+        for one in registry().quantities
         if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",))
     )
     return [one for one in means if not one.axes and not one.name.endswith("_uniform")]

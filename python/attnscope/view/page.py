@@ -65,7 +65,7 @@ class View:
         )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the page into a file, whose folder is made when missing."""
+        """Write the page into a file, whose folder is made when missing."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(target, self.html().encode())
@@ -97,7 +97,7 @@ def view(
     max_bytes: int = 48_000_000,
     trust_remote_code: bool = False,
 ) -> View:
-    """A page to look at heads with: maps of every metric, and behind a head its attention matrix.
+    """Return a page to look at heads with: maps of every metric, and behind a head its attention matrix.
 
     Click a head of the layer × head map: its matrix with tokens, its graph at a threshold of your choice, its
     persistence diagram and its spectrum against the null law. The page is one file, works without a network,

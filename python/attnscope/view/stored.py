@@ -28,6 +28,7 @@ from attnscope.errors import ResultsError
 from attnscope.metrics.discovery import quantity
 from attnscope.view.captured import captured_sentence
 from attnscope.view.measured import Maps, number, plain
+from attnscope.view.table_checks import checked_optional, checked_table, read_matrix
 
 _LARGEST = 1_200_000
 #: Model, revision and step of each.
@@ -50,16 +51,17 @@ def contents_of_results(
     model: Any = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Reads the tables."""
+    """Read the tables."""
     names = results.tables()
     if "heads" not in names:
         raise ResultsError(f"view: these results have no table 'heads', only {', '.join(names) or 'none'}")
-    table = results.table("heads")
-    protocol = "exact" if "protocol" not in table else min(table["protocol"], default="exact")
+    table = checked_table(results, "heads")
+    protocol = "exact" if "protocol" not in table else min(table["protocol"].dropna(), default="exact")
+    checked_optional(results, "samples")
     parts: list[_Part] = []
     for name in ("heads", "graphs"):
         if name in names:
-            rows = defined(in_series(heads_only(results.table(name), protocol), results))
+            rows = defined(in_series(heads_only(checked_table(results, name), protocol), results))
             # columns of the other protocol are absent from all rows
             columns = [column for column in measured_columns(rows) if rows[column].notna().any()]
             levels: Any = rows.groupby("threshold") if name == "graphs" else [(None, rows)]
@@ -80,7 +82,7 @@ def contents_of_results(
         every = every.iloc[kept]
     checkpoints = [tuple(row) for row in every.itertuples(index=False, name=None)]
 
-    baselines = optional(results, "baselines")
+    baselines = checked_optional(results, "baselines")
     uniform: list[list[float | None]] = [[] for _ in inputs]
     for _, level, rows, columns in parts:
         for group, values in zip(inputs, uniform, strict=True):
@@ -88,8 +90,7 @@ def contents_of_results(
             values += [number(uniform_value(one, baselines, column, level)) for column in columns]
 
     maps = Maps(max_bytes)
-    stored = optional(results, "examples")
-    examples = stored
+    examples = checked_optional(results, "examples")
     if sample is not None:
         examples = captured_sentence(results, sample, model, trust_remote_code=trust_remote_code)
     if examples is not None:
@@ -129,7 +130,8 @@ def _metrics(results: Results, part: _Part) -> list[dict[str, str]]:
     entries = []
     for column in part.columns:
         about = quantity(column)
-        label = (schema.field(column).metadata or {}).get(b"label", b"").decode() or about.label
+        label = (schema.field(column).metadata or {}).get(b"label", b"").decode(errors="replace")
+        label = label or about.label
         entries.append({"name": column + at, "label": label + at, "meaning": about.meaning, "group": group})
     return entries
 
@@ -139,6 +141,8 @@ def _means(
 ) -> np.ndarray[Any, Any]:
     """What stands for the samples, [checkpoint, input, column, layer, head], NaN where there is no row."""
     axes = {"checkpoint": range(len(checkpoints)), "group": inputs, "layer": layers, "head": heads}
+    if not part.columns:
+        return np.empty([len(axes["checkpoint"]), len(inputs), 0, len(layers), len(heads)])
     places = pd.MultiIndex.from_tuples(checkpoints, names=CHECKPOINT_KEYS)
     own = pd.MultiIndex.from_frame(part.rows[[*CHECKPOINT_KEYS]])
     rows = part.rows.assign(checkpoint=places.get_indexer(own))
@@ -162,12 +166,12 @@ def _labels(checkpoints: _Checkpoints) -> list[str]:
 def _add_examples(
     maps: Maps, examples: pd.DataFrame, results: Results, checkpoints: _Checkpoints, inputs: list[str]
 ) -> None:
-    """Adds the matrices that the run kept, or that were captured again."""
+    """Add the matrices that the run kept, or that were captured again."""
     keys = [*CHECKPOINT_KEYS, "sample"]
     if "support" not in examples and "support" in results.schema("heads").names:
-        head = [*keys, "layer", "head"]
-        seen = results.table("heads", [*head, "support"]).drop_duplicates(head)
-        examples = examples.merge(seen, on=head, how="left")
+        places = [*keys, "layer", "head"]
+        seen = results.table("heads", [*places, "support"]).drop_duplicates(places)
+        examples = examples.merge(seen, on=places, how="left")
     if (samples := optional(results, "samples")) is not None:
         known = [name for name in (*keys, "group", "tokens") if name in samples]
         examples = examples.merge(samples[known].drop_duplicates(keys), on=keys, how="left")
@@ -175,16 +179,16 @@ def _add_examples(
         checkpoint = tuple(row[[*CHECKPOINT_KEYS]])
         if checkpoint not in checkpoints:
             continue
-        n, group = int(row["n_tokens"]), row.get("group")
+        n, group, layer, head = int(row["n_tokens"]), row.get("group"), int(row["layer"]), int(row["head"])
         tokens: Any = row.get("tokens", ())
         if np.shape(tokens) != (n,):
             tokens = range(n)
         maps.add(
-            torch.tensor(np.asarray(row["attention"], dtype=float).reshape(n, n)),
+            torch.tensor(read_matrix(row["attention"], n, f"layer {layer}, head {head}"), device="cpu"),
             [str(token) for token in tokens],
             support=_support_of(row.get("support")),
-            layer=int(row["layer"]),
-            head=int(row["head"]),
+            layer=layer,
+            head=head,
             sample=int(row["sample"]),
             checkpoint=checkpoints.index(checkpoint),
             input=inputs.index(group) if group in inputs else 0,

@@ -110,7 +110,8 @@ TEST(Fragmentation, IsThatOfSortedPairsInOneWorkspace) {
     for (Index i = 0; i < n; ++i) {
       for (Index j = 0; j < i; ++j) distances(i, j) = distances(j, i) = uniform(generator);
     }
-    EXPECT_NEAR(fragmentation(view(distances), nullptr, workspace), by_sorted_pairs(distances), 1e-14)
+    EXPECT_NEAR(fragmentation(view(distances), nullptr, workspace), by_sorted_pairs(distances),
+                1e-14)
         << n;
   }
 }

@@ -39,7 +39,8 @@ Pair pair_of(const LevelTable& level, const std::vector<Index>& nodes,
   }
   BlockInverseLanczosWorkspace workspace;
   Pair pair;
-  pair.found = block_inverse_lanczos({level, 0, nodes, degree, one_piece}, workspace, &pair.mu2, &pair.mu3);
+  pair.found =
+      block_inverse_lanczos({level, 0, nodes, degree, one_piece}, workspace, &pair.mu2, &pair.mu3);
   return pair;
 }
 

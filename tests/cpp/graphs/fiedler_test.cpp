@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-
 #include "matrices.h"
 
 namespace attnscope {

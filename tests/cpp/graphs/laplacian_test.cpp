@@ -94,10 +94,12 @@ TEST(Laplacian, LargeSpectraEqualTheDenseSolver) {
   constexpr Index n = 261;
   RowMatrix<double> pieces = RowMatrix<double>::Zero(n, n);
   pieces.topLeftCorner(100, 100) = testing::random_attention(100, true, 1);
-  pieces.block(100, 100, 150, 150) = testing::random_attention(150, false, 2);  // the rest is isolated
+  pieces.block(100, 100, 150, 150) =
+      testing::random_attention(150, false, 2);  // the rest is isolated
   RowMatrix<double> negative = testing::random_attention(n, true, 3);
   negative(7, 3) = -1e-3;
-  const std::vector<RowMatrix<double>> maps = {testing::random_attention(n, true, 4), pieces, negative};
+  const std::vector<RowMatrix<double>> maps = {testing::random_attention(n, true, 4), pieces,
+                                               negative};
   for (const bool normalized : {false, true}) {
     for (const bool simple : {false, true}) {
       GraphOptions options;
@@ -111,7 +113,8 @@ TEST(Laplacian, LargeSpectraEqualTheDenseSolver) {
         views.push_back(view(maps[k]));
         out.push_back(found[k].data());
       }
-      for (std::size_t k = 0; k < maps.size(); k += static_cast<std::size_t>(laplacian_pack_width(n))) {
+      for (std::size_t k = 0; k < maps.size();
+           k += static_cast<std::size_t>(laplacian_pack_width(n))) {
         const std::size_t size =
             std::min(static_cast<std::size_t>(laplacian_pack_width(n)), maps.size() - k);
         laplacian_spectra(std::span<const MatrixView<double>>(views).subspan(k, size), options, n,
@@ -120,7 +123,8 @@ TEST(Laplacian, LargeSpectraEqualTheDenseSolver) {
       for (std::size_t k = 0; k < maps.size(); ++k) {
         const std::vector<double> expected = spectrum(maps[k], options);
         for (std::size_t i = 0; i < expected.size(); ++i) {
-          EXPECT_NEAR(found[k][i], expected[i], 1e-13 * std::max(1.0, expected.back())) << k << ' ' << i;
+          EXPECT_NEAR(found[k][i], expected[i], 1e-13 * std::max(1.0, expected.back()))
+              << k << ' ' << i;
           EXPECT_EQ(found[k][i] == 0.0, expected[i] == 0.0) << k << ' ' << i;
         }
       }

@@ -50,7 +50,8 @@ TEST(Betti, ThresholdOfOneGivesTheEmptyGraph) {
 TEST(Betti, EqualsBarsAlive) {
   for (unsigned seed = 0; seed < 12; ++seed) {
     for (Symmetrize symmetrize : {Symmetrize::max, Symmetrize::mean, Symmetrize::min}) {
-      const RowMatrix<double> a = testing::random_attention(40 + seed * 7, seed % 2 == 0, seed, 2.0);
+      const RowMatrix<double> a =
+          testing::random_attention(40 + seed * 7, seed % 2 == 0, seed, 2.0);
       const std::vector<double> thresholds = {0.001, 0.01, 0.03, 0.1, 0.2, 0.5};
       PersistenceWorkspace workspace;
       PersistenceOptions options;

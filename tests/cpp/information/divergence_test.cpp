@@ -117,8 +117,8 @@ TEST(Divergence, OneHeadIsItsOwnMeanAndAKnownEntropyChangesNoBit) {
     std::vector<double> entropy(static_cast<std::size_t>(2 * n));
     RowScratch scratch;
     for (std::size_t h = 0; h < 2; ++h) {
-      ASSERT_TRUE(row_statistics(heads[h], false, supports[h], entropy.data() + Index(h) * n,
-                                 scratch));
+      ASSERT_TRUE(
+          row_statistics(heads[h], false, supports[h], entropy.data() + Index(h) * n, scratch));
     }
     std::vector<double> plain(static_cast<std::size_t>(2 * n));
     std::vector<double> known(static_cast<std::size_t>(2 * n));

@@ -216,7 +216,8 @@ TEST(Sinks, FarAttentionIsTheSumOverFarQueries) {
     std::vector<std::int64_t> queries(n);
     SinkWorkspace workspace;
     double* at = numbers.data();
-    far_attention(view(a), support, FarAttention{at, at + n, at + 2 * n, at + 3 * n, at + 4 * n, queries.data()},
+    far_attention(view(a), support,
+                  FarAttention{at, at + n, at + 2 * n, at + 3 * n, at + 4 * n, queries.data()},
                   workspace);
     for (Index j = 0; j < n; ++j) {
       double mass = 0, expected = 0, variance = 0, largest = 0, uniform = 0;

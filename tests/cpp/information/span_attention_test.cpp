@@ -16,7 +16,8 @@ using testing::RowMatrix;
 using testing::view;
 
 template <class Scalar>
-SpanAttention of(const MatrixView<Scalar>& attention, Index start, Index stop, const bool* special = nullptr) {
+SpanAttention of(const MatrixView<Scalar>& attention, Index start, Index stop,
+                 const bool* special = nullptr) {
   Support support;
   SpanAttention found;
   EXPECT_TRUE(span_attention(attention, true, support, start, stop, special, 1, found));
@@ -69,11 +70,13 @@ void expect_sums_of_loops() {
       const Index n = 19;
       const RowMatrix<Scalar> a = testing::random_attention(n, causal, 5).template cast<Scalar>();
       const auto mask = std::make_unique<bool[]>(static_cast<std::size_t>(n * n));
-      for (Index k = 0; k < n * n; ++k) mask[static_cast<std::size_t>(k)] = (k * 7) % 5 != 0 && k / n != 11;
+      for (Index k = 0; k < n * n; ++k)
+        mask[static_cast<std::size_t>(k)] = (k * 7) % 5 != 0 && k / n != 11;
       bool special[19] = {};
       special[0] = special[6] = special[17] = true;
       Support support = testing::masked(mask.get(), n);
-      for (const auto& [start, stop] : {std::pair<Index, Index>{0, 1}, {4, 8}, {10, 13}, {15, 19}, {0, 19}}) {
+      for (const auto& [start, stop] :
+           {std::pair<Index, Index>{0, 1}, {4, 8}, {10, 13}, {15, 19}, {0, 19}}) {
         SpanAttention found;
         ASSERT_TRUE(span_attention(view(a), !masked, support, start, stop, special, 1, found));
         if (!masked) support.kind = causal ? Support::Kind::causal : Support::Kind::full;
@@ -128,9 +131,11 @@ TEST(SpanAttention, EverySumIsThatOfALoopForEveryTypeAndSupport) {
 TEST(SpanAttention, StridesAndAMarkOnASharedFlagChangeNothing) {
   const RowMatrix<double> a = testing::random_attention(12, false, 3);
   const RowMatrix<double> turned = a.transpose();
-  const bool special[12] = {true, false, false, false, false, false, false, false, false, false, true, false};
+  const bool special[12] = {true,  false, false, false, false, false,
+                            false, false, false, false, true,  false};
   const SpanAttention one = of(view(a), 4, 7, special);
-  const SpanAttention other = of(matrix_view(turned.data(), 12, Index{1}, Index{12}), 4, 7, special);
+  const SpanAttention other =
+      of(matrix_view(turned.data(), 12, Index{1}, Index{12}), 4, 7, special);
   EXPECT_EQ(one.share, other.share);
   EXPECT_EQ(one.special, other.special);
   EXPECT_EQ(one.context, other.context);
@@ -144,7 +149,8 @@ TEST(SpanAttention, StridesAndAMarkOnASharedFlagChangeNothing) {
 }
 
 TEST(SpanAttention, AMapThatIsNotFiniteIsRefusedWhateverItsSupport) {
-  for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+  for (const double bad :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     for (const bool automatic : {false, true}) {
       RowMatrix<double> a = testing::uniform_causal(7);
       a(6, 0) = bad;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What works along a row, for every count that a caller can form: from two vectors below zero to two above.
-// Every row is an allocation of its own length, so that the sanitizers see a number read or written beside it.
+// What works along a row, for every count that a caller can form: from two vectors below zero to
+// two above. Every row is an allocation of its own length, so that the sanitizers see a number read
+// or written beside it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -42,13 +43,15 @@ TYPED_TEST(RowCounts, AHeadHoldsSoManyEntriesAndThenZeros) {
     for (Index count = -kMost; count <= std::max<Index>(readable, 0); ++count) {
       const Lanes head = load_head(row.data(), count, readable);
       for (Index k = 0; k < kPackWidth; ++k) {
-        EXPECT_EQ(head[k], k < count ? static_cast<double>(k + 1) : 0.0) << count << " of " << readable;
+        EXPECT_EQ(head[k], k < count ? static_cast<double>(k + 1) : 0.0)
+            << count << " of " << readable;
       }
     }
   }
 }
 
-// Zeros, not −0 and not what a NaN leaves: the entries behind the head are masked, never multiplied.
+// Zeros, not −0 and not what a NaN leaves: the entries behind the head are masked, never
+// multiplied.
 TYPED_TEST(RowCounts, WhatIsBehindAHeadDoesNotMatter) {
   const std::vector<TypeParam> row(static_cast<std::size_t>(kPackWidth),
                                    -std::numeric_limits<TypeParam>::quiet_NaN());
@@ -139,7 +142,8 @@ TEST(Counts, LanesAreStandardised) {
     Lanes squares{};
     for (Index k = 0; k < count; ++k) squares += row[k] * row[k];
     for (Index k = 0; k < kPackWidth; ++k) {
-      EXPECT_NEAR(squares[k], count > 1 ? static_cast<double>(count) : 0.0, 1e-13 * static_cast<double>(kMost));
+      EXPECT_NEAR(squares[k], count > 1 ? static_cast<double>(count) : 0.0,
+                  1e-13 * static_cast<double>(kMost));
     }
   }
 }
@@ -152,17 +156,21 @@ TEST(Counts, TilesHoldRowsOrColumnsAndThenZeros) {
       const auto matrix = row_of<double>(count * deep);
       const auto at = [&](Index k) { return matrix[static_cast<std::size_t>(k)]; };
       std::vector<double> tile(static_cast<std::size_t>(deep * kTileWidth), -1.0);
-      const auto entry = [&](Index k, Index c) { return tile[static_cast<std::size_t>(k * kTileWidth + c)]; };
+      const auto entry = [&](Index k, Index c) {
+        return tile[static_cast<std::size_t>(k * kTileWidth + c)];
+      };
       if (count <= kTileWidth) {
         pack_rows(matrix.data(), count, deep, depth, tile.data());
         for (Index k = 0; k < deep; ++k) {
-          for (Index c = 0; c < kTileWidth; ++c) ASSERT_EQ(entry(k, c), c < count ? at(c * deep + k) : 0.0);
+          for (Index c = 0; c < kTileWidth; ++c)
+            ASSERT_EQ(entry(k, c), c < count ? at(c * deep + k) : 0.0);
         }
       }
       std::fill(tile.begin(), tile.end(), -1.0);
       pack_columns(matrix.data(), count, count, depth, tile.data());
       for (Index k = 0; k < deep; ++k) {
-        for (Index c = 0; c < kTileWidth; ++c) ASSERT_EQ(entry(k, c), c < count ? at(k * count + c) : 0.0);
+        for (Index c = 0; c < kTileWidth; ++c)
+          ASSERT_EQ(entry(k, c), c < count ? at(k * count + c) : 0.0);
       }
     }
   }
@@ -181,7 +189,8 @@ TEST(Counts, ProductsOfOneToFourRows) {
           for (Index c = 0; c < kTileWidth; ++c) {
             double expected = add ? 0.5 : 0.0;
             for (Index k = 0; k < deep; ++k) {
-              expected += static_cast<double>(r * deep + k + 1) * static_cast<double>(k * kTileWidth + c + 1);
+              expected += static_cast<double>(r * deep + k + 1) *
+                          static_cast<double>(k * kTileWidth + c + 1);
             }
             ASSERT_EQ(out[static_cast<std::size_t>(r * kTileWidth + c)], expected);
           }
@@ -227,14 +236,20 @@ TEST(Counts, SumsOfEveryVectorStandInItsLane) {
   }
   const Lanes sums = row_sums(rows);
   for (Index r = 0; r < kPackWidth; ++r) {
-    EXPECT_EQ(sums[r], static_cast<double>(kPackWidth * r * 100 + kPackWidth * (kPackWidth - 1) / 2));
+    EXPECT_EQ(sums[r],
+              static_cast<double>(kPackWidth * r * 100 + kPackWidth * (kPackWidth - 1) / 2));
     EXPECT_EQ(row_tops(rows)[r], static_cast<double>(r * 100 + kPackWidth - 1));
   }
 }
 
 TEST(Counts, TheLogarithmOfWhatIsNoNumberIsSomeNumber) {
-  const double odd[] = {std::nan(""), -std::nan(""), -1.0, -0.0, 0.0,
-                        std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+  const double odd[] = {std::nan(""),
+                        -std::nan(""),
+                        -1.0,
+                        -0.0,
+                        0.0,
+                        std::numeric_limits<double>::infinity(),
+                        -std::numeric_limits<double>::infinity(),
                         std::numeric_limits<double>::denorm_min()};
   for (const double x : odd) {
     const Lanes log = bounded_log(broadcast(x));

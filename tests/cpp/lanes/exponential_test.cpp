@@ -49,8 +49,9 @@ TEST(Exponential, OfZeroIsOne) {
 
 TEST(Exponential, OfWhatIsTooSmallOrNoNumberIsZero) {
   EXPECT_GT(exponential(-708.0), 0.0);
-  for (const double x : {std::nextafter(-708.0, -kInf), -745.2, -1e300, std::numeric_limits<double>::lowest(), -kInf,
-                         std::numeric_limits<double>::quiet_NaN()}) {
+  for (const double x :
+       {std::nextafter(-708.0, -kInf), -745.2, -1e300, std::numeric_limits<double>::lowest(), -kInf,
+        std::numeric_limits<double>::quiet_NaN()}) {
     EXPECT_EQ(exponential(x), 0.0) << x;
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Factors, reductions and products of one matrix in panels, and the eigenvalues of what Lanczos leaves.
+// Factors, reductions and products of one matrix in panels, and the eigenvalues of what Lanczos
+// leaves.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -57,7 +58,8 @@ Matrix symmetric(Index n, unsigned seed) {
 
 // tr A, tr A², tr A³ and tr A⁴ tell similar matrices from others without an eigenvalue solver.
 TEST(PanelTridiagonal, KeepsTheTracesOfPowers) {
-  for (const Index n : {1, 2, 3, 4, 5, 11, 12, 13, 23, 24, 25, 26, 36, 37, 48, 50, 71, 72, 73, 100, 145}) {
+  for (const Index n :
+       {1, 2, 3, 4, 5, 11, 12, 13, 23, 24, 25, 26, 36, 37, 48, 50, 71, 72, 73, 100, 145}) {
     const Matrix a = symmetric(n, static_cast<unsigned>(n));
     const Matrix t = reduced(a, n % 3 + 1);
     const double size = a.norm();
@@ -84,8 +86,7 @@ TEST(PanelTridiagonal, APathsLaplacianHasItsEigenvalues) {
     const Matrix t = reduced(a);
     const Eigen::VectorXd values = testing::eigenvalues(t);
     for (Index k = 0; k < n; ++k) {
-      EXPECT_NEAR(values[k], 2.0 - 2.0 * std::cos(std::numbers::pi * double(k) / double(n)),
-                  1e-13)
+      EXPECT_NEAR(values[k], 2.0 - 2.0 * std::cos(std::numbers::pi * double(k) / double(n)), 1e-13)
           << n;
     }
   }

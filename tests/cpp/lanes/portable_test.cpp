@@ -92,7 +92,8 @@ TEST(Portable, LevelsAboveALevel) {
   }
 }
 
-// One rounding where the instruction set has it, in every lane; otherwise the product is rounded first.
+// One rounding where the instruction set has it, in every lane; otherwise the product is rounded
+// first.
 TEST(Portable, ProductsAndSumsRoundAlikeInEveryLane) {
   std::mt19937 generator(3);
   std::normal_distribution<double> normal;

@@ -121,7 +121,8 @@ TEST(TridiagonalEigenvalues, EqualEigenSolverAndDoNotSeeEachOther) {
     Eigen::MatrixXd values(n, width), again(n, width);
     DqdsWorkspace workspace;
     // Diagonals of either sign: not positive definite.
-    tridiagonal_eigenvalues(problem.diagonal, problem.superdiagonal, n, width, values.data(), workspace);
+    tridiagonal_eigenvalues(problem.diagonal, problem.superdiagonal, n, width, values.data(),
+                            workspace);
     for (Index lane = 0; lane < width; ++lane) {
       Eigen::MatrixXd t = Eigen::MatrixXd::Zero(n, n);
       Problem alone(n, 7);
@@ -139,7 +140,8 @@ TEST(TridiagonalEigenvalues, EqualEigenSolverAndDoNotSeeEachOther) {
         EXPECT_NEAR(values(k, lane), expected[n - 1 - k], 2e-13 * largest)
             << "n = " << n << " lane = " << lane << " k = " << k;
       }
-      tridiagonal_eigenvalues(alone.diagonal, alone.superdiagonal, n, width, again.data(), workspace);
+      tridiagonal_eigenvalues(alone.diagonal, alone.superdiagonal, n, width, again.data(),
+                              workspace);
       EXPECT_EQ(again.col(lane), values.col(lane)) << "n = " << n << " lane = " << lane;
     }
   }

@@ -28,9 +28,9 @@ TEST(MatrixView, ReadsRowsAndTransposeInPlace) {
 template <class Scalar>
 void expect_every_bad_entry_found() {
   for (Index n : {1, 5, 16, 17, 40}) {
-    for (double bad : {std::numeric_limits<double>::quiet_NaN(),
-                       std::numeric_limits<double>::infinity(),
-                       -std::numeric_limits<double>::infinity()}) {
+    for (double bad :
+         {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+          -std::numeric_limits<double>::infinity()}) {
       testing::RowMatrix<Scalar> a = testing::random_attention(n, false, 1).cast<Scalar>();
       EXPECT_TRUE(all_finite(testing::view(a)));
       a(n - 1, n / 2) = static_cast<Scalar>(bad);
@@ -63,7 +63,8 @@ void expect_one_read_to_say_both() {
             MatrixReading found{true, n >= 2};
             read_lines(matrix, 0, n, found);
             ASSERT_EQ(found.finite, all_finite(matrix)) << "n = " << n << ", entry " << place;
-            ASSERT_EQ(found.causal, found.finite && is_causal(matrix)) << "n = " << n << ", entry " << place;
+            ASSERT_EQ(found.causal, found.finite && is_causal(matrix))
+                << "n = " << n << ", entry " << place;
           }
         }
       }

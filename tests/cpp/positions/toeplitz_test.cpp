@@ -34,9 +34,10 @@ struct Split {
         first(numbers(m)),
         lse(numbers(m)) {
     ToeplitzWorkspace workspace;
-    finite = toeplitz_split(view(s), late, weights, m,
-                            {profile.data(), residual.data(), row.data(), variance.data(), first.data(), lse.data(), m},
-                            workspace);
+    finite = toeplitz_split(
+        view(s), late, weights, m,
+        {profile.data(), residual.data(), row.data(), variance.data(), first.data(), lse.data(), m},
+        workspace);
   }
   double r(Index i, Index j) const { return residual[static_cast<std::size_t>(i * m + j)]; }
   Index m;
@@ -46,12 +47,16 @@ struct Split {
 
 struct Mask {
   explicit Mask(const RowMatrix<double>& s, bool body = false, double sink = -kInf)
-      : m(split_rows(s.rows(), true)), lse(numbers(m)), cut(numbers(m)), share(numbers(m)), attention(numbers(m * m)) {
+      : m(split_rows(s.rows(), true)),
+        lse(numbers(m)),
+        cut(numbers(m)),
+        share(numbers(m)),
+        attention(numbers(m * m)) {
     std::vector<std::int64_t> queries(static_cast<std::size_t>(m));
     std::iota(queries.begin(), queries.end(), 0);
     MaskOnlyWorkspace workspace;
-    finite = mask_only(view(s), sink, queries.data(), m, body, lse.data(), cut.data(), share.data(), attention.data(), m,
-                       workspace);
+    finite = mask_only(view(s), sink, queries.data(), m, body, lse.data(), cut.data(), share.data(),
+                       attention.data(), m, workspace);
   }
   double a(Index i, Index j) const { return attention[static_cast<std::size_t>(i * m + j)]; }
   Index m;
@@ -132,17 +137,19 @@ TEST(Toeplitz, NoScoreIsTooLarge) {
         for (Index d = 0; d <= i; ++d) total += std::exp(s(r, r - d) - top);
         lse += top + std::log(total);
         for (Index d = 0; d <= i; ++d) {
-          expected[static_cast<std::size_t>(i - d)] += double(std::exp(s(r, r - d) - top) / total / m);
+          expected[static_cast<std::size_t>(i - d)] +=
+              double(std::exp(s(r, r - d) - top) / total / m);
         }
       }
       EXPECT_NEAR(found.lse[static_cast<std::size_t>(i)], double(lse / m), 1e-13 * scale);
-      for (Index j = 0; j < m; ++j) EXPECT_NEAR(found.a(i, j), expected[static_cast<std::size_t>(j)], 1e-13);
+      for (Index j = 0; j < m; ++j)
+        EXPECT_NEAR(found.a(i, j), expected[static_cast<std::size_t>(j)], 1e-13);
     }
   }
 }
 
-// Rows whose nearest key lies far below their largest score stand beside rows where it does not, so many that the
-// logarithm of their products is taken more than once.
+// Rows whose nearest key lies far below their largest score stand beside rows where it does not, so
+// many that the logarithm of their products is taken more than once.
 TEST(Toeplitz, RowsWithAFarNearestKeyAreSummedLikeTheOthers) {
   const Index n = 61, m = n / 2;
   for (const double depth : {0.0, 100.0, 127.0, 129.0, 3000.0}) {
@@ -218,7 +225,8 @@ TEST(Toeplitz, ABadEntryMakesEverythingNaN) {
       const Mask mask(s);
       EXPECT_FALSE(split.finite);
       EXPECT_FALSE(mask.finite);
-      for (const Numbers* of : {&split.profile, &split.residual, &split.variance, &split.lse, &mask.lse, &mask.attention}) {
+      for (const Numbers* of : {&split.profile, &split.residual, &split.variance, &split.lse,
+                                &mask.lse, &mask.attention}) {
         for (const double x : *of) EXPECT_TRUE(std::isnan(x));
       }
     }

@@ -77,9 +77,9 @@ TEST(NullLaw, MarchenkoPasturDensityIntegratesToTheCdf) {
 }
 
 TEST(NullLaw, IntegralIsTheIntegralOfTheCdf) {
-  for (const auto& [law, lower] : {std::pair(NullLaw::triangular(), 0.0),
-                                   std::pair(NullLaw::marchenko_pastur(1.0), 0.0),
-                                   std::pair(NullLaw::marchenko_pastur(0.6), lower_edge(0.6))}) {
+  for (const auto& [law, lower] :
+       {std::pair(NullLaw::triangular(), 0.0), std::pair(NullLaw::marchenko_pastur(1.0), 0.0),
+        std::pair(NullLaw::marchenko_pastur(0.6), lower_edge(0.6))}) {
     for (const double share : {1e-6, 0.003, 0.1, 0.4, 0.8, 0.999, 1.0, 1.5}) {
       const double x = share * law.edge();
       const double inside = std::min(x, law.edge());
@@ -122,8 +122,8 @@ TEST(NullLaw, TheTableChangesNothing) {
 }
 
 TEST(NullLaw, CrossingInvertsTheCdf) {
-  for (const NullLaw& law : {NullLaw::triangular(), NullLaw::marchenko_pastur(1.0),
-                             NullLaw::marchenko_pastur(0.4)}) {
+  for (const NullLaw& law :
+       {NullLaw::triangular(), NullLaw::marchenko_pastur(1.0), NullLaw::marchenko_pastur(0.4)}) {
     for (int k = 1; k < 200; ++k) {
       const double u = k / 200.0;
       const double x = law.crossing(u, law.at(0.0), law.at(law.edge())).x;

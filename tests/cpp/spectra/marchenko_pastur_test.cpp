@@ -193,17 +193,21 @@ TEST(RowSpectrum, EqualsADenseSolverOnBothSidesOfThePacks) {
       std::vector<MatrixView<double>> views;
       for (const auto& map : maps) views.push_back(view(map));
       RowSpectrumWorkspace workspace;
-      for (std::size_t first = 0; first < maps.size(); first += static_cast<std::size_t>(dqds_width())) {
-        const std::size_t size = std::min(static_cast<std::size_t>(dqds_width()), maps.size() - first);
-        row_spectra(std::span<const MatrixView<double>>(views).subspan(first, size), causal, workspace);
+      for (std::size_t first = 0; first < maps.size();
+           first += static_cast<std::size_t>(dqds_width())) {
+        const std::size_t size =
+            std::min(static_cast<std::size_t>(dqds_width()), maps.size() - first);
+        row_spectra(std::span<const MatrixView<double>>(views).subspan(first, size), causal,
+                    workspace);
         for (std::size_t k = 0; k < size; ++k) {
           RowMatrix<double> x;
           EXPECT_EQ(workspace.kept[k], standardized(maps[first + k], causal, x)) << n;
           const Eigen::VectorXd expected = testing::eigenvalues(x * x.transpose() / double(n));
           const double top = expected[n - 1];
           for (Index i = 0; i < n; ++i) {
-            EXPECT_NEAR(workspace.values[k * static_cast<std::size_t>(n) + static_cast<std::size_t>(i)],
-                        expected[i], 1e-12 * top)
+            EXPECT_NEAR(
+                workspace.values[k * static_cast<std::size_t>(n) + static_cast<std::size_t>(i)],
+                expected[i], 1e-12 * top)
                 << n << ' ' << i;
           }
         }

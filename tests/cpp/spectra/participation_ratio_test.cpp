@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-
 #include "matrices.h"
 
 namespace attnscope {
@@ -44,8 +43,8 @@ TEST(ParticipationRatio, GraphsOfKnownSpectrum) {
   EXPECT_NEAR(participation_ratio_laplacian(view(testing::complete(n)), workspace), n - 1, 1e-12);
   EXPECT_NEAR(participation_ratio_laplacian(view(testing::star(n)), workspace),
               (2.0 * n - 2.0) * (2.0 * n - 2.0) / (n * n + n - 2.0), 1e-12);
-  EXPECT_TRUE(std::isnan(
-      participation_ratio_laplacian(view(RowMatrix<double>(RowMatrix<double>::Ones(1, 1))), workspace)));
+  EXPECT_TRUE(std::isnan(participation_ratio_laplacian(
+      view(RowMatrix<double>(RowMatrix<double>::Ones(1, 1))), workspace)));
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ std::vector<double> values(const RowMatrix<double>& a) {
   std::vector<double> sigma(static_cast<std::size_t>(a.rows()));
   const MatrixView<double> matrix = view(a);
   double* const out[] = {sigma.data()};
-  singular_values(std::span<const MatrixView<double>>(&matrix, 1), std::span<double* const>(out), workspace);
+  singular_values(std::span<const MatrixView<double>>(&matrix, 1), std::span<double* const>(out),
+                  workspace);
   return sigma;
 }
 

@@ -134,15 +134,16 @@ TEST(Alignment, AFullMapHasTheCorrelationThatNumPyFinds) {
     }
     ASSERT_TRUE(widen_states(states.data(), kStates, 1, kStates, 0, n, true, unit.data()));
     for (const Index rows : {1, 7, 64}) {
-      EXPECT_NEAR(aligned({view(a), {}}, unit, rows), expected, 1e-14) << n << " tokens, rows by " << rows;
+      EXPECT_NEAR(aligned({view(a), {}}, unit, rows), expected, 1e-14)
+          << n << " tokens, rows by " << rows;
     }
     // A column-major map of float32 is read through the panel of a RowReader.
     const Eigen::MatrixXf columns = a.cast<float>();
     const AlignedHead<float> head{matrix_view(columns.data(), n, Index{1}, n), {}};
     PairMoments moments;
     AlignmentWorkspace workspace;
-    alignment_moments(std::span<const AlignedHead<float>>(&head, 1), unit.data(), kStates, 0, n, &moments,
-                      workspace);
+    alignment_moments(std::span<const AlignedHead<float>>(&head, 1), unit.data(), kStates, 0, n,
+                      &moments, workspace);
     EXPECT_NEAR(alignment_of(std::span<const PairMoments>(&moments, 1)), expected, 1e-14) << n;
   }
 }

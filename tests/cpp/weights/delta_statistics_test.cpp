@@ -24,7 +24,8 @@ RowMatrix<Scalar> random_weights(Index m, Index n, unsigned seed) {
   std::mt19937 generator(seed);
   std::normal_distribution<double> normal(0.0, 0.02);
   RowMatrix<Scalar> weights(m, n);
-  for (Index k = 0; k < m * n; ++k) weights.data()[k] = static_cast<Scalar>(float(normal(generator)));
+  for (Index k = 0; k < m * n; ++k)
+    weights.data()[k] = static_cast<Scalar>(float(normal(generator)));
   return weights;
 }
 
@@ -68,7 +69,8 @@ template <class Before, class After>
 void check(Index m, Index n, int bits, int lowest) {
   const RowMatrix<Before> before = random_weights<Before>(m, n, unsigned(m + n));
   RowMatrix<After> after = random_weights<After>(m, n, unsigned(m * n + 1));
-  for (Index k = 0; k < m * n; k += 3) after.data()[k] = static_cast<After>(float(before.data()[k]));
+  for (Index k = 0; k < m * n; k += 3)
+    after.data()[k] = static_cast<After>(float(before.data()[k]));
   RowScratch scratch;
   using Wide = Difference<Before, After>;
   // A row more than the changes fill, which stays as it is.
@@ -76,18 +78,25 @@ void check(Index m, Index n, int bits, int lowest) {
   const DeltaSums sums = delta_sums(whole(before), whole(after), delta.data(), n, scratch);
   expect_textbook(before, after, sums, bits, lowest);
   for (Index k = 0; k < m * n; ++k) {
-    EXPECT_EQ(delta.data()[k], static_cast<Wide>(after.data()[k]) - static_cast<Wide>(before.data()[k]));
+    EXPECT_EQ(delta.data()[k],
+              static_cast<Wide>(after.data()[k]) - static_cast<Wide>(before.data()[k]));
   }
   for (Index k = m * n; k < (m + 1) * n; ++k) EXPECT_EQ(delta.data()[k], Wide(7));
-  const DeltaSums alone = delta_sums(whole(before), whole(after), static_cast<Wide*>(nullptr), n, scratch);
+  const DeltaSums alone =
+      delta_sums(whole(before), whole(after), static_cast<Wide*>(nullptr), n, scratch);
   EXPECT_EQ(alone.energy, sums.energy);
   EXPECT_EQ(alone.after_steps, sums.after_steps);
   EXPECT_EQ(alone.unchanged, sums.unchanged);
 }
 
 TEST(DeltaStatistics, EqualsTheTextbookSumsInEveryPairOfTypes) {
-  for (const auto& [m, n] : {std::pair<Index, Index>{1, 1}, {3, 5}, {2, 1023}, {2, 1024}, {3, 1025},
-                            {33, 65}, {70, 31}}) {
+  for (const auto& [m, n] : {std::pair<Index, Index>{1, 1},
+                             {3, 5},
+                             {2, 1023},
+                             {2, 1024},
+                             {3, 1025},
+                             {33, 65},
+                             {70, 31}}) {
     check<float, float>(m, n, 23, -126);
     check<double, double>(m, n, 52, -1022);
     check<Eigen::half, Eigen::half>(m, n, 10, -14);
@@ -118,7 +127,8 @@ TEST(DeltaStatistics, StepsAreThoseOfNextafterAndOfTheSmallestNormalNumberBelowI
   RowScratch scratch;
   for (const float w : {1.0f, -1.0f, 1.5f, 3.0f, 1e-3f, 1e-38f, 1e-44f, 0.0f}) {
     const RowMatrix<float> one = RowMatrix<float>::Constant(1, 1, w);
-    const DeltaSums sums = delta_sums(whole(one), whole(one), static_cast<float*>(nullptr), 1, scratch);
+    const DeltaSums sums =
+        delta_sums(whole(one), whole(one), static_cast<float*>(nullptr), 1, scratch);
     const double step = double(std::nextafter(std::abs(w), INFINITY)) - double(std::abs(w));
     EXPECT_EQ(std::sqrt(sums.before_steps), step) << w;
     EXPECT_EQ(sums.after_steps, sums.before_steps);
@@ -129,15 +139,18 @@ TEST(DeltaStatistics, StepsAreThoseOfNextafterAndOfTheSmallestNormalNumberBelowI
 
 TEST(DeltaStatistics, EntriesThatAreNoNumbersAreReported) {
   RowScratch scratch;
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
-                          -std::numeric_limits<float>::infinity()}) {
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+        -std::numeric_limits<float>::infinity()}) {
     for (const Index at : {0, 7, 8, 16}) {
       for (const bool both : {false, true}) {
         RowMatrix<float> one = RowMatrix<float>::Ones(1, 17), other = one;
         one(0, at) = bad;
         if (both) other(0, at) = bad;
-        EXPECT_FALSE(delta_sums(whole(one), whole(other), static_cast<float*>(nullptr), 17, scratch).finite);
-        EXPECT_FALSE(delta_sums(whole(other), whole(one), static_cast<float*>(nullptr), 17, scratch).finite);
+        EXPECT_FALSE(
+            delta_sums(whole(one), whole(other), static_cast<float*>(nullptr), 17, scratch).finite);
+        EXPECT_FALSE(
+            delta_sums(whole(other), whole(one), static_cast<float*>(nullptr), 17, scratch).finite);
       }
     }
   }

@@ -35,8 +35,7 @@ void pieces(Bytes& bytes) {
   static FragmentationWorkspace reused;
   FragmentationWorkspace fresh;
   const double value = fragmentation(distances.view(), nullptr, fresh);
-  LAW(near(value, fragmentation(distances.view(), nullptr, reused), 0.0), "scratch: %g",
-      value);
+  LAW(near(value, fragmentation(distances.view(), nullptr, reused), 0.0), "scratch: %g", value);
   LAW(std::isnan(value) || value > 0.0, "%g", value);
 
   const double subset = fragmentation(distances.view(), members.flags.get(), reused);

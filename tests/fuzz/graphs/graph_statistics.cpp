@@ -9,9 +9,10 @@
 namespace attnscope::fuzz {
 
 using G = GraphStatistics;
-constexpr double G::*kNumbers[] = {
-    &G::fiedler_value,  &G::laplacian_gap,   &G::density,       &G::hub_share,      &G::gini,
-    &G::centralization, &G::degree_variance, &G::star_likeness, &G::in_degree_gini, &G::in_degree_centralization};
+constexpr double G::* kNumbers[] = {
+    &G::fiedler_value,  &G::laplacian_gap,           &G::density,         &G::hub_share,
+    &G::gini,           &G::centralization,          &G::degree_variance, &G::star_likeness,
+    &G::in_degree_gini, &G::in_degree_centralization};
 constexpr double kUnwritten = -7.25;
 
 std::vector<G> unwritten(Index count) {

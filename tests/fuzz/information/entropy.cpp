@@ -17,7 +17,8 @@ void entropy(Bytes& bytes) {
   Output<double> out(n);
   Output<double> again(n);
   Support support = seen.support();
-  const bool finite = attention_entropy(map.view(), find_support, support, normalized, out.data(), fresh);
+  const bool finite =
+      attention_entropy(map.view(), find_support, support, normalized, out.data(), fresh);
   LAW(finite == map.finite(), "finite is %d, the map's entries say %d", finite, map.finite());
   if (!finite) {
     for (Index i = 0; i < n; ++i)
@@ -50,7 +51,8 @@ void entropy(Bytes& bytes) {
     }
     const long double scale = normalized ? std::log(static_cast<long double>(keys)) : 1.0;
     if (size > 1e300) continue;
-    // A subnormal entry takes the logarithm of 2^-1022, which is off by at most 2^-1022/e in x·log x.
+    // A subnormal entry takes the logarithm of 2^-1022, which is off by at most 2^-1022/e in x·log
+    // x.
     const double small = 1.5e-308 * double(n);
     LAW(near(out[i], double(sum / scale), 4e-15 * double(size / scale) + small),
         "row %ld of %ld: %.17g, expected %.17g", long(i), long(n), out[i], double(sum / scale));

@@ -5,7 +5,8 @@
 
 namespace attnscope::fuzz {
 
-// Parts of the span's rows add up to their sums, and every number is that of a loop where entries are tame.
+// Parts of the span's rows add up to their sums, and every number is that of a loop where entries
+// are tame.
 template <class Scalar>
 void span_attention(Bytes& bytes) {
   const Index n = read_size(bytes, 24, 140);
@@ -17,7 +18,8 @@ void span_attention(Bytes& bytes) {
   const bool* special = bytes.flag() ? marks.get() : nullptr;
   Support support;
   SpanAttention found{};
-  const bool good = attnscope::span_attention(map.view(), true, support, start, stop, special, 1, found);
+  const bool good =
+      attnscope::span_attention(map.view(), true, support, start, stop, special, 1, found);
   bool finite = true;
   for (Index i = 0; i < n; ++i) {
     for (Index j = 0; j < n; ++j) finite = finite && std::isfinite(map(i, j));
@@ -25,11 +27,12 @@ void span_attention(Bytes& bytes) {
   LAW(good == finite, "a map of %ld says %d", long(n), good);
   if (!good) return;
   const Support::Kind kind = auto_support(map.view()).kind;
-  LAW(support.kind == kind, "support %d of %ld, expected %d", int(support.kind), long(n), int(kind));
+  LAW(support.kind == kind, "support %d of %ld, expected %d", int(support.kind), long(n),
+      int(kind));
   LAW(found.uniform > 0.0 && found.uniform <= 1.0, "uniform %g", found.uniform);
   const bool last = kind == Support::Kind::causal ? stop == n : stop - start == n;
-  LAW(std::isnan(found.received_uniform) == last, "received %g of [%ld, %ld) of %ld", found.received, long(start),
-      long(stop), long(n));
+  LAW(std::isnan(found.received_uniform) == last, "received %g of [%ld, %ld) of %ld",
+      found.received, long(start), long(stop), long(n));
   if (!map.tame()) return;
   long double total = 0.0;
   long double own = 0.0;
@@ -44,9 +47,11 @@ void span_attention(Bytes& bytes) {
   }
   const auto m = static_cast<long double>(stop - start);
   const double tolerance = 1e-13 * size;
-  LAW(near(found.share, double(own / m), tolerance), "share %.17g, expected %.17g", found.share, double(own / m));
+  LAW(near(found.share, double(own / m), tolerance), "share %.17g, expected %.17g", found.share,
+      double(own / m));
   const double sum = found.share + found.special + found.context;
-  LAW(near(sum, double(total / m), tolerance), "parts add up to %.17g, expected %.17g", sum, double(total / m));
+  LAW(near(sum, double(total / m), tolerance), "parts add up to %.17g, expected %.17g", sum,
+      double(total / m));
 }
 
 }  // namespace attnscope::fuzz

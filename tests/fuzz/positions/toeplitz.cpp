@@ -8,8 +8,8 @@ namespace attnscope::fuzz {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// Of a map whose entries become scores: what no arithmetic can excuse. Values are held to loops in long double
-// where scores are tame.
+// Of a map whose entries become scores: what no arithmetic can excuse. Values are held to loops in
+// long double where scores are tame.
 template <class Scalar>
 void toeplitz(Bytes& bytes) {
   const Index n = read_size(bytes, 24, 140);
@@ -56,8 +56,8 @@ void toeplitz(Bytes& bytes) {
   MaskOnlyWorkspace mask_fresh;
   const auto cut = [&](Output<double>& out, MaskOnlyWorkspace& workspace) {
     double* d = out.data();
-    return mask_only(map.view(), sink, queries.data(), count, body, d, d + half, d + 2 * half, d + 3 * half, half,
-                     workspace);
+    return mask_only(map.view(), sink, queries.data(), count, body, d, d + half, d + 2 * half,
+                     d + 3 * half, half, workspace);
   };
   const bool mask_good = cut(mask, mask_fresh);
   LAW(mask_good == readable(2 * half), "mask of %ld says %d", long(n), mask_good);
@@ -71,7 +71,8 @@ void toeplitz(Bytes& bytes) {
     bool tame = true;
     for (Index i = half; i < 2 * half; ++i) {
       if (map(i, i) > -kInf) rows.push_back(i);
-      for (Index j = 0; j <= i; ++j) tame = tame && (map(i, j) == -kInf || std::abs(map(i, j)) < 1e6);
+      for (Index j = 0; j <= i; ++j)
+        tame = tame && (map(i, j) == -kInf || std::abs(map(i, j)) < 1e6);
     }
     for (Index i = 0; tame && !rows.empty() && i < half; ++i) {
       long double lse = 0.0;
@@ -88,30 +89,35 @@ void toeplitz(Bytes& bytes) {
         kept += std::exp(log_sum(i) - log_sum(half - 1));
       }
       const auto number = static_cast<long double>(rows.size());
-      LAW(near(mask[i], double(lse / number), 1e-9 + 1e-13 * std::abs(mask[i])), "lse %ld of %ld: %.17g, expected %.17g",
-          long(i), long(half), mask[i], double(lse / number));
-      LAW(near(mask[2 * half + i], double(1 - kept / number), 1e-11), "share %ld of %ld: %.17g, expected %.17g", long(i),
-          long(half), mask[2 * half + i], double(1 - kept / number));
+      LAW(near(mask[i], double(lse / number), 1e-9 + 1e-13 * std::abs(mask[i])),
+          "lse %ld of %ld: %.17g, expected %.17g", long(i), long(half), mask[i],
+          double(lse / number));
+      LAW(near(mask[2 * half + i], double(1 - kept / number), 1e-11),
+          "share %ld of %ld: %.17g, expected %.17g", long(i), long(half), mask[2 * half + i],
+          double(1 - kept / number));
       LAW(mask[half + i] >= 0.0, "cut %ld is %g", long(i), mask[half + i]);
     }
     for (Index q = 0; tame && !rows.empty() && q < count; ++q) {
       double sum = 0.0;
       for (Index j = 0; j < half; ++j) sum += mask[(3 + q) * half + j];
       const bool none = body && queries[static_cast<std::size_t>(q)] == 0;
-      LAW(none ? std::isnan(sum) : sum >= 0.0 && sum <= 1.0 + 1e-12, "attention of row %ld sums to %g", long(q), sum);
+      LAW(none ? std::isnan(sum) : sum >= 0.0 && sum <= 1.0 + 1e-12,
+          "attention of row %ld sums to %g", long(q), sum);
     }
   }
 
   Output<double> moments(2 * n);
   Output<std::int64_t> numbers(n);
-  const bool good = offset_variance(map.view(), moments.data(), moments.data() + n, numbers.data(), fresh);
+  const bool good =
+      offset_variance(map.view(), moments.data(), moments.data() + n, numbers.data(), fresh);
   LAW(good == readable(n), "offsets of %ld say %d", long(n), good);
   for (Index d = 0; d < n; ++d) {
     Index seen = 0;
     for (Index i = d; i < n; ++i) seen += map(i, i - d) > -kInf ? 1 : 0;
-    LAW(numbers[d] == (good ? seen : -1), "%ld entries at offset %ld, expected %ld", long(numbers[d]), long(d), long(seen));
-    LAW(good && seen > 0 ? !map.tame() || moments[n + d] >= 0.0 : std::isnan(moments[d]), "variance %g of %ld entries",
-        moments[n + d], long(seen));
+    LAW(numbers[d] == (good ? seen : -1), "%ld entries at offset %ld, expected %ld",
+        long(numbers[d]), long(d), long(seen));
+    LAW(good && seen > 0 ? !map.tame() || moments[n + d] >= 0.0 : std::isnan(moments[d]),
+        "variance %g of %ld entries", moments[n + d], long(seen));
   }
 }
 

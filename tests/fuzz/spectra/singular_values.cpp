@@ -29,7 +29,8 @@ void singular(Bytes& bytes) {
   for (std::size_t k = 0; k < maps.size(); ++k) {
     Output<double> alone(n);
     double* const place[] = {alone.data()};
-    singular_values(std::span<const MatrixView<Scalar>>(&views[k], 1), std::span<double* const>(place), reused);
+    singular_values(std::span<const MatrixView<Scalar>>(&views[k], 1),
+                    std::span<double* const>(place), reused);
     LAW(alone.same_bits(values[k]), "alone %.17g, in a pack %.17g, n = %ld", alone[0], values[k][0],
         long(n));
     if (!maps[k]->tame()) continue;

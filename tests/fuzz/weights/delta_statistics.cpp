@@ -18,8 +18,7 @@ void sums_of(Bytes& bytes, const Map<Before>& before) {
       delta_sums(before.view(), after.view(), static_cast<Wide*>(nullptr), n, reused);
   LAW(sums.finite == (before.finite() && after.finite()), "finite: %d", int(sums.finite));
   LAW(delta.all_written(), "an entry of the difference is not written");
-  LAW(sums.finite == again.finite && sums.unchanged == again.unchanged,
-      "scratch changes the sums");
+  LAW(sums.finite == again.finite && sums.unchanged == again.unchanged, "scratch changes the sums");
   if (!sums.finite) return;
   LAW(same_bits(sums.energy, again.energy) && same_bits(sums.product, again.product),
       "scratch or the difference changes the sums");

@@ -10,7 +10,7 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics import plan as planning
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import registry
 from attnscope.metrics.measure import metric_names
 
 SCALES = torch.linspace(0, 1, 5, dtype=torch.float64)
@@ -78,13 +78,13 @@ def test_all_metrics_at_once_equal_their_functions_on_ragged_lengths():
 def calls(monkeypatch):
     """The functions that are called, with their options."""
     made = []
-    for name, function in found().functions.items():
+    for name, function in registry().functions.items():
 
         def call(*given, name=name, function=function, **options):
             made.append((name[1], options))
             return function(*given, **options)
 
-        monkeypatch.setitem(found().functions, name, functools.wraps(function)(call))
+        monkeypatch.setitem(registry().functions, name, functools.wraps(function)(call))
     return made
 
 

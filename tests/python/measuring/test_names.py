@@ -16,11 +16,11 @@ from attnscope.commands.analyze import _chosen, table_of
 from attnscope.commands.doctor import describe
 from attnscope.config.study_folders import studies
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.discovery import columns_of, found, metric_of
+from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.study_api.study import study_class
 from attnscope.view.measured import contents_of_tensors
 
-QUANTITIES = found().quantities
+QUANTITIES = registry().quantities
 EXACT = [one for one in QUANTITIES if one.protocol == "exact"]
 
 
@@ -103,7 +103,7 @@ def test_the_view_calls_quantities_by_their_labels():
 
 def test_what_splits_scores_and_states_by_position_is_listed():
     wanted = {"toeplitz_split", "mask_only", "offset_variance", "offset_fit", "position_share", "rope_bands"}
-    assert wanted <= set(found().names())
+    assert wanted <= set(registry().names())
 
 
 def test_a_result_names_its_fields_with_dtype_and_shape():

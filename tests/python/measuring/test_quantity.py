@@ -14,13 +14,13 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics import measure as measuring
-from attnscope.metrics.discovery import declared_in, found, modules_of, quantity
+from attnscope.metrics.discovery import declared_in, modules_of, quantity, registry
 from attnscope.metrics.measure import check_closed_form, measure_quantities
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 from attnscope.protocols import ruscio2025
 from models import text, tiny
 
-QUANTITIES = found().quantities
+QUANTITIES = registry().quantities
 EXACT = [one for one in QUANTITIES if one.protocol == "exact"]
 SITES = ("hidden", "block_output", "attention_output", "mlp_output")
 
@@ -60,7 +60,7 @@ def test_the_closed_form_of_every_quantity_holds():
 
 
 def test_a_quantity_says_what_it_is():
-    functions = {**found().functions, **found().derived}
+    functions = {**registry().functions, **registry().derived}
     for one in QUANTITIES:
         name = in_words(one)
         assert one.label, name
@@ -201,13 +201,13 @@ def test_several_protocols_are_measured_one_at_a_time():
 def calls(monkeypatch):
     """The names of the functions that are called."""
     made = []
-    for name, function in found().functions.items():
+    for name, function in registry().functions.items():
 
         def call(*given, name=name, function=function, **options):
             made.append(name[1])
             return function(*given, **options)
 
-        monkeypatch.setitem(found().functions, name, functools.wraps(function)(call))
+        monkeypatch.setitem(registry().functions, name, functools.wraps(function)(call))
     return made
 
 
@@ -258,14 +258,14 @@ def test_what_nobody_declares_is_called_by_its_name():
 
 def forget():
     """What was found, and plans made of it."""
-    found.cache_clear()
+    registry.cache_clear()
     measuring._plan_in_words.cache_clear()
     measuring._plan_for.cache_clear()
 
 
 TOY = '''
 import torch
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 def self_attention(attention, *, power=1.0, lengths=None):
     """Mean attention of a query to itself."""
@@ -278,7 +278,7 @@ def attention_trace(mean, options):
 DERIVED = {"attention_trace": ("self_attention", attention_trace)}
 QUANTITIES = (
     Quantity("self_attention", "self_attention", "attention to itself", "Mean of the diagonal.",
-             Known(1.0, torch.eye(3)), low=0, high=1),
+             ClosedForm(1.0, torch.eye(3)), low=0, high=1),
 )
 '''
 
@@ -378,7 +378,7 @@ def test_every_module_of_the_folders_is_walked():
 
 
 def test_an_example_can_fail():
-    wrong = replace(quantity("stable_rank"), known=Known(3.0, torch.eye(4)))
+    wrong = replace(quantity("stable_rank"), closed_form=ClosedForm(3.0, torch.eye(4)))
     computed, expected = check_closed_form(wrong)
     assert (computed, expected) == (pytest.approx(4.0), 3.0)
     assert isinstance(wrong, Quantity)

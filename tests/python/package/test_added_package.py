@@ -26,7 +26,7 @@ FILES = {
     "added_metrics/__init__.py": "",
     "added_metrics/diagonal.py": '''
 import torch
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 def self_attention(attention, *, lengths=None):
     """Mean attention of a query to itself."""
@@ -34,7 +34,7 @@ def self_attention(attention, *, lengths=None):
 
 QUANTITIES = (
     Quantity("self_attention", "self_attention", "attention to itself", "Mean of the diagonal.",
-             Known(1.0, torch.eye(3)), low=0, high=1),
+             ClosedForm(1.0, torch.eye(3)), low=0, high=1),
 )
 ''',
     "added_study/__init__.py": "",
@@ -128,7 +128,7 @@ def added(tmp_path_factory):
 
 def forget():
     plans = (measuring._plan_for, measuring._plan_in_words)
-    for cached in (metrics.found, *plans, studies.studies, published._read):
+    for cached in (metrics.registry, *plans, studies.studies, published._read):
         cached.cache_clear()
 
 

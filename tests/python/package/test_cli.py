@@ -19,7 +19,7 @@ from attnscope.config.packaged_configs import packaged_text
 from attnscope.config.run_config import Settings, models_in
 from attnscope.config.study_folders import studies
 from attnscope.errors import ConfigError
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import registry
 from attnscope.study_api.study import study_class
 from folders import model_folder, sentences, series
 
@@ -270,7 +270,7 @@ def test_metrics_prints_definition_and_reference(call):
     assert "Fiedler, Algebraic connectivity of graphs, 1973" in out
     code, out, _ = call("metrics", "--json")
     names = json.loads(out)
-    assert set(names) <= set(found().names())
+    assert set(names) <= set(registry().names())
     assert {"fiedler_value", "delta_statistics", "cloud_persistence", "boundary"} <= set(names)
     assert all(names.values())
     code, out, _ = call("metrics", "subspace_fraction")

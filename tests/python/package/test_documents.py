@@ -79,7 +79,7 @@ def made_pages():
 def test_the_site_has_every_command_every_setting_and_one_name_for_each_number():
     from attnscope.commands.cli import app
     from attnscope.config.run_config import Settings
-    from attnscope.metrics.discovery import found
+    from attnscope.metrics.discovery import registry
 
     pages = made_pages().pages()
     for command in app.registered_commands:
@@ -88,7 +88,7 @@ def test_the_site_has_every_command_every_setting_and_one_name_for_each_number()
         assert f"Usage: attnscope {name}" in pages["commands.md"]
     assert all(f"\n{key}:" in pages["settings.md"] for key in Settings.model_fields)
     rows = re.findall(r"^\| `(\w+)` \|", pages["glossary.md"], re.MULTILINE)
-    assert rows == sorted({one.name for one in found().quantities if one.protocol == "exact"})
+    assert rows == sorted({one.name for one in registry().quantities if one.protocol == "exact"})
 
 
 def test_the_definitions_have_a_worked_example_with_a_picture_in_every_section():

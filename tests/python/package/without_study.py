@@ -41,7 +41,7 @@ def answers(model, texts, folder, *names):
     from attnscope.config import study_folders as discovery
     from attnscope.config.run_config import Study
     from attnscope.engine.run_study import run
-    from attnscope.metrics.discovery import found
+    from attnscope.metrics.discovery import registry
     from attnscope.published import papers, published_numbers
 
     loaded = [one.__file__ for one in (attnscope, studies)]
@@ -67,7 +67,7 @@ def answers(model, texts, folder, *names):
         "papers": {paper: [one.name, len(published_numbers(paper))] for paper, one in papers().items()},
         "configs": configs,
         "metrics": {name: doctor.describe(name) for name in doctor.first_lines()},
-        "quantities": [(one.protocol, one.metric, one.name, one.meaning) for one in found().quantities],
+        "quantities": [(one.protocol, one.metric, one.name, one.meaning) for one in registry().quantities],
         "doctor": {name: [one.name for one in group] for name, group in doctor._by_metric().items()},
         "help": helps,
         "runs": runs,

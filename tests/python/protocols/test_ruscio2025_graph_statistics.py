@@ -158,7 +158,7 @@ def test_what_the_exact_protocol_found_of_the_same_graphs_changes_no_bit(causal,
     sites = {"attention": heads.double().mean(1, keepdim=True) if mean else heads}
     given = {"lengths": lengths, "held": torch.float32}
     names = ("singular_values", "graph_fiedler_value", "graph_laplacian_gap", "density")
-    known = measure_quantities(sites, exact, lengths=lengths, whole=names[:1]).known(*names)
+    known = measure_quantities(sites, exact, lengths=lengths, full_results=names[:1]).as_sites(*names)
     assert set(known) == set(names)
     alone, beside = (measure_quantities(sites | more, published, **given) for more in ({}, known))
     for one in published:

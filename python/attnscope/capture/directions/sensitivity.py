@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from attnscope._checks import as_tensor
 from attnscope.capture import anatomy
 from attnscope.capture.directions.steps import PromptSteps, prompts_of
 from attnscope.capture.edits.states import TANGENT, AddDirection
@@ -248,12 +249,12 @@ def check_model(function: str, model: nn.Module) -> None:
 
 def _directions(function: str, directions: Any, prompts: int, width: int) -> Tensor:
     """Directions [B, m, D]."""
-    along = torch.as_tensor(directions)
-    along = along.expand(prompts, *along.shape) if along.ndim == 2 else along
+    tensor = as_tensor(function, "directions", directions)
+    along = tensor.expand(prompts, *tensor.shape) if tensor.ndim == 2 else tensor
     if along.ndim != 3 or len(along) != prompts or along.shape[-1] != width or not along.shape[1]:
         raise ValueError(
             f"{function}: directions must be [m, {width}] or [{prompts}, m, {width}], got shape "
-            f"{tuple(torch.as_tensor(directions).shape)}"
+            f"{tuple(tensor.shape)}"
         )
     lengths = along.double().norm(dim=-1)
     if not bool(lengths.isfinite().all()) or bool((lengths == 0).any()):
@@ -266,7 +267,7 @@ def _refusal(tokens: Sequence[int] | None, vocabulary: int) -> Tensor | None:
     """Ids of the refusal tokens."""
     if tokens is None:
         return None
-    ids = torch.as_tensor(list(tokens), dtype=torch.long)
+    ids = torch.tensor(list(tokens), dtype=torch.long, device="cpu")
     outside = ids[(ids < 0) | (ids >= vocabulary)]
     if not len(ids) or len(outside) or len(set(ids.tolist())) >= vocabulary:
         raise ValueError(

@@ -58,7 +58,7 @@ class PromptSteps:
         """
         what = Forward(
             sites=tuple(sites), layers=layers, edits=tuple(edits), gradient=gradient,
-            rows=torch.tensor([-1 if self._cached else self.ids.shape[1] - 1]).clamp_min(0),
+            rows=torch.tensor([-1 if self._cached else self.ids.shape[1] - 1], device="cpu").clamp_min(0),
         )  # fmt: skip
         with self._inputs(size) as inputs, forward(self.model, inputs, what) as run:
             return list(run), run.outputs

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._checks import as_tensor
 from attnscope._evaluation import evaluating
 from attnscope.capture.edits import HideKeys
 from attnscope.capture.forward import Forward, forward
@@ -82,7 +83,7 @@ def output_kl_of_sets(
         raise ValueError(f"output_kl: attention_mask must have shape [B, n], got {tuple(real.shape)}")
     some: dict[str, bool] = {}
     for name, keys in sets.items():
-        flags = torch.as_tensor(keys)
+        flags = as_tensor("output_kl", "keys", keys)
         some[name] = bool(flags.any()) if flags.dtype == torch.bool else flags.numel() > 0
         if flags.dtype == torch.bool and flags.shape != real.shape:
             raise ValueError(f"output_kl: keys must have shape {tuple(real.shape)}, got {tuple(flags.shape)}")

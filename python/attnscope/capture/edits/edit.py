@@ -47,7 +47,7 @@ class Where:
     def __init__(self) -> None:
         self.root: nn.Module | None = None
         self.past = 0
-        self.mask = torch.ones(0, 0, dtype=torch.bool)
+        self.mask = torch.ones(0, 0, dtype=torch.bool, device="cpu")
         self.offsets: dict[int, tuple[int, int]] = {}
         self.calls: dict[Any, int] = {}
 

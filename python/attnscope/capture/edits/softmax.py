@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._checks import as_tensor
 from attnscope.capture.edits.edit import ACTIVE, Applied, Change
 from attnscope.capture.visibility import float_mask
 from attnscope.models.layer_numbers import running_number
@@ -69,7 +70,7 @@ class _OfKeys(Change):
 
     def _columns(self, wanted: Sequence[int] | Tensor, columns: Tensor, applied: Applied) -> Tensor:
         where = applied.where
-        flags = torch.as_tensor(wanted)
+        flags = as_tensor(self.name, "keys", wanted)
         total = where.mask.shape[1]
         if flags.dtype != torch.bool:
             every = where.columns(self.name, flags, cached=True)

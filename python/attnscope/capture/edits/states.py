@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from attnscope._checks import as_tensor
 from attnscope.capture.anatomy import hook
 from attnscope.capture.edits.edit import Applied, Change
 
@@ -142,7 +143,11 @@ class SetState(_AtPositions):
     def target(self) -> tuple[Any, ...]:
         """See `Change`."""
         where = self.positions
-        named = where if isinstance(where, str) else str(torch.as_tensor(where).tolist())
+        named = (
+            where
+            if isinstance(where, str)
+            else str(as_tensor(type(self).__name__, "positions", where).tolist())
+        )
         return ("state", self.layer, self.site, named)
 
     def new(self, states: Tensor, value: Tensor) -> Tensor:

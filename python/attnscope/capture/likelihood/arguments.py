@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attnscope._checks import as_tensor
 from attnscope._nearest import nearest
 from attnscope.models.head_rows import head_plan
 from attnscope.models.inputs.context_length import table_length
@@ -88,7 +89,7 @@ def _encoded(function: str, inputs: Any, tokenizer: Any) -> dict[str, list[Any]]
 
 def spans_argument(function: str, spans: Any, real: Tensor) -> Tensor:
     """Spans [B, 2] int64 inside the texts; (−1, −1) says that a text has no word."""
-    tensor = torch.as_tensor(spans)
+    tensor = as_tensor(function, "spans", spans)
     if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.is_complex():
         raise ValueError(f"{function}: spans must be integers, got {tensor.dtype}")
     if tuple(tensor.shape) != (len(real), 2):

@@ -95,7 +95,7 @@ def scored(
         more: what else the forward pass takes for these texts.
     """
     pieces = (span[:, 1] - span[:, 0]).double()
-    total, rest, uncertain = torch.full((3, len(ids)), torch.nan, dtype=torch.float64)
+    total, rest, uncertain = torch.full((3, len(ids)), torch.nan, dtype=torch.float64, device="cpu")
     some = span[:, 0] >= 0
     if kind == "left":
         total, rest, uncertain = _left(model, ids, real, span, function, more)
@@ -115,12 +115,12 @@ def _left(
     model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str, more: ForwardInputs | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """L of the word and of what follows it, entropy of the first piece [B]."""
-    columns = torch.arange(ids.shape[1])
+    columns = torch.arange(ids.shape[1], device="cpu")
     start, stop = span[:, :1], span[:, 1:]
     inside = (columns >= start) & (columns < stop)
     behind = (columns >= stop) & (start >= 0) & real
-    scores = torch.zeros(ids.shape, dtype=torch.float64)
-    uncertain = torch.full((len(ids),), torch.nan, dtype=torch.float64)
+    scores = torch.zeros(ids.shape, dtype=torch.float64, device="cpu")
+    uncertain = torch.full((len(ids),), torch.nan, dtype=torch.float64, device="cpu")
     wanted = (inside | behind)[:, 1:].any(0).nonzero()[:, 0]
     none = span[:, 0] <= 0
     if len(wanted):
@@ -142,8 +142,8 @@ def _masked(
     function: str,
     more: ForwardInputs | None,
 ) -> tuple[Tensor, Tensor]:
-    total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64)
-    columns = torch.arange(ids.shape[1])
+    total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64, device="cpu")
+    columns = torch.arange(ids.shape[1], device="cpu")
     pieces = span[:, 1] - span[:, 0]
     for k in range(int(pieces.max())):
         text = (pieces > k).nonzero()[:, 0]
@@ -172,7 +172,7 @@ def _own(
     more: ForwardInputs | None,
 ) -> tuple[Tensor, Tensor]:
     states = LastStates(model, ids, real, function, more)
-    total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64)
+    total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64, device="cpu")
     pieces = span[:, 1] - span[:, 0]
     for k in range(int(pieces.max())):
         inside = pieces > k

@@ -133,7 +133,7 @@ def replacements(
     ]
     reasons = tuple(reason for _, reason in chosen)
     found = _Variants(ids, len(wanted))
-    usable = torch.tensor([not reason for reason in reasons])
+    usable = torch.tensor([not reason for reason in reasons], device="cpu")
     pieces = torch.where(usable, span[:, 1] - span[:, 0], 0)
     for k in range(int(pieces.max())):
         # before the first piece nothing tells the modes apart
@@ -144,7 +144,7 @@ def replacements(
             )
             read = found.ids[texts, :apart].flatten(0, 1)
             if mask_id >= 0:
-                read = masked_from(read, place, stop, torch.arange(ids.shape[1]), mask_id)
+                read = masked_from(read, place, stop, torch.arange(ids.shape[1], device="cpu"), mask_id)
             rows = place if mask_id >= 0 else place - 1
             each = texts.repeat_interleave(apart)
             states = LastStates(model, read, real[each], name, some_texts(more, each))
@@ -191,8 +191,8 @@ class _Variants:
 
     def __init__(self, ids: Tensor, modes: int) -> None:
         self.ids = ids[:, None].repeat(1, modes, 1)
-        self.log_likelihood = torch.zeros(len(ids), modes, dtype=torch.float64)
-        self.place = torch.zeros(len(ids), modes, dtype=torch.float64)
+        self.log_likelihood = torch.zeros(len(ids), modes, dtype=torch.float64, device="cpu")
+        self.place = torch.zeros(len(ids), modes, dtype=torch.float64, device="cpu")
         # single entries of an array are set much faster than those of a tensor
         self._arrays = self.ids.numpy(), self.log_likelihood.numpy(), self.place.numpy()
 

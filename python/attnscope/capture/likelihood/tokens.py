@@ -82,9 +82,9 @@ def token_likelihood(
     kind, mask_id = context_argument(name, context, model, tokenizer)
     shape = tuple(ids.shape)
     found = TokenLikelihood(
-        torch.full(shape, torch.nan, dtype=torch.float64),
-        torch.full(shape, torch.nan, dtype=torch.float64),
-        torch.full(shape, -1, dtype=torch.int64),
+        torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"),
+        torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"),
+        torch.full(shape, -1, dtype=torch.int64, device="cpu"),
     )
     if kind == "masked":
         _fill_masked(found, model, Texts(ids, real, more), mask_id, name)
@@ -107,7 +107,7 @@ def _fill_masked(found: TokenLikelihood, model: nn.Module, read: Texts, mask_id:
     for start in range(0, len(texts), size):
         text, column = texts[start : start + size], columns[start : start + size]
         masked = ids[text]
-        masked[torch.arange(len(text)), column] = mask_id
+        masked[torch.arange(len(text), device="cpu"), column] = mask_id
         rest = more if more.size == 1 and len(text) == 1 else more.select(text)
         logits = LastStates(model, masked, real[text], function, rest).logits(column[:, None])
         for whole, part in zip(found, statistics(logits, ids[text, column][:, None]), strict=True):
@@ -126,7 +126,7 @@ def row_blocks(rows: int, texts: int, vocabulary: int) -> Iterator[Tensor]:
     """The rows 0 … rows − 1 in blocks whose logits fit in memory."""
     size = max(1, _LOGIT_BYTES // (8 * texts * vocabulary))
     for start in range(0, rows, size):
-        yield torch.arange(start, min(rows, start + size))
+        yield torch.arange(start, min(rows, start + size), device="cpu")
 
 
 def log_likelihood(logits: Tensor, ids: Tensor) -> Tensor:
@@ -145,6 +145,6 @@ def statistics(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-likelihood, entropy and rank [...] of ids [...] under logits [..., V]."""
     wide = logits.double().cpu()
     own = wide.gather(-1, ids[..., None])
-    before = torch.arange(wide.shape[-1]) < ids[..., None]
+    before = torch.arange(wide.shape[-1], device="cpu") < ids[..., None]
     rank = ((wide > own) | ((wide == own) & before)).sum(-1)
     return log_likelihood(wide, ids), entropy(wide), rank

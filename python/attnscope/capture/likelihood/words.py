@@ -119,7 +119,7 @@ def word_spans(
         spans.append(span)
         found.append(word)
         reasons.append(reason)
-    return WordSpans(torch.tensor(spans, dtype=torch.int64).reshape(-1, 2), found, reasons)
+    return WordSpans(torch.tensor(spans, dtype=torch.int64, device="cpu").reshape(-1, 2), found, reasons)
 
 
 _NONE = (-1, -1)

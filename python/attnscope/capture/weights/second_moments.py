@@ -125,7 +125,7 @@ class Trace:
 
     def __init__(self, layer: int, entries: Sequence[WeightEntry]) -> None:
         self.layer, self.entries = layer, entries
-        self.x = torch.empty(0)
+        self.x = torch.empty(0, dtype=torch.float32, device="cpu")
         self.deltas: dict[str, Tensor] = {}
 
     @property

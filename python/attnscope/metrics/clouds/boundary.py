@@ -16,7 +16,7 @@ from attnscope.metrics.clouds.cloud_distances import Cloud, points_argument
 
 @shown_by_shape
 class Boundary(NamedTuple):
-    """Of every pair of clouds, float64.
+    """The difference of the means of every pair of clouds, float64.
 
     Attributes:
         direction: v/‖v‖, [..., d]; NaN where v = 0.
@@ -42,7 +42,7 @@ def boundary(
     lengths: _checks.Lengths = None,
     other_lengths: _checks.Lengths = None,
 ) -> Boundary:
-    """The vector v = mean of `other` − mean of `reference`, or the mean difference within pairs.
+    """Return the vector v = mean of `other` − mean of `reference`, or the mean difference within pairs.
 
     Args:
         reference: clouds [..., n, d], four float types, any strides, CPU or CUDA.
@@ -64,8 +64,8 @@ def boundary(
         remains when the scatter of each mean, 2/2, is taken off.
 
         >>> import torch, attnscope as asc
-        >>> found = asc.boundary(torch.tensor([[-1.0], [1.0]]), torch.tensor([[2.0], [4.0]]))
-        >>> found.norm.item(), found.distance2.item(), found.center.tolist()
+        >>> result = asc.boundary(torch.tensor([[-1.0], [1.0]]), torch.tensor([[2.0], [4.0]]))
+        >>> result.norm.item(), result.distance2.item(), result.center.tolist()
         (3.0, 7.0, [1.5])
 
     References:
@@ -73,45 +73,55 @@ def boundary(
         dimension, 1996, for the unbiased squared distance.
     """
     name = "boundary"
-    one = points_argument(name, reference, lengths, "reference")
-    two = points_argument(name, other, other_lengths, "other")
-    if one.leading != two.leading or one.tensor.shape[-1] != two.tensor.shape[-1]:
+    reference_cloud = points_argument(name, reference, lengths, "reference")
+    other_cloud = points_argument(name, other, other_lengths, "other")
+    if (
+        reference_cloud.leading != other_cloud.leading
+        or reference_cloud.tensor.shape[-1] != other_cloud.tensor.shape[-1]
+    ):
         raise ValueError(
             f"{name}: reference and other must agree in all but the number of points, got "
-            f"{tuple(one.tensor.shape)} and {tuple(two.tensor.shape)}"
+            f"{tuple(reference_cloud.tensor.shape)} and {tuple(other_cloud.tensor.shape)}"
         )
     if pairs is not None:
-        if one.lengths is not None or two.lengths is not None:
+        if reference_cloud.lengths is not None or other_cloud.lengths is not None:
             raise ValueError(f"{name}: pairs choose their points, so no lengths go with them")
-        places = _pairs_argument(name, pairs, one.n, two.n)
-        one = Cloud(one.tensor[..., places[:, 0], :], None)
-        two = Cloud(two.tensor[..., places[:, 1], :], None)
-    scales = _powers.smaller(
-        _powers.scales_of(one.tensor, one.lengths), _powers.scales_of(two.tensor, two.lengths)
+        places = _pairs_argument(name, pairs, reference_cloud.n, other_cloud.n)
+        reference_cloud = Cloud(reference_cloud.tensor[..., places[:, 0], :], None)
+        other_cloud = Cloud(other_cloud.tensor[..., places[:, 1], :], None)
+    scales = _powers.smaller_scales(
+        _powers.scales_of(reference_cloud.tensor, reference_cloud.lengths),
+        _powers.scales_of(other_cloud.tensor, other_cloud.lengths),
     )
-    one, two = (Cloud(_powers.scaled(cloud.tensor, scales), cloud.lengths) for cloud in (one, two))
-    first, second = _Moments.of(one), _Moments.of(two)
+    reference_cloud, other_cloud = (
+        Cloud(_powers.scaled(cloud.tensor, scales), cloud.lengths) for cloud in (reference_cloud, other_cloud)
+    )
+    first, second = _Moments.of(reference_cloud), _Moments.of(other_cloud)
     v = second.mean - first.mean
     squared = v.square().sum(-1)
     if pairs is None:
         scatter = first.scatter + second.scatter
     else:
-        scatter = _Moments.of(Cloud(two.tensor.double() - one.tensor.double(), None)).scatter
+        scatter = _Moments.of(
+            Cloud(other_cloud.tensor.double() - reference_cloud.tensor.double(), None)
+        ).scatter
     norm = squared.sqrt()
     points = first.size + second.size
     bad = first.mean.isnan().any(-1) | second.mean.isnan().any(-1)
-    found = Boundary(
+    result = Boundary(
         torch.where(norm[..., None] > 0, v / norm[..., None], torch.nan),
         _powers.unscaled(norm, scales),
         norm / ((first.norms + second.norms) / points),
         _powers.unscaled(squared - scatter, scales, power=2),
         _powers.unscaled((first.mean + second.mean) / 2, scales),
     )
-    return _checks.finished(name, one, found, int(bad.sum()), "clouds")
+    return _checks.finished(name, reference_cloud, result, int(bad.sum()), "clouds")
 
 
 class _Moments(NamedTuple):
-    """Of the points of a cloud: how many, mean, sum of norms, and variance of the mean summed over axes."""
+    """Moments of the points of a cloud: their number, mean, sum of norms, and variance of the mean summed
+    over axes.
+    """
 
     size: Tensor
     mean: Tensor

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Distances between the points of a cloud, and what all functions of clouds ask of their arguments."""
+"""Distances between the points of a cloud, and the checks that all functions of clouds share."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def cloud_distances(
 
 
 def points_argument(function: str, points: Any, lengths: _checks.Lengths, name: str = "points") -> Cloud:
-    """Checks `points` [..., n, d] and `lengths`, without a copy."""
+    """Check `points` [..., n, d] and `lengths`, without a copy."""
     tensor = _checks.to_host(_checks.float_tensor(function, name, points))
     if tensor.ndim < 2 or 0 in tensor.shape[-2:]:
         raise ValueError(
@@ -97,9 +97,9 @@ def distances_of(function: str, cloud: Cloud, metric: str) -> _checks.Attention:
     """
     _few_enough(function, "points", cloud.n)
     if metric == "cosine":
-        nothing = (cloud.tensor == 0).all(-1) & cloud.inside()
-        if bool(nothing.any()):
-            place = tuple(int(axis) for axis in nothing.nonzero()[0])
+        zero_points = (cloud.tensor == 0).all(-1) & cloud.inside()
+        if bool(zero_points.any()):
+            place = tuple(int(axis) for axis in zero_points.nonzero()[0])
             raise ValueError(
                 f"{function}: cosine distances need vectors that are not 0, got a zero vector at index "
                 f"{place if len(place) > 1 else place[0]}"
@@ -111,7 +111,7 @@ def distances_of(function: str, cloud: Cloud, metric: str) -> _checks.Attention:
 def distances_argument(
     function: str, distances: Any, lengths: _checks.Lengths, name: str = "distances"
 ) -> _checks.Attention:
-    """Return given distances [..., n, n]: square, symmetric but for rounding in their dtype, none below 0.
+    """Check distances [..., n, n]: square, symmetric but for rounding in their dtype, none below 0.
 
     NaN entries are let through, and infinite ones: such a pair is never joined.
     """
@@ -121,16 +121,18 @@ def distances_argument(
     if torch.equal(tensor, tensor.mT) and (tensor.numel() == 0 or bool(tensor.amin() >= 0)):
         return checked
     sees = checked.inside()
-    both = sees[..., :, None] & sees[..., None, :]
-    if bool((negative := (tensor < 0) & both).any()):
+    visible_pairs = sees[..., :, None] & sees[..., None, :]
+    if bool((negative := (tensor < 0) & visible_pairs).any()):
         place = tuple(int(axis) for axis in negative.nonzero()[0])
         raise ValueError(f"{function}: {name} must not be negative, got {tensor[place].item()} at {place}")
-    largest = torch.where(both, tensor, 0).nan_to_num(0, posinf=0).amax((-2, -1), keepdim=True).double()
+    largest = (
+        torch.where(visible_pairs, tensor, 0).nan_to_num(0, posinf=0).amax((-2, -1), keepdim=True).double()
+    )
     # Shares of the largest, whose squares stay in range.
     share = tensor.double() / torch.where(largest > 0, largest, 1.0)
     skew = ((share - share.mT) * (share + share.mT)).abs().nan_to_num(0, posinf=0)
-    one_sided = both & (tensor.isinf() != tensor.mT.isinf()) & ~(tensor.isnan() | tensor.mT.isnan())
-    if bool((apart := both & (skew > ASYMMETRY[tensor.dtype]) | one_sided).any()):
+    one_sided = visible_pairs & (tensor.isinf() != tensor.mT.isinf()) & ~(tensor.isnan() | tensor.mT.isnan())
+    if bool((apart := visible_pairs & (skew > ASYMMETRY[tensor.dtype]) | one_sided).any()):
         place = tuple(int(axis) for axis in apart.nonzero()[0])
         other = (*place[:-2], place[-1], place[-2])
         raise ValueError(
@@ -148,19 +150,19 @@ def metric_argument(function: str, points: Any, metric: Any, lengths: _checks.Le
     return distances_of(function, points_argument(function, points, lengths), chosen)
 
 
-def given_or_euclidean(
+def distances_or_euclidean(
     function: str, points: Any, distances: Any, lengths: _checks.Lengths
 ) -> _checks.Attention:
-    """`distances` where they are given, else the Euclidean ones of `points`."""
+    """Return `distances` if passed, otherwise the Euclidean ones of `points`."""
     if distances is None:
         return distances_of(function, points_argument(function, points, lengths), "euclidean")
     checked = distances_argument(function, distances, lengths)
     if points is not None:
-        own = points_argument(function, points, lengths)
-        if (*own.leading, own.n) != tuple(checked.tensor.shape[:-1]):
+        cloud = points_argument(function, points, lengths)
+        if (*cloud.leading, cloud.n) != tuple(checked.tensor.shape[:-1]):
             raise ValueError(
                 f"{function}: distances of shape {tuple(checked.tensor.shape)} do not belong to points of "
-                f"shape {tuple(own.tensor.shape)}"
+                f"shape {tuple(cloud.tensor.shape)}"
             )
     return checked
 
@@ -179,29 +181,31 @@ def subsets_argument(function: str, subsets: Any, n: int) -> Tensor | None:
 
 
 def labels_argument(function: str, name: str, labels: Any, cloud: _checks.Attention) -> Tensor:
-    """One label per point, [n] for all clouds or [..., n], as whole numbers 0, 1, …; words are numbered."""
+    """Return one label per point, [n] for all clouds or [..., n], as whole numbers 0, 1, …; words are
+    numbered.
+    """
     if isinstance(labels, Tensor):
         labels = _checks.as_tensor(function, name, labels).detach().cpu()
     try:
-        found = np.asarray(labels)
-        _, inverse = np.unique(found, return_inverse=True)
+        label_array = np.asarray(labels)
+        _, inverse = np.unique(label_array, return_inverse=True)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{function}: {name} must be one label per point: {error}") from None
-    if found.shape not in ((cloud.n,), (*cloud.leading, cloud.n)):
+    if label_array.shape not in ((cloud.n,), (*cloud.leading, cloud.n)):
         raise ValueError(
-            f"{function}: {name} must hold one label per point, [{cloud.n}], got shape {found.shape}"
+            f"{function}: {name} must hold one label per point, [{cloud.n}], got shape {label_array.shape}"
         )
-    return torch.from_numpy(inverse.reshape(found.shape).astype(np.int64))
+    return torch.from_numpy(inverse.reshape(label_array.shape).astype(np.int64))
 
 
 def draws_argument(function: str, draws: Any, seed: Any) -> tuple[int, torch.Generator]:
-    """A number of draws, at least 1, and the generator that makes them."""
+    """Return a number of draws, at least 1, and the generator that makes them."""
     number = _checks.at_least(function, "draws", draws, 1)
     return number, torch.Generator().manual_seed(_checks.at_least(function, "seed", seed, 0))
 
 
 def numbers_argument(function: str, name: str, values: Any) -> Sequence[Any]:
-    """A number or several as a list."""
+    """Return a number or several as a list."""
     if isinstance(values, Tensor):
         values = _checks.as_tensor(function, name, values).detach().cpu()
     if isinstance(values, (Tensor, np.ndarray)):

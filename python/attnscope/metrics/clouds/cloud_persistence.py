@@ -64,8 +64,8 @@ def cloud_persistence(
             "(gudhi.RipsComplex)"
         )
     checked = metric_argument(name, points, metric, lengths)
-    given = (dimension, "max", "distance")
-    bars = _checks.computed(_core.persistence, name, checked, *given, unit="clouds")
+    kernel_arguments = (dimension, "max", "distance")
+    bars = _checks.computed(_core.persistence, name, checked, *kernel_arguments, unit="clouds")
     return Barcodes(*(*bars, checked.leading))
 
 

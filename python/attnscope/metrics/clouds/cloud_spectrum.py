@@ -12,7 +12,7 @@ from attnscope import _checks
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import Cloud, points_argument
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 
 #: Share of the variance that `pca_dimension` counts components for.
 VARIANCE = 0.95
@@ -20,7 +20,8 @@ VARIANCE = 0.95
 
 @shown_by_shape
 class CloudSpectrum(NamedTuple):
-    """Of every cloud, float64; none exceeds n − 1 but `isotropy`, so only clouds of one n compare.
+    """The spectrum of every cloud, float64; no field exceeds n − 1 but `isotropy`, so only clouds of equal n
+    compare.
 
     Attributes:
         effective_rank: exp(−Σ p log p), p = σ/Σσ; 0 without variance.
@@ -38,7 +39,7 @@ class CloudSpectrum(NamedTuple):
 
 
 def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Lengths = None) -> CloudSpectrum:
-    """The spectrum of a cloud about its mean, in float64, and four numbers of it.
+    """Return the spectrum of a cloud about its mean, in float64, and four numbers of it.
 
     All grow with the number of points: one law at n = 500 and 1,000 gives effective ranks that differ by a
     factor near two where d is larger. Compare clouds of one n.
@@ -59,8 +60,8 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
         Plus and minus each of three axes: the same spread in all three directions.
 
         >>> import torch, attnscope as asc
-        >>> found = asc.cloud_spectrum(torch.cat([torch.eye(3), -torch.eye(3)]))
-        >>> [round(value.item(), 9) for value in found[:4]]
+        >>> result = asc.cloud_spectrum(torch.cat([torch.eye(3), -torch.eye(3)]))
+        >>> [round(value.item(), 9) for value in result[:4]]
         [3.0, 3.0, 1.0, 3.0]
 
     References:
@@ -68,9 +69,9 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
         for the participation ratio.
     """
     name = "cloud_spectrum"
-    given = points_argument(name, points, lengths)
-    tensor, scales = _powers.in_range(given.tensor, given.lengths)
-    cloud = Cloud(tensor, given.lengths)
+    checked = points_argument(name, points, lengths)
+    tensor, scales = _powers.in_range(checked.tensor, checked.lengths)
+    cloud = Cloud(tensor, checked.lengths)
     centred = _checks.flag(name, "center", center)
     wide, sees = cloud.tensor.double(), cloud.inside()[..., None]
     finite = (wide.isfinite() | ~sees).all((-2, -1))
@@ -88,22 +89,22 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     # A share that reaches 95 % but for rounding has reached it.
     short = (variance < VARIANCE - 1e-12).sum(-1) + 1
     second = squares[..., 1] if squares.shape[-1] > 1 else torch.zeros_like(total)
-    nothing = torch.full_like(total, torch.nan)
-    found = CloudSpectrum(
+    undefined = torch.full_like(total, torch.nan)
+    result = CloudSpectrum(
         torch.where(spread, torch.special.entr(p).sum(-1).exp(), 0.0),
-        torch.where(spread, total.square() / squares.square().sum(-1), nothing),
-        torch.where(spread, second / squares[..., 0], nothing),
+        torch.where(spread, total.square() / squares.square().sum(-1), undefined),
+        torch.where(spread, second / squares[..., 0], undefined),
         torch.where(spread, short.double(), 0.0),
         _powers.unscaled(sigma, scales),
     )
     bad = int((~finite).sum())
     if bad:
-        found = CloudSpectrum(*(torch.where(_like(finite, one), one, torch.nan) for one in found))
-    return _checks.finished(name, cloud, found, bad, "clouds")
+        result = CloudSpectrum(*(torch.where(_like(finite, values), values, torch.nan) for values in result))
+    return _checks.finished(name, cloud, result, bad, "clouds")
 
 
-def _like(finite: Tensor, one: Tensor) -> Tensor:
-    return finite if one.ndim == finite.ndim else finite[..., None]
+def _like(finite: Tensor, values: Tensor) -> Tensor:
+    return finite if values.ndim == finite.ndim else finite[..., None]
 
 
 _AXES = torch.cat(
@@ -111,19 +112,19 @@ _AXES = torch.cat(
 )
 
 
-def _of_a_cloud(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+def _of_a_cloud(name: str, field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
     return Quantity(
         name,
         "cloud_spectrum",
         label,
         meaning,
-        Known(expected, torch.eye(2, device="cpu"), {"points": _AXES}),
-        read=field_of(field),
+        ClosedForm(expected, torch.eye(2, device="cpu"), {"points": _AXES}),
+        read=attribute_reader(field),
         options={"points": Site("points")},
         scope="cloud",
         needs=("points",),
         low=0,
-        **more,
+        **fields,
     )
 
 

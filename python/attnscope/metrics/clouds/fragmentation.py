@@ -17,12 +17,12 @@ from attnscope.metrics.clouds.cloud_distances import (
     numbers_argument,
     subsets_argument,
 )
-from attnscope.metrics.quantity import Known, Quantity, Site
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
 
 @shown_by_shape
 class CloudComponents(NamedTuple):
-    """Of every cloud at every scale, each [..., S]; −1 (NaN) for a cloud that is not finite.
+    """Components of every cloud at every scale, each [..., S]; −1 (NaN) for a cloud that is not finite.
 
     Attributes:
         components: connected components, single points included; int64 in 1..n.
@@ -45,9 +45,9 @@ def cloud_components(
     min_size: int = 5,
     lengths: _checks.Lengths = None,
 ) -> CloudComponents:
-    """The components of the graph of all pairs of points not farther apart than a scale.
+    """Return the components of the graph of all pairs of points not farther apart than a scale.
 
-    Their number alone counts single points: at a scale below all distances a cloud has n "components".
+    Their number counts single points too: at a scale below all distances a cloud has n "components".
 
     Args:
         points: clouds [..., n, d], four float types, any strides, CPU or CUDA; with "precomputed" distances
@@ -70,8 +70,8 @@ def cloud_components(
 
         >>> import torch, attnscope as asc
         >>> line = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
-        >>> found = asc.cloud_components(line, [0.5, 1.0, 9.0], metric="euclidean", min_size=2)
-        >>> found.components.tolist(), found.clusters.tolist(), found.largest.tolist()
+        >>> result = asc.cloud_components(line, [0.5, 1.0, 9.0], metric="euclidean", min_size=2)
+        >>> result.components.tolist(), result.clusters.tolist(), result.largest.tolist()
         ([4, 2, 1], [0, 2, 1], [0.25, 0.5, 1.0])
 
     References:
@@ -79,7 +79,7 @@ def cloud_components(
     """
     name = "cloud_components"
     values = torch.tensor(
-        [_checks.real(name, "scales", one) for one in numbers_argument(name, "scales", scales)],
+        [_checks.real(name, "scales", scale) for scale in numbers_argument(name, "scales", scales)],
         dtype=torch.float64,
         device="cpu",
     )
@@ -87,8 +87,10 @@ def cloud_components(
         raise ValueError(f"{name}: scales must be one or more ascending numbers, got {scales!r}")
     least = _checks.at_least(name, "min_size", min_size, 1)
     checked = metric_argument(name, points, metric, lengths)
-    given = (values, values.numel(), least)
-    return CloudComponents(*_checks.computed(_core.cloud_components, name, checked, *given, unit="clouds"))
+    kernel_arguments = (values, values.numel(), least)
+    return CloudComponents(
+        *_checks.computed(_core.cloud_components, name, checked, *kernel_arguments, unit="clouds")
+    )
 
 
 def fragmentation(
@@ -137,8 +139,8 @@ def fragmentation(
     name = "fragmentation"
     checked = metric_argument(name, points, metric, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
-    given = (chosen, 1 if chosen is None else len(chosen))
-    return _checks.computed(_core.fragmentation, name, checked, *given, unit="clouds")
+    kernel_arguments = (chosen, 1 if chosen is None else len(chosen))
+    return _checks.computed(_core.fragmentation, name, checked, *kernel_arguments, unit="clouds")
 
 
 # Four points on a line: merges at 1, 1 and 9; distances 1, 1, 9, 10, 10, 11.
@@ -151,7 +153,7 @@ QUANTITIES = (
         "fragmentation",
         "fragmentation",
         "Mean length of the finite H0 bars of a cloud over the median distance of its points.",
-        Known(11 / 3 / 9.5, torch.eye(2, device="cpu"), {"points": _PAIRS}),
+        ClosedForm(11 / 3 / 9.5, torch.eye(2, device="cpu"), {"points": _PAIRS}),
         symbol="φ",
         options={"points": Site("points"), "metric": "euclidean"},
         scope="cloud",

@@ -12,17 +12,17 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds.cloud_distances import (
-    given_or_euclidean,
+    distances_or_euclidean,
     labels_argument,
     numbers_argument,
     subsets_argument,
 )
-from attnscope.metrics.quantity import Known, Quantity, Site
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 
 
 @shown_by_shape
 class LocalDimension(NamedTuple):
-    """Of every cloud, under every number of neighbours k.
+    """The dimension of every cloud, under every number of neighbours k.
 
     Attributes:
         value: Σ (k − 1)/Σ S_i, [..., K] float64; NaN where no point has k neighbours.
@@ -49,7 +49,8 @@ def local_dimension(
     subsets: Tensor | None = None,
     lengths: _checks.Lengths = None,
 ) -> LocalDimension:
-    """The dimension in which the number of neighbours grows with distance, pooled over the points of a cloud.
+    """Return the dimension in which the number of neighbours grows with distance, pooled over the points of a
+    cloud.
 
     Of the distances r_1 <= … <= r_k of a point's nearest others, S_i = Σ_{j<k} log(r_k/r_j); the value is
     Σ (k − 1)/Σ S_i, the maximum likelihood of points that are spread evenly at the scale of r_k. Points at
@@ -82,8 +83,8 @@ def local_dimension(
 
         >>> import math, torch, attnscope as asc
         >>> line = torch.tensor([[0.0], [1.0], [math.e]], dtype=torch.float64)
-        >>> found = asc.local_dimension(line, k=2)
-        >>> round(found.value.item(), 12), found.used.item(), found.tied.item()
+        >>> result = asc.local_dimension(line, k=2)
+        >>> round(result.value.item(), 12), result.used.item(), result.tied.item()
         (1.5, 3, 0)
 
     References:
@@ -91,19 +92,21 @@ def local_dimension(
         Ghahramani, Comments on it, 2005.
     """
     name = "local_dimension"
-    wanted = [_checks.whole(name, "k", one) for one in numbers_argument(name, "k", k)]
-    if not wanted or min(wanted) < 2:
+    neighbour_counts = [_checks.whole(name, "k", count) for count in numbers_argument(name, "k", k)]
+    if not neighbour_counts or min(neighbour_counts) < 2:
         raise ValueError(f"{name}: k must be one or more numbers of at least 2, got {k!r}")
-    checked = given_or_euclidean(name, points, distances, lengths)
+    checked = distances_or_euclidean(name, points, distances, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
     labels = None if groups is None else labels_argument(name, "groups", groups, checked)
     if not _checks.flag(name, "across", across):
         labels = None
     elif labels is None:
         raise ValueError(f"{name}: across needs groups, got None")
-    same = labels is None or labels.ndim == 1
-    given = (labels, same, chosen, 1 if chosen is None else len(chosen), wanted)
-    return LocalDimension(*_checks.computed(_core.local_dimension, name, checked, *given, unit="clouds"))
+    is_shared = labels is None or labels.ndim == 1
+    kernel_arguments = (labels, is_shared, chosen, 1 if chosen is None else len(chosen), neighbour_counts)
+    return LocalDimension(
+        *_checks.computed(_core.local_dimension, name, checked, *kernel_arguments, unit="clouds")
+    )
 
 
 def two_nn(
@@ -114,7 +117,8 @@ def two_nn(
     subsets: Tensor | None = None,
     lengths: _checks.Lengths = None,
 ) -> Tensor:
-    """The dimension from the ratio of the second to the first neighbour's distance: (N − 1)/Σ log(r_2/r_1).
+    """Return the dimension from the ratio of the second to the first neighbour's distance: (N − 1)/Σ
+    log(r_2/r_1).
 
     It looks at a smaller scale than `local_dimension` and is more easily misled by noise. With `discard`
     the fit of Facco et al. instead: the slope through the origin of −log(1 − i/N) on the ascending
@@ -152,10 +156,10 @@ def two_nn(
     share = _checks.real(name, "discard", discard)
     if not 0.0 <= share < 1.0:
         raise ValueError(f"{name}: discard must lie in [0, 1), got {discard!r}")
-    checked = given_or_euclidean(name, points, distances, lengths)
+    checked = distances_or_euclidean(name, points, distances, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
-    given = (chosen, 1 if chosen is None else len(chosen), share)
-    return _checks.computed(_core.two_nn, name, checked, *given, unit="clouds")
+    kernel_arguments = (chosen, 1 if chosen is None else len(chosen), share)
+    return _checks.computed(_core.two_nn, name, checked, *kernel_arguments, unit="clouds")
 
 
 # The numbers 0, 1 and e.
@@ -167,8 +171,8 @@ QUANTITIES = (
         "local_dimension",
         "local dimension",
         "Dimension in which the number of neighbours grows with distance, from the k nearest of each point.",
-        Known(1.5, torch.eye(2, device="cpu"), {"points": _LINE}, options={"k": 2}),
-        read=lambda found: found.value[..., 0],
+        ClosedForm(1.5, torch.eye(2, device="cpu"), {"points": _LINE}, options={"k": 2}),
+        read=lambda result: result.value[..., 0],
         options={"points": Site("points")},
         scope="cloud",
         needs=("points",),
@@ -179,7 +183,7 @@ QUANTITIES = (
         "two_nn",
         "dimension from two neighbours",
         "Dimension from the ratio of the distances of the two nearest neighbours of each point.",
-        Known(1.0, torch.eye(2, device="cpu"), {"points": _LINE}),
+        ClosedForm(1.0, torch.eye(2, device="cpu"), {"points": _LINE}),
         options={"points": Site("points")},
         scope="cloud",
         needs=("points",),

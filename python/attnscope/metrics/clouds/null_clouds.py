@@ -25,7 +25,7 @@ def null_clouds(
     seed: int = 0,
     lengths: _checks.Lengths = None,
 ) -> Tensor:
-    """Gaussian clouds with the mean and some of the spread of given ones, as many points each.
+    """Draw Gaussian clouds with the mean and some of the spread of given clouds, as many points each.
 
     "gaussian" keeps the mean and the total variance, the same in every direction; "covariance" the mean and
     the covariance (of rank n − 1); "template" the means of `groups` and the covariance within them, pooled.
@@ -81,7 +81,7 @@ def null_clouds(
     result = torch.empty(number, *wide.shape, dtype=torch.float64, device="cpu")
     if chosen == "gaussian":
         deviation = (rest.square().sum((-2, -1), keepdim=True) / freedom / wide.shape[-1]).sqrt()
-    for own in result:
+    for null_cloud in result:
         if chosen == "gaussian":
             spread = torch.randn(wide.shape, generator=draw, dtype=torch.float64, device="cpu") * deviation
         else:
@@ -89,7 +89,7 @@ def null_clouds(
                 *wide.shape[:-1], cloud.n, generator=draw, dtype=torch.float64, device="cpu"
             )
             spread = (weights @ rest) / freedom.sqrt()
-        own.copy_(means + spread)
+        null_cloud.copy_(means + spread)
     outside = ~sees[..., None] | (freedom < 1)
     result = _powers.unscaled(result.movedim(0, -1), scales).movedim(-1, 0)
     result = result.masked_fill(outside, torch.nan)
@@ -104,7 +104,7 @@ def null_directions(
     draws: int = 20,
     seed: int = 0,
 ) -> Tensor:
-    """Unit vectors that a direction found in states is compared with.
+    """Draw unit vectors with which a direction found in states is compared.
 
     "isotropic": uniform on the sphere. "covariance": Σ_i g_i (h_i − μ) with independent normal g, so that
     directions in which the states spread are drawn more often. "labels": the difference of means of a random
@@ -158,10 +158,10 @@ def null_directions(
     else:
         if labels is None:
             raise ValueError(f"{name}: kind 'labels' needs labels, got None")
-        own = labels_argument(name, "labels", labels, cloud).double()
-        if float(own.max()) != 1:
-            raise ValueError(f"{name}: labels must have two values, got {int(own.max()) + 1}")
-        signed = own / own.sum() - (1 - own) / (1 - own).sum()
+        is_second_label = labels_argument(name, "labels", labels, cloud).double()
+        if float(is_second_label.max()) != 1:
+            raise ValueError(f"{name}: labels must have two values, got {int(is_second_label.max()) + 1}")
+        signed = is_second_label / is_second_label.sum() - (1 - is_second_label) / (1 - is_second_label).sum()
         weights = torch.stack(
             [signed[torch.randperm(n, generator=draw, device="cpu")] for _ in range(number)]
         )
@@ -171,7 +171,9 @@ def null_directions(
 
 
 def _finite_points(cloud: Cloud) -> tuple[Tensor, Tensor, int]:
-    """Points in float64, zeros outside; which are inside a cloud that is finite; how many clouds are not."""
+    """Return points in float64, zeros outside; a mask of the points of finite clouds; the number of other
+    clouds.
+    """
     # Sums in one order, whatever the strides.
     wide, sees = cloud.tensor.double().contiguous(), cloud.inside()
     finite = (wide.isfinite() | ~sees[..., None]).all((-2, -1))
@@ -180,7 +182,7 @@ def _finite_points(cloud: Cloud) -> tuple[Tensor, Tensor, int]:
 
 
 def _group_means(wide: Tensor, labels: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of each point's group, [..., n, d], and the number of groups, [...]."""
+    """Return the mean of each point's group, [..., n, d], and the number of groups, [...]."""
     first = wide[..., :1, :]
     moved = torch.where(sees[..., None], wide - first, 0)
     number = int(labels.max()) + 1 if labels.numel() else 1

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.closed_forms import full, star
+from attnscope.metrics.closed_forms import first_key_map, uniform_map
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
 def fiedler_value(
@@ -23,7 +23,7 @@ def fiedler_value(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """λ2 of each head's graph Laplacian: how hard the graph is to cut in two.
+    """Return λ2 of each head's graph Laplacian: how hard the graph is to cut in two.
 
     The second smallest eigenvalue of L = D − W, W = (A + Aᵀ)/2 ("mean") or max(A, Aᵀ) ("max") without its
     diagonal. It is exactly 0 when the graph is disconnected.
@@ -31,7 +31,7 @@ def fiedler_value(
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         symmetrize: how a directed head becomes a graph. Under "mean" a causal map is capped by
-            n/(n−1)·min degree, about 0.5, for sink and diffuse heads alike: look at `normalized` beside it.
+            n/(n−1)·min degree, about 0.5, for sink and diffuse heads alike: compare `normalized`.
         threshold: when given, the simple unweighted graph 1[max(A_ij, A_ji) >= threshold] instead.
         normalized: the symmetric normalised Laplacian instead.
         precision: "exact" has a relative error below 1e-9, or n·2⁻⁵⁰·max degree where that is more; "fast"
@@ -59,9 +59,9 @@ def fiedler_value(
     """
     name = "fiedler_value"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = graph_arguments(name, symmetrize, threshold, normalized)
+    graph_options = graph_arguments(name, symmetrize, threshold, normalized)
     _checks.choice_argument(name, "precision", precision, ("exact", "fast"))
-    return _checks.computed(_core.fiedler_value, name, checked, *given, precision)
+    return _checks.computed(_core.fiedler_value, name, checked, *graph_options, precision)
 
 
 def fiedler_vector(
@@ -73,7 +73,7 @@ def fiedler_vector(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """The eigenvector of λ2: the smoothest way to split the tokens of each head in two.
+    """Return the eigenvector of λ2: the smoothest way to split the tokens of each head in two.
 
     Unit norm, orthogonal to the null vector; its component of largest magnitude (the first on ties) is
     positive. Where λ2 is degenerate it is one unit vector of that eigenspace.
@@ -97,8 +97,8 @@ def fiedler_vector(
     """
     name = "fiedler_vector"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = graph_arguments(name, symmetrize, threshold, normalized)
-    return _checks.computed(_core.fiedler_vector, name, checked, *given)
+    graph_options = graph_arguments(name, symmetrize, threshold, normalized)
+    return _checks.computed(_core.fiedler_vector, name, checked, *graph_options)
 
 
 QUANTITIES = (
@@ -108,7 +108,7 @@ QUANTITIES = (
         "Fiedler value",
         "Second smallest eigenvalue of the Laplacian of the graph with weights (A + Aᵀ)/2: how hard the "
         "graph is to cut.",
-        Known(0.5, star(6)),
+        ClosedForm(0.5, first_key_map(6)),
         symbol=r"$\lambda_2$",
         low=0,
     ),
@@ -117,7 +117,7 @@ QUANTITIES = (
         "fiedler_value",
         "normalised Fiedler",
         "The same for the degree-normalised Laplacian, which weak nodes cannot cap.",
-        Known(1.0, star(6)),
+        ClosedForm(1.0, first_key_map(6)),
         symbol=r"$\hat\lambda_2$",
         low=0,
         options={"normalized": True},
@@ -126,7 +126,7 @@ QUANTITIES = (
         "fiedler_vector",
         "Fiedler vector",
         "Unit eigenvector of the second smallest eigenvalue: which tokens the weakest cut parts.",
-        Known(0.5**0.5, full(2), entry=(0,)),
+        ClosedForm(0.5**0.5, uniform_map(2), entry=(0,)),
         low=-1,
         high=1,
         axes=("token",),

@@ -10,9 +10,9 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import star
+from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.graphs.laplacian import Symmetrize
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 
 @shown_by_shape
@@ -103,11 +103,22 @@ def graph_statistics(
     return GraphStatistics(*_checks.computed(_core.graph_statistics, name, checked, levels))
 
 
-def _of_graph(field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
-    """A field, with its value on the simple star of six nodes; a share where no more is said."""
-    known = Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)})
-    more = {"name": field, "low": 0, "high": 1, "read": field_of(field), "axes": ("threshold",), **more}
-    return Quantity(metric="graph_statistics", label=label, meaning=meaning, known=known, **more)
+def _of_graph(field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
+    """Declare a field, with its value on the simple star of six nodes; a share unless `fields` says
+    otherwise.
+    """
+    closed_form = ClosedForm(expected, first_key_map(6), entry=(0,), options={"thresholds": (0.1,)})
+    fields = {
+        "name": field,
+        "low": 0,
+        "high": 1,
+        "read": attribute_reader(field),
+        "axes": ("threshold",),
+        **fields,
+    }
+    return Quantity(
+        metric="graph_statistics", label=label, meaning=meaning, closed_form=closed_form, **fields
+    )
 
 
 QUANTITIES = (
@@ -159,6 +170,6 @@ QUANTITIES = (
         1.0,
     ),
     _of_graph(
-        "effective", "density within bounds", "Whether the density lies within [0.05, 0.95].", 1, kind="flag"
+        "effective", "density within bounds", "1 if the density is within [0.05, 0.95].", 1, kind="flag"
     ),
 )

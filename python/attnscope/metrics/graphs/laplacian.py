@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.closed_forms import star
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.closed_forms import first_key_map
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 Symmetrize = Literal["mean", "max"]
 
@@ -17,7 +17,7 @@ Symmetrize = Literal["mean", "max"]
 def graph_arguments(
     function: str, symmetrize: str, threshold: float | None, normalized: bool
 ) -> tuple[str, float | None, bool]:
-    """How a head becomes a graph, checked, in the order in which the core takes it."""
+    """Check how a head becomes a graph; return the options in the order in which the core takes them."""
     return (
         _checks.choice_argument(function, "symmetrize", symmetrize, ("mean", "max")),
         None if threshold is None else _checks.fraction_argument(function, "threshold", threshold),
@@ -35,11 +35,11 @@ def laplacian_eigenvalues(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    r"""The `k` smallest eigenvalues of the graph Laplacian of each head, ascending.
+    r"""Return the `k` smallest eigenvalues of the graph Laplacian of each head, ascending.
 
     L = D − W with W = (A + Aᵀ)/2 ("mean") or max(A, Aᵀ) ("max"), zero diagonal. At least as many
     eigenvalues are exactly 0 as the graph has connected components; weights that rounding of the largest
-    degree swallows can leave more (two cliques joined by 1e-15), of which `fiedler_value` knows better.
+    degree swallows can leave more (two cliques joined by 1e-15), which `fiedler_value` resolves.
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
@@ -72,8 +72,8 @@ def laplacian_eigenvalues(
     count = checked.n if k is None else _checks.whole(name, "k", k)
     if not 1 <= count <= checked.n:
         raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
-    given = graph_arguments(name, symmetrize, threshold, normalized)
-    return _checks.computed(_core.laplacian_eigenvalues, name, checked, count, *given)
+    graph_options = graph_arguments(name, symmetrize, threshold, normalized)
+    return _checks.computed(_core.laplacian_eigenvalues, name, checked, count, *graph_options)
 
 
 def laplacian_gap(
@@ -85,7 +85,7 @@ def laplacian_gap(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """The gap λ3 − λ2 of the graph Laplacian of each head.
+    """Return the gap λ3 − λ2 of the graph Laplacian of each head.
 
     Args:
         attention: maps [..., n, n]; arguments and errors are those of `laplacian_eigenvalues`.
@@ -106,9 +106,9 @@ def laplacian_gap(
     """
     name = "laplacian_gap"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = graph_arguments(name, symmetrize, threshold, normalized)
+    graph_options = graph_arguments(name, symmetrize, threshold, normalized)
     count = min(checked.n, 3)
-    return gap_of(_checks.computed(_core.laplacian_eigenvalues, name, checked, count, *given))
+    return gap_of(_checks.computed(_core.laplacian_eigenvalues, name, checked, count, *graph_options))
 
 
 def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:
@@ -125,7 +125,7 @@ QUANTITIES = (
         "laplacian_gap",
         "Laplacian gap",
         "Distance from the second to the third eigenvalue of the Laplacian.",
-        Known(1.0, star(3)),
+        ClosedForm(1.0, first_key_map(3)),
         symbol=r"$\lambda_3-\lambda_2$",
         low=0,
     ),
@@ -133,7 +133,7 @@ QUANTITIES = (
         "laplacian_eigenvalues",
         "Laplacian eigenvalue",
         "Eigenvalues of the Laplacian, ascending.",
-        Known(3.0, star(6), entry=(-1,)),
+        ClosedForm(3.0, first_key_map(6), entry=(-1,)),
         low=0,
         axes=("rank",),
     ),

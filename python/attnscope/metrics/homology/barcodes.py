@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Bars of persistent homology for a whole batch of heads, and what is computed from them.
 
-The number of bars differs by map, so they lie one behind the other with an offset for each map, as ragged
-arrays do. Betti curves, total persistence and entropy are read off them without a loop over maps, and in
+The number of bars differs by map, so they are stored one after the other, with an offset for each map, as
+ragged arrays are. Betti curves, total persistence and entropy are read off them without a loop over maps, in
 NumPy: torch's own loops wait for ever in a child of fork() whose parent used several threads.
 """
 
@@ -35,7 +35,7 @@ class Barcodes:
         birth: [m] float64.
         death: [m] float64, infinite for the last component, and for bars that only infinite distances end.
         dimension: [m] int8, 0 or 1.
-        birth_edge: [m, 2] int32 (row, column), row > column; −1 for H0, whose vertices are there from 0 on.
+        birth_edge: [m, 2] int32 (row, column), row > column; −1 for H0, whose vertices exist from 0 on.
         death_edge: [m, 2] int32; −1 for infinite bars.
         offsets: [count + 1] int64.
         shape: the leading axes of the attention that was given.
@@ -56,7 +56,7 @@ class Barcodes:
         return self.shape[0]
 
     def __iter__(self) -> Iterator[list[np.ndarray[Any, np.dtype[np.float64]]]]:
-        """The bars of every map of a batch with one leading axis, as ``barcodes[index]`` gives them."""
+        """Yield the bars of every map of a batch with one leading axis, as ``barcodes[index]`` gives them."""
         if len(self.shape) != 1:
             raise TypeError(
                 f"barcodes of shape {self.shape} are not iterated over: barcodes[index] needs "
@@ -131,17 +131,17 @@ class Barcodes:
             if not -size <= place < size:
                 raise IndexError(f"index {index!r} is out of range for barcodes of shape {self.shape}")
             flat = flat * size + place % size
-        own = slice(int(self.offsets[flat]), int(self.offsets[flat + 1]))
-        both = np.stack([one.numpy()[own] for one in pair], axis=1)
-        dimension = self.dimension[own].numpy()
-        return [both[dimension == k] for k in range(DIMENSIONS)]
+        bars_of_map = slice(int(self.offsets[flat]), int(self.offsets[flat + 1]))
+        pairs = np.stack([values.numpy()[bars_of_map] for values in pair], axis=1)
+        dimension = self.dimension[bars_of_map].numpy()
+        return [pairs[dimension == k] for k in range(DIMENSIONS)]
 
 
 def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | float) -> torch.Tensor:
-    """Number of bars alive at each scale: β(s) = #{bars: birth <= s < death}.
+    """Count the bars alive at each scale: β(s) = #{bars: birth <= s < death}.
 
     Args:
-        barcodes: what `persistence` returns; anything else is a TypeError.
+        barcodes: the result of `persistence`; anything else is a TypeError.
         scales: distances, in any order; the scale of an attention threshold t is 1 − t.
 
     Returns:
@@ -163,8 +163,8 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
         Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
     """
     _check("betti_curve", barcodes)
-    given = _checks.as_tensor("betti_curve", "scales", scales, torch.float64).detach().cpu()
-    values = np.atleast_1d(given.numpy())
+    scale_values = _checks.as_tensor("betti_curve", "scales", scales, torch.float64).detach().cpu()
+    values = np.atleast_1d(scale_values.numpy())
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
     ends = barcodes.birth.numpy(), barcodes.death.numpy()
@@ -192,10 +192,13 @@ def count_alive(
 
 
 def bar_columns(barcodes: Barcodes, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """A row per bar of several maps, under key columns with an entry per map; single values stay."""
-    each = np.diff(barcodes.offsets.numpy())
+    """Return a row per bar of several maps, under key columns with an entry per map; single values stay."""
+    bars_per_map = np.diff(barcodes.offsets.numpy())
     return {
-        **{key: np.repeat(values, each) if np.ndim(values) else values for key, values in keys.items()},
+        **{
+            key: np.repeat(values, bars_per_map) if np.ndim(values) else values
+            for key, values in keys.items()
+        },
         "dimension": barcodes.dimension.numpy().astype(np.int64),
         "birth": barcodes.birth.numpy(),
         "death": barcodes.death.numpy(),
@@ -203,10 +206,10 @@ def bar_columns(barcodes: Barcodes, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bar_count(barcodes: Barcodes) -> torch.Tensor:
-    """Number of bars of each dimension, the infinite one included.
+    """Count the bars of each dimension, the infinite one included.
 
     Args:
-        barcodes: what `persistence` returns; anything else is a TypeError.
+        barcodes: the result of `persistence`; anything else is a TypeError.
 
     Returns:
         [..., 2] int64; −1 for maps that are not finite.
@@ -230,10 +233,10 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
     """Σ (death − birth) over the finite bars of each dimension.
 
     Args:
-        barcodes: what `persistence` returns; anything else is a TypeError.
+        barcodes: the result of `persistence`; anything else is a TypeError.
 
     Returns:
-        [..., 2] float64, 0 where there is no finite bar, NaN for maps that are not finite.
+        [..., 2] float64, 0 without a finite bar, NaN for maps that are not finite.
 
     Example:
         Five tokens at pairwise distance 1/2 merge four times.
@@ -253,10 +256,10 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
     """Length of the longest finite bar of each dimension.
 
     Args:
-        barcodes: what `persistence` returns; anything else is a TypeError.
+        barcodes: the result of `persistence`; anything else is a TypeError.
 
     Returns:
-        [..., 2] float64, 0 where there is no finite bar, NaN for maps that are not finite.
+        [..., 2] float64, 0 without a finite bar, NaN for maps that are not finite.
 
     Example:
         >>> import torch, attnscope as asc
@@ -275,7 +278,7 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
 
 
 def mean_persistence(barcodes: Barcodes) -> torch.Tensor:
-    """Mean length of the finite bars of each dimension [..., 2], NaN where there is none."""
+    """Mean length of the finite bars of each dimension [..., 2], NaN without one."""
     finite = np.bincount(_finite(barcodes)[0], minlength=barcodes._count() * DIMENSIONS)
     with np.errstate(invalid="ignore"):
         mean = total_persistence(barcodes).numpy() / finite.reshape(*barcodes.shape, DIMENSIONS)
@@ -286,10 +289,10 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
     """−Σ p log p over the finite bars of each dimension, p = length/Σ length, in nats.
 
     Args:
-        barcodes: what `persistence` returns; anything else is a TypeError.
+        barcodes: the result of `persistence`; anything else is a TypeError.
 
     Returns:
-        [..., 2] float64, between 0 and log of the number of finite bars; 0 where there is none, NaN for maps
+        [..., 2] float64, between 0 and log of the number of finite bars; 0 without one, NaN for maps
         that are not finite.
 
     Example:
@@ -319,7 +322,7 @@ def _check(function: str, barcodes: Any) -> None:
 
 
 def _places(barcodes: Barcodes) -> Array:
-    """The place [map, dimension] that each bar belongs to, flattened."""
+    """Return the place [map, dimension] that each bar belongs to, flattened."""
     return np.asarray(barcodes._owner() * DIMENSIONS + barcodes.dimension.numpy())
 
 

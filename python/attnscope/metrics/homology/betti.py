@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Betti numbers of a head's thresholded graphs, without their whole persistent homology."""
+"""Betti numbers of a head's thresholded graphs, without full persistent homology."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnscope import _checks, _core
 from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology.barcodes import Barcodes, count_alive
 from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
 def betti_numbers(
@@ -69,16 +69,16 @@ EXACT_IN_BARS = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _SMALLEST_FROM_BARS = 1e-6
 
 
-def bars_hold(given: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
-    """Whether bars of maps of a type in `EXACT_IN_BARS` hold all of a call's Betti numbers."""
-    thresholds = given["thresholds"]
+def bars_hold(options: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
+    """Return True if bars of maps of a type in `EXACT_IN_BARS` determine all of a call's Betti numbers."""
+    thresholds = options["thresholds"]
     values = thresholds if isinstance(thresholds, (tuple, list)) else [thresholds]
     return (
         bars["metric"] == "attention"
         and type(bars["max_dimension"]) is int
         and bars["max_dimension"] == 1
-        and given["symmetrize"] in ("max", "min")  # a mean has more digits than its two weights
-        and all(given[option] == bars[option] for option in ("symmetrize", "validate"))
+        and options["symmetrize"] in ("max", "min")  # a mean has more digits than its two weights
+        and all(options[option] == bars[option] for option in ("symmetrize", "validate"))
         and len(values) > 0
         and all(type(value) is float and _SMALLEST_FROM_BARS <= value < 1.0 for value in values)
     )
@@ -96,7 +96,7 @@ _BETTI = Quantity(
     "betti_numbers",
     "loops",
     "Independent loops of the pairs at or above the threshold, cliques filled in.",
-    Known((1, 1), ring(), entry=(0,), options={"thresholds": (0.4,)}),
+    ClosedForm((1, 1), ring(), entry=(0,), options={"thresholds": (0.4,)}),
     symbol=r"$\beta_{dimension}$",
     kind="count",
     low=0,

@@ -13,7 +13,7 @@ from attnscope import _checks, _core
 from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology import barcodes
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 Symmetrize = Literal["max", "mean", "min"]
 Metric = Literal["attention", "hellinger"]
@@ -50,7 +50,7 @@ def persistence(
         validate: refuse NaN, infinite, negative and > 1.01 entries.
 
     Returns:
-        Barcodes, one slice per map; exactly one H0 bar of each is infinite. One token has that bar alone. A
+        Barcodes, one slice per map; exactly one H0 bar of each is infinite. One token has only that bar. A
         map with NaN or infinite entries has an empty slice.
 
     Raises:
@@ -86,7 +86,7 @@ def persistence(
 def attention_of_topology(
     function: str, attention: torch.Tensor, lengths: _checks.Lengths, *, validate: bool
 ) -> _checks.Attention:
-    """Checks `attention` as every metric does, and that its tokens can be numbered in 16 bits."""
+    """Check `attention` as every metric does, and that its tokens can be numbered in 16 bits."""
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     if checked.n > _core.max_vertices:
         raise ValueError(
@@ -104,14 +104,17 @@ DERIVED = {function.__name__: ("persistence", function) for function in OF_BARS}
 DERIVED["_mean_persistence"] = ("persistence", barcodes.mean_persistence)
 
 
-def _of_bars(metric: str, label: str, meaning: str, expected: tuple[float, float], **more: Any) -> Quantity:
-    """A number of each dimension, with its values on the ring of four tokens.
+def _of_bars(metric: str, label: str, meaning: str, expected: tuple[float, float], **fields: Any) -> Quantity:
+    """Declare a number of each dimension, with its values on the ring of four tokens.
+
+    The tokens are at distance 1/2 from their neighbours and 1 from the token across: three bars of length 1/2
+    in dimension 0 and one loop from 1/2 to 1.
 
     They are at distance 1/2 from their neighbours and 1 from the token across: three bars of length 1/2 in
     dimension 0 and one loop from 1/2 to 1.
     """
-    name, known = metric.removeprefix("_"), Known(expected, ring())
-    return Quantity(name, metric, label, meaning, known, low=0, axes=("dimension",), **more)
+    name, closed_form = metric.removeprefix("_"), ClosedForm(expected, ring())
+    return Quantity(name, metric, label, meaning, closed_form, low=0, axes=("dimension",), **fields)
 
 
 _BAR_COUNT = _of_bars(
@@ -136,15 +139,15 @@ QUANTITIES = (
     replace(_BAR_COUNT.at(dimension=0), meaning="Number of bars in dimension 0, the infinite one included."),
     _BAR_COUNT.at(dimension=1),
     *(
-        _of_bars(metric, label, f"{what} in dimension {{dimension}}.", expected).at(dimension=dimension)
-        for metric, label, what, expected in _LENGTHS
+        _of_bars(metric, label, f"{phrase} in dimension {{dimension}}.", expected).at(dimension=dimension)
+        for metric, label, phrase, expected in _LENGTHS
         for dimension in range(DIMENSIONS)
     ),
     Quantity.of(
         "betti_curve",
         "bars alive",
         "Number of bars alive at a scale, which is 1 minus a threshold of attention.",
-        Known(1, ring(), entry=(1, 1)),
+        ClosedForm(1, ring(), entry=(1, 1)),
         kind="count",
         low=0,
         options={"scales": (0.4, 0.6, 0.8)},

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The mass that a learned sink takes of each row, as one more key beside the real ones.
+"""The mass that a learned sink takes of each row, as one more key next to the real keys.
 
 Some models (gpt-oss) add a logit without a key to every softmax, so that the rows of their maps sum to less
-than one. What is missing is the learned sink's: a row is a distribution over the visible keys and this one.
+than one. The missing mass belongs to the learned sink: a row is a distribution over the visible keys and it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from attnscope import _checks, _core
 
 def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attention) -> torch.Tensor:
     """`sink_mass` as float64 [..., n], one number a row, 0 behind the lengths."""
-    given = _checks.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
+    masses = _checks.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
     shape = (*attention.leading, attention.n)
     try:
-        given = given.expand(shape)
+        masses = masses.expand(shape)
     except RuntimeError:
         raise ValueError(
-            f"{function}: sink_mass of shape {tuple(given.shape)} does not broadcast to {shape}, one number "
+            f"{function}: sink_mass of shape {tuple(masses.shape)} does not broadcast to {shape}, one number "
             "for each query"
         ) from None
-    return torch.where(attention.inside(), given, 0.0)
+    return torch.where(attention.inside(), masses, 0.0)
 
 
 def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
-    """Which keys each query sees, bool, broadcast to [..., n, n]; "auto" judges each map by itself."""
+    """Return which keys each query sees, bool, broadcast to [..., n, n]; "auto" judges each map by itself."""
     n = attention.n
     lower = torch.ones(n, n, dtype=torch.bool, device="cpu").tril()
     if isinstance(support, torch.Tensor):
@@ -50,7 +50,9 @@ def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
 
 
 def divergence_of_mass(mass: torch.Tensor) -> torch.Tensor:
-    """What the learned sink adds to each head's divergence from the mean of its layer, [..., h, n], nats."""
+    """Return the term that the learned sink adds to each head's divergence from the mean of its layer,
+    [..., h, n], nats.
+    """
     return torch.xlogy(mass, mass) - torch.xlogy(mass, mass.mean(-2, keepdim=True))
 
 
@@ -69,12 +71,14 @@ def learned_share(
 def top_mass_with(
     function: str, attention: _checks.Attention, support: Any, sink_mass: Any, k: int
 ) -> torch.Tensor:
-    """Share of all mass, the learned sink's in it, that the k strongest of n + 1 keys hold, [...]."""
+    """Return the share of all mass, the learned sink's included, that the k strongest of n + 1 keys hold,
+    [...].
+    """
     mass = sink_mass_argument(function, sink_mass, attention)
     keys = torch.where(
         visible_pairs(attention, support), _checks.to_host(attention.tensor).double(), 0.0
     ).sum(-2)
-    every = torch.cat([keys, mass.sum(-1, keepdim=True)], -1)
-    top = every.topk(min(k, every.shape[-1])).values.sum(-1) / every.sum(-1)
+    mass_by_key = torch.cat([keys, mass.sum(-1, keepdim=True)], -1)
+    top = mass_by_key.topk(min(k, mass_by_key.shape[-1])).values.sum(-1) / mass_by_key.sum(-1)
     finite = _checks.call_kernel(_core.finite_matrices, attention)
     return torch.where(finite, top, torch.nan)

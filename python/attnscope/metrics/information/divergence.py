@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How different the heads of a layer are, and how much of that difference its sinks carry."""
+"""The difference between the heads of a layer, and the part of it that its sinks carry."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import two_heads, uneven_heads
 from attnscope.metrics.information._learned_sink import divergence_of_mass, sink_mass_argument
 from attnscope.metrics.information.sink_sets import PERCENTILES
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many
+from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, attribute_reader, count_true
 
 
 @shown_by_shape
 class SinkRemoval(NamedTuple):
-    """What taking sink keys out of a layer does to the divergence of its heads.
+    """The effect of removing sink keys on the divergence of a layer's heads.
+
+    kl_reduction [...]: mean over heads of before − after, nats. excluded [..., h]: int64, rows with nothing
+    left. attention [..., h, n, n]: the rescaled maps, or None. before, after [..., h]: each head's mean
+    divergence over its surviving rows.
 
     kl_reduction [...]: mean over heads of before − after, nats. excluded [..., h]: int64, rows with nothing
     left. attention [..., h, n, n]: the rescaled maps, or None. before, after [..., h]: each head's mean
@@ -42,7 +46,7 @@ def head_divergence(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """How far each head is from the mean of its layer: KL(A^h_i ‖ Ā_i), averaged over queries.
+    """Return how far each head is from the mean of its layer: KL(A^h_i ‖ Ā_i), averaged over queries.
 
     Ā is the mean over heads, KL(p‖q) = Σ_j p_j (log p_j − log q_j) in nats. Rows are taken as they are,
     never renormalised.
@@ -88,15 +92,17 @@ def divergence_of(
     lengths: _checks.Lengths,
     validate: bool,
 ) -> torch.Tensor:
-    """`head_divergence`, to the same bits, where `attention_entropy` of the same maps may be at hand."""
+    """Compute `head_divergence`, to the same bits, from `attention_entropy` of the same maps where it is
+    available.
+    """
     name = "head_divergence"
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
     result, non_finite = _checks.call_kernel(_core.head_divergence, checked, seen, entropy)
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
-        more = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
-        result += more / checked.inside().sum(-1)
+        sink_divergence = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
+        result += sink_divergence / checked.inside().sum(-1)
     return _checks.finished(name, checked.layers, result, non_finite, "layers")
 
 
@@ -110,7 +116,7 @@ def sink_removal(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> SinkRemoval:
-    """How much of the heads' divergence disappears with the sink keys.
+    """Return the part of the heads' divergence that disappears with the sink keys.
 
     The columns in `keys` are set to 0 and every row is rescaled to sum 1 over what is left of its support; a
     row with nothing left is excluded and counted. The divergence is computed again against the new mean Ā',
@@ -130,7 +136,7 @@ def sink_removal(
         in excluded rows.
 
     Raises:
-        ValueError: keys that do not broadcast to [..., n] or lie outside, and as `head_divergence`.
+        ValueError: keys that do not broadcast to [..., n] or are outside, and as `head_divergence`.
 
     Example:
         Heads that differ only in how much they attend to key 0 are equal without it.
@@ -161,9 +167,9 @@ def sink_removal(
     rows = inside.sum(-1)
     # means over the queries inside the lengths that are not excluded; NaN without any
     kl_before, kl_after = (
-        torch.where(inside, one, 0.0).sum(-1) / (rows - dropped) for one in (before, after)
+        torch.where(inside, divergence, 0.0).sum(-1) / (rows - dropped) for divergence in (before, after)
     )
-    # A head without a surviving row says nothing about the layer; any other NaN does.
+    # A head without a surviving row is left out of its layer's mean; any other NaN is not.
     silent = dropped == rows
     reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
@@ -173,17 +179,17 @@ def sink_removal(
 
 def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     n = checked.n
-    given = _checks.as_tensor(function, "keys", keys)
-    if given.dtype == torch.bool:
+    key_tensor = _checks.as_tensor(function, "keys", keys)
+    if key_tensor.dtype == torch.bool:
         shape, words = (*checked.leading[:-1], n), "do not broadcast to"
-        return _checks.flags_argument(function, "keys", given, shape, words)
-    whole = not given.is_floating_point() and not given.is_complex()
-    if given.ndim > 1 or not (whole or given.numel() == 0):
+        return _checks.flags_argument(function, "keys", key_tensor, shape, words)
+    is_integer = not key_tensor.is_floating_point() and not key_tensor.is_complex()
+    if key_tensor.ndim > 1 or not (is_integer or key_tensor.numel() == 0):
         raise ValueError(
             f"{function}: keys must be a boolean tensor [..., n] or a list of positions, got "
-            f"{given.dtype} of shape {tuple(given.shape)}"
+            f"{key_tensor.dtype} of shape {tuple(key_tensor.shape)}"
         )
-    positions = [int(position) for position in given.reshape(-1)]
+    positions = [int(position) for position in key_tensor.reshape(-1)]
     if outside := [position for position in positions if not 0 <= position < n]:
         raise ValueError(f"{function}: keys must lie between 0 and n - 1 = {n - 1}, got {outside[0]}")
     flags = torch.zeros(n, dtype=torch.bool, device="cpu")
@@ -191,45 +197,55 @@ def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     return flags
 
 
-#: Divergence of each of the uneven heads, all of which goes with key 0, which alone is a sink of their mean.
-GONE = [
+#: Divergence of each of the uneven heads; removing key 0, the only sink of their mean, removes all of it.
+REMOVED_DIVERGENCE = [
     share * math.log(share / 0.375) + 2 * rest * math.log(rest / 0.3125)
     for share, rest in ((0.5, 0.25), (0.25, 0.375))
 ]
 
 
 def _without(percentile: int | None) -> tuple[Quantity, ...]:
-    """What removing the sink tokens, or the keys above a percentile, of the head mean from a layer does."""
+    """Declare the recomputed divergence of a layer without the sink tokens (or without keys above a
+    percentile of the head mean).
+    """
     suffix, chosen = "", ""
-    said, keys = "the sink tokens of the head mean", Shared("sink_tokens", of="head_mean")
+    removed_keys, keys = "the sink tokens of the head mean", Shared("sink_tokens", of="head_mean")
     if percentile is not None:
         suffix, chosen = f"_{percentile}", f", {percentile}th percentile"
-        said = f"the keys above the {percentile}th percentile of incoming attention"
+        removed_keys = f"the keys above the {percentile}th percentile of incoming attention"
         keys = Shared("_keys_above", (("percentile", percentile),), of="head_mean")
 
-    def one(name: str, metric: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+    def declare(name: str, metric: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
         # of few tokens no key is a sink by the test
-        known = Known(expected, uneven_heads(3 if percentile else 32))
-        return Quantity(name + suffix, metric, label + chosen, meaning, known, scope="layer", **more)
+        closed_form = ClosedForm(expected, uneven_heads(3 if percentile else 32))
+        return Quantity(name + suffix, metric, label + chosen, meaning, closed_form, scope="layer", **fields)
 
-    falls = f"How much the heads' mean divergence falls without {said}, nats."
-    share = f"Share of the head mean's mass on {said}."
-    emptied = f"Rows of all heads with nothing left without {said}."
-    number = f"Number of {said}."
+    reduction_meaning = f"Decrease of the heads' mean divergence without {removed_keys}, nats."
+    share = f"Share of the head mean's mass on {removed_keys}."
+    emptied = f"Rows of all heads with nothing left without {removed_keys}."
+    number = f"Number of {removed_keys}."
     removal = {"options": {"keys": keys, "keep_attention": False}, "needs": ("attention", "head_mean")}
     of_mean: dict[str, Any] = {"needs": ("head_mean",), "low": 0}
     mass = {**of_mean, "high": 1, "options": {"keys": keys}}
-    count = {**of_mean, "kind": "count", "high": float, "options": dict(keys.options), "read": how_many}
+    count = {**of_mean, "kind": "count", "high": float, "options": dict(keys.options), "read": count_true}
     if percentile is None:
         # the column of the same name of single maps is `sink_test`'s
         count["also"] = ("sink_test",)
-    excluded = {"kind": "count", "low": 0, "read": lambda found: how_many(found.excluded)}
-    reduction, all_of_it = field_of("kl_reduction"), sum(GONE) / 2
+    excluded = {"kind": "count", "low": 0, "read": lambda removal: count_true(removal.excluded)}
+    reduction, all_of_it = attribute_reader("kl_reduction"), sum(REMOVED_DIVERGENCE) / 2
     return (
-        one("kl_reduction", "sink_removal", "KL without sinks", falls, all_of_it, read=reduction, **removal),
-        one("sink_concentration", "_mass_on", "mass on sinks", share, 0.375, **mass),
-        one("sink_count", keys.metric, "sink tokens per layer", number, 1, **count),
-        one("excluded_rows", "sink_removal", "emptied rows", emptied, 0, **excluded, **removal),
+        declare(
+            "kl_reduction",
+            "sink_removal",
+            "KL without sinks",
+            reduction_meaning,
+            all_of_it,
+            read=reduction,
+            **removal,
+        ),
+        declare("sink_concentration", "_mass_on", "mass on sinks", share, 0.375, **mass),
+        declare("sink_count", keys.metric, "sink tokens per layer", number, 1, **count),
+        declare("excluded_rows", "sink_removal", "emptied rows", emptied, 0, **excluded, **removal),
     )
 
 
@@ -237,7 +253,7 @@ _DIVERGENCE = Quantity.of(
     "head_divergence",
     "KL from head mean (nats)",
     "Mean over queries of KL(head ‖ mean of the heads).",
-    Known(math.log(2) / 2, two_heads()),
+    ClosedForm(math.log(2) / 2, two_heads()),
     low=0,
 )
 QUANTITIES = (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How widely each query spreads its attention."""
+"""The spread of each query's attention."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.closed_forms import full
+from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_pairs
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
 def attention_entropy(
@@ -85,7 +85,7 @@ QUANTITIES = (
         "attention_entropy",
         "entropy (nats)",
         "Mean over queries of the entropy of a row.",
-        Known(math.log(4), full(4), entry=(0,)),
+        ClosedForm(math.log(4), uniform_map(4), entry=(0,)),
         low=0,
         high=math.log,
         axes=("query",),
@@ -95,7 +95,7 @@ QUANTITIES = (
         "attention_entropy",
         "entropy / maximum",
         "Row entropy over the logarithm of the number of visible keys, mean over queries.",
-        Known(1.0, full(4), entry=(0,)),
+        ClosedForm(1.0, uniform_map(4), entry=(0,)),
         low=0,
         high=1,
         options={"normalized": True},

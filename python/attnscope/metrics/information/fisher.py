@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a model's loss is sensitive: the trace of its Fisher information, by layer and kind."""
+"""The sensitivity of a model's loss: the trace of its Fisher information, by layer and kind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def fisher_trace(
     seed: int = 0,
     per_sentence: bool = False,
 ) -> pd.DataFrame:
-    """Trace of the Fisher information of each group of parameters, per token or of the data's own labels.
+    """Return the trace of the Fisher information of each group of parameters, per token or of the data's
+    labels.
 
     With labels "sampled" it is (1/ΣT) Σ_t tr F_t over all predicted tokens, F_t = E[∇ log p(y) ∇ log p(y)ᵀ]
     with y drawn from the model's prediction at t. It is estimated from one gradient a sentence and draw:
@@ -46,7 +47,7 @@ def fisher_trace(
     With labels "data" it is (1/N) Σ_s ‖∇_g L_s‖², L_s the mean loss over the predicted tokens of a sentence:
     the squared gradient of training, which falls with the length of a sentence. Padding is not predicted.
     Models for masked language are scored on masked tokens only. Groups are layer x {attention, mlp, norm,
-    embedding}; what lies outside the layers has layer −1, an output head counts as embedding.
+    embedding}; a module outside the layers has layer −1, an output head counts as embedding.
 
     Args:
         model: a Hugging Face model with a language-model head, float32 or float64. Its gradients, mode and
@@ -75,8 +76,8 @@ def fisher_trace(
         >>> import attnscope as asc
         >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=2,
         ...                      num_attention_heads=2)
-        >>> found = asc.fisher_trace(LlamaForCausalLM(config), [{"input_ids": torch.arange(6)[None]}])
-        >>> sorted(found["layer"].unique().tolist())
+        >>> traces = asc.fisher_trace(LlamaForCausalLM(config), [{"input_ids": torch.arange(6)[None]}])
+        >>> sorted(traces["layer"].unique().tolist())
         [-1, 0, 1]
 
     References:
@@ -99,13 +100,13 @@ def fisher_trace(
                 text = tokenizer(text, return_tensors="pt")
             inputs = {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
             for _ in range(draws if sampled else 1):
-                chosen, wanted = _scored(model, inputs, tokenizer, mask_share, generator)
-                if not (tokens := len(wanted)):
+                chosen, targets = _scored(model, inputs, tokenizer, mask_share, generator)
+                if not (tokens := len(targets)):
                     continue
                 if sampled:
                     shares = chosen.detach().softmax(-1).cpu()
-                    wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(device)
-                loss = nn.functional.cross_entropy(chosen, wanted, reduction="sum" if sampled else "mean")
+                    targets = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(device)
+                loss = nn.functional.cross_entropy(chosen, targets, reduction="sum" if sampled else "mean")
                 # of the sum over tokens per token, or of the mean over tokens
                 yield {"sample": sample, "tokens": tokens}, loss, tokens if sampled else 1
 
@@ -132,7 +133,7 @@ def trace_table(
     per_sentence: bool,
     labels: str = "data",
 ) -> pd.DataFrame:
-    """The traces of every loss, or their mean over samples, with the groups' sizes."""
+    """Return the traces of every loss, or their mean over samples, with the groups' sizes."""
     import pandas as pd
 
     if half := {parameter.dtype for parameter in model.parameters()} - {torch.float32, torch.float64}:
@@ -142,8 +143,8 @@ def trace_table(
         )
     with evaluating(model), differentiable(model, model.parameters()), torch.enable_grad():
         rows = [
-            {**about, "layer": layer, "group": group, "trace": square / per}
-            for about, loss, per in losses
+            {**sample_columns, "layer": layer, "group": group, "trace": square / per}
+            for sample_columns, loss, per in losses
             for (layer, group), square in gradient_squares(loss, model, places).items()
         ]
     if not rows:
@@ -169,20 +170,20 @@ def trace_table(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), by the modules that own it; layer −1 lies outside the layers."""
+    """Map parameter name -> (layer, group), by the modules that hold it; layer −1 is outside the layers."""
     modules = dict(model.named_modules())
     places: dict[str, tuple[int, str]] = {}
     for name, _ in model.named_parameters():
-        owner, found = modules[name.rpartition(".")[0]], _LAYER.search(name)
+        owner, layer_match = modules[name.rpartition(".")[0]], _LAYER.search(name)
         if "norm" in type(owner).__name__.lower():
             group = "norm"
         elif isinstance(owner, nn.Embedding):
             group = "embedding"
-        elif found and _ATTENTION.search(name[found.end() :]):
+        elif layer_match and _ATTENTION.search(name[layer_match.end() :]):
             group = "attention"
         else:
-            group = "mlp" if found else "embedding"
-        places[name] = (int(found[1]) if found else -1, group)
+            group = "mlp" if layer_match else "embedding"
+        places[name] = (int(layer_match[1]) if layer_match else -1, group)
     return places
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Sinks in numbers: the columns that `sinks` gives, and the sets of keys that are taken out of a layer.
 
-A set of keys is a flag for each key of every map; when it is taken out, rows are scaled to 1. Which keys are
-sinks by frequency depends on how many queries see them, so keys that few see are in no set.
+A set of keys is a flag for each key of every map; when it is taken out, rows are scaled to 1. Keys
+that few queries see are in no set, because their frequency means little.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from attnscope import _checks
-from attnscope.metrics.closed_forms import causal, star
+from attnscope.metrics.closed_forms import first_key_map, uniform_causal_map
 from attnscope.metrics.information import sinks
 from attnscope.metrics.information._learned_sink import visible_pairs
-from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, count_true
 
 #: Percentiles of incoming attention from which on a key counts as a sink to be removed.
 PERCENTILES = (80, 90, 95)
@@ -26,26 +26,30 @@ PERCENTILES = (80, 90, 95)
 def _keys_by_percentile(
     attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None
 ) -> dict[int, torch.Tensor]:
-    """Keys [..., n] whose incoming attention reaches a percentile over the keys that 3 in 10 queries see."""
+    """Flag keys [..., n] whose incoming attention reaches a percentile over the keys that 3 in 10 queries
+    see.
+    """
     name = "incoming_attention"
-    checked, found = sinks.from_one_read(name, attention, {name: {}}, support, lengths, False)
-    incoming, n = found[name], checked.n
+    checked, results = sinks.from_one_read(name, attention, {name: {}}, support, lengths, False)
+    incoming, n = results[name], checked.n
     seen = visible_pairs(checked, _checks.support_argument(name, support, checked))
-    each = seen.sum(-2).expand(incoming.shape).reshape(-1, n).numpy()
+    views = seen.sum(-2).expand(incoming.shape).reshape(-1, n).numpy()
     sizes = checked.inside().sum(-1).flatten().tolist()
     flags = {percentile: np.zeros((len(sizes), n), dtype=bool) for percentile in PERCENTILES}
     for at, (row, size) in enumerate(zip(incoming.reshape(-1, n).numpy(), sizes, strict=True)):
-        eligible = each[at, :size] >= math.ceil(0.3 * size)
+        eligible = views[at, :size] >= math.ceil(0.3 * size)
         # where a window is short no key is seen by so many
         if eligible.any() and np.isfinite(row[:size]).all():
             for percentile, flagged in flags.items():
                 least = np.percentile(row[:size][eligible], percentile)
                 flagged[at, :size] = eligible & (row[:size] >= least)
-    return {one: torch.from_numpy(own).reshape(incoming.shape) for one, own in flags.items()}
+    return {
+        percentile: torch.from_numpy(flagged).reshape(incoming.shape) for percentile, flagged in flags.items()
+    }
 
 
 def _incoming_mass(attention: torch.Tensor, *, lengths: _checks.Lengths = None) -> torch.Tensor:
-    """What all queries inside the lengths give each key, [..., n]."""
+    """Return the mass that all queries inside the lengths give each key, [..., n]."""
     inside = _checks.attention_argument("_incoming_mass", attention, lengths, rows=False).inside()
     return torch.where(inside[..., None] & inside[..., None, :], attention, 0.0).sum(-2)
 
@@ -61,15 +65,29 @@ DERIVED = {
 }
 
 
-def _of_star(metric: str, label: str, meaning: str, expected: float = 1, **more: Any) -> Quantity:
-    """A number with its value where every query attends to key 0 alone; a share where no more is said."""
-    more = {"name": metric, "low": 0, "high": 1, "known": Known(expected, star(6)), **more}
-    return Quantity(metric=metric, label=label, meaning=meaning, **more)
+def _of_star(metric: str, label: str, meaning: str, expected: float = 1, **fields: Any) -> Quantity:
+    """Declare a number with its value where every query attends to key 0; a share unless `fields` says
+    otherwise.
+    """
+    fields = {
+        "name": metric,
+        "low": 0,
+        "high": 1,
+        "closed_form": ClosedForm(expected, first_key_map(6)),
+        **fields,
+    }
+    return Quantity(metric=metric, label=label, meaning=meaning, **fields)
 
 
-def _count(name: str, label: str, meaning: str, **more: Any) -> Quantity:
-    more = {"kind": "count", "high": float, "read": how_many, "known": Known(1, star(32)), **more}
-    return _of_star("sink_tokens", label, meaning, name=name, **more)
+def _count(name: str, label: str, meaning: str, **fields: Any) -> Quantity:
+    fields = {
+        "kind": "count",
+        "high": float,
+        "read": count_true,
+        "closed_form": ClosedForm(1, first_key_map(32)),
+        **fields,
+    }
+    return _of_star("sink_tokens", label, meaning, name=name, **fields)
 
 
 QUANTITIES = (
@@ -77,26 +95,26 @@ QUANTITIES = (
         "sink_share",
         "attention to first key",
         "Mean over queries of the attention given to the first key.",
-        read=field_of("share"),
+        read=attribute_reader("share"),
     ),
     _of_star(
         "sink_share",
         "uniform attention to first key",
         "What uniform attention among the visible keys gives the first key.",
         name="sink_share_uniform",
-        known=Known(25 / 48, causal(4)),
+        closed_form=ClosedForm(25 / 48, uniform_causal_map(4)),
         kind="constant",
-        read=field_of("uniform"),
+        read=attribute_reader("uniform"),
     ),
     _of_star(
         "sink_share",
         "sink share / uniform",
         "Attention to the first key over what uniform attention gives it.",
         name="sink_boost",
-        known=Known(1.0, causal(4)),
+        closed_form=ClosedForm(1.0, uniform_causal_map(4)),
         kind="ratio",
         high=None,
-        read=field_of("boost"),
+        read=attribute_reader("boost"),
     ),
     _of_star(
         "sink_share",
@@ -104,7 +122,7 @@ QUANTITIES = (
         "Mean over queries of what a learned sink takes.",
         0.0,
         name="learned_sink_mass",
-        read=field_of("learned"),
+        read=attribute_reader("learned"),
     ),
     _of_star(
         "sink_rate",
@@ -121,13 +139,13 @@ QUANTITIES = (
         0,
         kind="position",
         high=lambda n: n - 1,
-        known=Known(0, star(32)),
+        closed_form=ClosedForm(0, first_key_map(32)),
     ),
     _count(
         "sink_count_frequency",
         "sink tokens by frequency",
         "Keys that at least 40 % of the queries which see them attend to strongly.",
-        known=Known(1, star(6)),
+        closed_form=ClosedForm(1, first_key_map(6)),
         options={"rule": "frequency"},
     ),
     _count(
@@ -139,7 +157,7 @@ QUANTITIES = (
         "sink_tokens",
         "is a sink",
         "Whether a key is a sink of the head, by the test.",
-        known=Known(1, star(32), entry=(0,)),
+        closed_form=ClosedForm(1, first_key_map(32), entry=(0,)),
         kind="flag",
         axes=("key",),
     ),
@@ -153,7 +171,7 @@ QUANTITIES = (
         "incoming_attention",
         "incoming attention",
         "Mean attention that a key receives from the queries that see it.",
-        known=Known(25 / 48, causal(4), entry=(0,)),
+        closed_form=ClosedForm(25 / 48, uniform_causal_map(4), entry=(0,)),
         axes=("key",),
     ),
 )

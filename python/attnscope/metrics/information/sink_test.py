@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
-"""Whether a key receives more than chance gives the largest of many: a test for attention sinks.
+"""A test for attention sinks: a key that receives more than chance gives the largest of many keys.
 
 The largest entry of anything is large. Uniform attention has an argmax, a local head favours the key that
 fewest of its neighbours compete with, and a sharp head puts all of a row on some key. A sink is a key that
-queries attend to from afar and whoever they are. So only far keys are looked at, and the null hypothesis is
+queries attend to from afar and whoever they are. So the test reads far keys only, and the null hypothesis is
 that the far entries of each row are exchangeable and rows are independent: then the mass of a key has a known
 mean and a bounded variance, and Bernstein's inequality bounds its tail.
 
-One short text says little, so `sink_sums` and `pooled_sinks` add the same sums over texts, for keys that have
-the same place or the same token.
+A single short text has little power, so `sink_sums` and `pooled_sinks` add the same sums over texts, for keys
+that have the same place or the same token.
 
     >>> import torch, attnscope as asc
     >>> uniform = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
@@ -27,8 +27,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import star
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.closed_forms import first_key_map
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +79,7 @@ def sink_test(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> SinkTest:
-    """Which keys receive more from afar than exchangeable attention would give any key.
+    """Return the keys that receive more from afar than exchangeable attention would give any key.
 
     A query's far keys are the visible ones with |i − j| >= d, d = max(⌈n/10⌉, min(4, ⌊n/4⌋), 1). Key j's far
     mass is S_j = Σ_i A_ij over the queries far from j. Where the far entries of a row are exchangeable and
@@ -112,8 +112,8 @@ def sink_test(
 
         >>> import torch, attnscope as asc
         >>> star = torch.zeros(64, 64); star[:, 0] = 1
-        >>> found = asc.sink_test(star)
-        >>> found.position.item(), found.queries[0].item(), found.mean[0].item()
+        >>> result = asc.sink_test(star)
+        >>> result.position.item(), result.queries[0].item(), result.mean[0].item()
         (0, 57, 1.0)
         >>> bool(asc.sink_test(torch.eye(64), support="causal").sinks.any())
         False
@@ -162,20 +162,20 @@ def bernstein(variance: Array, largest: Array, tested: Any, alpha: float) -> Arr
 
 
 def sink_sums(
-    found: SinkTest,
+    result: SinkTest,
     *,
     label: Literal["start", "end", "token"] = "start",
     lengths: _checks.Lengths = None,
     tokens: Sequence[Sequence[Any]] | None = None,
 ) -> pd.DataFrame:
-    """The sums of a test, by what keys of different texts have in common: a row a map and label.
+    """Return the sums of a test, by a label that keys of different texts share: a row per map and label.
 
     Tables of several batches are put below each other, and `pooled_sinks` judges them together.
 
     Args:
         found: of maps [texts, ..., n, n].
         label: "start", the key's position; "end", its position less the number of tokens (−1 is the last);
-            "token", what stands there, its occurrences in one text added up.
+            "token", the token at the key, its occurrences in one text added up.
         lengths: tokens of each text, as given to `sink_test`.
         tokens: of each text, for label "token".
 
@@ -196,29 +196,31 @@ def sink_sums(
     import pandas as pd
 
     name = "sink_sums"
-    if not isinstance(found, SinkTest):
-        raise TypeError(f"{name}: found must be what sink_test gives, got {type(found).__name__}")
+    if not isinstance(result, SinkTest):
+        raise TypeError(f"{name}: result must be a SinkTest, got {type(result).__name__}")
     _checks.choice_argument(name, "label", label, LABELS)
-    if found.queries.ndim < 2:
+    if result.queries.ndim < 2:
         raise ValueError(
-            f"{name}: maps must have an axis of texts, got sums of shape {tuple(found.queries.shape)}"
+            f"{name}: maps must have an axis of texts, got sums of shape {tuple(result.queries.shape)}"
         )
-    texts, n = len(found.queries), found.queries.shape[-1]
+    texts, n = len(result.queries), result.queries.shape[-1]
     sizes = np.full(texts, n)
     if lengths is not None:
-        # one for all maps of a text, however they were given
-        given = _checks.as_tensor(name, "lengths", lengths).reshape(-1)
-        if given.numel() not in (1, texts):
-            raise ValueError(f"{name}: lengths must hold one number a text ({texts}), got {given.numel()}")
-        sizes = np.broadcast_to(given.numpy(), texts)
-    text, key_map, key = (part.numpy() for part in found.eligible.reshape(texts, -1, n).nonzero().unbind(-1))
+        # one length for all maps of a text
+        length_values = _checks.as_tensor(name, "lengths", lengths).reshape(-1)
+        if length_values.numel() not in (1, texts):
+            raise ValueError(
+                f"{name}: lengths must hold one number a text ({texts}), got {length_values.numel()}"
+            )
+        sizes = np.broadcast_to(length_values.numpy(), texts)
+    text, key_map, key = (part.numpy() for part in result.eligible.reshape(texts, -1, n).nonzero().unbind(-1))
     labels: Any = key if label == "start" else key - sizes[text]
     if label == "token":
         if tokens is None or len(tokens) != texts:
             raise ValueError(f"{name}: tokens must hold {texts} texts, got {len(tokens or ())}")
-        labels = [tokens[which][place] for which, place in zip(text, key, strict=True)]
+        labels = [tokens[row][place] for row, place in zip(text, key, strict=True)]
     columns = {
-        field: getattr(found, field).reshape(texts, -1, n).numpy()[text, key_map, key]
+        field: getattr(result, field).reshape(texts, -1, n).numpy()[text, key_map, key]
         for field in ("mass", "expected", "variance", "largest", "uniform", "queries")
     }
     sums = {name: "max" if name == "largest" else "sum" for name in columns}
@@ -233,7 +235,8 @@ def sink_sums(
 def pooled_sinks(
     sums: pd.DataFrame, *, texts: int, by: Sequence[str] = ("map",), alpha: float = ALPHA
 ) -> pd.DataFrame:
-    """The test of `sink_test` on sums over texts: labels at which heads have a sink in text after text.
+    """Apply the test of `sink_test` to sums over texts: find labels at which heads have a sink in text after
+    text.
 
     Of keys that are eligible in their own text the sums are added, `largest` as the maximum. A label is
     eligible with such a key in at least half of the texts and in at least min(3, texts). It is a sink when
@@ -258,9 +261,9 @@ def pooled_sinks(
 
         >>> import torch, attnscope as asc
         >>> star = torch.zeros(4, 6, 6); star[..., 0] = 1
-        >>> found = asc.sink_test(star)
-        >>> pooled = asc.pooled_sinks(asc.sink_sums(found), texts=4)
-        >>> found.position.tolist(), pooled["label"][pooled["sink"]].tolist()
+        >>> result = asc.sink_test(star)
+        >>> pooled = asc.pooled_sinks(asc.sink_sums(result), texts=4)
+        >>> result.position.tolist(), pooled["label"][pooled["sink"]].tolist()
         ([-1, -1, -1, -1], [0])
     """
     name = "pooled_sinks"
@@ -268,13 +271,15 @@ def pooled_sinks(
     if not hasattr(sums, "groupby"):
         raise TypeError(f"{name}: sums must be a pandas DataFrame, got {type(sums).__name__}")
     texts = _checks.at_least(name, "texts", texts, 1)
-    if isinstance(by, str) or not (isinstance(by, Sequence) and all(isinstance(one, str) for one in by)):
+    if isinstance(by, str) or not (
+        isinstance(by, Sequence) and all(isinstance(column, str) for column in by)
+    ):
         raise TypeError(f"{name}: by must be a list of columns, got {by!r}")
     added = ("texts", "above", "mass", "expected", "variance", "uniform", "queries")
     if missing := [column for column in (*by, "label", "largest", *added) if column not in sums.columns]:
         raise ValueError(f"{name}: sums has no column {missing[0]!r}, only {', '.join(sums.columns)}")
-    how = dict.fromkeys(added, "sum") | {"largest": "max"}
-    table = sums.groupby([*by, "label"], as_index=False).agg(how)
+    aggregation = dict.fromkeys(added, "sum") | {"largest": "max"}
+    table = sums.groupby([*by, "label"], as_index=False).agg(aggregation)
     table["eligible"] = (2 * table["texts"] >= texts) & (table["texts"] >= min(FEWEST_TEXTS, texts))
     tested = table.groupby(list(by))["eligible"].transform("sum") if by else table["eligible"].sum()
     excess = table["mass"] - table["expected"]
@@ -293,15 +298,15 @@ def pooled_sinks(
     return table[[*by, *columns]]
 
 
-def _count(found: SinkTest) -> torch.Tensor:
-    """The number of sinks, negative where nothing was tested."""
-    return torch.where(found.untested, -1, found.sinks.sum(-1))
+def _count(result: SinkTest) -> torch.Tensor:
+    """Return the number of sinks, negative where no key was tested."""
+    return torch.where(result.untested, -1, result.sinks.sum(-1))
 
 
-def _excess(found: SinkTest) -> torch.Tensor:
-    """That of the strongest sink, NaN without one."""
-    own = found.excess.gather(-1, found.position.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return torch.where(found.position >= 0, own, math.nan)
+def _excess(result: SinkTest) -> torch.Tensor:
+    """Return the excess of the strongest sink, NaN without one."""
+    strongest = result.excess.gather(-1, result.position.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(result.position >= 0, strongest, math.nan)
 
 
 # Far from key 0 of the star are the queries 4 to 31, each with i − 3 far keys, one of which holds everything.
@@ -313,7 +318,7 @@ QUANTITIES = (
         "sink_test",
         "sinks per map",
         "Keys that receive more from afar than exchangeable attention gives any; null where none is tested.",
-        Known(1, star(32)),
+        ClosedForm(1, first_key_map(32)),
         kind="count",
         low=0,
         high=float,
@@ -325,7 +330,7 @@ QUANTITIES = (
         "sink_test",
         "excess of the sink",
         "Mean attention from afar of the strongest sink less what exchangeable attention gives it.",
-        Known(_STAR_EXCESS, star(32)),
+        ClosedForm(_STAR_EXCESS, first_key_map(32)),
         low=0,
         high=1,
         read=_excess,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention sinks: the keys on which a head rests, and how much of its mass they hold."""
+"""Attention sinks: the keys on which a head rests, and the share of its mass that they hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SinkShare(NamedTuple):
 def incoming_attention(
     attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None, validate: bool = False
 ) -> torch.Tensor:
-    """The mean attention each key receives from the queries that can see it.
+    """Return the mean attention each key receives from the queries that can see it.
 
     α_j = (1/N_j) Σ_{i sees j} A_ij, where N_j queries can see key j.
 
@@ -70,10 +70,10 @@ def sink_rate(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """Whether a head has a sink at one position: 1[α_position > epsilon].
+    """Return 1 for heads with a sink at one position: 1[α_position > epsilon].
 
     The mean over heads is the sink rate of a model. Short inputs make it look large: report
-    `incoming_attention` of uniform attention of the same n beside it (H_n/n at position 0).
+    `incoming_attention` of uniform attention of the same n (H_n/n at position 0).
 
     Args:
         attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
@@ -96,8 +96,8 @@ def sink_rate(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "sink_rate"
-    asked = {name: {"epsilon": epsilon, "position": position}}
-    return from_one_read(name, attention, asked, support, lengths, validate)[1][name]
+    options_by_function = {name: {"epsilon": epsilon, "position": position}}
+    return from_one_read(name, attention, options_by_function, support, lengths, validate)[1][name]
 
 
 def sink_tokens(
@@ -112,7 +112,7 @@ def sink_tokens(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """Which keys are sinks, by a test or by the paper's rule.
+    """Return the keys that are sinks, by a test or by the paper's rule.
 
     By "test" a sink receives more from afar than exchangeable attention gives any key, and more than twice
     what uniform attention gives it: `sink_test`. By "frequency", the paper's words, key j is a sink when at
@@ -177,7 +177,7 @@ def sink_position(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """The strongest sink of a map, −1 where there is none.
+    """Return the strongest sink of a map, −1 without one.
 
     By "test" it is the sink of `sink_test` with the largest mean attention from afar. By "largest" it is the
     key of largest incoming attention, the argmax of α_j over keys that enough queries see: every map has one,
@@ -220,8 +220,8 @@ def sink_position(
                 f"{name}: min_visibility belongs to rule='largest', got {visibility!r} with rule='test'"
             )
         return tested_sinks(name, attention, alpha, support, lengths, validate).position
-    asked = {name: {"min_visibility": visibility}}
-    return from_one_read(name, attention, asked, support, lengths, validate)[1][name]
+    options_by_function = {name: {"min_visibility": visibility}}
+    return from_one_read(name, attention, options_by_function, support, lengths, validate)[1][name]
 
 
 def sink_excess(
@@ -231,7 +231,7 @@ def sink_excess(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """How much more attention from afar each key receives than exchangeable attention gives it.
+    """Return how much more attention from afar each key receives than exchangeable attention gives it.
 
     (S_j − E_j)/far queries of `sink_test`: the mean over the queries that see key j from afar of what they
     give it, less the mean of their far entries.
@@ -271,7 +271,7 @@ def sink_share(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> SinkShare:
-    """The mass that queries put on the first keys, beside what uniform attention would put there.
+    """Return the mass that queries put on the first keys, with the mass that uniform attention puts there.
 
     share = mean over queries of Σ_{j<first} A_ij; uniform = mean over the same queries of (visible keys <
     first)/(visible keys), for a causal map min(first, i+1)/(i+1); boost = share/uniform.
@@ -300,9 +300,9 @@ def sink_share(
         Xiao et al., Efficient streaming language models with attention sinks, arXiv 2309.17453, 2023.
     """
     name = "sink_share"
-    asked = {name: {"first": first, "queries": queries}}
-    checked, found = from_one_read(name, attention, asked, support, lengths, validate)
-    result: SinkShare = found[name]
+    options_by_function = {name: {"first": first, "queries": queries}}
+    checked, results = from_one_read(name, attention, options_by_function, support, lengths, validate)
+    result: SinkShare = results[name]
     if sink_mass is None:
         return result
     seen = _checks.support_argument(name, support, checked)
@@ -319,7 +319,7 @@ def top_mass(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """Share of a head's whole mass held by the k keys that receive most of it.
+    """Share of a head's total mass held by the k keys that receive most of it.
 
     Args:
         attention: maps [..., n, n]; support, lengths and validate are as in `incoming_attention`.
@@ -341,9 +341,9 @@ def top_mass(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "top_mass"
-    checked, found = from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
+    checked, results = from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
     if sink_mass is None:
-        return found[name]
+        return results[name]
     seen = _checks.support_argument(name, support, checked)
     return top_mass_with(name, checked, seen, sink_mass, int(k))
 
@@ -357,31 +357,45 @@ FROM_ONE_READ = frozenset(
 def from_one_read(
     function: str,
     attention: torch.Tensor,
-    asked: Mapping[str, Mapping[str, Any]],
+    options_by_function: Mapping[str, Mapping[str, Any]],
     support: Any,
     lengths: _checks.Lengths,
     validate: bool,
 ) -> tuple[_checks.Attention, dict[str, Any]]:
-    """Several functions named in FROM_ONE_READ, each with all its own options, from one read of the maps."""
+    """Evaluate several functions named in FROM_ONE_READ, each with all its options, in one read of the
+    maps.
+    """
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     n = checked.n
-    if (rate := asked.get("sink_rate")) is not None:
+    if (rate := options_by_function.get("sink_rate")) is not None:
         epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
         at = _checks.at_least(function, "position", rate["position"], 0)
     first_and_queries = None
-    if (share := asked.get("sink_share")) is not None:
+    if (share := options_by_function.get("sink_share")) is not None:
         first = _checks.at_least(function, "first", share["first"], 1)
         last = n if share["queries"] is None else share["queries"]
         queries = _checks.at_least(function, "queries", last, 1, "None or at least")
         first_and_queries = (min(first, n), min(queries, n))
-    k = _checks.at_least(function, "k", asked["top_mass"]["k"], 1) if "top_mass" in asked else 0
+    k = (
+        _checks.at_least(function, "k", options_by_function["top_mass"]["k"], 1)
+        if "top_mass" in options_by_function
+        else 0
+    )
     visibility = None
-    if (position := asked.get("sink_position")) is not None:
+    if (position := options_by_function.get("sink_position")) is not None:
         visibility = _checks.between(function, "min_visibility", position["min_visibility"], 0, 1)
-    wants = (rate is not None or "incoming_attention" in asked, "attention_entropy" in asked)
-    given = (_checks.support_argument(function, support, checked), *wants, visibility, first_and_queries)
+    wants = (
+        rate is not None or "incoming_attention" in options_by_function,
+        "attention_entropy" in options_by_function,
+    )
+    kernel_arguments = (
+        _checks.support_argument(function, support, checked),
+        *wants,
+        visibility,
+        first_and_queries,
+    )
     incoming, entropy, positions, shares, uniform, top = _checks.computed(
-        _core.sink_statistics, function, checked, *given, min(k, n)
+        _core.sink_statistics, function, checked, *kernel_arguments, min(k, n)
     )
     results: dict[str, Any] = {"incoming_attention": incoming, "attention_entropy": entropy}
     results |= {"sink_position": positions, "top_mass": top}
@@ -390,4 +404,4 @@ def from_one_read(
         results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
         results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
-    return checked, {name: results[name] for name in asked}
+    return checked, {name: results[name] for name in options_by_function}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a word's attention goes: to itself, to special tokens, to the rest; and what others give to it."""
+"""A word's attention to itself, to special tokens and to the rest, and the attention that it receives."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import causal
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.closed_forms import uniform_causal_map
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 
 
 @shown_by_shape
@@ -19,7 +19,7 @@ class SpanAttention(NamedTuple):
     """Attention of a word, the tokens S = [a, b), m of them; query i sees v_i keys. Each [...] float64.
 
     Attributes:
-        share: (1/m) Σ_{i∈S} Σ_{j∈S} A_ij, how much the word attends to itself, 0 … 1.
+        share: (1/m) Σ_{i∈S} Σ_{j∈S} A_ij, the word's attention to itself, 0 … 1.
         uniform: (1/m) Σ_{i∈S} |S ∩ seen by i|/v_i, the same under uniform attention.
         boost: share/uniform.
         diagonal: (1/m) Σ_{i∈S} A_ii.
@@ -48,7 +48,7 @@ def span_attention(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> SpanAttention:
-    """How much the tokens of a span attend to each other and to the rest, and how much they receive.
+    """Return how much the tokens of a span attend to each other and to the rest, and how much they receive.
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
@@ -60,12 +60,12 @@ def span_attention(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        SpanAttention. All fields lie in [0, 1] but the boost, which is at least 0. NaN for a map without a
+        SpanAttention. All fields are in [0, 1] but the boost, which is at least 0. NaN for a map without a
         span and for one that is not finite. Rows are not normalised.
 
     Raises:
         ValueError: not square, empty, wrong dtype, lengths outside 1..n; spans that are no integers, do not
-            broadcast, or lie outside their map's tokens; special that is not boolean or does not broadcast.
+            broadcast, or are outside their map's tokens; special that is not boolean or does not broadcast.
 
     Example:
         Uniform causal attention among nine tokens: query 3 gives 1/4 to tokens 3 and 4, query 4 gives 2/5.
@@ -73,8 +73,8 @@ def span_attention(
         >>> import torch, attnscope as asc
         >>> attention = torch.ones(9, 9, dtype=torch.float64).tril()
         >>> attention /= attention.sum(-1, keepdim=True)
-        >>> found = asc.span_attention(attention, [3, 5], special=torch.arange(9) == 0)
-        >>> [round(found.share.item(), 9), found.boost.item(), round(found.special.item(), 9)]
+        >>> result = asc.span_attention(attention, [3, 5], special=torch.arange(9) == 0)
+        >>> [round(result.share.item(), 9), result.boost.item(), round(result.special.item(), 9)]
         [0.325, 1.0, 0.225]
 
     References:
@@ -91,17 +91,17 @@ def span_attention(
 
 
 def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> list[int]:
-    """Start and stop of each map's span, one after another, or of one span for all."""
-    given = _checks.as_tensor(function, "spans", spans).detach()
-    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-        raise ValueError(f"{function}: spans must be integers, got {given.dtype}")
-    given = given.to(device="cpu", dtype=torch.int64)
-    whole = _checks.expanded(
-        f"{function}: spans", given, (*attention.leading, 2), "do not broadcast to"
+    """Return start and stop of each map's span, one after another, or of one span for all."""
+    span_tensor = _checks.as_tensor(function, "spans", spans).detach()
+    if span_tensor.is_floating_point() or span_tensor.is_complex() or span_tensor.dtype == torch.bool:
+        raise ValueError(f"{function}: spans must be integers, got {span_tensor.dtype}")
+    span_tensor = span_tensor.to(device="cpu", dtype=torch.int64)
+    expanded = _checks.expanded(
+        f"{function}: spans", span_tensor, (*attention.leading, 2), "do not broadcast to"
     ).numpy()
-    values = given.numpy()
+    values = span_tensor.numpy()
     if values.ndim > 1 or values.size != 2 or attention.lengths is not None:
-        values = whole
+        values = expanded
     start, stop = values[..., 0], values[..., 1]
     longest = np.asarray(attention.n if attention.lengths is None else attention.lengths)
     wrong = ~(((start >= 0) & (start < stop) & (stop <= longest)) | ((start == -1) & (stop == -1)))
@@ -128,12 +128,12 @@ def _field(name: str, label: str, meaning: str, expected: float, high: float | N
         "span_attention",
         label,
         meaning,
-        Known(expected, causal(9), _SITES),
+        ClosedForm(expected, uniform_causal_map(9), _SITES),
         kind="ratio" if name == "boost" else "value",
         low=0,
         high=high,
         options={"spans": Site("word_span"), "special": Site("special_keys")},
-        read=field_of(name),
+        read=attribute_reader(name),
         needs=("attention", "word_span", "special_keys"),
     )
 

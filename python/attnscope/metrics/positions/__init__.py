@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What attention owes to where its queries stand: offsets, the mask, the residual stream, rotary bands."""
+"""Effects of position on attention: offsets, the mask, the residual stream, rotary bands."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How well the offset explains the scores of one text, and what the position adds."""
+"""The share of one text's scores that the offset explains, and the share that the position adds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from attnscope import _checks
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 
 @shown_by_shape
@@ -23,7 +23,7 @@ class OffsetFit(NamedTuple):
     Attributes:
         r2: of any function of i − j.
         adjusted: the same for its n degrees of freedom; 0 in expectation for noise.
-        added: what a term linear in i + j adds to r2.
+        added: the increase of r2 from a term linear in i + j.
     """
 
     r2: Tensor
@@ -33,7 +33,7 @@ class OffsetFit(NamedTuple):
 
 @contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Makes Python's own error of torch's where memory runs out."""
+    """Turn torch's error into Python's MemoryError when memory runs out."""
     try:
         yield
     except RuntimeError as error:
@@ -44,7 +44,7 @@ def _memory_errors() -> Iterator[None]:
 
 @_memory_errors()
 def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
-    """R² of the best function of the offset, and ΔR² of the position beside it.
+    """Fit the best function of the offset; return its R², and the ΔR² of the position.
 
     Of one text both hold its content; `leakage_share` holds what texts have in common.
 
@@ -103,13 +103,13 @@ def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
         -1, at, seen.double()
     )
     freedom = pairs - (offsets > 0).sum(-1)
-    known = ~bad & (total > 1e-24 * y.square().sum(-1))
+    is_defined = ~bad & (total > 1e-24 * y.square().sum(-1))
     added = (within * along).sum(-1) ** 2 / along.square().sum(-1).clamp(min=1e-300) / total
     adjusted = 1 - (rest / freedom) / (total / (pairs - 1))
     return OffsetFit(
-        torch.where(known, 1 - rest / total, torch.nan),
-        torch.where(known & (freedom > 0), adjusted, torch.nan),
-        torch.where(known, added, torch.nan),
+        torch.where(is_defined, 1 - rest / total, torch.nan),
+        torch.where(is_defined & (freedom > 0), adjusted, torch.nan),
+        torch.where(is_defined, added, torch.nan),
     )
 
 
@@ -124,21 +124,21 @@ QUANTITIES = (
         "offset_fit",
         "R² of the offset",
         "How well any function of the offset fits the scores.",
-        Known(1.0, torch.eye(6, device="cpu"), {"scores": _SQUARE[None]}),
+        ClosedForm(1.0, torch.eye(6, device="cpu"), {"scores": _SQUARE[None]}),
         low=0,
         high=1,
         needs=("scores",),
-        read=field_of("r2"),
+        read=attribute_reader("r2"),
     ),
     Quantity(
         "offset_r2_adjusted",
         "offset_fit",
         "adjusted R² of the offset",
         "The same adjusted for its degrees of freedom, 0 in expectation for noise.",
-        Known(1.0, torch.eye(6, device="cpu"), {"scores": _SQUARE[None]}),
+        ClosedForm(1.0, torch.eye(6, device="cpu"), {"scores": _SQUARE[None]}),
         high=1,
         needs=("scores",),
-        read=field_of("adjusted"),
+        read=attribute_reader("adjusted"),
     ),
     Quantity(
         "offset_r2_added",
@@ -146,10 +146,10 @@ QUANTITIES = (
         "ΔR² of the position",
         "What a term linear in i + j adds to any function of the offset.",
         # every diagonal has the same mean of i + j
-        Known(1.0, torch.eye(6, device="cpu"), {"scores": _SUM[None]}),
+        ClosedForm(1.0, torch.eye(6, device="cpu"), {"scores": _SUM[None]}),
         low=0,
         high=1,
         needs=("scores",),
-        read=field_of("added"),
+        read=attribute_reader("added"),
     ),
 )

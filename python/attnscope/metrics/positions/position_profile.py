@@ -36,7 +36,7 @@ class PositionProfile:
             2 … 8 and 16, 32, … and m − 1.
 
     Raises:
-        ValueError: n below 2, groups below 1, queries that do not ascend or lie outside 1 … m − 1.
+        ValueError: n below 2, groups below 1, queries that do not ascend or are outside 1 … m − 1.
 
     Example:
         Scores 1 on the diagonal and 0 elsewhere, for one layer of one head and two texts.
@@ -121,7 +121,7 @@ class PositionProfile:
     def add(
         self, scores: Tensor, group: int | Iterable[int], *, layer: int = 0, sink_logit: Tensor | None = None
     ) -> None:
-        """Adds texts of one layer.
+        """Add texts of one layer.
 
         Args:
             scores: [texts, heads, n, n], or [heads, n, n] of one text, as `toeplitz_split` takes them.
@@ -141,16 +141,18 @@ class PositionProfile:
                 f"{name}: scores must have shape [texts, heads, n, n] with n = {self.n}, got "
                 f"{tuple(scores.shape)}"
             )
-        each = (
+        groups_of_texts = (
             places_argument(name, "group", group)
             if isinstance(group, Iterable)
             else [_checks.whole(name, "group", group)] * len(maps)
         )
-        if len(each) != len(maps):
-            raise ValueError(f"{name}: group must hold {len(maps)} numbers, got {len(each)}")
-        for one in each:
-            if not 0 <= one < self.groups:
-                raise ValueError(f"{name}: group must lie between 0 and {self.groups - 1}, got {one}")
+        if len(groups_of_texts) != len(maps):
+            raise ValueError(f"{name}: group must hold {len(maps)} numbers, got {len(groups_of_texts)}")
+        for group_number in groups_of_texts:
+            if not 0 <= group_number < self.groups:
+                raise ValueError(
+                    f"{name}: group must lie between 0 and {self.groups - 1}, got {group_number}"
+                )
         for (_, other), counts in self._counts.items():
             if other == layer and len(counts) != maps.shape[1]:
                 raise ValueError(
@@ -158,18 +160,22 @@ class PositionProfile:
                 )
         terms, good = self._terms(maps, sink_logit)
         self._left_out += int((~good).sum())
-        for text, own in enumerate(each):
-            self._add_text(own, layer, {key: values[text] for key, values in terms.items()}, good[text])
+        for text, group_number in enumerate(groups_of_texts):
+            self._add_text(
+                group_number, layer, {key: values[text] for key, values in terms.items()}, good[text]
+            )
 
     def merge(self, other: PositionProfile) -> None:
-        """Adds the sums of another profile of the same n, groups and queries, of other texts.
+        """Add the sums of another profile of the same n, groups and queries, of other texts.
 
         Raises:
             ValueError: another n, groups or queries.
         """
-        mine, its = (self.n, self.groups, self.queries), (other.n, other.groups, other.queries)
-        if mine != its:
-            raise ValueError(f"PositionProfile.merge: n, groups and queries must be {mine}, got {its}")
+        settings, other_settings = (self.n, self.groups, self.queries), (other.n, other.groups, other.queries)
+        if settings != other_settings:
+            raise ValueError(
+                f"PositionProfile.merge: n, groups and queries must be {settings}, got {other_settings}"
+            )
         for key, sums in other._sums.items():
             if key in self._sums:
                 self._counts[key] = self._counts[key] + other._counts[key]
@@ -181,7 +187,7 @@ class PositionProfile:
         self._means.clear()
 
     def state(self) -> dict[str, Tensor]:
-        """Everything as tensors, of which `from_state` makes a profile again.
+        """Return all sums as tensors, from which `from_state` restores the profile.
 
         Returns:
             n, groups, queries, left_out, group [G] and layer [L] of what is there, count [G, L, h], and every
@@ -198,22 +204,22 @@ class PositionProfile:
         if groups:
             state["count"] = self._stacked(self._counts, groups, layers)
             for name in self.SUMS:
-                own = {key: sums[name] for key, sums in self._sums.items()}
-                state[name] = self._stacked(own, groups, layers)
+                sums_by_key = {key: sums[name] for key, sums in self._sums.items()}
+                state[name] = self._stacked(sums_by_key, groups, layers)
         return state
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> PositionProfile:
-        """A profile with the sums that `state` gave, as tensors or arrays."""
-        known = {name: torch.as_tensor(values, device="cpu") for name, values in state.items()}
-        made = cls(int(known["n"]), groups=int(known["groups"]), queries=known["queries"].tolist())
-        made._left_out = int(known["left_out"])
-        for g, group in enumerate(known["group"].tolist()):
-            for k, layer in enumerate(known["layer"].tolist()):
+        """Return a profile with the sums of a `state`, as tensors or arrays."""
+        tensors = {name: torch.as_tensor(values, device="cpu") for name, values in state.items()}
+        profile = cls(int(tensors["n"]), groups=int(tensors["groups"]), queries=tensors["queries"].tolist())
+        profile._left_out = int(tensors["left_out"])
+        for g, group in enumerate(tensors["group"].tolist()):
+            for k, layer in enumerate(tensors["layer"].tolist()):
                 key = (int(group), int(layer))
-                made._counts[key] = known["count"][g, k].to(torch.int64).clone()
-                made._sums[key] = {name: known[name][g, k].double().clone() for name in cls.SUMS}
-        return made
+                profile._counts[key] = tensors["count"][g, k].to(torch.int64).clone()
+                profile._sums[key] = {name: tensors[name][g, k].double().clone() for name in cls.SUMS}
+        return profile
 
     def counts(self) -> Tensor:
         """Texts of each head by group, int64 [G, L, h], over the groups that are present."""
@@ -260,7 +266,7 @@ class PositionProfile:
 
         Args:
             queries: first and last, cut to m − 1.
-            other: whose groups stand on the second axis, of the same texts under another condition;
+            other: whose groups are on the second axis, of the same texts under another condition;
                 None: this.
             weights: "uniform" over the body keys, "felt" by the attention of late queries that see as many
                 keys (this profile's, for both), or "moved": products of early body attention less that.
@@ -272,31 +278,33 @@ class PositionProfile:
         Raises:
             ValueError: no query of the range is kept, other groups or layers, unknown weights.
         """
-        mine = self.vectors(queries, weights, without, self)
-        its = mine if other is None else self.vectors(queries, weights, without, other)
-        if its.shape != mine.shape:
+        vectors = self.vectors(queries, weights, without, self)
+        other_vectors = vectors if other is None else self.vectors(queries, weights, without, other)
+        if other_vectors.shape != vectors.shape:
             raise ValueError(
                 f"PositionProfile.gram: both need the same groups, layers and heads, got "
-                f"{tuple(mine.shape[:3])} and {tuple(its.shape[:3])}"
+                f"{tuple(vectors.shape[:3])} and {tuple(other_vectors.shape[:3])}"
             )
-        return mine.permute(1, 2, 0, 3) @ its.permute(1, 2, 3, 0)
+        return vectors.permute(1, 2, 0, 3) @ other_vectors.permute(1, 2, 3, 0)
 
-    def rows_of(self, queries: tuple[int, int], *, kept: bool, without: Sequence[int] = ()) -> list[int]:
-        """Numbers of the queries of a range.
+    def rows_of(
+        self, queries: tuple[int, int], *, attention_stored: bool, without: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the numbers of the queries of a range.
 
         Args:
             queries: first and last.
-            kept: only those whose attention is kept.
+            attention_stored: only those whose attention the profile stores.
             without: positions that are left out.
 
         Raises:
-            ValueError: there is none.
+            ValueError: no such query.
         """
         if not isinstance(queries, (tuple, list)) or len(queries) != 2:
             raise ValueError(f"PositionProfile: queries must be the first and the last, got {queries!r}")
-        low, high = (_checks.whole("PositionProfile", "queries", one) for one in queries)
+        low, high = (_checks.whole("PositionProfile", "queries", bound) for bound in queries)
         left_out = places_argument("PositionProfile", "without", without)
-        among = self.queries if kept else range(self.m)
+        among = self.queries if attention_stored else range(self.m)
         rows = [i for i in among if low <= i <= high and i not in left_out]
         if not rows:
             raise ValueError(
@@ -316,7 +324,7 @@ class PositionProfile:
             of: the profile of that condition.
         """
         _checks.choice_argument("PositionProfile.gram", "weights", weights, ("uniform", "felt", "moved"))
-        rows = self.rows_of(queries, kept=weights != "uniform", without=without)
+        rows = self.rows_of(queries, attention_stored=weights != "uniform", without=without)
         without = places_argument("PositionProfile", "without", without)
         places = [self.queries.index(i) for i in rows] if weights != "uniform" else []
         body = torch.tensor(
@@ -326,24 +334,26 @@ class PositionProfile:
         )
         if weights == "moved":
             moved = of._group_means("moved")[..., places, :]
-            wanted = torch.where(body, moved, 0.0)
+            rows_of_groups = torch.where(body, moved, 0.0)
         else:
             residual = of._group_means("residual")[..., rows, :]
-            known = body & ~self.mean("residual")[..., rows, :].isnan()
+            is_known = body & ~self.mean("residual")[..., rows, :].isnan()
             w = (
                 self.mean("cut")[..., places, :]
                 if weights == "felt"
                 else torch.ones(len(rows), self.m, device="cpu")
             )
-            w = torch.where(known, w.double(), 0.0)
+            w = torch.where(is_known, w.double(), 0.0)
             w = w / w.sum(-1, keepdim=True)
             residual = torch.where(w > 0, residual, 0.0)
             centred = residual - (w * residual).sum(-1, keepdim=True)
-            wanted = w.sqrt() * centred
-        return wanted.flatten(-2) / float(len(rows) ** 0.5)
+            rows_of_groups = w.sqrt() * centred
+        return rows_of_groups.flatten(-2) / float(len(rows) ** 0.5)
 
     def _terms(self, maps: Tensor, sink_logit: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
-        """What every text adds, [texts, heads, ...], and which maps are scores."""
+        """Return the terms that every text adds, [texts, heads, ...], and a mask of the maps that hold
+        scores.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NonFiniteWarning)  # they are counted
             offsets = offset_variance(maps)
@@ -376,7 +386,9 @@ class PositionProfile:
         return terms, offsets.count[..., 0] >= 0
 
     def _body_variance(self, maps: Tensor) -> Tensor:
-        """Population variance of each early query's scores over its visible body keys, [texts, heads, m]."""
+        """Return the population variance of each early query's scores over its visible body keys, [texts,
+        heads, m].
+        """
         early = maps[..., : self.m, : self.m].double()
         body = torch.ones(self.m, self.m, dtype=torch.bool, device="cpu").tril() & (
             torch.arange(self.m, device="cpu") > 0
@@ -410,7 +422,7 @@ class PositionProfile:
 
 
 def default_queries(m: int) -> list[int]:
-    """Queries whose attention a profile keeps."""
+    """Return the queries whose attention a profile keeps."""
     if m <= _ALL_QUERIES:
         return list(range(1, m))
     ends = [2**power for power in range(4, m.bit_length()) if 2**power < m]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much of the variance of token states lies between positions."""
+"""The share of the variance of token states that lies between positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnscope.metrics import _powers
 
 
 class PositionMoments:
-    """Streaming sums of states over texts, from which `position_share` is made.
+    """Streaming sums of states over texts, from which `position_share` is computed.
 
     Text by text, so that the same texts in other batches give the same bits. A text with a number that is not
     finite at one of the positions is left out and counted.
@@ -44,7 +44,7 @@ class PositionMoments:
         self.centre = torch.zeros((), dtype=torch.float64, device="cpu")
 
     def add(self, states: Tensor, *, positions: Sequence[int] | None = None) -> None:
-        """Adds texts.
+        """Add texts.
 
         Args:
             states: [texts, n, D].
@@ -66,14 +66,15 @@ class PositionMoments:
         for place in chosen:
             if not 0 <= place < n:
                 raise ValueError(f"{name}: positions must lie between 0 and n - 1 = {n - 1}, got {place}")
-        kept = tensor[:, chosen].double().cpu()
-        if self.count and kept.shape[1:] != self.sum.shape:
+        chosen_states = tensor[:, chosen].double().cpu()
+        if self.count and chosen_states.shape[1:] != self.sum.shape:
             raise ValueError(
-                f"{name}: states were {tuple(self.sum.shape)} at the positions, got {tuple(kept.shape[1:])}"
+                f"{name}: states were {tuple(self.sum.shape)} at the positions, got "
+                f"{tuple(chosen_states.shape[1:])}"
             )
         if not self.count:
-            self.sum = torch.zeros(kept.shape[1:], dtype=torch.float64, device="cpu")
-        for text in kept:
+            self.sum = torch.zeros(chosen_states.shape[1:], dtype=torch.float64, device="cpu")
+        for text in chosen_states:
             if not bool(text.isfinite().all()):
                 self.left_out += 1
                 continue
@@ -83,7 +84,7 @@ class PositionMoments:
             self.centre = self.centre + (text.mean(0) ** 2).sum() * len(chosen)
 
     def merge(self, other: PositionMoments) -> None:
-        """Adds the sums of other texts.
+        """Add the sums of other texts.
 
         Args:
             other: of the same positions.
@@ -102,7 +103,7 @@ class PositionMoments:
         self.count, self.left_out = self.count + other.count, self.left_out + other.left_out
 
     def state(self) -> dict[str, Tensor]:
-        """The sums as tensors, of which `from_state` makes moments again."""
+        """Return the sums as tensors, of which `from_state` makes moments again."""
         numbers = {
             "count": torch.tensor(self.count, device="cpu"),
             "left_out": torch.tensor(self.left_out, device="cpu"),
@@ -116,12 +117,12 @@ class PositionMoments:
         Args:
             state: of moments; arrays serve as well as tensors.
         """
-        made = cls()
-        made.count, made.left_out = int(state["count"]), int(state["left_out"])
-        made.sum, made.squares, made.centre = (
+        moments = cls()
+        moments.count, moments.left_out = int(state["count"]), int(state["left_out"])
+        moments.sum, moments.squares, moments.centre = (
             torch.as_tensor(state[name], device="cpu").double() for name in ("sum", "squares", "centre")
         )
-        return made
+        return moments
 
 
 def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int] | None = None) -> Tensor:
@@ -137,14 +138,14 @@ def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int]
         positions: that are looked at; None: 1 … n // 2 − 1. Streamed sums know theirs.
 
     Returns:
-        [...] float64, at most 1; may be negative where there is nothing, because it is not clipped. NaN for
+        [...] float64, at most 1; may be negative without an effect, because it is not clipped. NaN for
         fewer than two texts, and where states do not vary.
 
     Raises:
         ValueError: another shape, fewer than two positions, one outside 0 … n − 1.
 
     Example:
-        States that are their position: everything lies between positions.
+        States that are their position: all variance lies between positions.
 
         >>> import torch, attnscope as asc
         >>> states = torch.arange(8.0).expand(3, 8)[..., None]
@@ -162,13 +163,16 @@ def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int]
             f"position_share: states must have shape [..., texts, n, D], got {tuple(tensor.shape)}"
         )
     shares = []
-    for one in tensor.reshape(math.prod(tensor.shape[:-3]), *tensor.shape[-3:]):
+    for states_of_texts in tensor.reshape(math.prod(tensor.shape[:-3]), *tensor.shape[-3:]):
         moments = PositionMoments()
-        scales = _powers.scales_of(_checks.to_host(one.flatten(0, 1)))
-        moments.add(one if scales is None else one * scales.to(one.device), positions=positions)
+        scales = _powers.scales_of(_checks.to_host(states_of_texts.flatten(0, 1)))
+        moments.add(
+            states_of_texts if scales is None else states_of_texts * scales.to(states_of_texts.device),
+            positions=positions,
+        )
         shares.append(_share(moments))
-    found = torch.stack(shares) if shares else torch.zeros(0, dtype=torch.float64, device="cpu")
-    return found.reshape(tensor.shape[:-3])
+    stacked = torch.stack(shares) if shares else torch.zeros(0, dtype=torch.float64, device="cpu")
+    return stacked.reshape(tensor.shape[:-3])
 
 
 def _share(moments: PositionMoments) -> Tensor:
@@ -182,8 +186,8 @@ def _share(moments: PositionMoments) -> Tensor:
     common = ((mean**2).sum() - moments.centre / places) / pairs
     total = moments.squares / (texts * places) - common
     scale = moments.squares / (texts * places)
-    nothing = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
-    return torch.where(total > 1e-13 * scale, between / total, nothing)
+    undefined = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
+    return torch.where(total > 1e-13 * scale, between / total, undefined)
 
 
 def places_argument(function: str, name: str, value: Any) -> list[int]:

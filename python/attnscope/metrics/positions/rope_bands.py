@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What each band of rotary frequencies contributes to a head's scores."""
+"""The contribution of each band of rotary frequencies to a head's scores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rope_bands(
     support: Any = "causal",
     sink_logit: Tensor | None = None,
 ) -> RopeBands:
-    """Splits scores s = scaling·q·k into bands of rotary frequencies: Σ_b s^b = s.
+    """Split scores s = scaling·q·k into bands of rotary frequencies: Σ_b s^b = s.
 
     Only the right pairing of dimensions makes a band's score of constant content a function of the offset,
     which is how "auto" finds it.
@@ -85,8 +85,8 @@ def rope_bands(
     """
     name = "rope_bands"
     q, k = (
-        _checks.float_tensor(name, what, given).double().cpu()
-        for what, given in (("query", query), ("key", key))
+        _checks.float_tensor(name, argument, value).double().cpu()
+        for argument, value in (("query", query), ("key", key))
     )
     if q.ndim < 2 or q.shape != k.shape:
         raise ValueError(
@@ -105,17 +105,17 @@ def rope_bands(
     factor = _checks.real(name, "scaling", scaling)
     cap = None if softcap is None else _checks.real(name, "softcap", softcap)
     parts = band_scores(q, k, bands=count, layout=layout, rotary=rotary) * factor
-    whole = factor * (q @ k.mT)
-    seen = _visible_argument(name, support, whole)
-    mean = torch.where(seen, whole, 0.0).sum((-2, -1)) / seen.expand_as(whole).sum((-2, -1))
-    rest = torch.where(seen, whole - mean[..., None, None], 0.0)
+    scores = factor * (q @ k.mT)
+    seen = _visible_argument(name, support, scores)
+    mean = torch.where(seen, scores, 0.0).sum((-2, -1)) / seen.expand_as(scores).sum((-2, -1))
+    rest = torch.where(seen, scores - mean[..., None, None], 0.0)
     products = (parts * rest[..., None, :, :]).sum((-2, -1))
     variance = (rest**2).sum((-2, -1))[..., None]
     seen = seen[..., None, :, :]
     norms = torch.where(seen, parts, 0.0).norm(dim=(-2, -1))
     sink = None if sink_logit is None else _sink_argument(name, sink_logit, q.shape[-3] if q.ndim > 2 else 1)
-    log_p = _log_attention(whole[..., None, :, :], seen, cap, sink)
-    log_without = _log_attention(whole[..., None, :, :] - parts, seen, cap, sink)
+    log_p = _log_attention(scores[..., None, :, :], seen, cap, sink)
+    log_without = _log_attention(scores[..., None, :, :] - parts, seen, cap, sink)
     p = log_p.exp()
     difference = torch.where(p > 0, log_p - log_without, 0.0)
     kl = (p * difference).sum(-1)[..., 1:].mean(-1)
@@ -141,18 +141,18 @@ def band_scores(
     rotated = _rotary_argument("band_scores", rotary, d)
     pairs = torch.arange(rotated // 2, device="cpu")
     members = [
-        torch.cat([own, own + rotated // 2] if layout == "half" else [2 * own, 2 * own + 1])
-        for own in torch.tensor_split(pairs, bands)
+        torch.cat([band, band + rotated // 2] if layout == "half" else [2 * band, 2 * band + 1])
+        for band in torch.tensor_split(pairs, bands)
     ]
     if rotated < d:
         members.append(torch.arange(rotated, d, device="cpu"))
-    return torch.stack([query[..., own] @ key[..., own].mT for own in members], -3)
+    return torch.stack([query[..., dimensions] @ key[..., dimensions].mT for dimensions in members], -3)
 
 
 def rotary_layout(
     query: Tensor, key: Tensor, *, rotary: int | None = None, tolerance: float = 1e-3
 ) -> Layout:
-    """Which dimensions a model rotates together, from queries and keys of one token repeated.
+    """Return which dimensions a model rotates together, from queries and keys of one token repeated.
 
     Args:
         query: after the rotation, [..., n, d], of content that does not change along the text.
@@ -162,7 +162,7 @@ def rotary_layout(
 
     Returns:
         "half" or "interleaved": the one whose pairs, each a band of its own, have scores that depend on the
-        offset alone, the one of smaller spread where both do.
+        offset, the one of smaller spread where both do.
 
     Raises:
         ValueError: neither does, or an odd or too large rotary.
@@ -177,8 +177,8 @@ def rotary_layout(
     """
     name = "rotary_layout"
     q, k = (
-        _checks.float_tensor(name, what, given).double().cpu()
-        for what, given in (("query", query), ("key", key))
+        _checks.float_tensor(name, argument, value).double().cpu()
+        for argument, value in (("query", query), ("key", key))
     )
     rotated = _rotary_argument(name, rotary, q.shape[-1])
     spreads: dict[Layout, float] = {}
@@ -205,7 +205,7 @@ def _sink_argument(function: str, sink_logit: Any, heads: int) -> Tensor:
 
 
 def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:
-    """Who sees whom, broadcast against the scores."""
+    """Return who sees whom, broadcast against the scores."""
     if isinstance(support, str) and support == "causal":
         return torch.ones(scores.shape[-2:], dtype=torch.bool, device="cpu").tril()
     fits = isinstance(support, Tensor) and support.dtype == torch.bool
@@ -214,10 +214,10 @@ def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:
             return support.cpu()
     except RuntimeError:
         pass
-    given = tuple(support.shape) if isinstance(support, Tensor) else support
+    description = tuple(support.shape) if isinstance(support, Tensor) else support
     raise ValueError(
         f"{function}: support must be 'causal' or a boolean tensor that broadcasts to {tuple(scores.shape)}, "
-        f"every query with a visible key, got {given!r}"
+        f"every query with a visible key, got {description!r}"
     )
 
 
@@ -231,7 +231,7 @@ def _log_attention(scores: Tensor, visible: Tensor, softcap: float | None, sink:
 
 
 def _rotary_argument(function: str, rotary: Any, d: int) -> int:
-    """How many dimensions are rotated: even, and at most d."""
+    """Return the number of dimensions are rotated: even, and at most d."""
     rotated = d if rotary is None else _checks.whole(function, "rotary", rotary)
     if not 2 <= rotated <= d or rotated % 2:
         raise ValueError(f"{function}: rotary must be even and between 2 and d = {d}, got {rotated}")

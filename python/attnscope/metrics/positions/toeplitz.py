@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Scores split into a profile of the offset and the rest, and what the causal mask does by itself."""
+"""Scores split into a profile of the offset and the rest, and the effect of the causal mask by itself."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import causal
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.closed_forms import uniform_causal_map
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 Estimator = Literal["late", "simple"]
 
@@ -28,7 +28,7 @@ class ToeplitzSplit(NamedTuple):
         row: Σ_j w_j R_ij over the body: a constant of the row, which no softmax can see.
         variance: Σ_j w_j (R_ij − row)² over the body, squared nats for scores in nats; NaN for fewer than two
             keys.
-        first: R_i0 less the plain mean of R over the body: how much key 0 is preferred to an ordinary key at
+        first: R_i0 less the plain mean of R over the body: the preference of key 0 over an ordinary key at
             its offset.
         lse: log Σ_{j<=i} exp s_ij; NaN for a query that sees no key.
     """
@@ -75,7 +75,7 @@ def toeplitz_split(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> ToeplitzSplit:
-    """Splits attention scores into a profile of the offset i − j and a residual.
+    """Split attention scores into a profile of the offset i − j and a residual.
 
     "late": the second half of the queries, m … 2m − 1 with m = n // 2, is the reference: T_D is the mean of
     s_{i,i−D} over them, m pairs at every offset and none with key 0, and the first half is described.
@@ -93,7 +93,7 @@ def toeplitz_split(
 
     Returns:
         ToeplitzSplit, float64: residual [..., m, m], the rest [..., m]; NaN past a map's own m. Scaling the
-        scores by a scales `variance` by a²; adding a constant to a row changes `row` and `lse` alone.
+        scores by a scales `variance` by a²; adding a constant to a row changes only `row` and `lse`.
 
     Raises:
         ValueError: not square, empty, wrong dtype, an unknown estimator, negative weights or of another
@@ -133,7 +133,8 @@ def mask_only(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> MaskOnly:
-    """What the causal mask alone makes of attention: late queries that see only their nearest i + 1 keys.
+    """Return the attention of late queries that see only their nearest i + 1 keys: the effect of the causal
+    mask.
 
     Early attention that differs from it has been moved by something other than the mask. The means are over
     the late queries m … 2m − 1, m = n // 2, that see themselves: real rows with their content, because the
@@ -155,17 +156,17 @@ def mask_only(
         no late query sees itself.
 
     Raises:
-        ValueError: as `toeplitz_split`, queries that do not ascend or lie outside, a sink_logit that is
+        ValueError: as `toeplitz_split`, queries that do not ascend or are outside, a sink_logit that is
             NaN or +inf or does not broadcast.
 
     Example:
         Equal scores: of m keys i + 1 are left.
 
         >>> import torch, attnscope as asc
-        >>> found = asc.mask_only(torch.zeros(8, 8), queries=[2])
-        >>> found.cut.exp().round(decimals=9)
+        >>> result = asc.mask_only(torch.zeros(8, 8), queries=[2])
+        >>> result.cut.exp().round(decimals=9)
         tensor([4.0000, 2.0000, 1.3333, 1.0000], dtype=torch.float64)
-        >>> found.attention.round(decimals=4)
+        >>> result.attention.round(decimals=4)
         tensor([[0.3333, 0.3333, 0.3333, 0.0000]], dtype=torch.float64)
 
     References:
@@ -173,7 +174,7 @@ def mask_only(
     """
     name = "mask_only"
     checked = _scores_argument(name, scores, lengths, validate)
-    wanted = _queries_argument(name, queries, checked.n // 2)
+    chosen_queries = _queries_argument(name, queries, checked.n // 2)
     sinks = None
     if sink_logit is not None:
         sinks = _checks.as_tensor(name, "sink_logit", sink_logit, torch.float64).detach().cpu()
@@ -184,7 +185,7 @@ def mask_only(
             raise ValueError(f"{name}: sink_logit must be below +inf, got {float(sinks[wrong][0])}")
     count = 0 if sinks is None else sinks.numel()
     flag = _checks.flag(name, "body", body)
-    results, bad = _core.mask_only(checked.tensor, checked.lengths, sinks, count, wanted, flag)
+    results, bad = _core.mask_only(checked.tensor, checked.lengths, sinks, count, chosen_queries, flag)
     return _finished(name, checked, MaskOnly(*results), bad)
 
 
@@ -260,22 +261,22 @@ def _queries_argument(function: str, queries: Any, m: int) -> list[int]:
     if queries is None:
         return list(range(m))
     if isinstance(queries, list) and all(type(query) is int for query in queries):
-        wanted: list[int] = queries
+        positions: list[int] = queries
     else:
         tensor = _checks.as_tensor(function, "queries", queries)
         if tensor.ndim != 1 or (tensor.is_floating_point() and tensor.numel()) or tensor.dtype == torch.bool:
             raise ValueError(f"{function}: queries must be a list of integers, got {queries!r}")
-        wanted = [int(query) for query in tensor.tolist()]
-    for query in wanted:
+        positions = [int(query) for query in tensor.tolist()]
+    for query in positions:
         if not 0 <= query < m:
             raise ValueError(f"{function}: queries must lie between 0 and m - 1 = {m - 1}, got {query}")
-    if sorted(set(wanted)) != wanted:
-        raise ValueError(f"{function}: queries must ascend, got {wanted}")
-    return wanted
+    if sorted(set(positions)) != positions:
+        raise ValueError(f"{function}: queries must ascend, got {positions}")
+    return positions
 
 
 def _finished(function: str, scores: _checks.Attention, result: Any, bad: int) -> Any:
-    """`result`, after one warning when some maps were not scores."""
+    """Return `result`, after one warning if some maps were not scores."""
     if bad:
         total = math.prod(scores.leading)
         message = (
@@ -286,7 +287,7 @@ def _finished(function: str, scores: _checks.Attention, result: Any, bad: int) -
     return result
 
 
-_NEAR = causal(8).log()
+_NEAR = uniform_causal_map(8).log()
 _ODD = torch.zeros(8, 8, dtype=torch.float64, device="cpu")
 _ODD[3, 1], _ODD[3, 0] = 3.0, 2.0
 
@@ -296,11 +297,11 @@ QUANTITIES = (
         "toeplitz_split",
         "residual (nats²)",
         "Variance over a query's keys of what its scores owe to neither the offset nor the row, early half.",
-        Known(2.0, torch.eye(8, device="cpu"), {"scores": _ODD[None]}, entry=(3,)),
+        ClosedForm(2.0, torch.eye(8, device="cpu"), {"scores": _ODD[None]}, entry=(3,)),
         symbol="$c^2$",
         low=0,
         needs=("scores",),
-        read=field_of("variance"),
+        read=attribute_reader("variance"),
         axes=("query",),
     ),
     Quantity(
@@ -308,9 +309,9 @@ QUANTITIES = (
         "toeplitz_split",
         "advantage of key 0 (nats)",
         "How much a query of the early half prefers key 0 to an ordinary key at its offset.",
-        Known(1.0, torch.eye(8, device="cpu"), {"scores": _ODD[None]}, entry=(3,)),
+        ClosedForm(1.0, torch.eye(8, device="cpu"), {"scores": _ODD[None]}, entry=(3,)),
         needs=("scores",),
-        read=field_of("first"),
+        read=attribute_reader("first"),
         axes=("query",),
     ),
     Quantity(
@@ -318,10 +319,10 @@ QUANTITIES = (
         "mask_only",
         "cut by the mask (nats)",
         "−log of the attention that a late query keeps when it sees as few keys as an early one.",
-        Known(math.log(4), torch.eye(8, device="cpu"), {"scores": _NEAR[None]}, entry=(0,)),
+        ClosedForm(math.log(4), torch.eye(8, device="cpu"), {"scores": _NEAR[None]}, entry=(0,)),
         low=0,
         needs=("scores",),
-        read=field_of("cut"),
+        read=attribute_reader("cut"),
         axes=("query",),
     ),
     Quantity(
@@ -329,11 +330,11 @@ QUANTITIES = (
         "mask_only",
         "share cut by the mask",
         "Total variation between a late query's attention and the same with as few keys as an early one.",
-        Known(0.75, torch.eye(8, device="cpu"), {"scores": _NEAR[None]}, entry=(0,)),
+        ClosedForm(0.75, torch.eye(8, device="cpu"), {"scores": _NEAR[None]}, entry=(0,)),
         low=0,
         high=1,
         needs=("scores",),
-        read=field_of("share"),
+        read=attribute_reader("share"),
         axes=("query",),
     ),
 )

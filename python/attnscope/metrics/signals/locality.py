@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much attention stays near."""
+"""The share of attention that stays near."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.closed_forms import causal
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.closed_forms import uniform_causal_map
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
 def local_global_ratio(
@@ -35,7 +35,7 @@ def local_global_ratio(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [...] float64, in [0, ∞]: infinity where no attention goes farther, NaN where there is none at all.
+        [...] float64, in [0, ∞]: infinity without attention to farther keys, NaN without any attention.
 
     Raises:
         ValueError: a negative or infinite window, and as `incoming_attention`.
@@ -57,9 +57,9 @@ def local_global_ratio(
     window = _checks.real(name, "window", window)
     if not 0.0 <= window < math.inf:
         raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
-    given = (_checks.support_argument(name, support, checked), window)
+    kernel_arguments = (_checks.support_argument(name, support, checked), window)
     dropped = _checks.flag(name, "drop_first", drop_first)
-    return _checks.computed(_core.local_global_ratio, name, checked, *given, dropped)
+    return _checks.computed(_core.local_global_ratio, name, checked, *kernel_arguments, dropped)
 
 
 QUANTITIES = (
@@ -68,7 +68,7 @@ QUANTITIES = (
         "local_global_ratio",
         "local / global",
         "Attention to keys at most 8 tokens away over attention to all others.",
-        Known(3.8, causal(4), options={"window": 1}),
+        ClosedForm(3.8, uniform_causal_map(4), options={"window": 1}),
         kind="ratio",
         low=0,
         # a map that holds nothing beyond the window has no ratio that could enter a mean
@@ -79,7 +79,7 @@ QUANTITIES = (
         "local_global_ratio",
         "local share",
         "Share of attention given to keys at most 8 tokens away.",
-        Known(3.8 / 4.8, causal(4), options={"window": 1}),
+        ClosedForm(3.8 / 4.8, uniform_causal_map(4), options={"window": 1}),
         low=0,
         high=1,
         read=lambda ratio: torch.where(ratio.isinf(), 1.0, ratio / (1.0 + ratio)),

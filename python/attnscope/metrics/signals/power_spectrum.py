@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""At which frequencies attention varies along the keys, and the harmonics that a nonlinearity makes."""
+"""The frequencies at which attention varies along the keys, and the harmonics that a nonlinearity makes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import full
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.closed_forms import uniform_map
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 SIGNALS = ("rows", "last", "mean", "offset")
 #: Only "rows" gives a number per query.
@@ -23,7 +23,7 @@ _FIELDS = 7
 
 @shown_by_shape
 class PowerSpectrum(NamedTuple):
-    """What is said of each signal's spectrum.
+    """Summary of each signal's power spectrum.
 
     Attributes:
         low: share of power below a quarter of the Nyquist frequency (one cycle in two tokens).
@@ -85,7 +85,7 @@ def power_spectrum(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        Named float64 tensors [..., n] for "rows", else [...]; `bands` with one more axis. Shares lie in
+        Named float64 tensors [..., n] for "rows", else [...]; `bands` with one more axis. Shares are in
         [0, 1] and low + mid + high = 1; entropy in [0, log2(N/2 + 1)]. NaN past a map's own length, for
         signals that are too short, and for those without power (all 0, or constant and detrended).
 
@@ -99,8 +99,8 @@ def power_spectrum(
 
         >>> import torch, attnscope as asc
         >>> uniform = torch.full((64, 64), 1 / 64, dtype=torch.float64)
-        >>> found = asc.power_spectrum(uniform, signal="last")
-        >>> [round(value.item(), 6) for value in (found.low, found.selectivity, found.entropy)]
+        >>> result = asc.power_spectrum(uniform, signal="last")
+        >>> [round(value.item(), 6) for value in (result.low, result.selectivity, result.entropy)]
         [1.0, 0.666667, 0.918296]
 
     References:
@@ -110,11 +110,13 @@ def power_spectrum(
     """
     name = "power_spectrum"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
+    kernel_arguments = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
     _checks.choice_argument(name, "window", window, ("hann", "none"))
     padding = _checks.between(name, "padding", padding, 1, 64)
     bands = _checks.at_least(name, "bands", bands, 0, "a whole number of at least")
-    result = _checks.computed(_core.power_spectrum, name, checked, *given, window == "hann", padding, bands)
+    result = _checks.computed(
+        _core.power_spectrum, name, checked, *kernel_arguments, window == "hann", padding, bands
+    )
     return PowerSpectrum(*(*result[..., :_FIELDS].unbind(-1), result[..., _FIELDS:]))
 
 
@@ -171,7 +173,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         orders: the highest harmonic.
 
     Returns:
-        [..., orders − 1] float64, at least 0; NaN where there is no power at θ.
+        [..., orders − 1] float64, at least 0; NaN without power at θ.
 
     Raises:
         ValueError: fewer than two cycles of a θ in the signal, an empty signal or one of another dtype,
@@ -197,8 +199,8 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
     if values.ndim == 0:
         raise ValueError(f"{name}: signal must have at least one dimension [..., n], got a single number")
     n = int(values.shape[-1])
-    given = None if isinstance(theta, torch.Tensor) else torch.float64
-    base = _checks.to_host(_checks.as_tensor(name, "theta", theta, given).detach())
+    dtype = None if isinstance(theta, torch.Tensor) else torch.float64
+    base = _checks.to_host(_checks.as_tensor(name, "theta", theta, dtype).detach())
     if base.dtype.is_complex or base.dtype == torch.bool:
         raise ValueError(f"{name}: theta must be real, got {base.dtype}")
     words = "does not broadcast to the leading shape"
@@ -231,7 +233,7 @@ def signal_arguments(
     min_keys: int,
     choices: Sequence[str] = SIGNALS,
 ) -> tuple[Any, str, bool, bool, int]:
-    """The options that all functions of signals share, checked, in the order of the core."""
+    """Check the options that all functions of signals share; return them in the order of the core."""
     _checks.choice_argument(function, "signal", signal, choices)
     _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
     keys = _checks.at_least(function, "min_keys", min_keys, 2, "a whole number of at least")
@@ -243,10 +245,17 @@ def signal_arguments(
 _ENTROPY = math.log2(3) - 2 / 3
 
 
-def _of_spectrum(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
-    more = {"low": 0, "high": 1, "read": field_of(field), "axes": ("query",), "axis_when": BY_ROW, **more}
-    known = Known(expected, full(32), entry=(0,) * len(more["axes"]))
-    return Quantity(name, "power_spectrum", label, meaning, known, **more)
+def _of_spectrum(name: str, field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
+    fields = {
+        "low": 0,
+        "high": 1,
+        "read": attribute_reader(field),
+        "axes": ("query",),
+        "axis_when": BY_ROW,
+        **fields,
+    }
+    closed_form = ClosedForm(expected, uniform_map(32), entry=(0,) * len(fields["axes"]))
+    return Quantity(name, "power_spectrum", label, meaning, closed_form, **fields)
 
 
 QUANTITIES = (

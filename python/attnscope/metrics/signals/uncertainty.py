@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How sharp attention is in position and in frequency at once, beside the bounds of every signal."""
+"""The sharpness of attention in position and in frequency at once, with the bounds of every signal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import full, identity
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.closed_forms import identity, uniform_map
+from attnscope.metrics.quantity import ClosedForm, Quantity
 from attnscope.metrics.signals.power_spectrum import BY_ROW, signal_arguments
 
 
@@ -76,10 +76,11 @@ def spectral_uncertainty(
 
         >>> import torch, attnscope as asc
         >>> both = torch.stack([torch.eye(64), torch.full((64, 64), 1 / 64)]).double()
-        >>> found = asc.spectral_uncertainty(both, signal="last", support="full")
-        >>> (found.position_entropy + found.spectral_entropy - found.entropy_bound).abs().max().item() < 1e-12
+        >>> result = asc.spectral_uncertainty(both, signal="last", support="full")
+        >>> entropy = result.position_entropy + result.spectral_entropy
+        >>> (entropy - result.entropy_bound).abs().max().item() < 1e-12
         True
-        >>> round(found.frequency_variance[0].item(), 6), found.position_variance[0].item()
+        >>> round(result.frequency_variance[0].item(), 6), result.position_variance[0].item()
         (3.289868, 0.0)
 
     References:
@@ -88,9 +89,9 @@ def spectral_uncertainty(
     """
     name = "spectral_uncertainty"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = signal_arguments(name, checked, support, signal, drop_first, "none", min_keys)
+    signal_options = signal_arguments(name, checked, support, signal, drop_first, "none", min_keys)
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
-    seen, signal, dropped, _, shortest = given  # amplitudes have no trend
+    seen, signal, dropped, _, shortest = signal_options  # amplitudes have no trend
     options = (seen, signal, dropped, shortest, amplitude == "root")
     return SpectralUncertainty(
         *_checks.computed(_core.spectral_uncertainty, name, checked, *options).unbind(-1)
@@ -98,27 +99,32 @@ def spectral_uncertainty(
 
 
 def _of_signal(
-    name: str, read: Callable[[Any], torch.Tensor], label: str, meaning: str, known: Known, **more: Any
+    name: str,
+    read: Callable[[Any], torch.Tensor],
+    label: str,
+    meaning: str,
+    closed_form: ClosedForm,
+    **fields: Any,
 ) -> Quantity:
-    more |= {"low": 0, "read": read, "axes": ("query",), "axis_when": BY_ROW}
-    return Quantity(name, "spectral_uncertainty", label, meaning, known, **more)
+    fields |= {"low": 0, "read": read, "axes": ("query",), "axis_when": BY_ROW}
+    return Quantity(name, "spectral_uncertainty", label, meaning, closed_form, **fields)
 
 
-_ONE_KEY = Known(0.0, identity(32), entry=(0,), options={"support": "full"})
+_ONE_KEY = ClosedForm(0.0, identity(32), entry=(0,), options={"support": "full"})
 
 QUANTITIES = (
     _of_signal(
         "position_entropy",
-        lambda found: found.position_entropy,
+        lambda result: result.position_entropy,
         "position entropy (nats)",
         "−Σ a log a in nats.",
-        Known(math.log(32), full(32), entry=(0,)),
+        ClosedForm(math.log(32), uniform_map(32), entry=(0,)),
         symbol="$H_p$",
         high=math.log,
     ),
     _of_signal(
         "fourier_entropy",
-        lambda found: found.spectral_entropy,
+        lambda result: result.spectral_entropy,
         "Fourier entropy",
         "Entropy in nats of |DFT √a|², the unitary transform.",
         replace(_ONE_KEY, expected=math.log(32)),
@@ -126,15 +132,15 @@ QUANTITIES = (
     ),
     _of_signal(
         "entropy_bound",
-        lambda found: found.entropy_bound,
+        lambda result: result.entropy_bound,
         "entropy bound",
         "What no sum of position and Fourier entropy is below.",
-        Known(math.log(32), full(32), entry=(0,)),
+        ClosedForm(math.log(32), uniform_map(32), entry=(0,)),
         high=math.log,
     ),
     _of_signal(
         "uncertainty_product",
-        lambda found: found.position_variance * found.frequency_variance,
+        lambda result: result.position_variance * result.frequency_variance,
         "variance product",
         "Variance of position times that of frequency.",
         _ONE_KEY,
@@ -142,10 +148,10 @@ QUANTITIES = (
     ),
     _of_signal(
         "uncertainty_bound",
-        lambda found: found.variance_bound,
+        lambda result: result.variance_bound,
         "its bound",
         "What no variance product of these signals is below.",
-        Known(0.25, full(32), entry=(0,)),
+        ClosedForm(0.25, uniform_map(32), entry=(0,)),
         high=0.25,
     ),
 )

@@ -12,14 +12,16 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import detail, full, star
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.closed_forms import detail, first_key_map, uniform_map
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 from attnscope.metrics.signals.power_spectrum import BY_ROW, SIGNALS, signal_arguments
 
 
 @shown_by_shape
 class WaveletTransform(NamedTuple):
-    """What is said of each signal's wavelet coefficients; scales run from coarse to fine, entropies in bits.
+    """Summary of each signal's wavelet coefficients.
+
+    Scales are ordered coarse to fine; entropies are in bits.
 
     Attributes:
         energy: p_j = E_j/ΣE: of the approximation, then of the details from the coarsest to the finest.
@@ -69,7 +71,7 @@ def wavelet_transform(
     Returns:
         Named float64 tensors: scale_entropy and reconstruction_error [..., n] for "rows", else [...]; energy
         and position_entropy with one more axis of levels + 1 scales; profile [..., levels + 1, resample].
-        Energies lie in [0, 1] and sum to 1; scale_entropy in [0, log2(levels + 1)]. NaN past a map's own
+        Energies are in [0, 1] and sum to 1; scale_entropy in [0, log2(levels + 1)]. NaN past a map's own
         length, for signals that are too short or all 0, and for the entropy within a scale that holds
         nothing but rounding (1e-28 of the energy).
 
@@ -81,8 +83,8 @@ def wavelet_transform(
 
         >>> import torch, attnscope as asc
         >>> uniform = torch.full((64, 64), 1 / 64, dtype=torch.float64)
-        >>> found = asc.wavelet_transform(uniform, signal="last")
-        >>> found.energy.round(decimals=9).tolist(), round(found.position_entropy[0].item(), 9)
+        >>> result = asc.wavelet_transform(uniform, signal="last")
+        >>> result.energy.round(decimals=9).tolist(), round(result.position_entropy[0].item(), 9)
         ([1.0, 0.0, 0.0, 0.0], 3.0)
 
     References:
@@ -91,8 +93,8 @@ def wavelet_transform(
     """
     name = "wavelet_transform"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
-    shortest = given[-1]
+    signal_options = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys)
+    shortest = signal_options[-1]
     most = int(_core.wavelet_levels(shortest))
     if levels is None and most < 1:
         raise ValueError(f"{name}: signals of min_keys = {shortest} carry no level; 6 is the least")
@@ -102,7 +104,9 @@ def wavelet_transform(
             f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, got {depth}"
         )
     resample = _checks.at_least(name, "resample", resample, 0, "a whole number of at least")
-    result, profile = _checks.computed(_core.wavelet_transform, name, checked, *given, depth, resample)
+    result, profile = _checks.computed(
+        _core.wavelet_transform, name, checked, *signal_options, depth, resample
+    )
     energy, entropy, within, error = result.split([depth + 1, 1, depth + 1, 1], -1)
     return WaveletTransform(energy, entropy.squeeze(-1), within, error.squeeze(-1), profile)
 
@@ -117,7 +121,7 @@ def scale_sensitivity(
     prefix_lengths: _checks.Lengths = None,
     **options: Any,
 ) -> torch.Tensor:
-    """How much the wavelet description of attention changes when only the beginning of the text is read.
+    """Return the change of attention's wavelet description when only the beginning of the text is read.
 
     S = 1 − cos(W(x), W(x_α)), where W is the vector of mean energies of the scales ("energy") or the mean
     coefficients of all scales resampled to one length ("coefficients").
@@ -162,14 +166,16 @@ def scale_sensitivity(
             f"{tuple(attention.shape)} and {tuple(prefix.shape)}"
         )
     points = _checks.at_least(name, "resample", resample, 1) if compare == "coefficients" else 0
-    both = [
-        wavelet_transform(maps, lengths=each, resample=points, **options)
-        for maps, each in ((attention, lengths), (prefix, prefix_lengths))
+    transforms = [
+        wavelet_transform(maps, lengths=map_lengths, resample=points, **options)
+        for maps, map_lengths in ((attention, lengths), (prefix, prefix_lengths))
     ]
     by_rows = options.get("signal", "rows") == "rows"
     vectors = [
-        one.profile.flatten(-2) if points else (one.energy.nanmean(-2) if by_rows else one.energy)
-        for one in both
+        transform.profile.flatten(-2)
+        if points
+        else (transform.energy.nanmean(-2) if by_rows else transform.energy)
+        for transform in transforms
     ]
     return 1.0 - torch.nn.functional.cosine_similarity(vectors[0], vectors[1], dim=-1)
 
@@ -220,16 +226,18 @@ def morlet_scalogram(
     """
     name = "morlet_scalogram"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    given = signal_arguments(name, checked, support, signal, drop_first, detrend, min_keys, SIGNALS[1:])
+    signal_options = signal_arguments(
+        name, checked, support, signal, drop_first, detrend, min_keys, SIGNALS[1:]
+    )
     if scales is None:
         scales = 2.0 * (max(checked.n, 16) / 8.0) ** (
             torch.arange(24, dtype=torch.float64, device="cpu") / 23
         )
-    wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
-    if not len(wanted) or not bool(((wanted > 0) & wanted.isfinite()).all()):
-        raise ValueError(f"{name}: scales must be positive numbers of tokens, got {wanted.tolist()}")
+    scale_values = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
+    if not len(scale_values) or not bool(((scale_values > 0) & scale_values.isfinite()).all()):
+        raise ValueError(f"{name}: scales must be positive numbers of tokens, got {scale_values.tolist()}")
     omega = _checks.between(name, "omega", omega, 5, 100)
-    return _checks.computed(_core.morlet_scalogram, name, checked, *given, wanted, omega)
+    return _checks.computed(_core.morlet_scalogram, name, checked, *signal_options, scale_values, omega)
 
 
 #: What the scales are called that signals of 32 keys have, and what their shares are.
@@ -242,19 +250,25 @@ _SCALES = {
 
 
 def _of_transform(
-    name: str, field: str, label: str, meaning: str, expected: float | tuple[float, ...], **more: Any
+    name: str, field: str, label: str, meaning: str, expected: float | tuple[float, ...], **fields: Any
 ) -> Quantity:
-    """A field, with its value for a constant signal, all of whose energy is in the approximation."""
+    """Declare a field, with its value for a constant signal, all of whose energy is in the approximation."""
     axes = ("query", "scale") if isinstance(expected, tuple) else ("query",)
-    more |= {"low": 0, "read": field_of(field), "axes": axes, "axis_when": BY_ROW}
-    return Quantity(name, "wavelet_transform", label, meaning, Known(expected, full(32), entry=(0,)), **more)
+    fields |= {"low": 0, "read": attribute_reader(field), "axes": axes, "axis_when": BY_ROW}
+    return Quantity(
+        name, "wavelet_transform", label, meaning, ClosedForm(expected, uniform_map(32), entry=(0,)), **fields
+    )
 
 
-def _at(one: Quantity, scale: int, expected: float, **texts: Any) -> Quantity:
-    """One scale, with its value for a constant and one wavelet, a detail of 1/16 of its energy per entry."""
-    here = one.at(scale=scale)
+def _at(quantity: Quantity, scale: int, expected: float, **texts: Any) -> Quantity:
+    """Declare a scale, with its value for a constant and one wavelet, a detail of 1/16 of its energy per
+    entry.
+    """
+    at_scale = quantity.at(scale=scale)
     return replace(
-        here, known=Known(expected, detail(32, scale), entry=(0,)) if scale else here.known, **texts
+        at_scale,
+        closed_form=ClosedForm(expected, detail(32, scale), entry=(0,)) if scale else at_scale.closed_form,
+        **texts,
     )
 
 
@@ -277,8 +291,8 @@ POSITION_ENTROPY = _of_transform(
 
 QUANTITIES = (
     *(
-        _at(ENERGY, at, 1 / 513, label=f"energy, {name}", meaning=f"Share of {what}.")
-        for at, (name, what) in enumerate(_SCALES.items())
+        _at(ENERGY, at, 1 / 513, label=f"energy, {name}", meaning=f"Share of {phrase}.")
+        for at, (name, phrase) in enumerate(_SCALES.items())
     ),
     _of_transform(
         "wavelet_entropy",
@@ -300,7 +314,7 @@ QUANTITIES = (
         "scale_sensitivity",
         "scale sensitivity",
         "1 − cosine between the wavelet energies of a text and of its beginning.",
-        Known(0.0, full(64), {"prefix": full(32)[None]}),
+        ClosedForm(0.0, uniform_map(64), {"prefix": uniform_map(32)[None]}),
         low=0,
         high=1,
         options={"prefix": Site("prefix")},
@@ -310,7 +324,7 @@ QUANTITIES = (
         "morlet_scalogram",
         "Morlet power",
         "Power of attention along the keys at a scale and place.",
-        Known(1 / (4 * math.sqrt(math.pi)), star(32), entry=(0, 0), options={"scales": (4.0,)}),
+        ClosedForm(1 / (4 * math.sqrt(math.pi)), first_key_map(32), entry=(0, 0), options={"scales": (4.0,)}),
         low=0,
         axes=("scale", "key"),
     ),

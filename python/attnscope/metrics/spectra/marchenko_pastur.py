@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How far a head's spectrum is from that of random rows."""
+"""The distance of a head's spectrum from that of random rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnscope import _checks, _core
 from attnscope._warn import UndefinedWarning, warn
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import hadamard
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 Null = Literal["auto", "full", "causal", "permutation"]
 Support = Literal["auto", "causal", "full"] | torch.Tensor
@@ -46,7 +46,7 @@ def marchenko_pastur(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> MarchenkoPastur:
-    """Compares the spectrum of each head's standardised rows with that of random rows on the same support.
+    """Compare the spectrum of each head's standardised rows with that of random rows on the same support.
 
     X_ij = (A_ij − m_i)/s_i over the keys that query i sees and 0 elsewhere; rows whose visible entries are
     all equal are dropped. The eigenvalues are x_k = σ_k(X)²/n, one for each of the k rows kept, from an SVD
@@ -80,8 +80,8 @@ def marchenko_pastur(
         to its mean, with n − 1 eigenvalues n/(n − 1).
 
         >>> import torch, attnscope as asc
-        >>> found = asc.marchenko_pastur(torch.eye(16, dtype=torch.float64).roll(1, 0))
-        >>> round(found.largest.item(), 12), found.edge.item(), found.outliers.item()
+        >>> result = asc.marchenko_pastur(torch.eye(16, dtype=torch.float64).roll(1, 0))
+        >>> round(result.largest.item(), 12), result.edge.item(), result.outliers.item()
         (1.066666666667, 4.0, 0)
 
     References:
@@ -90,7 +90,7 @@ def marchenko_pastur(
     """
     name = "marchenko_pastur"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    return _compared(name, checked, null, support, draws, seed, whole=True)
+    return _compared(name, checked, null, support, draws, seed, all_fields=True)
 
 
 def marchenko_pastur_deviation(
@@ -103,7 +103,8 @@ def marchenko_pastur_deviation(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """The Kolmogorov–Smirnov distance of each head's spectrum from its null: `ks` of `marchenko_pastur`.
+    """Return the Kolmogorov–Smirnov distance of each head's spectrum from its null: `ks` of
+    `marchenko_pastur`.
 
     Args:
         attention: maps [..., n, n]; arguments and errors are those of `marchenko_pastur`.
@@ -120,18 +121,25 @@ def marchenko_pastur_deviation(
     """
     name = "marchenko_pastur_deviation"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    return _compared(name, checked, null, support, draws, seed, whole=False).ks
+    return _compared(name, checked, null, support, draws, seed, all_fields=False).ks
 
 
 def _compared(
-    name: str, checked: _checks.Attention, null: str, support: Support, draws: int, seed: int, *, whole: bool
+    name: str,
+    checked: _checks.Attention,
+    null: str,
+    support: Support,
+    draws: int,
+    seed: int,
+    *,
+    all_fields: bool,
 ) -> MarchenkoPastur:
     null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
     visible = _checks.support_argument(name, support, checked)
     draws = _checks.at_least(name, "draws", draws, 1)
     seed = _checks.at_least(name, "seed", seed, 0)
-    given = (visible, null, draws, seed, whole)
-    *fields, undefined = _checks.computed(_core.marchenko_pastur, name, checked, *given)
+    kernel_arguments = (visible, null, draws, seed, all_fields)
+    *fields, undefined = _checks.computed(_core.marchenko_pastur, name, checked, *kernel_arguments)
     if undefined:
         message = (
             f"{name}: {undefined} of {math.prod(checked.leading)} matrices have fewer than 8 tokens or no "
@@ -141,16 +149,18 @@ def _compared(
     return MarchenkoPastur(*fields)
 
 
-DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda found: found.ks)}
+DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda result: result.ks)}
 
 # All seven eigenvalues of the Hadamard map are 1. The distances are those of 1 from the law of aspect 7/8:
 # the larger of F(1) and 1 − F(1), and the integral of |x − 1| over the law.
 _KS, _WASSERSTEIN, _EDGE = 0.6015919507048966, 0.7762012825143158, (1 + math.sqrt(7 / 8)) ** 2
 
 
-def _of_spectrum(field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
-    more |= {"low": 0, "read": field_of(field)}
-    return Quantity(f"mp_{field}", "marchenko_pastur", label, meaning, Known(expected, hadamard()), **more)
+def _of_spectrum(field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
+    fields |= {"low": 0, "read": attribute_reader(field)}
+    return Quantity(
+        f"mp_{field}", "marchenko_pastur", label, meaning, ClosedForm(expected, hadamard()), **fields
+    )
 
 
 QUANTITIES = (

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The spectrum of one map beside the law that random rows would follow, as curves to draw.
+"""The spectrum of one map next to the law that random rows would follow, as curves to draw.
 
 The Marchenko–Pastur law holds for rows that see every key, the triangular law of Dykema and Haagerup for rows
-under a causal mask. How far the spectrum is from its law is `marchenko_pastur`'s; here is where.
+under a causal mask. `marchenko_pastur` measures the distance from the law; this module locates it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attnscope.metrics.spectra.singular_values import singular_values
 
 #: Which keys the queries of a map see.
 Word = Literal["auto", "causal", "full"]
-#: Below this many tokens a distribution of singular values says nothing.
+#: Below this many tokens a distribution of singular values is uninformative.
 FEWEST = 8
 
 
@@ -43,18 +43,18 @@ class NullSpectrum(NamedTuple):
 
 
 def undefined_because(attention: torch.Tensor, support: Word = "auto") -> str:
-    """Why a map [n, n] has no spectrum to compare with a law; "" where it has one."""
+    """Return the reason why a map [n, n] has no spectrum to compare with a law; "" if it has one."""
     if len(attention) < FEWEST:
         return "fewer than eight tokens: too few eigenvalues to compare with a law"
     if not bool(attention.isfinite().all()):
         return "the matrix has entries that are not finite"
     if not bool(_varying(attention, _visible(attention, support)).any()):
-        return "every row is uniform over its visible keys; there is nothing to compare"
+        return "every row is uniform over its visible keys; no spectrum can be compared"
     return ""
 
 
 def null_spectrum(attention: torch.Tensor, support: Word = "auto") -> NullSpectrum:
-    """The squared singular values of the row-standardised map over n, and the law of their null.
+    """Return the squared singular values of the row-standardised map over n, and the law of their null.
 
     Each row of a map [n, n], causal or full (`support`; "auto" looks above the diagonal), is standardised
     over its visible keys; rows whose visible entries are all equal are dropped. A map that is not square, or
@@ -64,8 +64,8 @@ def null_spectrum(attention: torch.Tensor, support: Word = "auto") -> NullSpectr
         All seven eigenvalues of a Hadamard matrix but for its constant row are 1.
 
         >>> from scipy.linalg import hadamard
-        >>> found = null_spectrum(torch.from_numpy(1.0 + hadamard(8)))
-        >>> found.law, found.values.round(12).tolist()
+        >>> result = null_spectrum(torch.from_numpy(1.0 + hadamard(8)))
+        >>> result.law, result.values.round(12).tolist()
         ('Marchenko–Pastur law', [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
 
     References:
@@ -80,9 +80,9 @@ def null_spectrum(attention: torch.Tensor, support: Word = "auto") -> NullSpectr
     n, count = len(entries), visible.sum(-1, keepdim=True)
     centred = torch.where(visible, entries - (entries * visible).sum(-1, keepdim=True) / count, 0.0)
     deviation = ((centred**2).sum(-1, keepdim=True) / count).sqrt()
-    kept = _varying(attention, visible)
-    rows = torch.where(kept[:, None], centred / deviation, 0.0)
-    number = int(kept.sum())
+    varying_rows = _varying(attention, visible)
+    rows = torch.where(varying_rows[:, None], centred / deviation, 0.0)
+    number = int(varying_rows.sum())
     values = (singular_values(rows)[:number] ** 2 / n).flip(-1).numpy()
     measured = marchenko_pastur(attention, support=support)
     edge, aspect = float(measured.edge), number / n if bool(visible.all()) else None
@@ -101,7 +101,8 @@ def null_spectrum(attention: torch.Tensor, support: Word = "auto") -> NullSpectr
 def null_law(
     edge: float, aspect: float | None, points: int = 4001
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The law of random rows as a curve: rising x > 0 up to its edge, denser near 0, and the CDF there.
+    """Return the law of random rows as a curve: rising x > 0 up to its edge, denser near 0, and the CDF
+    there.
 
     `aspect` is rows over columns, in (0, 1], of the Marchenko–Pastur law; None is the triangular law.
     """
@@ -110,12 +111,12 @@ def null_law(
 
 
 def _visible(attention: torch.Tensor, support: Word) -> torch.Tensor:
-    ones = torch.ones_like(attention, dtype=torch.bool)
+    all_visible = torch.ones_like(attention, dtype=torch.bool)
     is_full = bool(attention.triu(1).any()) if support == "auto" else support == "full"
-    return ones if is_full else ones.tril()
+    return all_visible if is_full else all_visible.tril()
 
 
 def _varying(attention: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
-    """The rows whose visible entries are not all equal."""
+    """Return a mask of the rows whose visible entries are not all equal."""
     high = attention.masked_fill(~visible, -math.inf).amax(-1)
     return high > attention.masked_fill(~visible, math.inf).amin(-1)

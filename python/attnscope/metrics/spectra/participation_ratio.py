@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How many directions of a head share its energy."""
+"""The number of directions that share a head's energy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.closed_forms import identity, star
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.closed_forms import first_key_map, identity
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 Spectrum = Literal["singular", "eigen", "laplacian"]
 
@@ -21,7 +21,7 @@ def participation_ratio(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """The participation ratio (Σe)²/Σe² of each head's spectrum.
+    """Return the participation ratio (Σe)²/Σe² of each head's spectrum.
 
     "singular": e = σ², as ‖A‖_F⁴/‖AᵀA‖_F². "eigen": e = |λ(A)|; of a causal map these are its diagonal.
     "laplacian": the eigenvalues of the Laplacian of (A + Aᵀ)/2 without its diagonal, as tr(L)²/‖L‖_F².
@@ -63,7 +63,7 @@ QUANTITIES = (
         "participation_ratio",
         "participation ratio",
         "(Σe)²/Σe² over the squared singular values e of A: how many directions carry the map.",
-        Known(4.0, identity(4)),
+        ClosedForm(4.0, identity(4)),
         symbol="PR",
         low=1,
         high=float,
@@ -73,7 +73,7 @@ QUANTITIES = (
         "participation_ratio",
         "participation ratio (eigenvalues)",
         "The participation ratio of |eigenvalues of A|.",
-        Known(4.0, identity(4)),
+        ClosedForm(4.0, identity(4)),
         low=1,
         high=float,
         options={"spectrum": "eigen"},
@@ -84,7 +84,7 @@ QUANTITIES = (
         "participation_ratio",
         "participation ratio (Laplacian)",
         "The participation ratio of the Laplacian's eigenvalues.",
-        Known(2.5, star(6)),
+        ClosedForm(2.5, first_key_map(6)),
         low=1,
         high=lambda n: n - 1,
         options={"spectrum": "laplacian"},

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope.metrics.closed_forms import full, identity
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.closed_forms import identity, uniform_map
+from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
 def singular_values(attention: Tensor, *, lengths: _checks.Lengths = None, validate: bool = False) -> Tensor:
@@ -174,7 +174,7 @@ DERIVED = {
 
 
 def _rank(metric: str, label: str, meaning: str) -> Quantity:
-    return Quantity.of(metric, label, meaning, Known(4.0, identity(4)), low=1, high=float)
+    return Quantity.of(metric, label, meaning, ClosedForm(4.0, identity(4)), low=1, high=float)
 
 
 QUANTITIES = (
@@ -186,7 +186,7 @@ QUANTITIES = (
         "spectral_gap",
         "spectral gap",
         "First minus second singular value.",
-        Known(1.0, full(4)),
+        ClosedForm(1.0, uniform_map(4)),
         symbol=r"$\sigma_1-\sigma_2$",
         low=0,
     ),
@@ -194,7 +194,7 @@ QUANTITIES = (
         "spectral_ratio",
         "spectral ratio",
         "First over second singular value.",
-        Known(2.0, torch.diag(torch.tensor([1.0, 0.5, 0.5], dtype=torch.float64, device="cpu"))),
+        ClosedForm(2.0, torch.diag(torch.tensor([1.0, 0.5, 0.5], dtype=torch.float64, device="cpu"))),
         symbol=r"$\sigma_1/\sigma_2$",
         kind="ratio",
         low=1,
@@ -203,7 +203,7 @@ QUANTITIES = (
         "singular_values",
         "singular value",
         "Singular values of the map, descending.",
-        Known(1.0, full(4), entry=(0,)),
+        ClosedForm(1.0, uniform_map(4), entry=(0,)),
         symbol=r"$\sigma$",
         low=0,
         axes=("rank",),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""Attention beside the token states that it moves."""
+"""Attention compared with the token states that it moves."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Does attention follow the geometry of the states it moves, and how far do states move?"""
+"""Agreement of attention with the geometry of the states it moves, and the distances that states move."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch
 from attnscope import _checks, _core, _placement
 from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics import _powers
-from attnscope.metrics.closed_forms import aligned, causal
+from attnscope.metrics.closed_forms import aligned, uniform_causal_map
 from attnscope.metrics.information.entropy import attention_entropy
-from attnscope.metrics.quantity import Known, Quantity, Shared, Site
+from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, Site
 
 
 def geometric_semantic_alignment(
@@ -30,14 +30,14 @@ def geometric_semantic_alignment(
 ) -> torch.Tensor:
     """Correlation between how much tokens attend to each other and how alike their states are.
 
-    Pearson's r between A_ij and cos(s_i, s_j) over the visible pairs i ≠ j. Which states is the caller's
-    choice: the value vectors of the head (after W_V) give the words' meaning, the residual stream that
+    Pearson's r between A_ij and cos(s_i, s_j) over the visible pairs i ≠ j. The caller chooses the
+    states: the value vectors of the head (after W_V) give the words' meaning, the residual stream that
     enters the layer what the head reads.
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         states: [..., n, d], leading axes broadcast against those of attention: [B, 1, n, d] is one state
-            for all heads, and [B, kv, n, d] beside [B, h, n, n] gives each of the kv value heads to its
+            for all heads, and [B, kv, n, d] with [B, h, n, n] gives each of the kv value heads to its
             h/kv query heads. Shared states are read in place and their cosines computed once.
         without: boolean [..., n], keys to leave out (the sinks, which dominate r otherwise).
         support: which keys a query sees, as in `incoming_attention`.
@@ -67,12 +67,15 @@ def geometric_semantic_alignment(
     """
     name = "geometric_semantic_alignment"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
+    seen, value_states = (
+        _checks.support_argument(name, support, checked),
+        states_argument(name, states, checked),
+    )
     if without is not None:
         without = _checks.flags_argument(name, "without", without, (*checked.leading, checked.n))
     checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
-    given, unit = (seen, beside, without), "matrices or their states"
-    return _checks.computed(_core.geometric_semantic_alignment, name, checked, *given, unit=unit)
+    kernel_arguments, unit = (seen, value_states, without), "matrices or their states"
+    return _checks.computed(_core.geometric_semantic_alignment, name, checked, *kernel_arguments, unit=unit)
 
 
 def states_argument(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
@@ -81,13 +84,13 @@ def states_argument(function: str, states: Any, attention: _checks.Attention) ->
     Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
     states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
     """
-    # What is computed of states does not depend on their size.
+    # No result depends on the size of the states.
     tensor = _powers.in_range(states_of_tokens(function, "states", states, attention.n))[0]
-    leading, own, trailing = attention.leading, tuple(tensor.shape[:-2]), tensor.shape[-2:]
+    leading, state_leading, trailing = attention.leading, tuple(tensor.shape[:-2]), tensor.shape[-2:]
     with contextlib.suppress(RuntimeError):
         return tensor.expand(*leading, *trailing)
-    if leading and own and own[-1] > 1 and leading[-1] % own[-1] == 0:
-        grouped = (*leading[:-1], own[-1], leading[-1] // own[-1])
+    if leading and state_leading and state_leading[-1] > 1 and leading[-1] % state_leading[-1] == 0:
+        grouped = (*leading[:-1], state_leading[-1], leading[-1] // state_leading[-1])
         with contextlib.suppress(RuntimeError):
             return tensor.unsqueeze(-3).expand(*grouped, *trailing)
     raise ValueError(
@@ -110,9 +113,9 @@ def states_of_tokens(function: str, name: str, states: Any, n: int) -> torch.Ten
 def transformation_magnitude(
     before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
 ) -> torch.Tensor:
-    """How far each token moves: ‖after_i − before_i‖₂.
+    """Return how far each token moves: ‖after_i − before_i‖₂.
 
-    Before and after the attention sub-layer, or before and after the whole block.
+    Before and after the attention sub-layer, or before and after the block.
 
     Args:
         before: states [..., n, d].
@@ -142,7 +145,7 @@ def transformation_magnitude(
 def _distances(
     before: torch.Tensor, after: torch.Tensor, lengths: _checks.Lengths, shape: torch.Size | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distances, of that shape where one is given, and which of them belong to a text."""
+    """Return the distances, expanded to `shape` if set, and a mask of the tokens that belong to a text."""
     name = "transformation_magnitude"
     start, stop = two_states(name, before, after)
     difference = stop - start
@@ -154,8 +157,8 @@ def _distances(
     if shape is not None:
         words = "+ [d] do not broadcast to"
         result = _checks.expanded("entropy_magnitude_correlation: states", result, shape, words)
-    each = _checks.lengths_argument(name, lengths, tuple(result.shape[:-1]), result.shape[-1])
-    inside = _checks.Attention(result.unsqueeze(-2), each).inside()
+    text_lengths = _checks.lengths_argument(name, lengths, tuple(result.shape[:-1]), result.shape[-1])
+    inside = _checks.Attention(result.unsqueeze(-2), text_lengths).inside()
     # padding may hold anything
     if bad := int((result.isnan() & inside).sum()):
         tokens = f"{bad} of {result.numel()} tokens"
@@ -264,55 +267,57 @@ _CORRELATION: dict[str, Any] = {"symbol": "r", "low": -1, "high": 1}
 
 
 def _alignments(site: str, label: str, states: str) -> Iterator[Quantity]:
-    """The alignment with the states of a site, and the same without the head's sinks."""
-    one = Quantity(
+    """Declare the alignment with the states of a site, and the same without the head's sinks."""
+    alignment = Quantity(
         f"alignment_{site}",
         "geometric_semantic_alignment",
         f"alignment with {label}",
         f"Correlation of attention with the cosine of {states}, over visible pairs.",
-        Known(1.0, _ATTENTION, {site: _STATES[None] if site == "value" else _STATES}),
+        ClosedForm(1.0, _ATTENTION, {site: _STATES[None] if site == "value" else _STATES}),
         options={"states": Site(site)},
         needs=("attention", site),
         **_CORRELATION,
     )
-    yield one
+    yield alignment
     yield replace(
-        one.with_options(without=Shared("sink_tokens")),
-        name=f"{one.name}_without_sinks",
-        label=f"{one.label}, no sinks",
+        alignment.with_options(without=Shared("sink_tokens")),
+        name=f"{alignment.name}_without_sinks",
+        label=f"{alignment.label}, no sinks",
         meaning="The same with the head's sink tokens left out of the keys.",
     )
 
 
 def _correlation(name: str, label: str, mover: str, site: str, after: str = "") -> Quantity:
-    """Of entropies with how far tokens move, as in `_moved`."""
+    """Declare the correlation of entropies with how far tokens move, as in `_moved`."""
     sites = {site: torch.zeros(5, 1, dtype=torch.float64, device="cpu"), after or site: _GROWING}
     return Quantity(
         name,
         "entropy_magnitude_correlation",
         label,
         f"Correlation over tokens of a row's entropy with how far the {mover} moves the token.",
-        Known(1.0, causal(5), sites),
+        ClosedForm(1.0, uniform_causal_map(5), sites),
         options={"before": Site(site, origin=not after), "after": Site(after or site)},
         needs=("attention", *sites),
         **_CORRELATION,
     )
 
 
-def _moved(name: str, label: str, what: str, site: str, after: str = "", *, median: bool = False) -> Quantity:
-    """How far the tokens of a text move: from a site to another, or from nothing to what it holds."""
-    known = {site: _RIGHT_ANGLE} | ({after: 2 * _RIGHT_ANGLE} if after else {})
+def _moved(
+    name: str, label: str, phrase: str, site: str, after: str = "", *, median: bool = False
+) -> Quantity:
+    """Declare how far the tokens of a text move: from a site to another, or from nothing to what it holds."""
+    state_sites = {site: _RIGHT_ANGLE} | ({after: 2 * _RIGHT_ANGLE} if after else {})
     return Quantity(
         name,
         "transformation_magnitude",
         label,
-        f"{'Median' if median else 'Mean'} over tokens of {what}.",
-        Known(5.0, torch.eye(2, dtype=torch.float64, device="cpu"), known),
+        f"{'Median' if median else 'Mean'} over tokens of {phrase}.",
+        ClosedForm(5.0, torch.eye(2, dtype=torch.float64, device="cpu"), state_sites),
         low=0,
         options={"before": Site(site, origin=not after), "after": Site(after or site)},
         read=partial(torch.nanquantile, q=0.5, dim=-1) if median else partial(torch.nanmean, dim=-1),
         scope="layer",
-        needs=tuple(known),
+        needs=tuple(state_sites),
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much of what a head writes comes from a set of reference tokens."""
+"""The share of a head's output that comes from a set of reference tokens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import identity, star
-from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of
+from attnscope.metrics.closed_forms import first_key_map, identity
+from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, Site, attribute_reader
 from attnscope.metrics.states.alignment import states_argument
 
 
 @shown_by_shape
 class ReferenceInfluence(NamedTuple):
-    """Per query, each [..., n]: ‖c_R‖/‖c‖, cos(c_R, c) and 1 − cos(c, c_N); NaN inside the reference."""
+    """Influence per query, each [..., n]: ‖c_R‖/‖c‖, cos(c_R, c) and 1 − cos(c, c_N); NaN inside the
+    reference.
+    """
 
     relative_magnitude: torch.Tensor
     directional: torch.Tensor
@@ -33,7 +35,7 @@ def reference_influence(
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> ReferenceInfluence:
-    """What the reference tokens contribute to the output of every other query.
+    """Return the contribution of the reference tokens to the output of every other query.
 
     The output c_i = Σ_j A_ij s_j splits into c_R, the part from the reference R, and c_N, the rest. Relative
     magnitude is ‖c_R‖/‖c‖ (above 1 where the two parts work against each other), directional influence
@@ -65,8 +67,8 @@ def reference_influence(
         >>> attention = torch.tensor([0.6, 0.8, 0.0], dtype=torch.float64).expand(3, 3)
         >>> states = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
         >>> reference = torch.tensor([True, False, False])
-        >>> found = asc.reference_influence(attention, states, reference)
-        >>> [round(part[2].item(), 9) for part in found]
+        >>> result = asc.reference_influence(attention, states, reference)
+        >>> [round(part[2].item(), 9) for part in result]
         [0.6, 0.6, 0.2]
 
     References:
@@ -74,41 +76,46 @@ def reference_influence(
     """
     name = "reference_influence"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    seen, beside = _checks.support_argument(name, support, checked), states_argument(name, states, checked)
+    seen, value_states = (
+        _checks.support_argument(name, support, checked),
+        states_argument(name, states, checked),
+    )
     marked = _checks.flags_argument(name, "reference", reference, (*checked.leading, checked.n))
     checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
-    given, unit = (seen, beside, marked), "matrices or their states"
-    return ReferenceInfluence(*_checks.computed(_core.reference_influence, name, checked, *given, unit=unit))
+    kernel_arguments, unit = (seen, value_states, marked), "matrices or their states"
+    return ReferenceInfluence(
+        *_checks.computed(_core.reference_influence, name, checked, *kernel_arguments, unit=unit)
+    )
 
 
 def _of_some_reference(influence: ReferenceInfluence, reference: torch.Tensor) -> ReferenceInfluence:
-    """NaN for maps without a reference, of whose influence there is nothing to say."""
-    there = reference.any(-1, keepdim=True)
-    return ReferenceInfluence(*(torch.where(there, part, torch.nan) for part in influence))
+    """Set NaN for maps without a reference, whose influence is not defined."""
+    has_reference = reference.any(-1, keepdim=True)
+    return ReferenceInfluence(*(torch.where(has_reference, part, torch.nan) for part in influence))
 
 
 SOURCES = (reference_influence,)
 DERIVED = {"_influence_of_sinks": ("reference_influence", _of_some_reference)}
 
 
-def _of_sinks(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
-    """A field, on the head's own value vectors, with its sink tokens as the reference."""
+def _of_sinks(name: str, field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
+    """Declare a field, on the head's value vectors, with its sink tokens as the reference."""
     return Quantity(
         name,
         "_influence_of_sinks",
         label,
         meaning,
-        Known(expected, _HALF, _SIDES, (-1,)),
+        ClosedForm(expected, _HALF, _SIDES, (-1,)),
         options={"states": Site("value"), "reference": Shared("sink_tokens")},
-        read=field_of(field),
+        read=attribute_reader(field),
         needs=("attention", "value"),
         axes=("query",),
-        **{"low": 0, **more},
+        **{"low": 0, **fields},
     )
 
 
 # Every query but the first takes (0.6, 0) from key 0, the sink, and (0, 0.8) from itself.
-_HALF = 0.75 * star(32) + 0.25 * identity(32)
+_HALF = 0.75 * first_key_map(32) + 0.25 * identity(32)
 _SIDES = {"value": torch.tensor([[0.8, 0.0], *[[0.0, 3.2]] * 31], dtype=torch.float64, device="cpu")[None]}
 
 QUANTITIES = (

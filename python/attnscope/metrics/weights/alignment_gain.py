@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much more a weight matrix does to given inputs than to inputs of the same size in all directions."""
+"""The gain of a weight matrix on some inputs over inputs of the same size in all directions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 from attnscope.metrics.weights.delta_statistics import weights_argument
 from attnscope.metrics.weights.haar import haar_deviation
 from attnscope.metrics.weights.low_rank import LowRank
@@ -23,10 +23,10 @@ SYMMETRY = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 2e-3, torch
 
 @shown_by_shape
 class AlignmentGain(NamedTuple):
-    """Of every matrix, [...] float64.
+    """The gain of every matrix, [...] float64.
 
     Attributes:
-        gain: 1 where the matrix and the moment know nothing of each other.
+        gain: 1 if the matrix and the moment are unrelated.
         deviation: standard deviation of the gain when one of the two is turned at random.
         z: (gain − 1)/deviation; NaN where the gain does not vary.
     """
@@ -47,14 +47,14 @@ def alignment_gain(matrix: Tensor | LowRank, moment: Tensor, *, side: Side) -> A
         side: which side of the matrix S belongs to.
 
     Returns:
-        `AlignmentGain`; gains lie in [0, d]. NaN for matrices of zeros or with entries that are not finite.
+        `AlignmentGain`; gains are in [0, d]. NaN for matrices of zeros or with entries that are not finite.
 
     Raises:
         ValueError: an unknown side, a moment of another dimension, not symmetric, with a negative eigenvalue
             (up to 2048 dimensions) or a trace of 0.
 
     Example:
-        A matrix that reads direction 0 only, on inputs that all lie there.
+        A matrix that reads direction 0 only, on inputs in that direction.
 
         >>> import torch, attnscope as asc
         >>> axis = torch.zeros(4, 4)
@@ -71,14 +71,14 @@ def alignment_gain(matrix: Tensor | LowRank, moment: Tensor, *, side: Side) -> A
     side = _side(name, side)
     dense = matrix_argument(name, matrix)
     d = dense.shape[-1] if side == "in" else dense.shape[-2]
-    given = weights_argument(name, "moment", moment)
-    second = _powers.in_range(given.double().contiguous())[0]
+    moment_tensor = weights_argument(name, "moment", moment)
+    second = _powers.in_range(moment_tensor.double().contiguous())[0]
     if tuple(second.shape[-2:]) != (d, d):
         raise ValueError(
             f"{name}: moment must be [..., {d}, {d}] for side {side!r} of a matrix of shape "
             f"{tuple(dense.shape)}, got shape {tuple(second.shape)}"
         )
-    trace = _checked_trace(name, second, SYMMETRY[given.dtype])
+    trace = _checked_trace(name, second, SYMMETRY[moment_tensor.dtype])
     turned = dense if side == "in" else (dense.T if isinstance(dense, LowRank) else dense.mT)
     if isinstance(turned, LowRank):
         right = turned.scale * turned.right.double()
@@ -119,9 +119,9 @@ QUANTITIES = (
         "alignment_gain",
         "alignment gain",
         "Mean size of what a matrix makes of given inputs over that of inputs in all directions.",
-        Known(4.0, torch.eye(2, device="cpu"), {"weights": _AXIS, "moment": _AXIS}),
+        ClosedForm(4.0, torch.eye(2, device="cpu"), {"weights": _AXIS, "moment": _AXIS}),
         options={"matrix": Site("weights"), "moment": Site("moment"), "side": "in"},
-        read=field_of("gain"),
+        read=attribute_reader("gain"),
         scope="weights",
         needs=("weights", "moment"),
         low=0,

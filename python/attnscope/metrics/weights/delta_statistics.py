@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much a weight matrix has changed, and how much of the change is rounding."""
+"""The change of a weight matrix, and the part of the change that is rounding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from attnscope import _checks, _core
 from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
 
 Rounded = Literal["after", "both"]
 
 
 @shown_by_shape
 class DeltaStatistics(NamedTuple):
-    """Of every pair of matrices, float64.
+    """Statistics of every pair of matrices, float64.
 
     Attributes:
         energy: ‖ΔW‖_F².
@@ -28,7 +28,7 @@ class DeltaStatistics(NamedTuple):
         unchanged: share of entries with ΔW = 0, in [0, 1].
         step_ratio: rms of ΔW over rms of step(W(after)), the distance of neighbouring stored numbers; below 1
             most changes are too small to be stored.
-        noise_share: energy that rounding alone gives, Σ step²/12 over the rounded sides, over ‖ΔW‖_F². From
+        noise_share: energy of rounding, Σ step²/12 over the rounded sides, over ‖ΔW‖_F². From
             0.5 on the pair is below the rounding floor. NaN where ΔW = 0.
         along: ⟨ΔW, W⟩/‖W‖² with W before; negative under weight decay.
         largest: max |ΔW|.
@@ -75,10 +75,10 @@ def delta_statistics(
         >>> before = torch.ones(2, 2, dtype=torch.bfloat16)
         >>> after = before.clone()
         >>> after[0, 0] = 1.5
-        >>> found = asc.delta_statistics(before, after)
-        >>> found.energy.item(), found.unchanged.item(), found.along.item(), found.largest.item()
+        >>> result = asc.delta_statistics(before, after)
+        >>> result.energy.item(), result.unchanged.item(), result.along.item(), result.largest.item()
         (0.25, 0.75, 0.125, 0.5)
-        >>> found.step_ratio.item() == 0.25 * 128
+        >>> result.step_ratio.item() == 0.25 * 128
         True
 
     References:
@@ -86,38 +86,42 @@ def delta_statistics(
         distance of neighbours and the variance step²/12 of rounding.
     """
     name = "delta_statistics"
-    one = weights_argument(name, "before", before)
-    other = weights_argument(name, "after", after)
-    if one.shape != other.shape:
+    before_matrix = weights_argument(name, "before", before)
+    after_matrix = weights_argument(name, "after", after)
+    if before_matrix.shape != after_matrix.shape:
         raise ValueError(
-            f"{name}: before and after must have one shape, got {tuple(one.shape)} and {tuple(other.shape)}"
+            f"{name}: before and after must have one shape, got {tuple(before_matrix.shape)} and "
+            f"{tuple(after_matrix.shape)}"
         )
     rounded_sides = _checks.choice_argument(name, "rounded", rounded, ("after", "both"))
     if delta is not None:
-        _check_delta(name, delta, one, other)
+        _check_delta(name, delta, before_matrix, after_matrix)
     scales = None
-    if one.dtype == other.dtype == torch.float64:
-        scales = _powers.smaller(_powers.scales_of(one), _powers.scales_of(other))
-        one, other = _powers.scaled(one, scales), _powers.scaled(other, scales)
-    sums, bad = _core.delta_statistics(one, other, delta)
+    if before_matrix.dtype == after_matrix.dtype == torch.float64:
+        scales = _powers.smaller_scales(_powers.scales_of(before_matrix), _powers.scales_of(after_matrix))
+        before_matrix, after_matrix = (
+            _powers.scaled(before_matrix, scales),
+            _powers.scaled(after_matrix, scales),
+        )
+    sums, bad = _core.delta_statistics(before_matrix, after_matrix, delta)
     if bad:
-        total = math.prod(one.shape[:-2])
+        total = math.prod(before_matrix.shape[:-2])
         message = f"{name}: {bad} of {total} pairs hold NaN or infinite entries; their results are NaN"
         warn(NonFiniteWarning(message, name, bad))
-    found = statistics_of(sums, math.prod(one.shape[-2:]), rounded_sides)
+    result = statistics_of(sums, math.prod(before_matrix.shape[-2:]), rounded_sides)
     if scales is None:
-        return found
+        return result
     if delta is not None:
         delta.div_(scales[..., None, None])
-    return found._replace(
-        energy=_powers.unscaled(found.energy, scales, power=2),
-        before_energy=_powers.unscaled(found.before_energy, scales, power=2),
-        largest=_powers.unscaled(found.largest, scales),
+    return result._replace(
+        energy=_powers.unscaled(result.energy, scales, power=2),
+        before_energy=_powers.unscaled(result.before_energy, scales, power=2),
+        largest=_powers.unscaled(result.largest, scales),
     )
 
 
 def statistics_of(sums: Tensor, entries: int, rounded: str) -> DeltaStatistics:
-    """What the core's sums [..., 7] over so many entries come to; sums of parts of a matrix add up.
+    """Convert the core's sums [..., 7] over so many entries to statistics; sums of parts of a matrix add up.
 
     Args:
         sums: Σ Δ², Σ before², Σ Δ·before, Σ step(before)², Σ step(after)², unchanged entries, max |Δ|.
@@ -147,14 +151,14 @@ def weights_argument(function: str, name: str, value: Any) -> Tensor:
     return tensor
 
 
-def _check_delta(function: str, delta: Any, one: Tensor, other: Tensor) -> None:
-    wide = torch.float64 in (one.dtype, other.dtype)
-    wanted = torch.float64 if wide else torch.float32
+def _check_delta(function: str, delta: Any, before: Tensor, after: Tensor) -> None:
+    wide = torch.float64 in (before.dtype, after.dtype)
+    dtype = torch.float64 if wide else torch.float32
     if not isinstance(delta, Tensor):
         raise TypeError(f"{function}: delta must be a torch.Tensor, got {type(delta).__name__}")
-    if delta.shape != one.shape or delta.dtype != wanted or not delta.is_contiguous():
+    if delta.shape != before.shape or delta.dtype != dtype or not delta.is_contiguous():
         raise ValueError(
-            f"{function}: delta must be a contiguous {wanted} tensor of shape {tuple(one.shape)}, got "
+            f"{function}: delta must be a contiguous {dtype} tensor of shape {tuple(before.shape)}, got "
             f"{delta.dtype} of shape {tuple(delta.shape)}"
         )
 
@@ -164,18 +168,18 @@ _AFTER = torch.tensor([[1.5, 1.0], [1.0, 1.0]], dtype=torch.bfloat16, device="cp
 _SITES = {"weights_before": _BEFORE, "weights_after": _AFTER}
 
 
-def _of_a_pair(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+def _of_a_pair(name: str, field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
     return Quantity(
         name,
         "delta_statistics",
         label,
         meaning,
-        Known(expected, torch.eye(2, device="cpu"), _SITES),
+        ClosedForm(expected, torch.eye(2, device="cpu"), _SITES),
         options={"before": Site("weights_before"), "after": Site("weights_after")},
-        read=field_of(field),
+        read=attribute_reader(field),
         scope="weights",
         needs=("weights_before", "weights_after"),
-        **more,
+        **fields,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a matrix does to directions that are drawn without regard to it: the law of random subspaces."""
+"""The law of random subspaces: the effect of a matrix on directions that are drawn independently of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnscope import _checks
 
 
 def haar_deviation(pr: Tensor | float, other_pr: Tensor | float, d: int | Tensor) -> Tensor:
-    """Standard deviation of the alignment gain of two matrices, one of them turned at random.
+    """Return the standard deviation of the alignment gain of two matrices, one of them turned at random.
 
     √(2·(d/pr − 1)·(d/other_pr − 1)/((d − 1)(d + 2))) around the mean 1. A k-dimensional subspace is a matrix
     of participation ratio k; the deviation of a subspace fraction is k/d times that of its gain.
@@ -41,21 +41,21 @@ def haar_deviation(pr: Tensor | float, other_pr: Tensor | float, d: int | Tensor
         tr(M Q S Qᵀ) follows from the fourth moments of Haar matrices (Collins and Śniady, 2006).
     """
     name = "haar_deviation"
-    one, other, size = (
-        _checks.as_tensor(name, what, value, torch.float64)
-        for what, value in (("pr", pr), ("other_pr", other_pr), ("d", d))
+    participation, other_participation, size = (
+        _checks.as_tensor(name, argument, value, torch.float64)
+        for argument, value in (("pr", pr), ("other_pr", other_pr), ("d", d))
     )
-    for what, value in (("pr", one), ("other_pr", other)):
+    for argument, value in (("pr", participation), ("other_pr", other_participation)):
         outside = (value < 1 - 1e-6) | (value > size * (1 + 1e-6))
         if bool(outside.any()):
             first = float(value.expand(outside.shape)[outside][0])
-            raise ValueError(f"{name}: {what} must lie in [1, d], got {first}")
-    spread = (size / one - 1).clamp_min(0) * (size / other - 1).clamp_min(0)
+            raise ValueError(f"{name}: {argument} must lie in [1, d], got {first}")
+    spread = (size / participation - 1).clamp_min(0) * (size / other_participation - 1).clamp_min(0)
     return torch.where(size < 2, torch.nan, (2 * spread / ((size - 1) * (size + 2))).sqrt())
 
 
 def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
-    """An orthonormal basis of a k-dimensional subspace of d dimensions, uniform over all of them.
+    """Return an orthonormal basis of a k-dimensional subspace of d dimensions, uniform over all of them.
 
     Args:
         d: dimension of the space, at least 1.
@@ -80,7 +80,7 @@ def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
     """
     name = "haar_basis"
     size, width, start = (
-        _checks.whole(name, what, value) for what, value in (("d", d), ("k", k), ("seed", seed))
+        _checks.whole(name, argument, value) for argument, value in (("d", d), ("k", k), ("seed", seed))
     )
     if not 1 <= width <= size:
         raise ValueError(f"{name}: k must lie in 1..d = {size}, got {k!r}")

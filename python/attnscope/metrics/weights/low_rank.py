@@ -64,7 +64,7 @@ class LowRank:
         return self.left.to(kind) @ (self.scale * reduced)
 
     def __getitem__(self, rows: Any) -> LowRank:
-        """Some rows."""
+        """Return some rows."""
         return LowRank(self.left[rows], self.right, self.scale)
 
     def energy(self) -> Tensor:
@@ -80,7 +80,7 @@ class LowRank:
         return torch.linalg.svdvals(self.scale * (upper_left @ upper_right.T))
 
     def dense(self) -> Tensor:
-        """The matrix multiplied out."""
+        """Return the matrix multiplied out."""
         return self.left @ (self.scale * self.right)
 
     def __repr__(self) -> str:
@@ -105,13 +105,13 @@ def minimal_edit(shift: Tensor, a: Tensor, moment: Tensor, *, ridge: float = 1e-
         ValueError: an input of zeros, shapes that do not fit, a negative ridge, a moment without inverse.
 
     Example:
-        Inputs that all lie in one direction leave the other free to carry the change.
+        Inputs in a single direction leave the other free to carry the change.
 
         >>> import torch
         >>> from attnscope.metrics.weights.low_rank import minimal_edit
         >>> moment = torch.diag(torch.tensor([100.0, 1.0], dtype=torch.float64))
-        >>> found = minimal_edit(torch.tensor([1.0]), torch.tensor([1.0, 1.0]), moment, ridge=0)
-        >>> [round(one, 4) for one in found.dense().flatten().tolist()]
+        >>> edit = minimal_edit(torch.tensor([1.0]), torch.tensor([1.0, 1.0]), moment, ridge=0)
+        >>> [round(entry, 4) for entry in edit.dense().flatten().tolist()]
         [0.0099, 0.9901]
 
     References:
@@ -119,8 +119,8 @@ def minimal_edit(shift: Tensor, a: Tensor, moment: Tensor, *, ridge: float = 1e-
     """
     name = "minimal_edit"
     out, inside, second = (
-        _checks.as_tensor(name, what, value, torch.float64)
-        for what, value in (("shift", shift), ("a", a), ("moment", moment))
+        _checks.as_tensor(name, argument, value, torch.float64)
+        for argument, value in (("shift", shift), ("a", a), ("moment", moment))
     )
     d = inside.numel()
     if out.ndim != 1 or inside.ndim != 1 or tuple(second.shape) != (d, d):

@@ -18,13 +18,13 @@ _ITERATIONS = 3
 
 
 class Spectrum(NamedTuple):
-    """Of every matrix, float64.
+    """The spectrum of every matrix, float64.
 
     Attributes:
         energy: ‖M‖_F², [...]; NaN where it is 0 or not finite, so that shares of it have no value.
         top: [..., <= k] largest σ², descending.
         participation_ratio: (Σσ²)²/Σσ⁴, [...].
-        exact: whether top and ratio come from a decomposition.
+        exact: True if top and ratio come from a decomposition.
     """
 
     energy: Tensor
@@ -34,11 +34,11 @@ class Spectrum(NamedTuple):
 
 
 def spectrum_of(matrix: Tensor | LowRank, k: int) -> Spectrum:
-    """The spectrum of matrices [..., m, n]; k = 0 gives the energy alone."""
+    """Return the spectrum of matrices [..., m, n]; k = 0 gives only the energy."""
     if isinstance(matrix, LowRank):
         if not bool(matrix.left.isfinite().all() and matrix.right.isfinite().all()):
-            nothing = torch.full((), torch.nan, dtype=torch.float64, device="cpu")
-            return _spectrum(nothing, nothing.expand(min(k, matrix.rank)), nothing, True)
+            undefined = torch.full((), torch.nan, dtype=torch.float64, device="cpu")
+            return _spectrum(undefined, undefined.expand(min(k, matrix.rank)), undefined, True)
         squares = matrix.singular_values().square()
         return _spectrum(_defined(matrix.energy()), squares[:k], squares.square().sum(), True)
     finite = matrix.isfinite().all((-2, -1))
@@ -60,7 +60,7 @@ def _spectrum(energy: Tensor, top: Tensor, fourth: Tensor, exact: bool) -> Spect
 
 
 def _estimated(matrix: Tensor, energy: Tensor, k: int) -> Spectrum:
-    """By subspace iteration, which reaches the leading values from below, and random probes."""
+    """Estimate by subspace iteration, which reaches the leading values from below, and random probes."""
     generator = torch.Generator().manual_seed(0)
     _rows, columns = matrix.shape[-2:]
     drawn = torch.randn(columns, PROBES, generator=generator, dtype=matrix.dtype, device="cpu")

@@ -34,7 +34,7 @@ class MomentSums:
     counts: Tensor
 
     def add(self, other: MomentSums) -> MomentSums:
-        """The sums of both."""
+        """Return the sums of both."""
         counts = self.counts + other.counts
         counts[3] = torch.maximum(self.counts[3], other.counts[3])
         return MomentSums(
@@ -42,13 +42,13 @@ class MomentSums:
         )
 
     def packed(self) -> Tensor:
-        """All of it in one vector."""
+        """Return all sums in one vector."""
         parts = (self.counts, self.total, self.second.flatten(), self.centred.flatten())
         return torch.cat(parts)
 
     @classmethod
     def unpacked(cls, packed: Tensor, d: int) -> MomentSums:
-        """What `packed` made of sums of d numbers."""
+        """Return the sums of d numbers from the vector of `packed`."""
         columns = (len(packed) - 4 - d) // (2 * d)
         counts, total, products = packed[:4], packed[4 : 4 + d], packed[4 + d :]
         second, centred = products[: d * columns], products[d * columns :]
@@ -71,12 +71,12 @@ class MomentBatch:
         self._tokens, self._energy, self._largest = 0, 0.0, 0.0
 
     def takes(self, x: Tensor) -> bool:
-        """Whether a further text fits."""
+        """Return True if a further text fits."""
         panel = self._panels[0]
         return self._tokens + len(x) <= _TOKENS and x.dtype == panel.dtype and x.device == panel.device
 
     def add(self, x: Tensor) -> None:
-        """Adds a text."""
+        """Add a text."""
         squares, total = x.square().sum(1, dtype=torch.float64), x.sum(0, dtype=torch.float64)
         self._tokens += len(x)
         self._energy += float(squares.sum())
@@ -103,7 +103,7 @@ class MomentBatch:
             yield first, min(columns, first + step)
 
     def sums(self) -> MomentSums:
-        """The sums, in float64."""
+        """Return the sums, in float64."""
         means = torch.stack(self._means).cpu()
         across = means if self._directions is None else means @ self._directions.double().cpu()
         second = torch.zeros(means.shape[1], across.shape[1], dtype=torch.float64, device="cpu")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Second moments of the inputs and output gradients of a model's matrices, as sums that add over texts.
 
-Of every site (what one or more matrices read, or the gradient at what one writes) and every group of texts:
+For every site (the input of one or more matrices, or the gradient at an output) and every group of texts:
 tokens, Σ x, Σ x xᵀ, the same about the mean of each text, Σ‖x‖² and the largest ‖x‖². Groups are kept apart,
 so that any number computed of the sums has a jackknife interval over them.
 """
@@ -49,7 +49,7 @@ class JackknifeInterval(NamedTuple):
 
 
 def jackknife_interval(estimate: Tensor, rest: Iterable[Tensor], confidence: float) -> JackknifeInterval:
-    """The interval of an estimate whose values without one group each are known.
+    """Return the interval of an estimate whose values without one group each are known.
 
     se² = (G − 1)/G·Σ(θ_i − mean)², and Student's t with G − 1 degrees of freedom.
     """
@@ -58,8 +58,8 @@ def jackknife_interval(estimate: Tensor, rest: Iterable[Tensor], confidence: flo
     values = list(rest)
     count = len(values)
     if count < 2:
-        nothing = torch.full_like(estimate, torch.nan)
-        return JackknifeInterval(estimate, nothing, nothing)
+        undefined = torch.full_like(estimate, torch.nan)
+        return JackknifeInterval(estimate, undefined, undefined)
     left_out = torch.stack(values)
     spread = (left_out - left_out.mean(0)).square().sum(0) * (count - 1) / count
     half = float(t.ppf((1 + confidence) / 2, count - 1)) * spread.sqrt()
@@ -67,12 +67,12 @@ def jackknife_interval(estimate: Tensor, rest: Iterable[Tensor], confidence: flo
 
 
 def site_of(role: str, side: str) -> str:
-    """What a role's inputs are shared with, as "attention" for q, k and v; gradients are a role's own."""
+    """Return the site of a role's inputs, such as "attention" for q, k and v; gradients are not shared."""
     return _SITE_OF.get(role, role) if side == "in" else role
 
 
 class Moments:
-    """Streaming second moments of many sites; made by `second_moments`, or filled by `add`.
+    """Streaming second moments of many sites; returned by `second_moments`, or filled by `add`.
 
     Args:
         rank: columns of a one-pass sketch of each moment; None keeps moments whole.
@@ -101,7 +101,7 @@ class Moments:
         self._directions: dict[int, Tensor] = {}
 
     def add(self, x: Tensor, *, layer: int, role: str, side: str = "in", group: int = 0) -> None:
-        """Adds the tokens of one text.
+        """Add the tokens of one text.
 
         Args:
             x: [tokens, d]; products are formed in float32, float64 where x is, and summed in float64.
@@ -124,7 +124,7 @@ class Moments:
         batch.add(x)
 
     def _close(self, key: Key, group: int) -> None:
-        """Adds what was summed in the dtype of the inputs to the sums in float64."""
+        """Add the sums in the dtype of the inputs to the sums in float64."""
         batch = self._batches.pop((key, group), None)
         if batch is not None:
             self._keep(key, group, batch.sums())
@@ -134,7 +134,7 @@ class Moments:
         groups[group] = groups[group].add(sums) if group in groups else sums
 
     def _closed(self) -> dict[Key, dict[int, MomentSums]]:
-        """All sums, brought up to date."""
+        """Return all sums, brought up to date."""
         for key, group in list(self._batches):
             self._close(key, group)
         return self._sums
@@ -149,7 +149,7 @@ class Moments:
         return self._directions[d]
 
     def merge(self, other: Moments) -> None:
-        """Adds the sums of another one; groups of one number become one group.
+        """Add the sums of other moments; groups of one number become one group.
 
         Raises:
             ValueError: another sketch.
@@ -167,8 +167,8 @@ class Moments:
             for group, sums in groups.items():
                 yield key, group, sums
 
-    def put(self, key: Key, group: int, sums: MomentSums) -> None:
-        """Takes sums as they are, as `items` gives them."""
+    def store_sums(self, key: Key, group: int, sums: MomentSums) -> None:
+        """Store sums as `items` returns them."""
         self._batches.pop((key, group), None)
         self._widths.setdefault(key, len(sums.total))
         self._sums.setdefault(key, {})[group] = sums
@@ -183,31 +183,33 @@ class Moments:
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor], *, rank: int | None = None, seed: int = 0) -> Moments:
         """Moments of a `state`."""
-        made = cls(rank, seed)
+        moments = cls(rank, seed)
         for name, packed in state.items():
             layer, site, side, group, d = name.split("/")
-            made.put((int(layer), site, side), int(group), MomentSums.unpacked(packed, int(d)))
-        return made
+            moments.store_sums((int(layer), site, side), int(group), MomentSums.unpacked(packed, int(d)))
+        return moments
 
     def save(self, path: str | Path) -> None:
-        """Writes the sums to a safetensors file."""
+        """Write the sums to a safetensors file."""
         from safetensors.torch import save_file
 
-        about = json.dumps({"rank": self.rank, "seed": self.seed})
-        save_file({name: one.contiguous() for name, one in self.state().items()}, path, {"moments": about})
+        settings = json.dumps({"rank": self.rank, "seed": self.seed})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in self.state().items()}, path, {"moments": settings}
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Moments:
-        """Reads what `save` wrote."""
+        """Read moments that `save` wrote."""
         from safetensors import safe_open
 
         with safe_open(path, "pt") as file:
-            about = json.loads(file.metadata()["moments"])
+            settings = json.loads(file.metadata()["moments"])
             names = list(file.keys())
-            return cls.from_state({name: file.get_tensor(name) for name in names}, **about)
+            return cls.from_state({name: file.get_tensor(name) for name in names}, **settings)
 
     def has(self, layer: int, role: str, side: str = "in") -> bool:
-        """Whether there are sums of that site."""
+        """Return True if that site has sums."""
         return (layer, site_of(role, side), side) in self._closed()
 
     @property
@@ -216,44 +218,44 @@ class Moments:
         return sorted({group for _, group, _ in self.items()})
 
     def without(self, group: int) -> Moments:
-        """The same without one group of texts."""
+        """Return the same without one group of texts."""
         rest = Moments(self.rank, self.seed)
         rest._directions = self._directions
         for key, other, sums in self.items():
             if other != group:
-                rest.put(key, other, sums)
+                rest.store_sums(key, other, sums)
         return rest
 
     def only(self, layer: int) -> Moments:
-        """The sums of one layer."""
+        """Return the sums of one layer."""
         rest = Moments(self.rank, self.seed)
         rest._directions = self._directions
         for key, group, sums in self.items():
             if key[0] == layer:
-                rest.put(key, group, sums)
+                rest.store_sums(key, group, sums)
         return rest
 
     def sums(self, layer: int, role: str, side: str = "in") -> MomentSums:
-        """The sums over all groups.
+        """Return the sums over all groups.
 
         Raises:
             ValueError: there are none of that site.
         """
         groups = self._closed().get((layer, site_of(role, side), side))
         if not groups:
-            known = sorted({site for _, site, _ in self._sums})
+            sites = sorted({site for _, site, _ in self._sums})
             raise ValueError(
                 f"Moments: nothing was summed of layer {layer} {role} {side}"
-                f"{nearest(site_of(role, side), known)}"
+                f"{nearest(site_of(role, side), sites)}"
             )
-        whole: MomentSums | None = None
+        total: MomentSums | None = None
         for group in sorted(groups):
-            whole = groups[group] if whole is None else whole.add(groups[group])
-        assert whole is not None
-        return whole
+            total = groups[group] if total is None else total.add(groups[group])
+        assert total is not None
+        return total
 
     def tokens(self, layer: int, role: str, side: str = "in") -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return int(self.sums(layer, role, side).counts[0])
 
     def mean(self, layer: int, role: str, side: str = "in") -> Tensor:
@@ -298,7 +300,7 @@ class Moments:
     def basis(
         self, layer: int, role: str, side: str = "in", k: int | None = None, *, centered: bool = False
     ) -> Tensor:
-        """The main directions, [d, k] orthonormal float64, the largest eigenvalue first.
+        """Return the main directions, [d, k] orthonormal float64, the largest eigenvalue first.
 
         Args:
             layer: of the matrix.
@@ -333,7 +335,7 @@ class Moments:
     def jackknife(
         self, function: Callable[[Moments], Tensor | float], *, confidence: float = 0.95
     ) -> JackknifeInterval:
-        """A number of the moments with an interval over groups of texts.
+        """Return a number of the moments with an interval over groups of texts.
 
         Each group is left out in turn; se² = (G − 1)/G·Σ(θ_i − mean)², and t with G − 1 degrees of freedom.
 

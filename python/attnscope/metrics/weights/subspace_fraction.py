@@ -13,7 +13,7 @@ from torch import Tensor
 from attnscope import _checks
 from attnscope.metrics import _powers
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, Site
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site
 from attnscope.metrics.weights.delta_statistics import weights_argument
 from attnscope.metrics.weights.haar import haar_deviation, upper_tail
 from attnscope.metrics.weights.low_rank import LowRank
@@ -114,7 +114,7 @@ def subspace_fraction(
 
 
 def concentration(matrix: Tensor | LowRank, basis: Tensor, *, side: Side = "in") -> Tensor:
-    """How early along an ordered basis a matrix's energy comes, with no k to choose.
+    """Return how early along an ordered basis a matrix's energy comes, with no k to choose.
 
     2·mean over k = 1 .. d of f(k), less (d + 1)/d, f as in `subspace_fraction`.
 
@@ -146,9 +146,9 @@ def concentration(matrix: Tensor | LowRank, basis: Tensor, *, side: Side = "in")
     side = _side(name, side)
     weights = matrix_argument(name, matrix)
     columns = _basis(name, "basis", basis, weights, side)
-    d, given = columns.shape[-2:]
-    if given != d:
-        raise ValueError(f"{name}: basis must span all {d} dimensions, got {given} columns")
+    d, columns_of_basis = columns.shape[-2:]
+    if columns_of_basis != d:
+        raise ValueError(f"{name}: basis must span all {d} dimensions, got {columns_of_basis} columns")
     energies = _column_energies(weights, columns, side)
     fractions = energies.cumsum(-1) / energies.sum(-1, keepdim=True)
     return 2 * fractions.mean(-1) - (d + 1) / d
@@ -210,15 +210,15 @@ def relative_subspace_fraction(
         shares[which] = _column_energies(weights, columns, side).sum(-1) / energy
         isotropic[which] = columns.shape[-1] / columns.shape[-2]
     both = sum(shares.values(), torch.zeros((), dtype=torch.float64, device="cpu")) / sum(isotropic.values())
-    nothing = torch.full_like(both, torch.nan)
+    undefined = torch.full_like(both, torch.nan)
     single = {which: shares[which] / isotropic[which] for which in shares}
-    return RelativeSubspaceFraction(both, single.get("left", nothing), single.get("right", nothing))
+    return RelativeSubspaceFraction(both, single.get("left", undefined), single.get("right", undefined))
 
 
-def overlap(one: Tensor, other: Tensor) -> Tensor:
+def overlap(basis: Tensor, other_basis: Tensor) -> Tensor:
     """‖UᵀV‖_F²/k of two orthonormal bases [..., d, k]: 1 for one subspace, k/d for unrelated ones."""
-    products: Tensor = one.mT.double() @ other.double()
-    return products.square().sum((-2, -1)) / one.shape[-1]
+    products: Tensor = basis.mT.double() @ other_basis.double()
+    return products.square().sum((-2, -1)) / basis.shape[-1]
 
 
 def matrix_argument(function: str, matrix: Any) -> Tensor | LowRank:
@@ -264,14 +264,14 @@ def _basis(function: str, name: str, basis: Any, matrix: Tensor | LowRank, side:
 def _numbers(function: str, k: Any, largest: int) -> list[int]:
     if k is None:
         return [largest]
-    given = list(k) if isinstance(k, Iterable) else [k]
-    wanted = [_checks.whole(function, "k", one) for one in given]
-    if not wanted:
+    column_counts = list(k) if isinstance(k, Iterable) else [k]
+    checked_counts = [_checks.whole(function, "k", count) for count in column_counts]
+    if not checked_counts:
         raise ValueError(f"{function}: k must hold at least one number, got none")
-    for one in wanted:
-        if not 1 <= one <= largest:
-            raise ValueError(f"{function}: k must lie in 1 .. {largest}, the basis's columns, got {one}")
-    return wanted
+    for count in checked_counts:
+        if not 1 <= count <= largest:
+            raise ValueError(f"{function}: k must lie in 1 .. {largest}, the basis's columns, got {count}")
+    return checked_counts
 
 
 def _column_energies(matrix: Tensor | LowRank, columns: Tensor, side: str) -> Tensor:
@@ -290,7 +290,7 @@ def _column_energies(matrix: Tensor | LowRank, columns: Tensor, side: str) -> Te
 
 _READS_ONE = torch.zeros(3, 4, dtype=torch.float64, device="cpu")
 _READS_ONE[:, 0] = 1.0
-_KNOWN = {"weights": _READS_ONE, "basis": torch.eye(4, dtype=torch.float64, device="cpu")}
+_EXAMPLE_SITES = {"weights": _READS_ONE, "basis": torch.eye(4, dtype=torch.float64, device="cpu")}
 
 
 def _first(field: str) -> Any:
@@ -301,18 +301,18 @@ def _first(field: str) -> Any:
     return read
 
 
-def _of_matrices(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+def _of_matrices(name: str, field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:
     return Quantity(
         name,
         "subspace_fraction",
         label,
         meaning,
-        Known(expected, torch.eye(2, device="cpu"), _KNOWN),
+        ClosedForm(expected, torch.eye(2, device="cpu"), _EXAMPLE_SITES),
         options={"matrix": Site("weights"), "basis": Site("basis"), "k": 1},
         read=_first(field),
         scope="weights",
         needs=("weights", "basis"),
-        **more,
+        **fields,
     )
 
 
@@ -350,7 +350,7 @@ QUANTITIES = (
         "concentration",
         "concentration",
         "Twice the area between the curve f(k) and the diagonal: 0 without preferred directions.",
-        Known(0.75, torch.eye(2, device="cpu"), _KNOWN),
+        ClosedForm(0.75, torch.eye(2, device="cpu"), _EXAMPLE_SITES),
         options={"matrix": Site("weights"), "basis": Site("basis")},
         scope="weights",
         needs=("weights", "basis"),

@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from attnscope._checks import as_tensor
+
 #: The inputs that say how long texts are, the first that is given.
 MAIN = ("input_ids", "inputs_embeds", "pixel_values", "input_features", "input_values")
 #: By-products of tokenizers and processors that no model reads.
@@ -105,8 +107,10 @@ class ForwardInputs:
             if main == "input_ids" and (first.is_floating_point() or first.dtype == torch.bool):
                 raise ValueError(f"{function}: input_ids must be integers, got {first.dtype}")
             if masked and "attention_mask" not in tensors:
-                ends = torch.tensor([len(row) for row in mapping[main]])
-                tensors["attention_mask"] = (torch.arange(first.shape[1]) < ends[:, None]).long()
+                ends = torch.tensor([len(row) for row in mapping[main]], device="cpu")
+                tensors["attention_mask"] = (
+                    torch.arange(first.shape[1], device="cpu") < ends[:, None]
+                ).long()
         found = cls(function, tensors, others, main)
         mask = tensors.get("attention_mask")
         if found.n is not None and mask is not None and not _fits(mask, found.size, found.n):
@@ -134,7 +138,7 @@ class ForwardInputs:
         mask = self.tensors.get("attention_mask")
         shape = (self.size, self.n)
         if mask is None or mask.ndim != 2:  # a mask of queries by keys is no padding
-            return torch.ones(shape, dtype=torch.bool)
+            return torch.ones(shape, dtype=torch.bool, device="cpu")
         return mask.detach().cpu().bool().expand(shape)
 
     @property
@@ -245,7 +249,7 @@ class ForwardInputs:
 
     def select(self, texts: Sequence[int] | Tensor) -> ForwardInputs:
         """Return the inputs of some texts, in that order; a text may be asked for several times."""
-        places = torch.as_tensor(texts, dtype=torch.int64)
+        places = as_tensor(self.function, "texts", texts, dtype=torch.int64)
         tensors = {}
         for name, tensor in self.tensors.items():
             axis = self.texts_axis(name)
@@ -284,8 +288,8 @@ def _tensor(function: str, name: str, value: Any, pad_id: int) -> tuple[Tensor, 
     sizes = {len(row) for row in rows if isinstance(row, (list, tuple, np.ndarray))}
     try:
         if len(sizes) < 2:
-            return torch.as_tensor(np.asarray(value)), False
-        parts = [torch.as_tensor(np.asarray(row)) for row in rows]
+            return torch.from_numpy(np.asarray(value)), False
+        parts = [torch.from_numpy(np.asarray(row)) for row in rows]
         fill = pad_id if name == "input_ids" else 0
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True, padding_value=fill), True
     except (TypeError, ValueError, RuntimeError) as error:

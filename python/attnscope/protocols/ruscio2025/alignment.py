@@ -11,8 +11,8 @@ import torch
 
 from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import causal
-from attnscope.metrics.quantity import Known, Site, field_of
+from attnscope.metrics.closed_forms import uniform_causal_map
+from attnscope.metrics.quantity import ClosedForm, Site, attribute_reader
 from attnscope.metrics.states import alignment as exact
 from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, hidden_states, named
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
@@ -238,12 +238,12 @@ _PCA = named(
     "pca_correlation",
     "PCA correlation",
     "Mean correlation of matching principal component scores of the rows and the hidden states.",
-    Known(1.0, causal(5), {"hidden": causal(5)}),
+    ClosedForm(1.0, uniform_causal_map(5), {"hidden": uniform_causal_map(5)}),
     symbol="r",
     low=-1,
     high=1,
     options={"hidden": Site("hidden")},
-    read=field_of("signed"),
+    read=attribute_reader("signed"),
     needs=("attention", "hidden"),
 )
 
@@ -258,7 +258,11 @@ QUANTITIES = (
     ),
     _PCA,
     replace(
-        _PCA, name=f"{_PCA.name}_absolute", label=f"{_PCA.label}, size", low=0, read=field_of("absolute")
+        _PCA,
+        name=f"{_PCA.name}_absolute",
+        label=f"{_PCA.label}, size",
+        low=0,
+        read=attribute_reader("absolute"),
     ),
     as_exact(exact, "entropy_magnitude_correlation"),
     as_exact(exact, "state_norm", "layer", metric="_state_norm", options={"before": Site("hidden")}),

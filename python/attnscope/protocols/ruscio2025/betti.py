@@ -7,7 +7,7 @@ import torch
 
 from attnscope.metrics.homology import persistence as exact
 from attnscope.metrics.homology.barcodes import bar_count
-from attnscope.metrics.quantity import Known
+from attnscope.metrics.quantity import ClosedForm
 from attnscope.protocols.ruscio2025._maps import as_exact
 from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
@@ -45,7 +45,7 @@ QUANTITIES = tuple(
         f"bar_count_{dimension}",
         metric="betti_numbers",
         meaning=f"Number of bars of the whole diagram in dimension {dimension}, which the notebook calls β.",
-        known=Known(count, RING),
+        closed_form=ClosedForm(count, RING),
     )
     for dimension, count in enumerate((4, 1))
 )

@@ -14,7 +14,7 @@ from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uneven_heads
 from attnscope.metrics.information import divergence as exact
-from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, count_true
 from attnscope.protocols.ruscio2025._maps import all_heads, as_exact, declared, plogp
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
@@ -250,7 +250,9 @@ SOURCES = (_removals,)
 DERIVED = {"sink_removal": ("_removals", lambda every, percentile, speed: every[percentile, speed])}
 
 # Student's t with one degree of freedom is Cauchy's distribution.
-_P_VALUE = 1 - 2 / math.pi * math.atan(sum(exact.GONE) / abs(exact.GONE[0] - exact.GONE[1]))
+_P_VALUE = 1 - 2 / math.pi * math.atan(
+    sum(exact.REMOVED_DIVERGENCE) / abs(exact.REMOVED_DIVERGENCE[0] - exact.REMOVED_DIVERGENCE[1])
+)
 
 
 def _sinks_from(percentile: int) -> Iterator[Quantity]:
@@ -263,19 +265,21 @@ def _sinks_from(percentile: int) -> Iterator[Quantity]:
             "sink_removal",
             f"{label}, {percentile}th percentile" + (", speed mode" if speed else ""),
             meaning,
-            Known(expected, uneven_heads()),
+            ClosedForm(expected, uneven_heads()),
             options={"percentile": percentile, "speed": speed},
             scope="layer",
-            **{"low": 0, "read": field_of(name), **more},
+            **{"low": 0, "read": attribute_reader(name), **more},
         )
 
     for speed in (False, True):
         said = f"{keys}, in the notebook's speed mode" if speed else keys
         falls = f"How much the heads' mean divergence falls without {said}, nats."
-        yield one("kl_reduction", "KL without sinks", falls, sum(exact.GONE) / 2, speed, low=None)
+        yield one(
+            "kl_reduction", "KL without sinks", falls, sum(exact.REMOVED_DIVERGENCE) / 2, speed, low=None
+        )
         yield one("sink_concentration", "mass on sinks", f"Share of mass on {said}.", 0.375, speed, high=1)
         if not speed:
-            count = {"kind": "count", "high": float, "read": lambda found: how_many(found.sinks)}
+            count = {"kind": "count", "high": float, "read": lambda found: count_true(found.sinks)}
             yield one("sink_count", "sink tokens per layer", f"Number of {keys}.", 1, speed, **count)
             paired = f"Paired t-test over heads of the divergence with and without {keys}."
             yield one("p_value", "p without sinks", paired, _P_VALUE, speed, high=1)

@@ -8,9 +8,9 @@ import math
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.closed_forms import full
+from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.information import entropy as exact
-from attnscope.metrics.quantity import Known
+from attnscope.metrics.quantity import ClosedForm
 from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean
 
 # The value notebook drops entries up to a hundred float32 roundings.
@@ -83,7 +83,7 @@ QUANTITIES = (
         "attention_entropy",
         "entropy (bits)",
         "Mean over queries of −Σ a·log2(a + 1e-10).",
-        Known(-math.log2(0.25 + 1e-10), full(4), entry=(0,)),
+        ClosedForm(-math.log2(0.25 + 1e-10), uniform_map(4), entry=(0,)),
         options={"base": 2},
         axes=("query",),
     ),

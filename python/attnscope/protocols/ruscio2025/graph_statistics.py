@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import star
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.closed_forms import first_key_map
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 from attnscope.protocols.ruscio2025._maps import declared, head_mean, type_in_numpy
 
 Variant = Literal["laplacian", "fiedler"]
@@ -115,12 +115,12 @@ def _by_variant(
     variants: Sequence[Variant] = ("laplacian", "fiedler"),
     *,
     held: torch.dtype | None = None,
-    known: Mapping[str, Tensor] | None = None,
+    measured: Mapping[str, Tensor] | None = None,
 ) -> dict[str, GraphStatistics]:
     """`graph_statistics` of some of the notebooks, with what they share done once.
 
     `held` is the type in which the model holds its maps, in which the notebooks keep their mean and compare
-    thresholds; `known` perhaps numbers of the simple graphs of the same maps, [..., 1, T] by name.
+    thresholds; `measured` may hold numbers of the simple graphs of the same maps, [..., 1, T] by name.
     """
     attention = attention if held is None else attention.to(type_in_numpy(held))
     name = "ruscio2025.graph_statistics"
@@ -137,7 +137,7 @@ def _by_variant(
     incoming, outgoing, paths, clustering = (torch.stack(one, 1) for one in zip(*counted, strict=True))
     total = incoming.sum(-1)
     density, degenerate = total / n**2, (total < 2) | (n < 2)
-    spectra = {**_spectra(maps, levels, total, known or {}), "density": density}
+    spectra = {**_spectra(maps, levels, total, measured or {}), "density": density}
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
     whole = ~bad.reshape(-1, 1)
@@ -177,11 +177,13 @@ def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Te
     }
 
 
-def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _spectra(
+    maps: Tensor, levels: Tensor, total: Tensor, measured: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """λ2 and λ3 − λ2 [m, T] of the Laplacians of (B + Bᵀ)/2, of `total` edges; self-loops cancel in them.
 
     Half the simple graph's where no edge goes both ways. Two graphs of the largest entries of a map that have
-    as many edges are one, whatever thresholds and rounding made them: then what is `known` is taken.
+    as many edges are one, independent of thresholds and rounding: their `measured` numbers are reused.
     """
     n = maps.shape[-1]
     fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64, device="cpu")
@@ -189,8 +191,8 @@ def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Te
     lowest = maps > float(levels.min())
     both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool, device="cpu")).any(-1).any(-1)
     one_way = ~both_ways
-    if "density" in known:
-        value, beside, density = (known[name].flatten(0, -2) for name in _OF_SIMPLE)
+    if "density" in measured:
+        value, beside, density = (measured[name].flatten(0, -2) for name in _OF_SIMPLE)
         edges = total - (maps.diagonal(0, -2, -1).unsqueeze(1) > levels.unsqueeze(-1)).sum(-1)
         same = one_way & (edges / (0.5 * n * (n - 1)) == density).all(-1)
         fiedler[same], gap[same] = value[same] / 2, beside[same].nan_to_num(nan=0.0) / 2
@@ -248,10 +250,10 @@ def _of_graph(
         "graph_statistics",
         label,
         meaning,
-        Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)}),
+        ClosedForm(expected, first_key_map(6), entry=(0,), options={"thresholds": (0.1,)}),
         low=0,
         options={"variant": variant},
-        read=field_of(name.removeprefix("graph_").removesuffix("_fiedler")),
+        read=attribute_reader(name.removeprefix("graph_").removesuffix("_fiedler")),
         axes=("threshold",),
         **more,
     )

@@ -12,8 +12,8 @@ import torch
 
 from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import causal, identity, star
-from attnscope.metrics.quantity import Known, field_of
+from attnscope.metrics.closed_forms import first_key_map, identity, uniform_causal_map
+from attnscope.metrics.quantity import ClosedForm, attribute_reader
 from attnscope.metrics.spectra import participation_ratio as ranks
 from attnscope.metrics.spectra import singular_values as exact
 from attnscope.protocols.ruscio2025._maps import as_exact, declared, head_mean, named, percentile_of
@@ -231,11 +231,13 @@ def _eigenvalue_sizes(attention: torch.Tensor, caller: str = "ruscio2025.eigenva
 
 
 def _singular_values(
-    attention: torch.Tensor, caller: str = "ruscio2025.singular_values", known: Any = None
+    attention: torch.Tensor, caller: str = "ruscio2025.singular_values", measured: Any = None
 ) -> torch.Tensor:
-    """Descending [..., n]; perhaps `known["singular_values"]` [..., n, 1] of the same maps."""
-    if known and "singular_values" in known:
-        return known["singular_values"].squeeze(-1)
+    """Return singular values, descending [..., n]; reuse `measured["singular_values"]` [..., n, 1] of the
+    same maps.
+    """
+    if measured and "singular_values" in measured:
+        return measured["singular_values"].squeeze(-1)
     return _checks.computed(_core.singular_values, caller, _checks.attention_argument(caller, attention))
 
 
@@ -298,14 +300,14 @@ QUANTITIES = (
         ranks,
         "participation_ratio",
         meaning="(Σ|λ|)²/Σ|λ|² over the eigenvalues of the map: of a causal one, its diagonal.",
-        known=Known(sum(_TEN) ** 2 / sum(value**2 for value in _TEN), causal(10)),
+        closed_form=ClosedForm(sum(_TEN) ** 2 / sum(value**2 for value in _TEN), uniform_causal_map(10)),
     ),
     as_exact(exact, "stable_rank"),
     named(
         "spectral_ratio",
         "eigenvalue ratio",
         "First over second |eigenvalue|.",
-        Known(2.0, causal(4)),
+        ClosedForm(2.0, uniform_causal_map(4)),
         kind="ratio",
         low=1,
     ),
@@ -313,7 +315,7 @@ QUANTITIES = (
         "spectral_norm",
         "spectral norm",
         "Largest singular value.",
-        Known(math.sqrt(6), star(6)),
+        ClosedForm(math.sqrt(6), first_key_map(6)),
         symbol=r"$\sigma_1$",
         low=0,
     ),
@@ -321,12 +323,18 @@ QUANTITIES = (
         "marchenko_pastur_deviation",
         "KL from Marchenko-Pastur",
         "KL of the histogram of the ten largest |eigenvalues| from a Marchenko-Pastur density.",
-        Known(-math.log(_LAW[10] / sum(_LAW)), identity(12)),
+        ClosedForm(-math.log(_LAW[10] / sum(_LAW)), identity(12)),
         low=0,
     ),
     *(
         declared(
-            f"bulk_{field}", "bulk", label, meaning, Known(expected, causal(4)), low=0, read=field_of(field)
+            f"bulk_{field}",
+            "bulk",
+            label,
+            meaning,
+            ClosedForm(expected, uniform_causal_map(4)),
+            low=0,
+            read=attribute_reader(field),
         )
         for field, label, meaning, expected in _OF_BULK
     ),
@@ -334,7 +342,7 @@ QUANTITIES = (
         "sink_concentration",
         "mass of the top columns",
         "Share of mass on columns whose sum reaches the 90th percentile of column sums.",
-        Known(1.0, star(6)),
+        ClosedForm(1.0, first_key_map(6)),
         low=0,
         high=1,
     ),

@@ -10,9 +10,9 @@ import torch
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import full
+from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.information import sink_sets
-from attnscope.metrics.quantity import Known, Quantity, Site, how_many
+from attnscope.metrics.quantity import ClosedForm, Quantity, Site, count_true
 from attnscope.metrics.states import reference_influence as exact
 from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, hidden_states
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
@@ -102,7 +102,12 @@ _STATES = {"hidden": torch.ones(2, 3, dtype=torch.float64, device="cpu")}
 
 def _of_second(name: str, meaning: str, expected: float, **changed: Any) -> Quantity:
     """Like an exact quantity, of the influence that is computed here of the hidden states."""
-    changed = {"module": exact, "known": Known(expected, full(2), _STATES, entry=(1,)), "high": 1, **changed}
+    changed = {
+        "module": exact,
+        "closed_form": ClosedForm(expected, uniform_map(2), _STATES, entry=(1,)),
+        "high": 1,
+        **changed,
+    }
     changed |= {"options": {"hidden": Site("hidden")}, "needs": ("attention", "hidden"), "low": 0}
     return as_exact(name=name, metric="reference_influence", meaning=meaning, **changed)
 
@@ -126,8 +131,8 @@ QUANTITIES = (
         "Number of keys that the notebook's rule takes for the reference.",
         1,
         module=sink_sets,
-        known=Known(1, full(2), _STATES),
+        closed_form=ClosedForm(1, uniform_map(2), _STATES),
         high=float,
-        read=lambda found: how_many(found.reference),
+        read=lambda found: count_true(found.reference),
     ),
 )

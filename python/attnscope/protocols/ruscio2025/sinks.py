@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks
-from attnscope.metrics.closed_forms import star
+from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.information import sink_sets as exact
-from attnscope.metrics.quantity import Known
+from attnscope.metrics.quantity import ClosedForm
 from attnscope.protocols.ruscio2025._maps import as_exact, head_mean, percentile_of
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
@@ -123,7 +123,7 @@ QUANTITIES = (
         as_exact(exact, "sink_count_frequency"),
         name="sink_count",
         label="sink tokens per map",
-        known=Known(1, star(6)),
+        closed_form=ClosedForm(1, first_key_map(6)),
         meaning="Keys whose column sum reaches the 90th percentile of column sums.",
         options={"rule": "rmt"},
     ),

@@ -10,9 +10,9 @@ import torch
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import full, identity
+from attnscope.metrics.closed_forms import identity, uniform_map
 from attnscope.metrics.homology.barcodes import Barcodes, max_persistence, mean_persistence
-from attnscope.metrics.quantity import Known, Quantity, Shared, field_of
+from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, attribute_reader
 from attnscope.protocols.ruscio2025._maps import declared, head_mean
 from attnscope.protocols.ruscio2025.entropy import bits
 from attnscope.protocols.ruscio2025.persistence import RING, bars_of
@@ -120,10 +120,10 @@ _CORNER = torch.tensor(
 
 
 def _of_topology(
-    name: str, field: str, label: str, meaning: str, known: Known, *, at: int | None = None, **more: Any
+    name: str, field: str, label: str, meaning: str, known: ClosedForm, *, at: int | None = None, **more: Any
 ) -> Quantity:
     """A field, or one entry of it."""
-    whole = field_of(field)
+    whole = attribute_reader(field)
     return declared(
         name,
         "topology",
@@ -146,7 +146,7 @@ QUANTITIES = (
         "top_key",
         "strongest column",
         "The key of largest column mean.",
-        Known(1, _CORNER),
+        ClosedForm(1, _CORNER),
         kind="position",
         high=lambda n: n - 1,
     ),
@@ -157,7 +157,7 @@ QUANTITIES = (
             f"{said} H{dimension} bar",
             f"{said.capitalize()} finite bar of at most 30 tokens in dimension {dimension}; of a causal map "
             "in dimension 0, self-attentions.",
-            Known(0.25, RING),
+            ClosedForm(0.25, RING),
             at=dimension,
         )
         for dimension in (0, 1)
@@ -168,23 +168,25 @@ QUANTITIES = (
         "mean",
         "mean entry",
         "Mean of all entries, 1/n whatever is attended to: rows sum to 1.",
-        Known(0.25, full(4)),
+        ClosedForm(0.25, uniform_map(4)),
         kind="constant",
     ),
-    _of_topology("attention_max", "max", "largest entry", "Largest entry.", Known(0.75, _CORNER), high=1),
+    _of_topology(
+        "attention_max", "max", "largest entry", "Largest entry.", ClosedForm(0.75, _CORNER), high=1
+    ),
     _of_topology(
         "attention_std",
         "std",
         "deviation of entries",
         "Standard deviation of all entries.",
-        Known(0.5, identity(2)),
+        ClosedForm(0.5, identity(2)),
     ),
     _of_topology(
         "matrix_entropy",
         "entropy",
         "entropy of the matrix (bits)",
         "−Σ a·log2(a + 1e-10) over the whole matrix.",
-        Known(-4 * math.log2(0.25 + 1e-10), full(4)),
+        ClosedForm(-4 * math.log2(0.25 + 1e-10), uniform_map(4)),
     ),
     *(
         _of_topology(
@@ -192,7 +194,7 @@ QUANTITIES = (
             "density",
             f"entries above {threshold}",
             f"Share of all entries above {threshold}.",
-            Known(0.25, identity(4)),
+            ClosedForm(0.25, identity(4)),
             at=at,
             high=1,
         )
@@ -204,7 +206,7 @@ QUANTITIES = (
             "strongest_edge",
             f"{word} of the largest entry",
             f"The {word} of the largest entry of the map.",
-            Known(place, _CORNER),
+            ClosedForm(place, _CORNER),
             at=at,
             kind="position",
             high=lambda n: n - 1,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 #: Tokens that the notebook reads of a text.
 MOST_TOKENS = 256
@@ -104,11 +104,11 @@ QUANTITIES = tuple(
         "leakage",
         label,
         meaning,
-        Known(expected, torch.eye(6, device="cpu"), {"scores": scores[None]}),
+        ClosedForm(expected, torch.eye(6, device="cpu"), {"scores": scores[None]}),
         low=0,
         high=1,
         needs=("scores",),
-        read=field_of(name),
+        read=attribute_reader(name),
         protocol="ruscio2025once",
     )
     for name, label, meaning, expected, scores in (

@@ -96,10 +96,10 @@ def measure(run: StageRun, batch: Batch, readers: Sequence[tuple[int, int]], opt
         what = Forward(
             tuple(sites),
             edits=imposed(options),
-            rows=torch.arange(middle + 1, n - 1) if "logits" in sites else None,
+            rows=torch.arange(middle + 1, n - 1, device="cpu") if "logits" in sites else None,
         )
         reads: list[Tensor] = []
-        norms = torch.full((2, len(ids)), torch.nan, dtype=torch.float64)
+        norms = torch.full((2, len(ids)), torch.nan, dtype=torch.float64, device="cpu")
         with forward(run.model().model, inputs, what) as layers:
             for layer in layers:
                 if layer.index in by_layer:
@@ -111,7 +111,7 @@ def measure(run: StageRun, batch: Batch, readers: Sequence[tuple[int, int]], opt
             for _ in layers:
                 pass
             logits = layers.outputs.logits if "logits" in sites else None
-        loss = torch.full((len(ids),), torch.nan, dtype=torch.float64)
+        loss = torch.full((len(ids),), torch.nan, dtype=torch.float64, device="cpu")
         if logits is not None:
             targets = ids[:, middle + 2 :].cpu()
             terms = torch.log_softmax(logits.double().cpu(), -1).gather(-1, targets[..., None])[..., 0]

@@ -167,7 +167,7 @@ def replacements(run: StageRun, options: Any) -> dict[str, list[Tensor]]:
         ]
     ).sum(0)
     return {
-        "zero": [torch.zeros(module.weight.shape[1])],
+        "zero": [torch.zeros(module.weight.shape[1], dtype=torch.float32, device="cpu")],
         "mean": [(total / rows).float()],
         "token": [*_embedded(module, ordinary_tokens(run, options), run)],
         "gaussian": [*drawn.float()],
@@ -223,7 +223,7 @@ def _special(encoder: Any) -> set[int]:
 def _embedded(module: Any, ids: Sequence[int], run: StageRun) -> Tensor:
     """Return what the embedding module gives for tokens, [k, D]; each as position 0 of a text."""
     if not len(ids):
-        return torch.zeros(0, module.weight.shape[1])
+        return torch.zeros(0, module.weight.shape[1], dtype=torch.float32, device="cpu")
     with torch.no_grad():
         vectors = module(torch.tensor(list(ids), device=run.model().device)[:, None])[:, 0]
     return vectors.float() if vectors.dtype != torch.float64 else vectors

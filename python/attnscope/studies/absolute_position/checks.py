@@ -182,7 +182,7 @@ def _silent(model: Any, ids: Tensor) -> Check:
         return Check(name, None, 0.0, "the model has biases")
     if any(isinstance(module, torch.nn.LayerNorm) for module in model.modules()):
         return Check(name, None, 0.0, "the model's norms take means away")
-    zero = torch.zeros(model.get_input_embeddings().weight.shape[1])
+    zero = torch.zeros(model.get_input_embeddings().weight.shape[1], dtype=torch.float32, device="cpu")
     first = (SetEmbedding(0, zero),)
     with forward(model, _inputs(ids), Forward(("block_output",), edits=first)) as layers:
         worst = max(float(layer.block_output[:, 0].abs().max()) for layer in layers)

@@ -17,6 +17,7 @@ import torch
 from attnscope.capture import edit
 from attnscope.capture.positions import fingerprint, output_projection, trajectory_and_states
 from attnscope.inference.groups import jackknife
+from attnscope.inference.intervals import Interval
 from attnscope.metrics.positions.position_share import PositionMoments, position_share
 from attnscope.models.weight_entries import WeightMapError
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
@@ -65,7 +66,9 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, groups: Sequence[in
     for text in unit:
         run.reduce("directions", text, **keys)
     if arm.kind == "text":
-        for text, group in zip(projected(unit, run), groups, strict=True):
+        # of length 1 behind the projection too: of one direction in every text the cosine is exactly 1
+        narrow = torch.nn.functional.normalize(projected(unit, run), dim=-1)
+        for text, group in zip(narrow, groups, strict=True):
             run.reduce("direction_groups", text, **keys, group=group)
     scores = softmax_of(layer)[0][..., 1:, :] > -torch.inf
     there, visible = scores[..., 0], scores.double().sum(-1)
@@ -97,7 +100,7 @@ def _same_token_gaps(write: torch.Tensor, tokens: list[int]) -> torch.Tensor:
 
     As a share of its norm, [B, h]; NaN for that text itself.
     """
-    gaps = torch.full(write.shape[:2], torch.nan, dtype=write.dtype)
+    gaps = torch.full(write.shape[:2], torch.nan, dtype=write.dtype, device="cpu")
     for at, token in enumerate(tokens):
         first = tokens.index(token)
         if first < at:
@@ -212,17 +215,31 @@ def fingerprints_without_bos(run: StageRun) -> None:
     layers, groups = (sorted({key[at] for key in sums}) for at in range(2))
     total = np.stack([np.stack([sums[layer, group].sum for layer in layers]) for group in groups])
     counts = np.array([sums[layers[0], group].count for group in groups], dtype=float)
+    cosine = mean_cosine(total, counts)
+    run.write(
+        "overall",
+        statistic="fingerprint_without_bos",
+        estimate=cosine.estimate,
+        low=cosine.low,
+        high=cosine.high,
+        n=len(groups),
+    )
+
+
+def mean_cosine(sums: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> Interval:
+    """Return the mean cosine of different texts, over layers and heads, with its jackknife interval.
+
+    Args:
+        sums: of directions of length 1 over the texts of each group, [groups, ..., D].
+        counts: texts of each group.
+    """
 
     def cosine(kept: np.ndarray[Any, Any]) -> float:
         count = counts[kept].sum()
-        pairs = np.square(total[kept].sum(0)).sum(-1) - count
+        pairs = np.square(sums[kept].sum(0)).sum(-1) - count
         return float(np.nanmean(pairs / (count * (count - 1))))
 
-    found = jackknife(np.arange(len(groups)), cosine)
-    run.write(
-        "overall", statistic="fingerprint_without_bos", estimate=found.estimate, low=found.low,
-        high=found.high, n=len(groups),
-    )  # fmt: skip
+    return jackknife(np.arange(len(counts)), cosine)
 
 
 def shares(run: StageRun) -> None:

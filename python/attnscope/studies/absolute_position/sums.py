@@ -45,7 +45,7 @@ def softmax_of(layer: Layer) -> tuple[Tensor, bool]:
         return layer.matrices("scores"), True
     maps, seen = layer.matrices(), layer.visibility.support
     if not isinstance(seen, Tensor):
-        seen = torch.ones(maps.shape[-2:], dtype=torch.bool).tril()
+        seen = torch.ones(maps.shape[-2:], dtype=torch.bool, device="cpu").tril()
     return torch.where(seen.to(maps.device) & (maps == 0), torch.nan, maps.log()), False
 
 

@@ -45,7 +45,7 @@ def make(unit: Unit, run: StageRun, targets: pd.DataFrame, options: LikelihoodOp
         there = [at for at, (start, _) in enumerate(spans) if start >= 0]
         if not there:
             continue
-        part, span = chosen_rows(batch, there), torch.tensor([spans[at] for at in there])
+        part, span = chosen_rows(batch, there), torch.tensor([spans[at] for at in there], device="cpu")
         inputs = padded(part, run.encoder.pad_id, loaded.device)
         try:
             logits = ruscio2023.unmasked_logits(loaded.model, inputs)
@@ -79,7 +79,7 @@ def measure(run: StageRun, versions: pd.DataFrame) -> None:
             continue
         part = chosen_rows(batch, there)
         own = real.loc[list(part.samples)]
-        spans = torch.tensor(own[["start", "stop"]].to_numpy(dtype=np.int64))
+        spans = torch.tensor(own[["start", "stop"]].to_numpy(dtype=np.int64), device="cpu")
         first: dict[int, Tensor] = {}
         for mode in MODES:
             rows = by_mode[mode].loc[list(part.samples)]
@@ -109,7 +109,7 @@ OWN = ("own_probability", "own_std", "own_joint")
 def _write(
     run: StageRun, batch: Batch, spans: Tensor, number: int, maps: Tensor, real: Tensor, mode: str
 ) -> None:
-    found = ruscio2023.span_attention(maps, spans, lengths=torch.tensor(batch.lengths))
+    found = ruscio2023.span_attention(maps, spans, lengths=torch.tensor(batch.lengths, device="cpu"))
     columns: dict[str, Any] = {"map_mean": found.mean, "inner": found.inner, "outer": found.outer}
     if mode != REAL:
         tests = [

@@ -48,7 +48,7 @@ def check(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> N
     found = []
     for mode in [REAL, *options.modes]:
         own = versions[versions["mode"] == mode].set_index("sample").loc[list(batch.samples)]
-        log_likelihood = torch.tensor(own["log_likelihood"].to_numpy(dtype=float))
+        log_likelihood = torch.tensor(own["log_likelihood"].to_numpy(dtype=float), device="cpu")
         found.append(Version(mode, replaced(batch, spans, list(own["replacement_ids"])), log_likelihood))
     loaded = source(run, options)
     kind, mask_id = kind_of(loaded, run.encoder.tokenizer, options)
@@ -73,7 +73,7 @@ def _chain(run: StageRun, loaded: Any, versions: list[Version], spans: Tensor) -
         inputs = padded(one.batch, run.encoder.pad_id, "cpu")
         ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
         states = LastStates(loaded.model, ids, mask)
-        total = torch.zeros(len(ids), dtype=torch.float64)
+        total = torch.zeros(len(ids), dtype=torch.float64, device="cpu")
         for k in range(int((spans[:, 1] - spans[:, 0]).max())):
             place = torch.minimum(spans[:, 0] + k, spans[:, 1] - 1)[:, None]
             terms = log_likelihood(states.logits(place - 1), ids.gather(1, place))[:, 0]
@@ -90,7 +90,7 @@ def _first_piece(run: StageRun, loaded: Any, versions: list[Version], spans: Ten
     for one in versions:
         inputs = padded(one.batch, run.encoder.pad_id, "cpu")
         ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
-        ids = masked_from(ids, spans[:, :1], spans[:, 1:], torch.arange(ids.shape[1]), mask_id)
+        ids = masked_from(ids, spans[:, :1], spans[:, 1:], torch.arange(ids.shape[1], device="cpu"), mask_id)
         logits.append(LastStates(loaded.model, ids, mask).logits(spans[:, :1]).double())
     return Check("masked_first_piece", max(float((one - logits[0]).abs().max()) for one in logits), 0.0)
 
@@ -110,7 +110,7 @@ def _attention(run: StageRun, versions: list[Version], spans: Tensor) -> list[Ch
             sinks |= layer.sink_logits is not None
             found = of_span(
                 mean, spans, special_keys(run, one.batch, own.shape[-1]), layer.visibility.support,
-                torch.tensor(one.batch.lengths),
+                torch.tensor(one.batch.lengths, device="cpu"),
             )  # fmt: skip
             gap = (found.share + found.special + found.context - 1).abs()
             sums = max(sums, float(gap.nan_to_num(0.0).max()))
@@ -118,7 +118,7 @@ def _attention(run: StageRun, versions: list[Version], spans: Tensor) -> list[Ch
     checks = [_placed(embedded, versions, spans)]
     causal = not any(bool((one.triu(1) != 0).any()) for one in rows)
     if causal:
-        before = torch.arange(rows[0].shape[-1]) < spans[:, :1]
+        before = torch.arange(rows[0].shape[-1], device="cpu") < spans[:, :1]
         moved = max(float(((one - rows[0]).abs().amax(-1) * before).max()) for one in rows)
         checks.append(Check("rows_before_the_word", moved, 0.0 if not _experts(run) else 1e-5))
     else:
@@ -148,7 +148,10 @@ def _misplaced(embedded: list[Tensor], versions: list[Version], at: int, spans: 
     ):
         for place in range(*spans[row].tolist()):
             wanted[row, place] = own[place] != real[place]
-    real_tokens = torch.arange(changed.shape[1]) < torch.tensor(versions[0].batch.lengths)[:, None]
+    real_tokens = (
+        torch.arange(changed.shape[1], device="cpu")
+        < torch.tensor(versions[0].batch.lengths, device="cpu")[:, None]
+    )
     return int(((changed != wanted) & real_tokens).sum())
 
 

@@ -94,7 +94,7 @@ def _write(
 ) -> None:
     maps = layer.matrices()
     special = special_keys(run, batch, maps.shape[-1])
-    support, lengths = layer.visibility.support, torch.tensor(batch.lengths)
+    support, lengths = layer.visibility.support, torch.tensor(batch.lengths, device="cpu")
     mean = of_span(head_mean(maps), spans, special, support, lengths)
     keys = {"layer": number, "protocol": "exact"}
     samples = np.asarray(batch.samples)
@@ -129,7 +129,7 @@ def learned_share(layer: Layer, spans: Tensor) -> Tensor | None:
     if layer.sink_logits is None:
         return None
     mass = layer.states("sink_mass").double()
-    place = torch.arange(mass.shape[-1])
+    place = torch.arange(mass.shape[-1], device="cpu")
     word = (place >= spans[:, :1]) & (place < spans[:, 1:])
     return torch.stack([own[:, rows].mean(-1) for own, rows in zip(mass.cpu(), word, strict=True)])
 
@@ -141,9 +141,9 @@ def _columns(found: SpanAttention, heads: Any) -> dict[str, Any]:
 def special_keys(run: StageRun, batch: Batch, n: int) -> Tensor:
     """Which keys are special tokens [B, n]."""
     special = special_ids(run.encoder.tokenizer)
-    found = torch.zeros(len(batch.samples), n, dtype=torch.bool)
+    found = torch.zeros(len(batch.samples), n, dtype=torch.bool, device="cpu")
     for row, ids in enumerate(batch.token_ids):
-        found[row, : len(ids)] = torch.tensor([int(one) in special for one in ids])
+        found[row, : len(ids)] = torch.tensor([int(one) in special for one in ids], device="cpu")
     return found
 
 
@@ -164,11 +164,11 @@ def own_probability(run: StageRun, outputs: Sequence[Any], batch: Batch, spans: 
     """Log-probabilities of the word's pieces at their own positions [B, most pieces], NaN behind the last."""
     hidden = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0].last_hidden_state
     pieces = spans[:, 1] - spans[:, 0]
-    steps = torch.arange(int(pieces.max()))
+    steps = torch.arange(int(pieces.max()), device="cpu")
     there = steps < pieces[:, None]
     rows = torch.where(there, spans[:, :1] + steps, spans[:, :1])
     longest = max(batch.lengths)
-    ids = torch.tensor([[*own, *[0] * (longest - len(own))] for own in batch.token_ids])
+    ids = torch.tensor([[*own, *[0] * (longest - len(own))] for own in batch.token_ids], device="cpu")
     with torch.no_grad():
         logits = row_logits(run.model().model, hidden, rows)
     found = log_likelihood(logits, ids.gather(1, rows))

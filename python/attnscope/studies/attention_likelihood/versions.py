@@ -77,7 +77,7 @@ def with_words(run: StageRun, targets: pd.DataFrame) -> Iterator[tuple[Batch, Te
         if rows:
             chosen = chosen_rows(batch, rows)
             own = targets.loc[list(chosen.samples)]
-            yield chosen, torch.tensor(own[["start", "stop"]].to_numpy(dtype=np.int64)), own
+            yield chosen, torch.tensor(own[["start", "stop"]].to_numpy(dtype=np.int64), device="cpu"), own
 
 
 def chosen_rows(batch: Batch, rows: Sequence[int]) -> Batch:

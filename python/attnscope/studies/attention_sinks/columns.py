@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from attnscope.engine.schema import head_means_of
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import Measured
-from attnscope.metrics.plan import levels, reads_layers
+from attnscope.metrics.plan import reads_layers, resolve_thresholds
 from attnscope.metrics.quantity import Quantity, Site
 from attnscope.studies.supports import Seen, keys_of
 from attnscope.study_api.forward import Batch, head_mean
@@ -96,7 +96,7 @@ def table_of(one: Quantity) -> str:
 def taken(protocol: str, metrics: Sequence[str], thresholds: Sequence[float | str]) -> list[Quantity]:
     """The quantities of a protocol under the settings of a run, means over queries."""
     chosen = []
-    for declared in found().quantities:
+    for declared in registry().quantities:
         if declared.protocol != protocol:
             continue
         metric = _asked_by(declared)
@@ -215,7 +215,7 @@ def write_rows(
         elif table == "graphs":
             each = len(thresholds)
             rows = {key: np.repeat(value, each) if np.ndim(value) else value for key, value in keys.items()}
-            rows["threshold"] = np.concatenate([levels(thresholds, n) for n in lengths])
+            rows["threshold"] = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
             rows |= {} if control else {"support": np.repeat(seen, each)}
         else:
             rows = keys if control else {**keys, "n_tokens": lengths, "support": seen}
@@ -238,4 +238,4 @@ def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, 
     keys: dict[str, Any] = {"sample": SAMPLE, "layer": number, "head": heads, "protocol": "exact"}
     run.write("examples", **keys, n_tokens=n, attention=[maps[head].flatten().tolist() for head in chosen])
     if bars:
-        run.write("bars", **bar_columns(persistence(maps[torch.tensor(chosen)]), keys))
+        run.write("bars", **bar_columns(persistence(maps[torch.tensor(chosen, device="cpu")]), keys))

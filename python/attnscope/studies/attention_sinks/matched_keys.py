@@ -42,7 +42,7 @@ def matched_keys(
     ([1, 0], False, [True, False])
     """
     chosen = np.zeros((draws, *keys.shape), dtype=np.bool_)
-    there = torch.zeros(len(keys), dtype=torch.bool)
+    there = torch.zeros(len(keys), dtype=torch.bool, device="cpu")
     for text, (n, seed) in enumerate(zip(lengths, seeds, strict=True)):
         own = np.flatnonzero(keys[text, :n].numpy())
         others = np.flatnonzero(~keys[text, :n].numpy())

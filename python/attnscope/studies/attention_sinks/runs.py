@@ -40,7 +40,7 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
     title = loaded.checkpoint.title
     if without := _without_loss(loaded):
         return f"ablation: {title}: {without}, so there is no output to compare"
-    sinks = sink_tokens(mean.cpu(), rule="test", lengths=torch.as_tensor(batch.lengths))
+    sinks = sink_tokens(mean.cpu(), rule="test", lengths=torch.tensor(batch.lengths, device="cpu"))
     first = torch.zeros_like(sinks)
     first[:, 0] = True
     sets, inputs = {"sinks": sinks, "first": first}, run.inputs(batch)
@@ -85,7 +85,7 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
     if masked and getattr(encoder.tokenizer, "mask_token_id", None) is None:
         return f"fisher: {title}: a masked-language model needs a tokenizer with a mask token"
     for sample, n, ids in zip(batch.samples, batch.lengths, batch.token_ids, strict=True):
-        text = [{"input_ids": torch.as_tensor(np.asarray(ids), dtype=torch.long)[None]}]
+        text = [{"input_ids": torch.as_tensor(np.asarray(ids), dtype=torch.long, device="cpu")[None]}]
         seed = int(np.random.SeedSequence([run.settings.seed, sample]).generate_state(1)[0])
         options: dict[str, Any] = {"tokenizer": encoder.tokenizer, "per_sentence": True, "seed": seed}
         if "exact" in run.settings.protocols and (n >= 2 or masked):

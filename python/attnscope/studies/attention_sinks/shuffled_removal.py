@@ -68,7 +68,7 @@ def _shares(
     seen: Any = "auto" if support is None else support
     keys = _keys_by_percentile(head_mean(maps), support=seen, lengths=lengths[:, None])
     rows = maps if learned is None else torch.cat([maps, learned.double().cpu()[..., None]], -1)
-    inside = torch.arange(maps.shape[-1]) < lengths[:, None]
+    inside = torch.arange(maps.shape[-1], device="cpu") < lengths[:, None]
     rows = torch.where(inside[:, None, :, None], rows, 0.0)
     return {percentile: share_without(rows, flags[:, 0]) for percentile, flags in keys.items()}
 
@@ -89,7 +89,7 @@ def share_without(rows: Tensor, keys: Tensor) -> Tensor:
     >>> share_without(rows, torch.tensor([[True, False, False]])).item()
     1.0
     """
-    kept = torch.ones(len(rows), 1, 1, rows.shape[-1], dtype=torch.bool)
+    kept = torch.ones(len(rows), 1, 1, rows.shape[-1], dtype=torch.bool, device="cpu")
     kept[:, 0, 0, : keys.shape[-1]] = ~keys
     rest = torch.where(kept, rows, 0.0)
     mass = rest.sum(-1)

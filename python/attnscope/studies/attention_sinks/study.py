@@ -87,7 +87,10 @@ class SinkStudy(Study):
         pooled = "exact" in self._taken and tested and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
-            mean, layers = torch.zeros(()), 0  # over heads, summed over layers
+            mean, layers = (
+                torch.zeros((), dtype=torch.float32, device="cpu"),
+                0,
+            )  # over heads, summed over layers
             held: States | None = None
             for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
                 states = States.of(layer)
@@ -139,9 +142,9 @@ class SinkStudy(Study):
                 lengths=states.lengths,
                 heads=heads,
                 mean=heads is None,
-                whole=(*bars, *self._whole),
+                full_results=(*bars, *self._whole),
             )
-            known.append(measured.known(*SHARED))
+            known.append(measured.as_sites(*SHARED))
             more: dict[str, Any] = {}
             if heads is not None and removed and not run.unit.variant:
                 more = removal_shares(
@@ -171,7 +174,7 @@ class SinkStudy(Study):
             heads=states.names,
             **given,
         )
-        of_heads = each.part(slice(1, None)).beside(together, chosen)
+        of_heads = each.part(slice(1, None)).select(together, chosen)
         for heads, found in ((None, each.part(slice(1))), (states.names, of_heads)):
             write_rows(run, found, batch, "ruscio2025", number, heads, supports=states.supports)
 
@@ -202,10 +205,10 @@ class SinkStudy(Study):
                 states,
                 lengths=states.lengths,
                 mean=True,
-                whole=whole,
+                full_results=whole,
                 held=states.heads.dtype,
             )
-            known = measured.known(*SHARED)
+            known = measured.as_sites(*SHARED)
             for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
                 found = measured.part(own)
                 write_rows(run, found, batch, protocol, number, heads, variant="row_permutation")

@@ -103,7 +103,7 @@ def frames(
         layers = wide.columns.get_level_values("layer").nunique()
         positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
         if (positions >= 0).any():
-            found = classify_frames(torch.tensor(positions), **about(texts))
+            found = classify_frames(torch.tensor(positions, device="cpu"), **about(texts))
             add({**keys, "group": group, "protocol": "ruscio2025"}, texts, positions, found)
     return verdicts
 

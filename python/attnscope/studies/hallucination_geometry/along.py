@@ -38,11 +38,8 @@ KINDS: tuple[Literal["isotropic", "covariance", "labels"], ...] = ("isotropic", 
 
 
 def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Rows of `sensitivity`, `readout`, `lens` and the tests of `contrasts` that belong to them."""
-    if options.lens:
-        _lens(run, table)
-    if options.sensitivity is False:
-        return
+    """Write the tables `sensitivity` and `readout`, and the tests of `contrasts` that belong to them."""
+    assert options.sensitivity is not False
     stored = Stored(run)
     every = contrasts(table, options, run.rng("contrasts"))
     spreads: dict[tuple[str, int], Tensor] = {}
@@ -58,7 +55,7 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
             continue
         good.append(layer)
         for contrast in every:
-            own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist())]
+            own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist(), device="cpu")]
             labels = torch.from_numpy(contrast.labels == 1)
             means[contrast.name, layer] = own[labels].mean(0) - own[~labels].mean(0)
             nulls[contrast.name, layer] = directions_of_chance(
@@ -163,7 +160,9 @@ def _sensitivity(
     except ValueError as error:
         run.note(f"hallucination_geometry: {error}")
         refusal = None
-    ids = {one.sentence.sample: torch.tensor(one.encoded.ids.tolist()) for one in run.unit.inputs}
+    ids = {
+        one.sentence.sample: torch.tensor(one.encoded.ids.tolist(), device="cpu") for one in run.unit.inputs
+    }
     total = max(layers, default=-1) + 1
     kept: dict[tuple[str, int], list[Array]] = {}
     slopes: dict[tuple[str, int], list[Tensor]] = {}
@@ -362,7 +361,7 @@ def spread(contrast: Contrast, states: Tensor) -> Tensor:
     if contrast.nested:
         return states
     groups = torch.from_numpy(contrast.templates)
-    sums = torch.zeros(int(groups.max()) + 1, states.shape[1], dtype=states.dtype).index_add(
+    sums = torch.zeros(int(groups.max()) + 1, states.shape[1], dtype=states.dtype, device="cpu").index_add(
         0, groups, states
     )
     return states - (sums / groups.bincount()[:, None])[groups]
@@ -447,35 +446,3 @@ def _readout(
     for row, value in zip(rows, benjamini_hochberg([row["p_value"] for row in rows]), strict=True):
         correction = "" if np.isnan(value) else "benjamini_hochberg"
         run.write("readout", **row, p_adjusted=value, correction=correction)
-
-
-def _lens(run: StageRun, table: pd.DataFrame) -> None:
-    """Every layer read out as the last one is."""
-    try:
-        read = asc.readout(run.model().model)
-    except NotImplementedError as error:
-        run.note(f"hallucination_geometry: no lens: {error}")
-        return
-    stored = Stored(run)
-    model = run.model().model
-    parameter = next(model.parameters())
-    gold = [
-        first_token(run.encoder.tokenizer, prompt_text(run), " " + answer.split("|")[0]) if answer else None
-        for answer in table["answer"]
-    ]
-    first = torch.tensor([-1 if one is None else one for one in gold])
-    for layer in stored.layers():
-        states = stored.layer(layer, table["sample"])
-        for some in torch.split(torch.arange(len(table)), 256):
-            with torch.no_grad():
-                logits = read(states[some].to(parameter.device, parameter.dtype)).double().cpu()
-            log_p = logits.log_softmax(-1)
-            known = first[some] >= 0
-            own = log_p.gather(1, first[some].clamp_min(0)[:, None])[:, 0]
-            rank = (log_p > own[:, None]).sum(-1)
-            run.write(
-                "lens", layer=layer, sample=table["sample"].to_numpy()[some.numpy()],
-                prediction_entropy=-(log_p.exp() * log_p).sum(-1), top=log_p.amax(-1).exp(),
-                log_p_answer=torch.where(known, own, torch.nan),
-                rank_answer=np.ma.array(rank.numpy(), mask=~known.numpy()),
-            )  # fmt: skip

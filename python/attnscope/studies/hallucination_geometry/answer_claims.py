@@ -15,13 +15,14 @@ import pandas as pd
 from attnscope.inference import bootstrap, exchange_labels, max_t
 from attnscope.inference.exchange import FEWEST
 from attnscope.inference.intervals import Interval
-from attnscope.studies.hallucination_geometry.evidence import Evidence
+from attnscope.studies.hallucination_geometry.evidence import Evidence, widen_by_draws
 from attnscope.study_api.claims import Control, Estimate, Untestable, above
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 
 FEW_TEMPLATES = "prompts of fewer than 5 templates have no interval"
+ONE_DRAW = "random draws differ among themselves, and one of each kind does not show how much"
 KIND_NAMES = {"isotropic": "isotropic", "covariance": "covariance-matched", "labels": "exchanged-label"}
 Array = np.ndarray[Any, Any]
 
@@ -99,20 +100,14 @@ def steering_changes(evidence: Evidence, options: HallucinationOptions) -> Estim
     if not random:
         return Untestable("no random direction to compare with")
     others = pd.concat([shares[kind] for kind in random], axis=1).mean(axis=1)
-    interval = _over_templates(evidence, boundary - others)
+    draws = {kind: shares[kind].mean().to_numpy(dtype=float) for kind in random}
     controls = [
-        Control(f"{KIND_NAMES[kind]} directions", shares[kind].mean().tolist(), float(boundary.mean()))
-        for kind in random
+        Control(f"{KIND_NAMES[kind]} directions", values.tolist(), float(boundary.mean()))
+        for kind, values in draws.items()
     ]
-    estimate = Estimate(
-        interval.estimate,
-        interval.low,
-        interval.high,
-        above(0.0),
-        controls=controls,
-        about=f"{boundary.mean():.2f} of answers change, {others.mean():.2f} along random directions",
-    )
-    return estimate if estimate.has_interval else Untestable(FEW_TEMPLATES, estimate)
+    about = f"{boundary.mean():.2f} of answers change, {others.mean():.2f} along random directions"
+    interval = _over_templates(evidence, boundary - others)
+    return _beyond_draws(interval, [*draws.values()], controls, about)
 
 
 def compression_refuses(evidence: Evidence, options: HallucinationOptions) -> Estimate | Untestable:
@@ -126,17 +121,33 @@ def compression_refuses(evidence: Evidence, options: HallucinationOptions) -> Es
     shares = rows.pivot_table(index="sample", columns=["control", "draw"], values="refused")
     loops = rows.groupby("control")["loop"].mean()
     reference, random = shares["reference"].iloc[:, 0], shares["haar"]
-    interval = _over_templates(evidence, reference - random.mean(axis=1))
-    estimate = Estimate(
-        interval.estimate,
-        interval.low,
-        interval.high,
-        above(0.0),
-        controls=[Control("random subspaces", random.mean().tolist(), float(reference.mean()))],
-        about=f"{reference.mean():.2f} are refused, {random.mean().mean():.2f} under random subspaces; loops "
-        f"{loops['reference']:.2f} and {loops['haar']:.2f}",
+    draws = random.mean().to_numpy(dtype=float)
+    about = (
+        f"{reference.mean():.2f} are refused, {draws.mean():.2f} under random subspaces; loops "
+        f"{loops['reference']:.2f} and {loops['haar']:.2f}"
     )
-    return estimate if estimate.has_interval else Untestable(FEW_TEMPLATES, estimate)
+    controls = [Control("random subspaces", draws.tolist(), float(reference.mean()))]
+    interval = _over_templates(evidence, reference - random.mean(axis=1))
+    return _beyond_draws(interval, [draws], controls, about)
+
+
+def _beyond_draws(
+    interval: Interval, draws: list[Array], controls: list[Control], about: str
+) -> Estimate | Untestable:
+    """Return the estimate of a difference from random draws, with an interval over templates and draws.
+
+    Args:
+        interval: of the difference, over templates.
+        draws: statistic of each draw, by kind.
+        controls: the same draws.
+        about: words that are true in every case.
+    """
+    low, high = widen_by_draws(interval.estimate, interval.low, interval.high, draws)
+    estimate = Estimate(interval.estimate, low, high, above(0.0), controls=controls, about=about)
+    if estimate.has_interval:
+        return estimate
+    few = FEW_TEMPLATES if np.isnan(interval.low) else ONE_DRAW
+    return Untestable(few, estimate)
 
 
 def _over_templates(evidence: Evidence, values: pd.Series[float]) -> Interval:

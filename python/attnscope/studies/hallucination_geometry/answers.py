@@ -103,7 +103,7 @@ class Choice:
         if not self.temperature:
             return logits.argmax(-1)
         p = (logits.double().cpu() / self.temperature).softmax(-1).cumsum(-1)
-        drawn = torch.rand(1, generator=generator, dtype=torch.float64)
+        drawn = torch.rand(1, generator=generator, dtype=torch.float64, device="cpu")
         return torch.searchsorted(p, drawn.expand(len(p), 1) * p[:, -1:])[:, 0].to(logits.device)
 
 

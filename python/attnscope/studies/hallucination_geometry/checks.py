@@ -77,7 +77,9 @@ def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int
     states, base = passed(model, ids)
     depth, width = len(states), states[0].shape[-1]
     middle = depth // 2
-    move = torch.randn(width, generator=torch.Generator().manual_seed(0)).to(states[0])
+    move = torch.randn(
+        width, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
+    ).to(states[0])
     move = move * states[middle][0, -1].norm() / move.norm() / 10
     _, same = passed(model, ids, AddDirection(middle, torch.zeros_like(move)))
     yield Check("nothing_added", 0.0 if torch.equal(same, base) else _gap(same, base) or 1.0, 0.0)

@@ -529,7 +529,7 @@ claim(
     "C15",
     "moving the state along the difference changes answers more than other moves of that length",
     "share of changed answers along the difference less that along random directions, mean over sizes and "
-    "layers; interval over templates",
+    "layers; interval over templates and directions",
     family="secondary",
 )(steering_changes)
 
@@ -537,7 +537,7 @@ claim(
     "C16",
     "drawing states towards the reference's main directions makes the model refuse",
     "share of refusals of the other bucket less that under random subspaces of the same size, mean over "
-    "strengths and layers; interval over templates",
+    "strengths and layers; interval over templates and subspaces",
     family="secondary",
 )(compression_refuses)
 
@@ -551,20 +551,17 @@ claim(
 )
 def commitment(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure how far the prediction sharpens in the second half of the layers."""
-    rows = evidence.tables.get("lens", pd.DataFrame())
-    if rows.empty:
+    change = _entropy_change(evidence.tables.get("lens", pd.DataFrame()))
+    if change is None:
         return Untestable("options.lens is off, or the model has no readout")
-    wide = rows.pivot_table(index="sample", columns="layer", values="prediction_entropy").dropna()
-    layers = sorted(layer for layer in wide.columns if layer >= 0)
-    if len(layers) < 2:
+    if change.empty:
         return Untestable("the model has a single layer")
-    fall = wide[layers[-1]] - wide[layers[(len(layers) - 1) // 2]]
-    prompts = evidence.tables["prompts"].set_index("sample").reindex(fall.index)
+    prompts = evidence.tables["prompts"].set_index("sample")
     means = {}
     for bucket in (evidence.contrast, evidence.reference):
-        chosen = (prompts["bucket"] == bucket).to_numpy()
+        rows = change[(prompts["bucket"].reindex(change.index) == bucket).to_numpy()]
         means[bucket] = bootstrap(
-            fall[chosen].to_numpy(dtype=float), clusters=prompts["template"][chosen].to_numpy()
+            rows.to_numpy(dtype=float), clusters=prompts["template"].reindex(rows.index).to_numpy()
         )
     part = means[evidence.contrast]
     if math.isnan(part.low):
@@ -574,5 +571,31 @@ def commitment(evidence: Evidence, options: HallucinationOptions) -> Measured:
         part.low,
         part.high,
         below(0.0),
+        controls=[_random_weights(evidence, _untrained_changes(evidence, prompts))],
         about=f"{evidence.reference}: {means[evidence.reference].estimate:.2f}",
     )
+
+
+def _entropy_change(rows: pd.DataFrame) -> pd.Series[float] | None:
+    """Return the entropy of each prompt's prediction, last layer less the layer half way.
+
+    None without rows; empty for a model of a single layer.
+    """
+    if rows.empty:
+        return None
+    wide = rows.pivot_table(index="sample", columns="layer", values="prediction_entropy").dropna()
+    layers = sorted(layer for layer in wide.columns if layer >= 0)
+    if len(layers) < 2:
+        return pd.Series(dtype=float)
+    return wide[layers[-1]] - wide[layers[(len(layers) - 1) // 2]]
+
+
+def _untrained_changes(evidence: Evidence, prompts: pd.DataFrame) -> list[float]:
+    """Return the mean change of entropy of each model with random weights, on the other bucket."""
+    rows = evidence.controls.get("lens", pd.DataFrame())
+    if rows.empty:
+        return []
+    samples = prompts.index[prompts["bucket"] == evidence.contrast]
+    rows = rows[rows["sample"].isin(samples)]
+    changes = [_entropy_change(draw) for _, draw in rows.groupby("seed")]
+    return [float(change.mean()) for change in changes if change is not None and len(change)]

@@ -152,8 +152,10 @@ def curve_scales(distances: list[Tensor]) -> Tensor:
     for matrix in distances:
         bars = asc.cloud_persistence(matrix, metric="precomputed", max_dimension=0)
         deaths.append(bars.death[(bars.dimension == 0) & bars.death.isfinite()])
-    pairs = [matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1))] for matrix in distances]
-    half = torch.linspace(0, 1, SCALES // 2, dtype=torch.float64)
+    pairs = [
+        matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1, device="cpu"))] for matrix in distances
+    ]
+    half = torch.linspace(0, 1, SCALES // 2, dtype=torch.float64, device="cpu")
     merging, apart = torch.cat(deaths).double(), torch.cat(pairs).double()
     if not len(merging):
         merging = apart

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,39 @@ def widen(value: float, low: float, high: float, choices: int, groups: int) -> t
 
     ratio = float(special.stdtrit(groups - 1, 1 - 0.025 / choices) / special.stdtrit(groups - 1, 0.975))
     return float(value - (value - low) * ratio), float(value + (high - value) * ratio)
+
+
+def widen_by_draws(
+    value: float, low: float, high: float, draws: Sequence[np.ndarray[Any, Any]]
+) -> tuple[float, float]:
+    """Return an interval of a difference from the mean of random draws, widened by what one draw differs.
+
+    The measured direction is one more draw where it has no effect, and each draw has a rate of its own, which
+    prompts and templates do not show. The variance is that within kinds, of one draw less the mean of all.
+
+    Args:
+        value: of the difference.
+        low: end of its interval over templates.
+        high: likewise.
+        draws: the statistic of each draw, by kind.
+
+    Returns:
+        NaN for both ends where no kind has two draws.
+
+    >>> tuple(round(end, 2) for end in widen_by_draws(0.0, -1.0, 1.0, [np.array([0.0, 0.0, 0.0])]))
+    (-1.0, 1.0)
+    >>> widen_by_draws(0.0, -1.0, 1.0, [np.array([0.3])])
+    (nan, nan)
+    """
+    from scipy import special
+
+    count = sum(len(kind) for kind in draws)
+    freedom = count - len(draws)
+    if freedom < 1:
+        return math.nan, math.nan
+    within = sum(float(np.square(kind - kind.mean()).sum()) for kind in draws) / freedom
+    reach = float(special.stdtrit(freedom, 0.975)) * math.sqrt(within * (1 + 1 / count))
+    return value - math.hypot(value - low, reach), value + math.hypot(high - value, reach)
 
 
 def exceedance(value: float, null: np.ndarray[Any, Any]) -> float:

@@ -94,7 +94,8 @@ def _asked(
     prompt = torch.tensor(ids.tolist(), device=run.model().device)[None]
     tokenizer = run.encoder.tokenizer
     seed = int(run.rng("answers", sample).integers(2**31))
-    choice, nothing = Choice(how.temperature, seed), torch.zeros(1)
+    choice = Choice(how.temperature, seed)
+    nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
     logits, new = steered(model, prompt[0], 0, nothing, how.tokens, choice)
     again = ""
     if how.temperature:
@@ -159,10 +160,18 @@ def _bypass(
         model = run.model().model
         for one, row in zip(own, rows, strict=True):
             keys = [(name, arm, gain) for name in every for arm, gain in arms]
-            raised = torch.zeros(len(keys), one.logits.shape[-1])
-            raised[:, target] = torch.tensor([gain * every[name][row] for name, _, gain in keys])
+            raised = torch.zeros(len(keys), one.logits.shape[-1], dtype=torch.float32, device="cpu")
+            raised[:, target] = torch.tensor(
+                [gain * every[name][row] for name, _, gain in keys], device="cpu"
+            )
             new = steered(
-                model, one.ids, layer, torch.zeros(len(keys)), how.tokens, one.choice, raised=raised
+                model,
+                one.ids,
+                layer,
+                torch.zeros(len(keys), dtype=torch.float32, device="cpu"),
+                how.tokens,
+                one.choice,
+                raised=raised,
             )[1]
             for key, ids in zip(keys, new, strict=True):
                 left = ids[
@@ -225,10 +234,10 @@ def _move(
         if fold not in fitted:
             fitted[fold] = _Fitted(states, contrast, contrast.folds != fold, how, run.settings.seed)
         named, moves = fitted[fold].moves(states[at], how)
+        always = [how.every_step and key["arm"] != "compression" for key in named]
         logits, new = steered(
-            model, one.ids, layer, moves, how.tokens, one.choice,
-            always=torch.tensor([how.every_step and key["arm"] != "compression" for key in named]),
-        )  # fmt: skip
+            model, one.ids, layer, moves, how.tokens, one.choice, always=torch.tensor(always, device="cpu")
+        )
         base = one.logits.log_softmax(-1)
         kl = (base.exp() * (base - logits.log_softmax(-1))).sum(-1).numpy()
         texts = [decoded(run.encoder.tokenizer, ids) for ids in new]
@@ -266,7 +275,9 @@ class _Fitted:
         generator = torch.Generator().manual_seed(seed)
         self.subspaces = [("reference", -1, main), ("other", -1, other)]
         for draw in range(how.controls):
-            haar = torch.linalg.qr(torch.randn(main.shape, generator=generator, dtype=torch.float64))[0]
+            haar = torch.linalg.qr(
+                torch.randn(main.shape, generator=generator, dtype=torch.float64, device="cpu")
+            )[0]
             self.subspaces.append(("haar", draw, haar))
 
     def moves(self, state: Tensor, how: InterventionOptions) -> tuple[list[dict[str, Any]], Tensor]:
@@ -322,7 +333,7 @@ def steered(
     generator = choice.generator()
     many = ids[None].expand(size, -1)
     mask = torch.ones_like(many)
-    later = torch.zeros(size, dtype=torch.bool) if always is None else always
+    later = torch.zeros(size, dtype=torch.bool, device="cpu") if always is None else always
 
     def moved(some: Tensor) -> AbstractContextManager[Any]:
         if some.ndim == 1 or not bool((some != 0).any()):
@@ -360,7 +371,7 @@ def _ended(new: Tensor, model: Any) -> Tensor:
         return new
     stops = torch.isin(new, torch.tensor(ends, device=new.device).reshape(-1))
     behind = stops.long().cumsum(1) > 0
-    first = torch.tensor(ends).reshape(-1)[0].to(new)
+    first = torch.tensor(ends, device="cpu").reshape(-1)[0].to(new)
     return torch.where(behind, first, new)
 
 

@@ -77,11 +77,11 @@ def padded(run: StageRun, samples: list[int]) -> dict[str, Tensor]:
     rows = [ids[int(sample)] for sample in samples]
     width = max(map(len, rows))
     left = getattr(run.encoder.tokenizer, "padding_side", "right") == "left"
-    found = torch.full((len(rows), width), run.encoder.pad_id)
+    found = torch.full((len(rows), width), run.encoder.pad_id, device="cpu")
     mask = torch.zeros_like(found)
     for at, row in enumerate(rows):
         place = slice(width - len(row), None) if left else slice(0, len(row))
-        found[at, place], mask[at, place] = torch.tensor(row), 1
+        found[at, place], mask[at, place] = torch.tensor(row, device="cpu"), 1
     device = run.model().device
     return {"input_ids": found.to(device), "attention_mask": mask.to(device)}
 

@@ -84,8 +84,8 @@ class HallucinationGeometry(Study):
                 writes=(*CLOUDS, *(f"{name}_variants" for name in CLOUDS)), within=here,
             )
         )  # fmt: skip
-        if options.sensitivity is not False or options.lens:
-            along = ("sensitivity", "readout", "lens", "contrasts")
+        if options.sensitivity is not False:
+            along = ("sensitivity", "readout", "contrasts")
             every.append(Stage("along", whole, self.follow, reads=asked, writes=along, within=here))
         if options.interventions is not False:
             every.append(
@@ -123,10 +123,14 @@ class HallucinationGeometry(Study):
         answer(unit, run, self.options)
 
     def describe(self, unit: Unit, run: StageRun) -> None:
-        """Clouds and what they tell."""
+        """Measure clouds, and read every layer out."""
         from attnscope.studies.hallucination_geometry.detecting import measure
+        from attnscope.studies.hallucination_geometry.lens import read_layers
 
-        measure(run, self.prompts(unit, run), self.options)
+        prompts = self.prompts(unit, run)
+        measure(run, prompts, self.options)
+        if self.options.lens:
+            read_layers(run, prompts)
 
     def follow(self, unit: Unit, run: StageRun) -> None:
         """The model along the boundary."""
@@ -178,6 +182,6 @@ class HallucinationGeometry(Study):
 
 
 #: Tables of which the random-weight control has its own.
-CLOUDS = ("clouds", "contrasts", "detection", "betti", "boundaries")
+CLOUDS = ("clouds", "contrasts", "detection", "betti", "boundaries", "lens")
 
 STUDY = HallucinationGeometry

@@ -127,6 +127,7 @@ TABLES = (
             Column("log_p_answer"),
             Column("rank_answer", kind="count"),
         ),
+        variants="full",
         about=STATES,
     ),
     Table(

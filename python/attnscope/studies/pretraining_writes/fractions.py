@@ -242,8 +242,8 @@ def _kind(matrix: Matrix) -> torch.dtype:
 
 def jackknifed(estimate: float, left_out: list[float]) -> tuple[float, float]:
     """The 95 % interval of an estimate whose values without one group each are known."""
-    values = [torch.tensor(one, dtype=torch.float64) for one in left_out]
-    found = jackknife_interval(torch.tensor(estimate, dtype=torch.float64), values, 0.95)
+    values = [torch.tensor(one, dtype=torch.float64, device="cpu") for one in left_out]
+    found = jackknife_interval(torch.tensor(estimate, dtype=torch.float64, device="cpu"), values, 0.95)
     return float(found.low), float(found.high)
 
 

@@ -74,7 +74,7 @@ def _stability(moments: Moments, layer: int, role: str, side: str, k: int) -> fl
     """Overlap of the subspaces of two halves of the groups."""
     halves = (Moments(moments.rank, moments.seed), Moments(moments.rank, moments.seed))
     for key, group, sums in moments.items():
-        halves[group % 2].put(key, group, sums)
+        halves[group % 2].store_sums(key, group, sums)
     if not all(half.has(layer, role, side) for half in halves):
         return math.nan
     try:

@@ -60,7 +60,9 @@ def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
                 for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
                     if sample < chosen.texts:
                         keys = {"sample": sample, "layer": layer, "role": role}
-                        _one_text(run, model, torch.as_tensor(ids).long(), keys, classes, chosen.size)
+                        _one_text(
+                            run, model, torch.as_tensor(ids, device="cpu").long(), keys, classes, chosen.size
+                        )
 
 
 def _one_text(
@@ -91,7 +93,7 @@ class _Draw:
 
     def gaussian(self, d: int) -> Tensor:
         """[directions, d], any length."""
-        return torch.as_tensor(self._generator.standard_normal((self.count, d)))
+        return torch.from_numpy(self._generator.standard_normal((self.count, d)))
 
     def classes(self, basis: Tensor) -> dict[str, Tensor]:
         """Unit directions inside a subspace [d, k], orthogonal to it, and anywhere."""

@@ -45,7 +45,7 @@ class Directions:
     basis: Tensor
     energies: Tensor
     trace: float
-    whole: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    whole: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.float32, device="cpu"))
     left_out: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -118,7 +118,11 @@ class Subspaces:
         left_out = {}
         if jackknife and len(moments.groups) > 1:
             left_out = {group: moments.without(group).basis(layer, role, side, k) for group in moments.groups}
-        whole = vectors if vectors.shape[1] == d and d <= 1024 else torch.empty(d, 0)
+        whole = (
+            vectors
+            if vectors.shape[1] == d and d <= 1024
+            else torch.empty(d, 0, dtype=torch.float32, device="cpu")
+        )
         keep = min(rank, max(self._options.curve, k))
         trace = moments.trace(layer, role, side, centered=centered)
         return Directions(vectors[:, :keep], values, trace, whole, left_out)
@@ -142,10 +146,14 @@ class Subspaces:
                 found = self._run.reduced("unembeddings", (), of=self._sums.of, draw=draw)
                 if not found:
                     return None
-                gram = torch.as_tensor(found[()].sum)
+                gram = torch.as_tensor(found[()].sum, device="cpu")
             subspace = subspace_of(gram)
             keep = max(self._options.curve, self._options.directions(len(gram)))
-            whole = torch.linalg.eigh(gram).eigenvectors.flip(1) if len(gram) <= 1024 else torch.empty(0, 0)
+            whole = (
+                torch.linalg.eigh(gram).eigenvectors.flip(1)
+                if len(gram) <= 1024
+                else torch.empty(0, 0, dtype=torch.float32, device="cpu")
+            )
             trace = float(subspace.energies.sum())
             return Directions(subspace.basis[:, :keep], subspace.energies, trace, whole)
 

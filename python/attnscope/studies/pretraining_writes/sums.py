@@ -53,7 +53,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     for batch in run.batches():
         for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
             check_length(f"pretraining_writes: text {sample}", len(ids), skip_first=options.skip_first)
-            tokens = torch.as_tensor(ids)
+            tokens = torch.as_tensor(ids, device="cpu")
             if gradients and sample == first:
                 _check_identity(tracer, tokens, run, first)
             moments = summed["foreign" if sample in foreign else unit.variant]
@@ -157,8 +157,8 @@ class Sums:
             found = self.run.reduced("sums", ("site", "side", "group", "width"), **only)
             moments = Moments(self._rank)
             for (site, side, group, width), one in found.items():
-                sums = MomentSums.unpacked(torch.as_tensor(one.sum), int(width))
-                moments.put((layer, str(site), str(side)), int(group), sums)
+                sums = MomentSums.unpacked(torch.as_tensor(one.sum, device="cpu"), int(width))
+                moments.store_sums((layer, str(site), str(side)), int(group), sums)
             self._kept[key] = moments
             self._bytes += moments_bytes(moments)
             while self._bytes > KEPT_BYTES and len(self._kept) > 1:

@@ -64,7 +64,7 @@ DEPTH = (
 def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
     """Morlet power of a query's attention by key and period, darker where its ends are not yet felt."""
     ax = axes_or_new(ax)
-    x = torch.tensor(list(signal), dtype=torch.float64)
+    x = torch.tensor(list(signal), dtype=torch.float64, device="cpu")
     sizes = np.geomspace(2.0, max(len(x) / 4, 4.0), 48)
     power = morlet_scalogram(
         x.expand(len(x), len(x)), list(sizes), signal="last", support="full", detrend="mean", min_keys=2
@@ -135,7 +135,9 @@ def _has_scales(signal: Any) -> bool:
 
 def _wide_and_middling(rows: pd.DataFrame) -> tuple[Any, Any]:
     """The heads whose signals have the largest and the middle entropy."""
-    entropies = [float(torch.special.entr(torch.tensor(list(signal))).sum()) for signal in rows["signal"]]
+    entropies = [
+        float(torch.special.entr(torch.tensor(list(signal), device="cpu")).sum()) for signal in rows["signal"]
+    ]
     order = np.argsort(entropies)
     return rows.iloc[int(order[-1])], rows.iloc[int(order[max(len(order) // 2 - 1, 0)])]
 

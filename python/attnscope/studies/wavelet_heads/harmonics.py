@@ -66,7 +66,7 @@ def interference(
     >>> round(found["entropy_shifted"].item() - math.log(POSITIONS), 6)
     0.0
     """
-    angle = theta[..., None] * torch.arange(POSITIONS, dtype=torch.float64)
+    angle = theta[..., None] * torch.arange(POSITIONS, dtype=torch.float64, device="cpu")
     result = {}
     for name, sign in (("aligned", 1.0), ("shifted", -1.0)):
         total = (first.double() + sign * second.double())[..., None] * angle.cos()
@@ -100,7 +100,7 @@ def _layer_rows(
 ) -> list[dict[str, Any]]:
     """Rows of one layer, for the halves of each rotated pair together; queries and keys are [heads, n, d]."""
     half = len(theta)
-    position = torch.arange(query.shape[-2], dtype=torch.float64)
+    position = torch.arange(query.shape[-2], dtype=torch.float64, device="cpu")
     rows = []
     for k in resolved.tolist():
         angle = theta[k] * position

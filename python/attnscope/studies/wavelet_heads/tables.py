@@ -15,7 +15,7 @@ from pydantic import Field
 
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.metrics.information import sink_sets
-from attnscope.metrics.quantity import Quantity, field_of
+from attnscope.metrics.quantity import Quantity, attribute_reader
 from attnscope.metrics.signals import locality, power_spectrum, uncertainty, wavelet
 from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
@@ -93,7 +93,7 @@ PROFILE = replace(
     name="wavelet_profile",
     label="coefficients, scale {scale}",
     meaning="Mean size of the coefficients of scale {scale} at a place.",
-    read=field_of("profile"),
+    read=attribute_reader("profile"),
     axes=("scale", "place"),
     axis_when={},
 )

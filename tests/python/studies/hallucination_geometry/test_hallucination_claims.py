@@ -369,21 +369,41 @@ def test_amplification(own, labels, verdict):
         assert f"× {own:.2f}" in row.reason
 
 
-@pytest.mark.parametrize(("fall", "verdict"), [(-2.0, SUPPORTED), (0.0, UNDECIDED), (2.0, CONTRADICTED)])
-def test_commitment(fall, verdict):
-    noise = np.random.default_rng(0).normal(0, 0.5, 80)
+def read_out(change, *, seed=0, **columns):
+    """Rows of `lens`: entropies that change by so much, with noise of each prompt, in the last layer."""
+    noise = np.random.default_rng(seed).normal(0, 0.5, 80)
     rows = [
-        {
-            "sample": sample,
-            "layer": layer,
-            "prediction_entropy": 5 + (fall + noise[sample]) * (layer == 2),
-        }
-        for sample in range(80)
-        for layer in (-1, 0, 1, 2)
-    ]
-    row = alone("C17", {"lens": pd.DataFrame(rows)})
+        {"sample": sample, "layer": layer, "prediction_entropy": 5 + (change + noise[sample]) * (layer == 2)}
+        for sample in range(80) for layer in (-1, 0, 1, 2)
+    ]  # fmt: skip
+    return pd.DataFrame(rows).assign(**columns)
+
+
+def untrained_lens(change, seeds=8):
+    return {"lens": pd.concat([read_out(change, seed=1 + seed).assign(seed=seed) for seed in range(seeds)])}
+
+
+@pytest.mark.parametrize(
+    ("change", "untrained", "verdict"),
+    [
+        (-2.0, untrained_lens(0.0), SUPPORTED),
+        (-2.0, untrained_lens(-2.1), UNDECIDED),
+        (-2.0, {}, NOT_TESTABLE),
+        (-2.0, untrained_lens(0.0, seeds=4), NOT_TESTABLE),
+        (0.0, untrained_lens(0.0), UNDECIDED),
+        (2.0, untrained_lens(0.0), CONTRADICTED),
+    ],
+)
+def test_commitment(change, untrained, verdict):
+    """Predictions that sharpen in untrained models alike are no effect of training."""
+    lens = read_out(change)
+    row = alone("C17", {"lens": lens}, untrained)
     assert row.verdict == verdict
-    assert row.value == pytest.approx(fall + noise[::2].mean())
+    noise = np.random.default_rng(0).normal(0, 0.5, 80)
+    assert row.value == pytest.approx(change + noise[::2].mean())
+    if verdict == UNDECIDED and change:
+        assert "8 models with random weights" in row.reason
+        assert "do as well" in row.reason
 
 
 def test_claims_share_a_list():

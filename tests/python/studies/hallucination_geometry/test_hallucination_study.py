@@ -47,7 +47,7 @@ def test_the_disk_that_sums_take_is_known_beforehand(whole):
 def test_every_table_has_rows(whole):
     wanted = {"checks", "prompts", "states", "clouds", "contrasts", "detection", "betti", "boundaries",
               "sensitivity", "readout", "lens", "answers", "interventions", "claims", "detection_variants",
-              "contrasts_variants", "clouds_variants"}  # fmt: skip
+              "contrasts_variants", "clouds_variants", "lens_variants"}  # fmt: skip
     assert wanted <= set(whole.tables())
     prompts = whole.table("prompts")
     assert prompts["bucket"].value_counts().to_dict() == {"factual": 40, "impossible": 40, "unknown": 40}

@@ -184,12 +184,17 @@ def answered(arm, kinds, column):
 
 
 def sharpened(rng, effect, _):
-    noise = template_noise(rng) + effect
-    rows = [
-        {"sample": sample, "layer": layer, "prediction_entropy": 5 + noise[sample] * (layer == 2)}
-        for sample in range(80) for layer in (0, 1, 2)
-    ]  # fmt: skip
-    return {"lens": pd.DataFrame(rows)}, {}
+    """Entropies that change in the last layer; models with random weights have no change."""
+
+    def lens(change):
+        noise = template_noise(rng) + change
+        return [
+            {"sample": sample, "layer": layer, "prediction_entropy": 5 + noise[sample] * (layer == 2)}
+            for sample in range(80) for layer in (0, 1, 2)
+        ]  # fmt: skip
+
+    untrained = pd.concat([pd.DataFrame(lens(0.0)).assign(seed=seed) for seed in range(SEEDS)])
+    return {"lens": pd.DataFrame(lens(effect))}, {"lens": untrained}
 
 
 #: Code: simulation, its null (the border of the claim), and the planted effect.
