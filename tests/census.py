@@ -40,8 +40,8 @@ NEW = {
     "statistics": "*/inference/controls.py */inference/groups.py */inference/leakage.py"
     " */inference/residuals.py */inference/sink_heads.py */inference/detection.py"
     " */inference/exchange.py */inference/partial.py */inference/mean_intervals.py",
-    "stages, sweeps and claims": "*/engine/executors/* */engine/claims.py */config/study_folders.py"
-    " */engine/reductions.py */engine/units.py */engine/migration.py */engine/texts/windows.py",
+    "stages, sweeps and claims": "*/engine/executors/* */study_api/claims.py */config/study_folders.py"
+    " */study_api/reductions.py */study_api/units.py */engine/migration.py */engine/texts/windows.py",
     "trained models": "*/demo/tuning.py */demo/encoder.py */demo/encodings.py */demo/objectives.py",
     "studies": "*/studies/absolute_position/* */studies/attention_likelihood/*"
     " */studies/hallucination_geometry/* */studies/pretraining_writes/* */studies/checks.py",
