@@ -3,15 +3,18 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from attnscope.studies.absolute_position import sections
 from attnscope.studies.absolute_position.arms import matched_sets
 from attnscope.studies.absolute_position.claims import CLAIMS, Evidence
 from attnscope.studies.absolute_position.figures import FIGURES
+from attnscope.studies.absolute_position.first_position import mean_cosine, project_directions
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.removals import arm_rows
 
@@ -269,6 +272,21 @@ def test_fingerprints_must_be_constant_with_bos_and_vary_without():
     assert judged("C8", overall=constant, **base).verdict == "contradicted"
     base["fingerprints"] = [{"arm": "base", "fingerprint_cosine": 0.9}]
     assert judged("C8", overall=varied, **base).verdict == "contradicted"
+
+
+@pytest.mark.parametrize("width", [40, 512])
+def test_one_direction_in_every_text_has_a_cosine_of_1_however_wide_states_are(width):
+    run = SimpleNamespace(rng=lambda *_: np.random.default_rng(3))
+    direction = torch.nn.functional.normalize(torch.arange(1.0, width + 1, dtype=torch.float64), dim=0)
+    texts = project_directions(direction.expand(8, 4, 2, width), run)
+    cosine = mean_cosine(texts.sum(1).numpy(), np.full(8, 4.0))
+    assert cosine.estimate == pytest.approx(1.0, abs=1e-12)
+    found = overall(fingerprint_without_bos=(cosine.estimate, cosine.low, cosine.high))
+    base = {
+        "fingerprints": [{"arm": "base", "fingerprint_cosine": 1.0}],
+        "trajectory": [{"arm": "base", "across": 0.0, "gap": 0.0, "tolerance": 1e-5}],
+    }
+    assert judged("C8", overall=found, **base).verdict == "contradicted"
 
 
 def test_leakage_is_decided_over_all_layers_and_counts_those_without_a_share():
