@@ -32,7 +32,7 @@ class Mean(NamedTuple):
     def interval(self, choices: int = 1) -> tuple[float, float]:
         """Return the interval that holds both errors: that of the texts and that of the change.
 
-        The jackknife tells how far the mean would move with other texts. The change itself is a single draw: a
+        The jackknife is how far the mean would move with other texts. The change itself is a single draw: a
         change without preferred directions gives 0 only up to the deviation over random subspaces.
 
         Args:
