@@ -14,7 +14,14 @@ from attnscope.report.numbers import claims_frame
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
 
-#: Pairs that the sentences at the top speak of.
+TITLE = "What training changes in the weights that read and write"
+INTERVALS = (
+    "Intervals are 95 %: of one pair, the error of the texts (a group left out at a time, jackknife) with "
+    "that of the change, which is a single draw (random subspaces); over pairs and training runs, Student's "
+    "t. Of rank-one changes they are over texts. Layers are counted from 0; −1 is the embedding or "
+    "unembedding."
+)
+#: Pairs that the sentences at the top are about.
 _MOST = 6
 #: Models whose roles are listed one by one.
 _SHOWN = 3

@@ -400,6 +400,36 @@ def test_a_residual_that_grows_is_not_said_to_be_removed():
     assert "removes −62" not in line
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_main_numbers_never_contradict_the_claims(seed):
+    """Whatever the tables hold, each sentence ends in the verdict of the claim that it is about."""
+    rng = np.random.default_rng(seed)
+    keys = {"model": "a", "revision": "", "step": -1}
+    arms = removed(*rng.uniform(-1, 1, 2), controls=rng.uniform(-1, 1, 2)).assign(**keys)
+    size, half = 0.1 * rng.standard_normal(), abs(0.1 * rng.standard_normal())
+    ends = (size, size - half, size + half, rng.choice([1e-4, 0.4]))
+    tables = {
+        "overall": overall(leakage_share__windows=ends, leakage_share__shuffled=ends),
+        "position": heads(p_adjusted=0.01),
+        "removed_arms": arms,
+    }
+    controls = {
+        name: (rng.choice([0.0, 1.0]) * rng.standard_normal(8)).tolist()
+        for name in ("leakage_share windows", "energy_removed")
+    }
+    claims = {code: judged(code, controls=controls, **tables) for code in ("C3", "C5")}
+    layers = pd.DataFrame(
+        [{**keys, "queries": "early", "arm": "base", "input": "windows", "layer": layer, "residual": size,
+          "residual_low": size - half, "residual_high": size + half} for layer in range(2)]
+    )  # fmt: skip
+    rows = pd.DataFrame([{**keys, **vars(row)} for row in claims.values()])
+    residual, replaced = sections.findings(Stored(layer_means=layers, removed_arms=arms, claims=rows))
+    assert residual.endswith(f"(C3: {claims['C3'].verdict}).")
+    assert replaced.endswith(f"(C5: {claims['C5'].verdict}).")
+    if "larger, while" in replaced:
+        assert claims["C5"].verdict != "supported"
+
+
 def test_the_threshold_of_readers_is_that_of_the_run():
     row = {
         "model": "a",
