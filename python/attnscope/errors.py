@@ -47,7 +47,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def command(name: str, folder: str | Path) -> str:
-    """What to type to do something with a run.
+    """Return the command that does something with a run.
 
     >>> command("resume", "runs/my run")
     "attnscope resume 'runs/my run'"

@@ -72,7 +72,9 @@ def bootstrap(
     """Return a bootstrap interval over samples, or over clusters of them.
 
     The interval of a mean is studentised at any number of samples: each draw's mean less the mean, in units
-    of its own standard error, because percentile intervals of means are too short. Below five samples there
+    of its own standard error. Percentile intervals are too short far beyond the 30 samples up to which
+    studentised ones are usually advised: of lognormal values of sigma 1 they cover .87 at 30, .88 at 40 and
+    .91 at 60, and of normal values studentised ones are no longer than needed (.95). Below five samples there
     is none, and none where so many draws repeat one value that the tails are not known (nine samples of 0 and
     one of 1). Measured coverage of a nominal 95 % at 5, 8, 12, 20, 30, 40 and 60 samples: normal .94 to .95,
     lognormal of sigma .5 .94 to .95, of sigma 1 .90, .90, .91, .92, .92, .92, .94.

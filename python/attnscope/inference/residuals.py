@@ -83,10 +83,12 @@ class MovedDistance(NamedTuple):
     Attributes:
         value: mean over queries of ½ Σ_j |E δ_ij|, noise included.
         floor: its mean over sign flips of whole groups, what noise alone gives.
+        p_value: the share of those flips that move as much or more; NaN where nothing can be moved.
     """
 
     value: Array
     floor: Array
+    p_value: Array
 
 
 def residual_size(
@@ -273,7 +275,7 @@ def moved_distance(
     draws: int = 200,
     seed: int = 0,
 ) -> MovedDistance:
-    """Total variation by which early attention is moved, beside what noise alone gives.
+    """Return the total variation by which early attention is moved, and what noise alone gives.
 
     Args:
         profile: of at least four groups and four texts a group.
@@ -309,8 +311,12 @@ def moved_distance(
         return np.abs(mean).sum(-1).mean(-1) / 2
 
     drawn = np.random.default_rng(seed).integers(0, 2, (draws, len(moved))) * 2.0 - 1
-    floor = np.mean([distance(signs) for signs in drawn], 0)
-    return MovedDistance(distance(np.ones(len(moved))), floor)
+    flipped = np.array([distance(signs) for signs in drawn])
+    value = distance(np.ones(len(moved)))
+    # equal distances that were added up in another order still count as equal
+    as_far = (flipped >= value * (1 - 1e-12)).sum(0)
+    p_value = np.where(np.isnan(value), math.nan, (1 + as_far) / (1 + draws))
+    return MovedDistance(value, flipped.mean(0), p_value)
 
 
 def require_groups(function: str, profile: PositionProfile) -> None:

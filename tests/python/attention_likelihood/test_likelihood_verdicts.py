@@ -130,17 +130,6 @@ def test_what_the_design_cannot_decide_says_why():
     assert none.reason == "fewer than five texts: no interval"
 
 
-@pytest.mark.parametrize("least_nats", [1.5, 2.0])
-def test_a_report_does_not_say_two_things_of_the_exchange(least_nats):
-    """The border of an exchange is that of the run, in the table and in the main numbers."""
-    options = LikelihoodOptions(least_nats=least_nats)
-    table = statistics(nats=1.7, swap=(0.003, -0.027, 0.026, 0.8))
-    row = judged("C4", table, options=options, controls={"swap": LITTLE})
-    lines = sections._swap(Stored({"least_nats": least_nats}, overall=stored(table)), "a", None)
-    assert (row.verdict == "not testable here") == (least_nats > 1.7)
-    assert ("not testable here" in lines[0]) == (least_nats > 1.7)
-
-
 class Stored:
     """Tables in memory, with the options of a run."""
 
@@ -158,6 +147,17 @@ def stored(table):
     return table.reset_index().assign(model="a", revision="", step=-1, protocol="exact")
 
 
+def exchanged(numbers, *, nats=8.0, controls=LITTLE, options=OPTIONS):
+    """The row of C4, and the sentence of the exchange in the report of the same run."""
+    table = statistics(nats=nats, swap=numbers)
+    row = judged("C4", table, options=options, controls={"swap": controls})
+    keys = {"model": "a", "revision": "", "step": -1, "protocol": "exact"}
+    claims = pd.DataFrame([{**keys, **vars(row)}])
+    run = Stored({"least_nats": options.least_nats}, overall=stored(table), claims=claims)
+    (line,) = sections._swap(run, "a", None)
+    return row, line
+
+
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
@@ -165,18 +165,52 @@ def stored(table):
             (0.003, -0.027, 0.026, 0.8),
             "no effect found; one above 0.027 of the attention is excluded (40 pairs)",
         ),
-        ((0.02, 0.01, 0.03, 0.001), "an expected word attends more to itself"),
-        ((-0.02, -0.03, -0.01, 0.001), "an expected word attends less to itself"),
-        ((-0.02, math.nan, math.nan, math.nan), "40 pairs are too few for an interval"),
+        ((0.2, 0.1, 0.3, 0.001), "an expected word attends more to itself"),
+        ((-0.2, -0.3, -0.1, 0.001), "an expected word attends less to itself"),
+        ((-0.02, math.nan, math.nan, math.nan), "not testable here, 40 pairs of texts: no interval"),
     ],
 )
 def test_the_sentence_of_the_exchange_is_made_of_the_case_that_holds(numbers, words):
-    (line,) = sections._swap(Stored(overall=stored(statistics(swap=numbers))), "a", None)
+    row, line = exchanged(numbers)
     assert words in line
+    assert line.endswith(f"(C4: {row.verdict}).")
     assert "share points" not in line
     assert "no effect of expectation" not in line
-    if math.isfinite(numbers[1]):
-        assert line.startswith(f"swap: {str(numbers[0]).replace('-', '−')}")
+    assert line.startswith(f"swap: {str(numbers[0]).replace('-', '−')}")
+
+
+def test_an_effect_that_untrained_models_have_is_not_stated():
+    row, line = exchanged((0.2, 0.1, 0.3, 0.001), controls=[0.2 + value for value in LITTLE])
+    assert row.verdict == "undecided"
+    assert "attends more" not in line
+    assert "do as well" in line
+
+
+def test_without_a_claim_the_numbers_are_given_alone():
+    run = Stored(overall=stored(statistics(swap=(0.2, 0.1, 0.3, 0.001))))
+    assert sections._swap(run, "a", None)[0].endswith("at 8.00 nats (40 pairs).")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_main_numbers_never_contradict_the_claims(seed):
+    """Whatever the tables hold, a side is stated where the claim has it, and nowhere else."""
+    rng = np.random.default_rng(seed)
+    options = LikelihoodOptions(least_nats=float(rng.choice([0.0, 2.0, 9.0])))
+    value, half = 0.2 * rng.standard_normal(), abs(0.2 * rng.standard_normal())
+    numbers = (value, value - half, value + half, rng.choice([1e-4, 0.03, 0.4]))
+    controls = (rng.choice([0.0, 0.3]) * rng.standard_normal(8)).tolist()
+    row, line = exchanged(numbers, nats=rng.choice([1.0, 4.0]), controls=controls, options=options)
+    assert ("attends more" in line) == (row.verdict == "supported")
+    assert ("attends less" in line) == (row.verdict == "contradicted")
+    assert ("not testable here, " in line) == (row.verdict == "not testable here")
+    assert line.endswith(f"(C4: {row.verdict}).")
+    rows = associations(z=rng.choice([0.5, 4.0]), p=rng.choice([0.01, 0.5]))
+    table = statistics(within=numbers)
+    first = judged("C1", table, options=options, rows=rows, controls={"within": controls})
+    keys = {"model": "a", "revision": "", "step": -1, "protocol": "exact"}
+    run = Stored(head_mean_associations=rows.assign(**keys), claims=pd.DataFrame([{**keys, **vars(first)}]))
+    (line,) = sections.findings(run)
+    assert line.endswith(f"(C1: {first.verdict}).")
 
 
 def test_the_size_of_a_change_is_that_of_slow_products():

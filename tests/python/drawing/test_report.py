@@ -403,10 +403,15 @@ def test_title_and_note_on_intervals_are_those_of_the_study():
     from attnscope.report import any_run, page
     from attnscope.studies.absolute_position import sections
 
-    positions, writes = (
-        SimpleNamespace(study={"study": name}) for name in ("absolute_position", "pretraining_writes")
+    positions, writes, states = (
+        SimpleNamespace(study={"study": name})
+        for name in ("absolute_position", "pretraining_writes", "hallucination_geometry")
     )
     assert page._title(positions) == sections.TITLE == "Absolute position in causal attention"
-    assert page._title(writes) == getattr(page._words(writes), "TITLE", "Pretraining writes")
+    assert page._title(writes) == "What training changes in the weights that read and write"
+    assert page._title(states) == "Signals of not knowing in a model's states"
+    assert "random subspaces" in page._words(writes).INTERVALS
+    assert "over texts, the unit" not in page._words(writes).INTERVALS
+    assert "templates of questions as the unit" in page._words(states).INTERVALS
     assert "jackknife" in sections.INTERVALS
     assert "bootstrap" not in any_run.NAMED

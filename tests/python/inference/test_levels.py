@@ -19,7 +19,9 @@ import torch
 
 import attnscope as asc
 from attnscope import inference
-from attnscope.inference.leakage import leakage_share, leakage_test
+from attnscope.inference.intervals import Interval
+from attnscope.inference.leakage import leakage_share, leakage_slope, leakage_test
+from attnscope.inference.residuals import moved_distance
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 #: No test and no interval errs more often than this, but for those with a reason.
@@ -227,6 +229,73 @@ def share(draw):
     return bool(leakage_share(profile).low[0, 0] > 0)
 
 
+def removal(part, factor, *, size=1.0):
+    """An arm whose scores are the base's times a factor, with noise of their own: intervals that miss.
+
+    Without a residual (`size` 0) nothing can be removed, and an interval at all is a miss.
+    """
+    truth = {"energy": 1 - factor**2, "size": 1 - factor, "pattern": 1 - factor}[part]
+
+    def trial(draw):
+        pattern = size * draw.normal(size=(8, 8))
+        profiles = []
+        for scale in (1.0, factor):
+            scores = torch.from_numpy(scale * pattern + draw.normal(size=(32, 1, 8, 8)))
+            profiles.append(asc.PositionProfile(8, groups=8))
+            profiles[-1].add(scores, group=[text // 4 for text in range(32)])
+        share = getattr(asc.removed(*profiles), part).layers[0]
+        return misses(share, truth) if size and not math.isnan(share.low) else not math.isnan(share.low)
+
+    return trial
+
+
+def moved(draw):
+    scores = torch.from_numpy(draw.normal(size=(32, 1, 8, 8)))
+    profile = asc.PositionProfile(8, groups=8)
+    profile.add(scores, group=[text // 4 for text in range(32)])
+    return bool(moved_distance(profile, draws=499).p_value[0, 0] <= 0.05)
+
+
+def slope_of(draw, texts):
+    """The slope of texts of 12 and of 24 tokens that share the same two patterns in every trial."""
+    profiles = []
+    for n in (12, 24):
+        pattern = np.random.default_rng(n).normal(size=(1, n, n))
+        profiles.append(asc.PositionProfile(n, groups=8))
+        for start in range(0, texts, 800):
+            chosen = range(start, min(start + 800, texts))
+            scores = pattern + draw.normal(size=(len(chosen), 1, n, n))
+            profiles[-1].add(torch.from_numpy(scores), group=[8 * text // texts for text in chosen])
+    return leakage_slope(profiles).slope
+
+
+@functools.cache
+def true_slope():
+    return float(slope_of(np.random.default_rng(1), 16_000).estimate[0])
+
+
+def slope(texts):
+    def trial(draw):
+        found = slope_of(draw, texts)
+        return misses(Interval(0.0, float(found.low[0]), float(found.high[0]), 8), true_slope())
+
+    return trial
+
+
+def framed(draw):
+    """Heads of random scores: none has a sink, so none has a frame."""
+    scores = torch.from_numpy(3 * draw.normal(size=(6, 3, 4, 40, 40)))
+    hidden = torch.ones(40, 40).triu(1).bool()
+    positions = asc.sink_test(scores.masked_fill(hidden, -math.inf).softmax(-1)).position
+    return asc.classify_frames(positions, lengths=40, causal=True).frame != "none"
+
+
+def framed_anywhere(draw):
+    """Sinks at keys that are drawn for every head: they have no common place."""
+    positions = torch.from_numpy(draw.integers(0, 40, (6, 3, 4)))
+    return asc.classify_frames(positions, lengths=40, causal=False).frame in ("centralized", "bidirectional")
+
+
 def normal(draw, n):
     return draw.normal(size=n)
 
@@ -280,6 +349,16 @@ CASES = {
     "leakage_share, interval above 0": (300, share),
     "residual_size, p, 8 groups": (300, residual(interval=False)),
     "residual_size, interval above 0": (300, residual(interval=True)),
+    "removed, energy, nothing removed": (1000, removal("energy", 1.0)),
+    "removed, energy, half the scores": (2000, removal("energy", 0.5)),
+    "removed, size, half the scores": (1000, removal("size", 0.5)),
+    "removed, pattern, nothing removed": (1000, removal("pattern", 1.0)),
+    "removed, pattern, half the scores": (1000, removal("pattern", 0.5)),
+    "removed, a share of no residual": (1000, removal("energy", 1.0, size=0.0)),
+    "moved_distance, p, 8 groups": (300, moved),
+    "leakage_slope, interval, 8 groups of 4 texts": (1000, slope(32)),
+    "classify_frames, a frame of heads without a sink": (300, framed),
+    "classify_frames, a common place of sinks anywhere": (300, framed_anywhere),
 }  # fmt: skip
 
 

@@ -252,8 +252,10 @@ def test_positions_that_are_left_out_play_no_part():
 def test_the_distance_of_noise_is_its_floor():
     found = moved_distance(profile_of(noise(64, 4)))
     assert (np.abs(found.value / found.floor - 1) < 0.35).all()
+    assert (found.p_value > 0.02).all()
     strong = moved_distance(profile_of(noise(64, 4) + planted(3.0)))
     assert (strong.value > 2 * strong.floor).all()
+    assert (strong.p_value < 0.02).all()
 
 
 @pytest.mark.parametrize(

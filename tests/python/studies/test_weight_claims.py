@@ -331,6 +331,25 @@ def test_the_top_of_the_report_speaks_of_a_few_pairs_or_of_all(monkeypatch):
     assert "8 of 8 pairs above 1.25" in said[0]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_main_numbers_never_contradict_the_claims(seed, monkeypatch):
+    """Whatever was measured, each sentence has the verdict and the value of its row."""
+    rng = np.random.default_rng(seed)
+    pairs = [
+        Pair(*(2 * rng.standard_normal(3)), deviation=rng.choice([0.01, 0.3]), model=f"m{at}")
+        for at in range(int(rng.choice([1, 2, 4])))
+    ]
+    table = written(monkeypatch, pairs)
+    for line in findings(Results(table)):
+        name, _, sentence = line.partition(", ")
+        rows = table[(table["model"] == name) & (table["claim"] == sentence.partition(":")[0])]
+        (row,) = rows.to_dict("records")
+        assert f": {row['verdict']};" in sentence
+        assert f"{row['value']:.3g}" in sentence
+        others = {SUPPORTED, CONTRADICTED, UNDECIDED, NOT_TESTABLE} - {row["verdict"]}
+        assert not any(f": {verdict};" in sentence for verdict in others)
+
+
 def test_sentences_are_made_of_the_case_that_holds(monkeypatch):
     """Every verdict of every claim: the sentence holds it and nothing that another verdict would need."""
     pairs = {

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 #: an ordinary token at the front, an ordinary token in the middle.
 PLACEMENTS = ("as_read", "moved", "twice", "ordinary_front", "ordinary_middle")
 
+#: Those that models with random weights are read under.
+CONTROL_PLACEMENTS = ("as_read", "moved", "ordinary_front", "ordinary_middle")
+
 
 class Placed(NamedTuple):
     """The tokens of a text under one placement.
@@ -70,63 +73,115 @@ def placed(name: str, front: int, window: Sequence[int], ordinary: int) -> Place
     return Placed(ids, middle)
 
 
+class Reading(NamedTuple):
+    """A pass over texts under one placement, of the queries behind the middle.
+
+    Attributes:
+        heads: layer -> attention of each head to position 0 and to the middle, [B, h, 2].
+        loss: of the tokens behind the middle, nats, [B]; NaN without a vocabulary head.
+        norms: of the last states at position 0, and their median over the others, [2, B].
+    """
+
+    heads: dict[int, Tensor]
+    loss: Tensor
+    norms: Tensor
+
+
+def texts_under(name: str, run: StageRun, batch: Batch, ordinary: int) -> list[Placed]:
+    """Return the texts of a batch under a placement."""
+    windows = {text.sentence.sample: text.sentence.token_ids for text in run.unit.inputs}
+    return [
+        placed(name, ids[0], list(windows[sample] or ids[1:])[: len(ids) - 1], ordinary)
+        for sample, ids in zip(batch.samples, batch.token_ids, strict=True)
+    ]
+
+
+def read_placement(run: StageRun, texts: Sequence[Placed], options: Any) -> Reading:
+    """Run the model over the texts of a batch and return what it reads and loses behind the middle."""
+    model = run.model().model
+    ids = torch.tensor([text.ids for text in texts], device=run.model().device)
+    middle, n = texts[0].middle, ids.shape[1]
+    has_head = model.get_output_embeddings() is not None
+    what = Forward(
+        ("attention", "block_output", *(["logits"] if has_head else [])),
+        edits=imposed(options),
+        rows=torch.arange(middle + 1, n - 1, device="cpu") if has_head else None,
+    )
+    heads: dict[int, Tensor] = {}
+    norms = torch.full((2, len(ids)), torch.nan, dtype=torch.float64, device="cpu")
+    with forward(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, what) as layers:
+        for layer in layers:
+            maps = layer.matrices()[:, :, middle + 1 :].double().cpu()
+            heads[layer.index] = torch.stack([maps[..., 0].mean(-1), maps[..., middle].mean(-1)], -1)
+            if "block_output" in layer.tensors:
+                sizes = layer.block_output.double().norm(dim=-1).cpu()
+                norms = torch.stack([sizes[:, 0], sizes[:, 1:].median(-1).values])
+        logits = layers.outputs.logits if has_head else None
+    loss = torch.full((len(ids),), torch.nan, dtype=torch.float64, device="cpu")
+    if logits is not None:
+        targets = ids[:, middle + 2 :].cpu()
+        terms = torch.log_softmax(logits.double().cpu(), -1).gather(-1, targets[..., None])[..., 0]
+        loss = -terms.mean(-1)
+    return Reading(heads, loss, norms)
+
+
 def measure(run: StageRun, batch: Batch, readers: Sequence[tuple[int, int]], options: Any) -> None:
     """Write the rows of `placements` of a batch: reads of both places, loss behind the middle, norms.
 
     Args:
         readers: the heads whose reads are averaged, by layer and number.
     """
-    windows = {text.sentence.sample: text.sentence.token_ids for text in run.unit.inputs}
     tokens = ordinary_tokens(run, options)
     if not tokens:
         return
-    by_layer: dict[int, list[int]] = {}
-    for layer_index, head in readers:
-        by_layer.setdefault(layer_index, []).append(head)
-    has_head = run.model().model.get_output_embeddings() is not None
-    sites = ["attention", "block_output", *(["logits"] if has_head else [])]
     for name in PLACEMENTS:
-        texts = [
-            placed(name, ids[0], list(windows[sample] or ids[1:])[: len(ids) - 1], tokens[0])
-            for sample, ids in zip(batch.samples, batch.token_ids, strict=True)
-        ]
-        ids = torch.tensor([text.ids for text in texts], device=run.model().device)
-        middle, n = texts[0].middle, ids.shape[1]
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        what = Forward(
-            tuple(sites),
-            edits=imposed(options),
-            rows=torch.arange(middle + 1, n - 1, device="cpu") if "logits" in sites else None,
-        )
-        reads: list[Tensor] = []
-        norms = torch.full((2, len(ids)), torch.nan, dtype=torch.float64, device="cpu")
-        with forward(run.model().model, inputs, what) as layers:
-            for layer in layers:
-                if layer.index in by_layer:
-                    maps = layer.matrices()[:, by_layer[layer.index], middle + 1 :].double().cpu()
-                    reads.append(torch.stack([maps[..., 0].mean(-1), maps[..., middle].mean(-1)]))
-                if "block_output" in layer.tensors:
-                    sizes = layer.block_output.double().norm(dim=-1).cpu()
-                    norms = torch.stack([sizes[:, 0], sizes[:, 1:].median(-1).values])
-            for _ in layers:
-                pass
-            logits = layers.outputs.logits if "logits" in sites else None
-        loss = torch.full((len(ids),), torch.nan, dtype=torch.float64, device="cpu")
-        if logits is not None:
-            targets = ids[:, middle + 2 :].cpu()
-            terms = torch.log_softmax(logits.double().cpu(), -1).gather(-1, targets[..., None])[..., 0]
-            loss = -terms.mean(-1)
-        first, second = torch.cat(reads, -1).mean(-1) if reads else torch.full_like(norms, torch.nan)
+        reading = read_placement(run, texts_under(name, run, batch, tokens[0]), options)
+        chosen = [reading.heads[layer][:, head] for layer, head in sorted(readers) if layer in reading.heads]
+        reads = torch.stack(chosen).mean(0).T if chosen else torch.full_like(reading.norms, torch.nan)
         run.write(
             "placements",
             placement=name,
             sample=list(batch.samples),
-            first=first,
-            middle=second,
-            loss=loss,
-            norm_first=norms[0],
-            norm_others=norms[1],
+            first=reads[0],
+            middle=reads[1],
+            loss=reading.loss,
+            norm_first=reading.norms[0],
+            norm_others=reading.norms[1],
         )
+
+
+def control(run: StageRun, batch: Batch, options: Any) -> None:
+    """Add the reads of all heads of a model with random weights, and its loss, to the sums `anchor_reads`."""
+    tokens = ordinary_tokens(run, options)
+    if not tokens:
+        return
+    assert run.unit.checkpoint is not None
+    for name in CONTROL_PLACEMENTS:
+        reading = read_placement(run, texts_under(name, run, batch, tokens[0]), options)
+        reads = torch.cat([reading.heads[layer] for layer in sorted(reading.heads)], 1).flatten(1)
+        keys = {"model": run.unit.checkpoint.model, "seed": run.unit.seed, "placement": name}
+        for text in torch.cat([reads, reading.loss[:, None]], 1):
+            run.reduce("anchor_reads", text.numpy(), **keys)
+
+
+def control_statistics(run: StageRun, model: str, seed: int, options: Any) -> dict[str, float]:
+    """Return the statistics of C9 and C10 of a model with random weights; none where nothing was placed.
+
+    The heads are chosen as in the trained model, by how much they read position 0; where no head reads it so
+    much, the one that reads it most.
+    """
+    sums = run.reduced("anchor_reads", ("placement",), model=model, seed=seed)
+    if not sums:
+        return {}
+    means = {name: np.asarray(value.mean) for (name,), value in sums.items()}
+    reads = {name: mean[:-1].reshape(-1, 2) for name, mean in means.items()}
+    first = reads["as_read"][:, 0]
+    readers = first > options.reader
+    readers[np.nanargmax(first)] = True
+    moved, as_read = (reads[name][readers].mean(0) for name in ("moved", "as_read"))
+    statistics = {"follows_token": float(min(moved[1] - moved[0], moved[1] - as_read[1]))}
+    loss = float(means["ordinary_front"][-1] - means["ordinary_middle"][-1])
+    return statistics | ({"loss_beyond": loss} if np.isfinite(loss) else {})
 
 
 def reachable(tier: int) -> bool:

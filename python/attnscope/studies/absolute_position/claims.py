@@ -3,7 +3,7 @@
 
 The verdict is made by `attnscope.study_api.claims`. Identities of any causal model (C1, C4, half of C8) hold
 for untrained models too, which their reason says. What a model with random weights shows as well is no
-evidence: C3, C5, C11 and P3 are held against such models.
+evidence: C3, C5, C9, C10, C11 and P3 are held against such models.
 """
 
 from __future__ import annotations
@@ -347,7 +347,8 @@ def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestabl
     low, high = min(found["low"], moved["low"]), min(found["high"], moved["high"])
     value = min(found["estimate"], moved["estimate"])
     more = {"contradicted": "the sink stays where the text begins"}
-    return Estimate(value, low, high, region=above(0.0), about=about, more=more)
+    controls = [evidence.control("follows_token")]
+    return Estimate(value, low, high, region=above(0.0), controls=controls, about=about, more=more)
 
 
 @CLAIMS.claim(
@@ -373,7 +374,14 @@ def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
         )
         if part is not None
     ]
-    return Estimate(found["estimate"], found["low"], found["high"], region=above(0.0), about=", ".join(words))
+    return Estimate(
+        found["estimate"],
+        found["low"],
+        found["high"],
+        region=above(0.0),
+        controls=[evidence.control("loss_beyond")],
+        about=", ".join(words),
+    )
 
 
 @CLAIMS.claim(

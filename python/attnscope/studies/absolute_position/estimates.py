@@ -11,7 +11,7 @@ from attnscope.inference.groups import jackknife_bounds, mean_product
 from attnscope.inference.leakage import leakage_share, overall_share
 from attnscope.inference.residuals import moved_distance, residual_size
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
-from attnscope.studies.absolute_position import mlp_shares
+from attnscope.studies.absolute_position import anchors, mlp_shares
 from attnscope.studies.absolute_position.checks import check_shuffled
 from attnscope.studies.absolute_position.options import query_sets
 from attnscope.studies.absolute_position.removals import control_removals
@@ -313,6 +313,7 @@ def _control_overall(
     removed = control_removals(run, profile, options, **only)
     if removed:
         values["energy_removed"], _, values["pattern_removed"] = np.mean([*removed.values()], axis=0)
+    values |= anchors.control_statistics(run, only["model"], only["seed"], options)
     if contraction is not None:
         values["contraction"] = float(contraction.mean[0])
     for statistic, value in values.items():

@@ -66,9 +66,7 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, groups: Sequence[in
     for text in unit:
         run.reduce("directions", text, **keys)
     if arm.kind == "text":
-        # of length 1 behind the projection too: of one direction in every text the cosine is exactly 1
-        narrow = torch.nn.functional.normalize(projected(unit, run), dim=-1)
-        for text, group in zip(narrow, groups, strict=True):
+        for text, group in zip(project_directions(unit, run), groups, strict=True):
             run.reduce("direction_groups", text, **keys, group=group)
     scores = softmax_of(layer)[0][..., 1:, :] > -torch.inf
     there, visible = scores[..., 0], scores.double().sum(-1)
@@ -93,6 +91,14 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, groups: Sequence[in
             value_ratio=found.value_ratio[at],
             same_token_gap=gaps[at],
         )
+
+
+def project_directions(directions: torch.Tensor, run: StageRun) -> torch.Tensor:
+    """Return directions [..., D] on fewer dimensions, of length 1 there too.
+
+    A projection keeps lengths on average alone, and one direction in every text has a cosine of exactly 1.
+    """
+    return torch.nn.functional.normalize(projected(directions, run), dim=-1)
 
 
 def _same_token_gaps(write: torch.Tensor, tokens: list[int]) -> torch.Tensor:

@@ -19,6 +19,7 @@ from attnscope.studies.absolute_position.claims import CLAIMS
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS
 from attnscope.studies.absolute_position.sections_precursor import write_leakage
+from attnscope.studies.stated_verdicts import with_verdicts
 from attnscope.studies.stored_options import stored_options
 
 #: Claims by code.
@@ -47,10 +48,18 @@ def findings(results: Results) -> list[str]:
     lines: list[str] = []
     for model, own in last_step(means).groupby("model", sort=False):
         rows = own[own["queries"] == "early"]
-        lines.append(NamedSentence(model, _residuals(rows)))
-        lines += [NamedSentence(model, line) for line in _control(results, str(model))]
-        lines += [NamedSentence(model, line) for line in _readers(results, str(model))]
-        lines += [NamedSentence(model, line) for line in _removed(results, str(model))]
+        parts = {
+            "C3": [_residuals(rows)],
+            "": _control(results, str(model)),
+            "C6": _readers(results, str(model)),
+            "C5": _removed(results, str(model)),
+        }
+        for code, sentences in parts.items():
+            codes = [code] if code else []
+            lines += [
+                NamedSentence(model, with_verdicts(sentence, results, str(model), *codes))
+                for sentence in sentences
+            ]
     return lines
 
 

@@ -193,7 +193,7 @@ class AbsolutePosition(Study):
             every.insert(4, stage)
             judged = (*judged, "leakage_tests", "leakage_slopes", "softmax_statistics")
         if more:
-            control_sums = (*PROFILES, "uniform_cut", "mlp_states", "contractions", "checks")
+            control_sums = (*PROFILES, "uniform_cut", "mlp_states", "contractions", "anchor_reads", "checks")
             written = ("controls", "control_residuals", "control_overall")
             every.append(Stage("controls", units.once(), self.control, reads=control_sums, writes=written))
             judged = (*judged, *written)
@@ -220,8 +220,9 @@ class AbsolutePosition(Study):
             size = sum(self.stored_bytes(unit, plan) for unit in units)
             name = plan.settings.models[model].label or plan.settings.models[model].path
             controls = self.options.random_weights if self.options.nulls else 0
+            of_each = passes["control"] + len(anchors.CONTROL_PLACEMENTS)
             of_controls = (
-                f"{passes['control']} passes over them of each of {controls} models with random weights; "
+                f"{of_each} passes over them of each of {controls} models with random weights; "
                 if controls
                 else ""
             )
@@ -241,15 +242,17 @@ class AbsolutePosition(Study):
         pairs = m * (m - 1) // 2
         whole = 3 * pairs + (len(ROWS) + 2) * m
         of_mlps = 2 * m * min(plan.widths[unit.source][0], mlp_shares.WIDTH)
+        layers, placed = plan.layers[unit.source], 0
         if unit.variant:
             numbers = heads * (whole + 2 * pairs * (passes["control"] - 1)) + of_mlps
+            placed = len(anchors.CONTROL_PLACEMENTS) * (2 * layers * heads + 1)
         elif unit.stage == "reads":
             numbers = heads * pairs * 2 * passes["reads"]
         else:
             of_edits = pairs * (2 * passes["edited"] + passes["drawn"])
             of_states = len(first_position.STATES) * m * plan.widths[unit.source][0]
             numbers = heads * (whole * passes["whole"] + of_edits) + of_states + of_mlps
-        return 8 * plan.layers[unit.source] * plan.groups(unit, self.options.groups) * numbers
+        return 8 * (layers * plan.groups(unit, self.options.groups) * numbers + placed)
 
     def _passes(self) -> dict[str, int]:
         """Number of passes by what they leave: whole profiles, edited and drawn ones, reads, no sums."""
@@ -290,9 +293,12 @@ class AbsolutePosition(Study):
             dynamics.control(run, self.options)
         else:
             arms = list(first_arms(run, self.options, m))
+        placing = unit.variant and anchors.reachable(tier_of(run)) and sets_first(run)
         for batch in run.batches():
             for arm in arms:
                 self._add(run, batch, arm)
+            if placing:
+                anchors.control(run, batch, self.options)
             if not unit.variant:
                 for arm in arms:
                     if arm.kind in ("base", "text") and arm.input == "windows":

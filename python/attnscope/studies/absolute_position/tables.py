@@ -19,6 +19,7 @@ SUMS = (
     "uniform_cut",
     "mlp_states",
     "contractions",
+    "anchor_reads",
 )
 
 _RESIDUAL = "Unbiased variance over the body keys of what mean scores owe to neither offset nor row, nats²."

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,18 @@ import pandas as pd
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.report.claims_table import interval
 from attnscope.report.numbers import number
-from attnscope.study_api.claims import ClaimSet, Control, Estimate, Region, Untestable, above, below
+from attnscope.study_api.claims import (
+    CONTRADICTED,
+    SUPPORTED,
+    UNDECIDED,
+    ClaimSet,
+    Control,
+    Estimate,
+    Region,
+    Untestable,
+    above,
+    below,
+)
 
 if TYPE_CHECKING:
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -224,8 +235,10 @@ def _less_likely(shifts: pd.DataFrame) -> pd.DataFrame:
     return shifts[(shifts["mode"] != "swap") & (shifts["log_likelihood_difference"] < 0)]
 
 
-def swap_words(estimate: float, low: float, high: float, nats: float, pairs: int, least_nats: float) -> str:
-    """Return what the exchange of words says, in words, by the case that holds.
+def swap_words(
+    estimate: float, low: float, high: float, nats: float, pairs: int, claim: pd.Series[Any] | None
+) -> str:
+    """Return the outcome of the exchange of words, in words, by the verdict on C4.
 
     Args:
         estimate: the gain in share at home.
@@ -233,21 +246,22 @@ def swap_words(estimate: float, low: float, high: float, nats: float, pairs: int
         high: likewise.
         nats: cost of the exchange.
         pairs: of texts.
-        least_nats: below which the exchange tests nothing.
+        claim: the row of C4; None where none is stored, so that the numbers are given alone.
 
-    >>> swap_words(0.003, -0.027, 0.026, 8.0, 5, 2.0).partition(": ")[2].partition(": ")[2]
+    >>> undecided = pd.Series({"verdict": "undecided", "reason": ""})
+    >>> swap_words(0.003, -0.027, 0.026, 8.0, 5, undecided).partition(": ")[2].partition(": ")[2]
     'no effect found; one above 0.027 of the attention is excluded (5 pairs).'
     """
-    about = f"swap: {number(estimate)} {interval(low, high)} of the word's attention at {number(nats)} nats"
-    if nats < least_nats:
-        return f"{about}: not testable here, an exchanged word must cost {least_nats:g} nats ({pairs} pairs)."
-    if not (np.isfinite(low) and np.isfinite(high)):
-        return f"{about}: {pairs} pairs are too few for an interval."
-    if low <= 0 <= high:
-        largest = max(abs(low), abs(high))
-        return (
-            f"{about}: no effect found; one above {number(largest)} of the attention is excluded "
-            f"({pairs} pairs)."
-        )
-    side = "more" if low > 0 else "less"
-    return f"{about}: an expected word attends {side} to itself than the same word elsewhere ({pairs} pairs)."
+    numbers = f"swap: {number(estimate)} {interval(low, high)} of the word's attention at {number(nats)} nats"
+    if claim is None:
+        return f"{numbers} ({pairs} pairs)."
+    holds_0 = np.isfinite(low) and np.isfinite(high) and low <= 0 <= high
+    largest = number(max(abs(low), abs(high)))
+    reason = str(claim["reason"]).removesuffix(".")
+    undecided = f"no effect found; one above {largest} of the attention is excluded" if holds_0 else reason
+    words = {
+        SUPPORTED: "an expected word attends more to itself than the same word elsewhere",
+        CONTRADICTED: "an expected word attends less to itself than the same word elsewhere",
+        UNDECIDED: undecided,
+    }.get(claim["verdict"], f"not testable here, {reason}")
+    return f"{numbers}: {words} ({pairs} pairs)."

@@ -16,6 +16,7 @@ from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.attention_likelihood.claims import CLAIMS, layers_of, swap_words
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from attnscope.studies.stated_verdicts import claim_of, with_verdicts
 from attnscope.studies.stored_options import stored_options
 
 SENTENCES = CLAIMS.sentences
@@ -38,7 +39,10 @@ def findings(results: Results) -> list[str]:
     for model, own in last_step(associations).groupby("model", sort=False):
         exact = own[own["protocol"] == "exact"]
         alpha = stored_options(results, LikelihoodOptions).alpha
-        lines += [NamedSentence(model, line) for line in _within(exact, alpha)]
+        lines += [
+            NamedSentence(model, with_verdicts(line, results, str(model), "C1"))
+            for line in _within(exact, alpha)
+        ]
         lines += [NamedSentence(model, line) for line in _swap(results, str(model), exact)]
         lines += [NamedSentence(model, line) for line in _control(results, str(model), exact)]
     return lines
@@ -73,8 +77,8 @@ def _swap(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
         return ["no two texts could exchange their words: expectation apart from identity is not tested."]
     swap, nats = own.loc["swap"], float(own.loc["swap_nats", "estimate"])
     value, low, high = (float(swap[name]) for name in ("estimate", "low", "high"))
-    least_nats = stored_options(results, LikelihoodOptions).least_nats
-    return [swap_words(value, low, high, nats, int(swap["n"]), least_nats)]
+    line = swap_words(value, low, high, nats, int(swap["n"]), claim_of(results, model, "C4"))
+    return [with_verdicts(line, results, model, "C4")]
 
 
 def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:

@@ -16,6 +16,13 @@ from attnscope.studies.hallucination_geometry.claims import CLAIMS
 from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED
 
 WORDS = CLAIMS.sentences
+TITLE = "Signals of not knowing in a model's states"
+INTERVALS = (
+    "Intervals are 95 % with templates of questions as the unit: bootstrap for areas and differences of "
+    "answers, a template left out at a time for dimensions, ranks and boundaries; none with fewer than five "
+    "templates. Bars over prompts, in figures along the boundary, are named where they are drawn. Layers are "
+    "counted from 0; −1 is what enters the first block."
+)
 
 
 def _place(code: str) -> tuple[int, str]:

@@ -75,14 +75,14 @@ def _contrast(pair: Pair) -> float:
     return math.nan if mean is None else mean.value
 
 
-def _over_runs(values: list[float], region: Region, about: str, choices: int = 1) -> Measured:
+def _over_runs(values: list[float], region: Region, words: str, choices: int = 1) -> Measured:
     """Return the mean over training runs with its t interval, widened for a choice among several arms."""
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 2:
-        estimate = Estimate(finite[0], region=region, about=about) if finite else None
-        return Untestable(f"{about}; {ONE_RUN}" if about else ONE_RUN, estimate)
+        estimate = Estimate(finite[0], region=region, about=words) if finite else None
+        return Untestable(f"{words}; {ONE_RUN}" if words else ONE_RUN, estimate)
     low, high = spread_over(finite, 0.05 / choices)
-    return Estimate(float(np.mean(finite)), low, high, region, about=about)
+    return Estimate(float(np.mean(finite)), low, high, region, about=words)
 
 
 def _difference(arms: Arms, first: str, second: str, value: Callable[[Pair], float]) -> Measured:
@@ -127,7 +127,7 @@ def pretraining_writes(arms: Arms, options: WeightsOptions) -> Measured:
 def whitening_removes(arms: Arms, options: WeightsOptions) -> Measured:
     """Measure by how much whitening a side of every gradient removes that side alone.
 
-    Four margins must lie above 0; the margin that says least decides.
+    Four margins must be above 0; the one whose interval reaches lowest decides.
     """
     sides = {"white_in": (("q", "k"), "in", "inputs"), "white_out": (("o", "down"), "out", "prediction")}
     if not {"plain", *sides} <= set(arms.runs):
@@ -139,7 +139,7 @@ def whitening_removes(arms: Arms, options: WeightsOptions) -> Measured:
                 for side, where in sides.items():
                     plain = _mean(arms.runs["plain"][run], *where)
                     shares[arm, side].append(_mean(pair, *where) / plain)
-    about = ", ".join(
+    words = ", ".join(
         f"{arm} leaves {np.mean(values):.2f} of the {'inputs' if side == 'white_in' else 'prediction'} side"
         for (arm, side), values in shares.items()
     )
@@ -147,10 +147,10 @@ def whitening_removes(arms: Arms, options: WeightsOptions) -> Measured:
         (arm, side): [0.5 - value if arm == side else value - 0.5 for value in values]
         for (arm, side), values in shares.items()
     }
-    estimates = [_over_runs(values, above(0.0), about, len(margins)) for values in margins.values()]
+    estimates = [_over_runs(values, above(0.0), words, len(margins)) for values in margins.values()]
     measured = [estimate for estimate in estimates if isinstance(estimate, Estimate)]
     if len(measured) < len(estimates) or not estimates:
-        return Untestable(f"{about}; {ONE_RUN}" if about else "no run of plain has its whitened counterpart")
+        return Untestable(f"{words}; {ONE_RUN}" if words else "no run of plain has its whitened counterpart")
     wrong = [estimate for estimate in measured if estimate.high < 0]
     return wrong[0] if wrong else min(measured, key=lambda estimate: estimate.low)
 
@@ -171,8 +171,8 @@ def objective_agnostic(arms: Arms, options: WeightsOptions) -> Measured:
     if len(values) < 2:
         return Untestable("needs two arms or more" if arms.runs else NO_ARMS)
     least = min(values, key=lambda arm: float(np.mean(values[arm])))
-    about = ", ".join(f"{arm} {2 ** float(np.mean(numbers)):.1f}" for arm, numbers in values.items())
-    answer = _over_runs(values[least], above(math.log2(options.band[1])), about, len(values))
+    words = ", ".join(f"{arm} {2 ** float(np.mean(numbers)):.1f}" for arm, numbers in values.items())
+    answer = _over_runs(values[least], above(math.log2(options.band[1])), words, len(values))
     if isinstance(answer, Untestable):
         return answer
     return Estimate(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""One pair of checkpoints: how far each matrix has moved, and, by `fractions`, in which directions."""
+"""Measure of one pair of checkpoints: how far each matrix has moved and, by `fractions`, in which
+directions.
+"""
 
 from __future__ import annotations
 
@@ -27,53 +29,55 @@ if TYPE_CHECKING:
     from attnscope.study_api.units import Unit
 
 
-def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, kept: dict[str, Subspaces]) -> None:
-    """Fills `deltas`, `fractions`, `expert_means`, `gains`, `mechanism` and `left_out` of one pair.
+def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, cache: dict[str, Subspaces]) -> None:
+    """Write `deltas`, `fractions`, `expert_means`, `gains`, `mechanism` and `left_out` of one pair.
 
     Args:
-        kept: subspaces of the checkpoints of the last pair, by title; left with those of this one.
+        cache: subspaces of the checkpoints of the last pair, by title; replaced by those of this pair.
     """
     assert unit.checkpoint is not None
     assert unit.other is not None
     before, after = run.folder(unit.other), run.folder()
     base = WeightFolder(before)
-    found_map = weight_map(base.path)
-    rank = rank_of(options, found_map)
+    matrices = weight_map(base.path)
+    rank = rank_of(options, matrices)
 
     used: dict[str, Subspaces] = {}
 
-    def subspaces(of: Checkpoint) -> Subspaces:
+    def open_subspaces(of: Checkpoint) -> Subspaces:
         title = title_of(of)
-        found = kept.get(title) or Subspaces(run, Sums(run, title, rank), run.folder(of), options)
-        found.continued(run)
-        used[title] = found
-        return found
+        subspaces_of_checkpoint = cache.get(title) or Subspaces(
+            run, Sums(run, title, rank), run.folder(of), options
+        )
+        subspaces_of_checkpoint.continued(run)
+        used[title] = subspaces_of_checkpoint
+        return subspaces_of_checkpoint
 
-    own = subspaces(unit.checkpoint if options.moments_of == "after" else unit.other)
+    subspaces = open_subspaces(unit.checkpoint if options.moments_of == "after" else unit.other)
     further = {}
     if options.moments_of == "both":
-        further["after"] = subspaces(unit.checkpoint)
-        series = [one for one in run.checkpoints if one.model == unit.checkpoint.model]
+        further["after"] = open_subspaces(unit.checkpoint)
+        series = [checkpoint for checkpoint in run.checkpoints if checkpoint.model == unit.checkpoint.model]
         if len(series) > 1:
-            further["last"] = subspaces(max(series, key=lambda one: one.step))
-    kept.clear()
-    kept.update(used)
+            further["last"] = open_subspaces(max(series, key=lambda checkpoint: checkpoint.step))
+    cache.clear()
+    cache.update(used)
     rows: Rows = defaultdict(list)
-    fractions = Fractions(base, found_map, own, further, options, rows)
-    same = unit.checkpoint.model == unit.other.model
-    rounded = options.rounded if options.rounded != "auto" else "both" if same else "after"
+    fractions = Fractions(base, matrices, subspaces, further, options, rows)
+    is_one_series = unit.checkpoint.model == unit.other.model
+    rounded = options.rounded if options.rounded != "auto" else "both" if is_one_series else "after"
     biases = _Biases(base, after)
     broken = []
-    for found in weight_deltas(
+    for delta in weight_deltas(
         base.path, after, roles=options.roles or None, layers=run.settings.layers or None
     ):
-        row = _size(found, rounded)
-        row["bias_change"] = biases.change(found_map[found.layer, found.role, found.expert])
+        row = _size(delta, rounded)
+        row["bias_change"] = biases.change(matrices[delta.layer, delta.role, delta.expert])
         rows["deltas", ""].append(row)
-        if not found.finite:
-            broken.append(f"layer {found.layer} {found.role}")
-        elif found.layer >= 0 and row["delta_energy"] > 0:
-            fractions.add(found, row)
+        if not delta.finite:
+            broken.append(f"layer {delta.layer} {delta.role}")
+        elif delta.layer >= 0 and row["delta_energy"] > 0:
+            fractions.add(delta, row)
     if broken:
         run.note(
             f"{unit.title}: {len(broken)} matrices hold NaN or infinite entries: {', '.join(broken[:5])}"
@@ -81,31 +85,31 @@ def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, kept: dict[
     _write(run, rows, title_of(unit.other))
 
 
-def _size(found: WeightDelta, rounded: str) -> dict[str, Any]:
-    """The row of `deltas`."""
-    statistics = found.statistics(rounded)
-    spectrum = spectrum_of(found.delta, 1)
+def _size(delta: WeightDelta, rounded: str) -> dict[str, Any]:
+    """Return the row of `deltas`."""
+    statistics = delta.statistics(rounded)
+    spectrum = spectrum_of(delta.delta, 1)
     noise = float(statistics.noise_share)
     note = "; ".join(
         words
         for words, holds in (
-            ("not finite", not found.finite),
-            (f"head {found.tied}", bool(found.tied)),
-            (f"{found.added} rows added", found.added > 0),
-            (f"{found.removed} rows removed", found.removed > 0),
-            (f"{found.changed} tokens changed", found.changed > 0),
+            ("not finite", not delta.finite),
+            (f"head {delta.tied}", bool(delta.tied)),
+            (f"{delta.added} rows added", delta.added > 0),
+            (f"{delta.removed} rows removed", delta.removed > 0),
+            (f"{delta.changed} tokens changed", delta.changed > 0),
         )
         if holds
     )
     energy, before = float(statistics.energy), float(statistics.before_energy)
     return {
-        "layer": found.layer,
-        "role": found.role,
-        "expert": -1 if found.expert is None else found.expert,
-        "rows": found.delta.shape[0],
-        "columns": found.delta.shape[1],
-        "before_dtype": found.before_dtype,
-        "after_dtype": found.after_dtype,
+        "layer": delta.layer,
+        "role": delta.role,
+        "expert": -1 if delta.expert is None else delta.expert,
+        "rows": delta.delta.shape[0],
+        "columns": delta.delta.shape[1],
+        "before_dtype": delta.before_dtype,
+        "after_dtype": delta.after_dtype,
         "delta_energy": energy,
         "relative_norm": math.sqrt(energy / before) if before > 0 else math.nan,
         "unchanged_share": float(statistics.unchanged),
@@ -122,7 +126,7 @@ def _size(found: WeightDelta, rounded: str) -> dict[str, Any]:
 
 
 class _Biases:
-    """Changes of the biases that stand beside matrices, which are no matrices' changes."""
+    """The changes of the biases, which belong to no matrix's change."""
 
     def __init__(self, base: WeightFolder, after: Path) -> None:
         self._base = base
@@ -139,12 +143,12 @@ class _Biases:
             change = change[entry.index]
         if entry.rows is not None:
             runs = [change[first:end] for first, end in entry.rows.runs()]
-            return math.sqrt(sum(float(one.square().sum()) for one in runs))
+            return math.sqrt(sum(float(run.square().sum()) for run in runs))
         return float(change.norm())
 
 
 def _write(run: StageRun, rows: Rows, reference: str) -> None:
-    """Stores the rows; p-values of tested fractions by Holm over the matrices of a side and subspace."""
+    """Write the rows; p-values of tested fractions by Holm over the matrices of a side and subspace."""
     families: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows["fractions", ""]:
         row["p_adjusted"], row["correction"] = math.nan, ""
@@ -155,26 +159,26 @@ def _write(run: StageRun, rows: Rows, reference: str) -> None:
         for row, value in zip(family, adjusted, strict=True):
             row["p_adjusted"], row["correction"] = float(value), "holm"
     rows["expert_means", ""] = _expert_means(rows)
-    for (table, variant), own in rows.items():
-        if own:
-            columns = {name: [row[name] for row in own] for name in own[0]}
+    for (table, variant), columns_of_rows in rows.items():
+        if columns_of_rows:
+            columns = {name: [row[name] for row in columns_of_rows] for name in columns_of_rows[0]}
             run.write(table, variant=variant, reference=reference, **columns)
 
 
 def _expert_means(rows: Rows) -> list[dict[str, Any]]:
-    """Fractions of all routed experts of a layer together, ΣE·f/ΣE."""
+    """Return the fractions of all routed experts of a layer together, ΣE·f/ΣE."""
     energies = {(row["layer"], row["role"], row["expert"]): row["delta_energy"] for row in rows["deltas", ""]}
     of_experts: dict[tuple[Any, ...], list[dict[str, Any]]] = defaultdict(list)
     names = ("layer", "role", "side", "subspace", "k")
     for row in rows["fractions", ""]:
         if row["expert"] >= 0:
             of_experts[tuple(row[name] for name in names)].append(row)
-    found = []
-    for key, own in of_experts.items():
-        weights = np.array([energies[row["layer"], row["role"], row["expert"]] for row in own])
+    means_of_layers = []
+    for key, rows_of_layer in of_experts.items():
+        weights = np.array([energies[row["layer"], row["role"], row["expert"]] for row in rows_of_layer])
         means = {
-            name: float(np.average([row[name] for row in own], weights=weights))
+            name: float(np.average([row[name] for row in rows_of_layer], weights=weights))
             for name in ("fraction", "relative")
         }
-        found.append({**dict(zip(names, key, strict=True)), "experts": len(own), **means})
-    return found
+        means_of_layers.append({**dict(zip(names, key, strict=True)), "experts": len(rows_of_layer), **means})
+    return means_of_layers

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The paper's claims: what is measured of each pair, of several pairs, and of the base.
+"""Measures of the paper's claims: of each pair, of several pairs, and of the base.
 
 Every function returns an estimate; the verdict is that of `attnscope.study_api.claims`. Ratios to a change
 without preferred directions are decided on with an interval of both errors, of the texts and of the change.
@@ -34,7 +34,7 @@ NULLS = {
     "weights": "the base's own matrices",
 }
 #: Keys of the rows that are of the whole run.
-WHOLE = {"model": "all pairs", "revision": "", "step": -1, "reference": ""}
+KEYS_OF_RUN = {"model": "all pairs", "revision": "", "step": -1, "reference": ""}
 
 PAIR_CLAIMS, SERIES_CLAIMS, PAIRS_CLAIMS, BASE_CLAIMS = ClaimSet(), ClaimSet(), ClaimSet(), ClaimSet()
 Measured = Estimate | Untestable
@@ -62,7 +62,7 @@ def write(run: StageRun, options: WeightsOptions) -> None:
             if pair is series[-1] and len(series) > 1:
                 SERIES_CLAIMS.write(run, {"": Series(series)}, options, **pair.keys)
     if max(map(len, models.values())) < 2:
-        SERIES_CLAIMS.write(run, {"": Series(pairs[:1])}, options, **WHOLE)
+        SERIES_CLAIMS.write(run, {"": Series(pairs[:1])}, options, **KEYS_OF_RUN)
     _write_bases(run, tables.get("rank_one", pd.DataFrame()), options)
     several = [
         series[-1]
@@ -70,8 +70,12 @@ def write(run: StageRun, options: WeightsOptions) -> None:
         if model not in options.arms and series[-1].noise < FLOOR
     ]
     if len(several) > 2:
-        PAIRS_CLAIMS.write(run, {"": several}, options, **WHOLE)
-    keys = {**WHOLE, "model": "all arms", "reference": pairs[0].keys["reference"]} if options.arms else WHOLE
+        PAIRS_CLAIMS.write(run, {"": several}, options, **KEYS_OF_RUN)
+    keys = (
+        {**KEYS_OF_RUN, "model": "all arms", "reference": pairs[0].keys["reference"]}
+        if options.arms
+        else KEYS_OF_RUN
+    )
     ARM_CLAIMS.write(run, {"": Arms(arm_runs(pairs, options))}, options, **keys)
     if any(arm.endswith(MATCHED) for arm in options.arms.values()):
         matched = {"": Arms(arm_runs(pairs, options, matched=True))}
@@ -81,7 +85,7 @@ def write(run: StageRun, options: WeightsOptions) -> None:
 def _write_bases(run: StageRun, rank_one: pd.DataFrame, options: WeightsOptions) -> None:
     """Write what is claimed of the bases, once for each."""
     if rank_one.empty:
-        BASE_CLAIMS.write(run, {"": rank_one}, options, **WHOLE)
+        BASE_CLAIMS.write(run, {"": rank_one}, options, **KEYS_OF_RUN)
         return
     for key, rows in rank_one.groupby([*CHECKPOINT_KEYS], sort=False, dropna=False):
         values = ["" if value is None or value != value else value for value in key]
@@ -279,10 +283,10 @@ def _pairs_ratio(
     pairs: list[Pair], roles: tuple[tuple[str, ...], str, str], region: Region
 ) -> Estimate | Untestable:
     """Return the mean ratio to isotropic over pairs."""
-    found = _over_pairs(pairs, lambda pair: pair.mean(*roles))
-    if found is None:
+    over_pairs = _over_pairs(pairs, lambda pair: pair.mean(*roles))
+    if over_pairs is None:
         return Untestable(FEW_PAIRS)
-    value, low, high, count = found
+    value, low, high, count = over_pairs
     inside = sum(
         region.contains(2**mean.value, 2**mean.value)
         for pair in pairs
@@ -309,10 +313,10 @@ def read_side_over_pairs(pairs: list[Pair], options: WeightsOptions) -> Measured
 )
 def contrast_over_pairs(pairs: list[Pair], options: WeightsOptions) -> Measured:
     """Measure the contrast of the pathways over pairs."""
-    found = _over_pairs(pairs, lambda pair: pair.contrast(READ, WRITE, "in", "inputs"))
-    if found is None:
+    over_pairs = _over_pairs(pairs, lambda pair: pair.contrast(READ, WRITE, "in", "inputs"))
+    if over_pairs is None:
         return Untestable(FEW_PAIRS)
-    value, low, high, count = found
+    value, low, high, count = over_pairs
     sides = [
         _over_pairs(pairs, lambda pair: pair.mean(READ, "in", "inputs")),
         _over_pairs(pairs, lambda pair: pair.mean(WRITE, "in", "inputs")),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What claims rest on: means over the matrices of a pair, with jackknife intervals over groups of texts."""
+"""Evidence of claims: means over the matrices of a pair, with jackknife intervals over groups of texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Mean(NamedTuple):
     def interval(self, choices: int = 1) -> tuple[float, float]:
         """Return the interval that holds both errors: that of the texts and that of the change.
 
-        The jackknife says how far the mean would move with other texts. The change itself is a single draw: a
+        The jackknife is how far the mean would move with other texts. The change itself is a single draw: a
         change without preferred directions gives 0 only up to the deviation over random subspaces.
 
         Args:
@@ -50,7 +50,7 @@ class Mean(NamedTuple):
 
     @property
     def is_concentrated(self) -> bool:
-        """True if the whole interval lies above isotropic."""
+        """True if the whole interval is above isotropic."""
         return self.interval()[0] > 0
 
     def words(self) -> str:
@@ -79,26 +79,28 @@ class Pair:
 
     def __init__(self, keys: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
         self.keys = dict(keys)
-        own = {
-            name: _own(tables.get(name), self.keys)
+        tables_of_pair = {
+            name: rows_with(tables.get(name), self.keys)
             for name in ("deltas", "fractions", "left_out", "mechanism")
         }
-        self._controls = _own(tables.get("fractions_variants"), self.keys)
-        deltas = own["deltas"]
+        self._controls = rows_with(tables.get("fractions_variants"), self.keys)
+        deltas = tables_of_pair["deltas"]
         blocks = deltas[deltas["layer"] >= 0]
         energy = blocks["delta_energy"]
         entries = blocks["rows"] * blocks["columns"]
-        known = blocks["noise_share"].notna() & (energy > 0)
-        noise = (blocks["noise_share"] * energy)[known].sum()
+        has_noise = blocks["noise_share"].notna() & (energy > 0)
+        noise = (blocks["noise_share"] * energy)[has_noise].sum()
         self.energy = float(energy.sum())
-        self.noise = float(noise / energy[known].sum()) if known.any() else 0.0
+        self.noise = float(noise / energy[has_noise].sum()) if has_noise.any() else 0.0
         self.unchanged = float((blocks["unchanged_share"] * entries).sum() / entries.sum())
         steps = (energy / blocks["step_ratio"] ** 2)[blocks["step_ratio"] > 0].sum()
         self.step_ratio = math.sqrt(self.energy / steps) if steps > 0 else math.nan
-        fractions = own["fractions"]
-        self.groups = int(own["left_out"]["group"].nunique()) if len(own["left_out"]) else 0
+        fractions = tables_of_pair["fractions"]
+        self.groups = (
+            int(tables_of_pair["left_out"]["group"].nunique()) if len(tables_of_pair["left_out"]) else 0
+        )
         self._fractions = fractions[fractions["tested"].astype(bool)] if len(fractions) else fractions
-        self._left_out, self.mechanism = own["left_out"], own["mechanism"]
+        self._left_out, self.mechanism = tables_of_pair["left_out"], tables_of_pair["mechanism"]
 
     def _rows(self, roles: Sequence[str], side: str, subspace: str, null: str) -> pd.DataFrame:
         table = self._fractions
@@ -107,11 +109,11 @@ class Pair:
             table = table[table["variant"] == null] if len(table) else table
         if not len(table):
             return table
-        found = table[table["role"].isin(roles) & (table["side"] == side) & (table["subspace"] == subspace)]
-        return found[found["relative"] > 0]
+        rows = table[table["role"].isin(roles) & (table["side"] == side) & (table["subspace"] == subspace)]
+        return rows[rows["relative"] > 0]
 
     def mean(self, roles: Sequence[str], side: str, subspace: str, null: str = "") -> Mean | None:
-        """Mean of log2 of the relative fractions of some roles; None without any."""
+        """Return the mean of log2 of the relative fractions of some roles; None without any."""
         rows = self._rows(roles, side, subspace, null)
         if not len(rows):
             return None
@@ -122,8 +124,8 @@ class Pair:
         return Mean(value, low, high, _deviation(rows))
 
     def contrast(self, roles: Sequence[str], others: Sequence[str], side: str, subspace: str) -> Mean | None:
-        """The mean of some roles less that of others, on the same groups of texts."""
-        sides = [self._rows(one, side, subspace, "") for one in (roles, others)]
+        """Return the mean of some roles less that of others, on the same groups of texts."""
+        sides = [self._rows(names, side, subspace, "") for names in (roles, others)]
         if any(not len(rows) for rows in sides):
             return None
         values = [float(np.log2(rows["relative"]).mean()) for rows in sides]
@@ -134,13 +136,13 @@ class Pair:
         return Mean(values[0] - values[1], low, high, spread)
 
     def _without(self, rows: pd.DataFrame, side: str, subspace: str) -> dict[int, float]:
-        """Group -> the same mean without it."""
+        """Return the same mean without each group, by group."""
         table = self._left_out
         if not len(table):
             return {}
-        own = table[(table["side"] == side) & (table["subspace"] == subspace)]
-        own = own.merge(rows[["layer", "role", "expert"]], on=["layer", "role", "expert"])
-        means = np.log2(own["relative"]).groupby(own["group"]).mean()
+        left_out = table[(table["side"] == side) & (table["subspace"] == subspace)]
+        left_out = left_out.merge(rows[["layer", "role", "expert"]], on=["layer", "role", "expert"])
+        means = np.log2(left_out["relative"]).groupby(left_out["group"]).mean()
         return {int(group): float(value) for group, value in means.items()}
 
     def logit_isotropic(self, roles: Sequence[str]) -> float:
@@ -150,21 +152,21 @@ class Pair:
 
 
 def _deviation(rows: pd.DataFrame) -> float:
-    """Of the mean of log2 r over random subspaces: each has deviation·d/k around 1."""
-    each = rows["deviation"] * rows["relative"] / rows["fraction"]
-    return float(np.sqrt((each**2).sum()) / len(rows) / math.log(2))
+    """Return the deviation of the mean of log2 r over random subspaces, each of deviation·d/k around 1."""
+    deviations = rows["deviation"] * rows["relative"] / rows["fraction"]
+    return float(np.sqrt((deviations**2).sum()) / len(rows) / math.log(2))
 
 
-def _own(table: pd.DataFrame | None, keys: Mapping[str, Any]) -> pd.DataFrame:
+def rows_with(table: pd.DataFrame | None, keys: Mapping[str, Any]) -> pd.DataFrame:
     if table is None:
         return pd.DataFrame()
-    taken = np.ones(len(table), dtype=bool)
+    is_of_pair = np.ones(len(table), dtype=bool)
     for name, value in keys.items():
-        taken &= (table[name] == value).to_numpy()
-    return table[taken]
+        is_of_pair &= (table[name] == value).to_numpy()
+    return table[is_of_pair]
 
 
 def pairs_of(tables: Mapping[str, pd.DataFrame]) -> list[Pair]:
-    """Every pair of a run, in the order of its table of changes."""
+    """Return every pair of a run, in the order of its table of changes."""
     keys = tables["deltas"][list(PAIR)].drop_duplicates().to_dict("records")
-    return [Pair({str(name): value for name, value in one.items()}, tables) for one in keys]
+    return [Pair({str(name): value for name, value in row.items()}, tables) for row in keys]

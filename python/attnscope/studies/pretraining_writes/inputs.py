@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the base's matrices read and what the loss asks of their outputs, in a few numbers each."""
+"""A summary of the inputs of the base's matrices, and of the loss's gradients at their outputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
-    """Fills `moments` of a checkpoint that others are compared with; of another one nothing."""
+    """Write `moments` of a checkpoint that others are compared with; nothing of another one."""
     assert unit.checkpoint is not None
     energies = run.read("token_energies")
     for name in ("model", "revision"):
@@ -27,8 +27,8 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     if energies.empty:
         return
     of = title_of(unit.checkpoint)
-    found = weight_map(run.folder())
-    sums = Sums(run, of, rank_of(options, found))
+    matrices = weight_map(run.folder())
+    sums = Sums(run, of, rank_of(options, matrices))
     subspaces = Subspaces(run, sums, run.folder(), options)
     errors = energies.groupby(["layer", "role"])["identity_error"].max()
     energies = energies[energies["side"] == "in"]
@@ -38,7 +38,7 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
         for row in largest.to_dict("records")
     }
     prediction = subspaces.prediction()
-    for entry in found:
+    for entry in matrices:
         if entry.layer < 0 or entry.expert not in (None, 0):
             continue
         moments = sums.layer(entry.layer)
@@ -71,14 +71,14 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
 
 
 def _stability(moments: Moments, layer: int, role: str, side: str, k: int) -> float:
-    """Overlap of the subspaces of two halves of the groups."""
+    """Return the overlap of the subspaces of two halves of the groups."""
     halves = (Moments(moments.rank, moments.seed), Moments(moments.rank, moments.seed))
     for key, group, sums in moments.items():
         halves[group % 2].store_sums(key, group, sums)
     if not all(half.has(layer, role, side) for half in halves):
         return math.nan
     try:
-        one, other = (half.basis(layer, role, side, k) for half in halves)
+        first, second = (half.basis(layer, role, side, k) for half in halves)
     except ValueError:  # too few tokens in a half
         return math.nan
-    return float(overlap(one, other))
+    return float(overlap(first, second))

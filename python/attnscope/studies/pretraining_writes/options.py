@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The study's own settings."""
+"""The study's options."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RankOneOptions(Options):
 
 
 class WeightsOptions(Options):
-    """What `options` of a run of this study may hold.
+    """The `options` of a run of this study.
 
     Args:
         base: what changes are taken from: "first" (of a series; else the first model listed), "previous" of a
@@ -51,27 +51,27 @@ class WeightsOptions(Options):
         roles: as "q" or "down"; empty takes all.
         k: directions of the tested subspace; "d/16" takes a sixteenth of the width of each side.
         moments_of: whose inputs, gradients and unembedding changes are measured in: "before", "after", or
-            "both": the base's, and beside them those of the tuned checkpoint and of the last of its series.
+            "both": those of the base, of the tuned checkpoint, and of the last one of its series.
         curve: largest k of the curve over powers of 2; 0 leaves it out.
         skip_first: position 0 is left out of moments.
         groups: of texts, for the jackknife.
         moments: "exact", "sketch", or "auto": a sketch for models wider than 2048.
         fold_norm: the final norm's gain belongs to the prediction subspace.
-        center: what all tokens' logits share does not.
+        center: the part that the logits of all tokens share does not belong to it.
         gradients: also of the loss at the output of every matrix.
-        nulls: further ones beside random subspaces: "other_layer" (inputs of the layer half the depth away),
+        nulls: those besides random subspaces: "other_layer" (inputs of the layer half the depth away),
             "random_weights" (inputs and unembedding of a model of the same configuration), "weights" (the
             base's own matrices on the same subspaces), "foreign" (inputs on texts of other groups than the
-            first; what is measured are then the inputs on the first group's).
+            first; the measured inputs are then those on the first group's texts).
         random_weights: how many such models.
         rank_one: changes of rank one in the base; false leaves them out.
         rounded: which sides were rounded when they were stored: "after", "both", or "auto": both within a
             series.
-        arms: model -> what was done to the base to make it, as {"tuned-0": "dpo"}; models of one arm are
+        arms: model -> the training that made it of the base, as {"tuned-0": "dpo"}; models of one arm are
             training runs of it. "ce" is continued pretraining, "contrastive_K" has K negatives, and
             "NAME_matched" is NAME after so many steps that all arms have moved as far.
-        band: ratios to an isotropic change between which a change counts as nearly isotropic; a concentrated
-            one lies above the second.
+        band: ratios to an isotropic change between which a change is nearly isotropic; a concentrated
+            change is above the second.
         alpha: of tests.
     """
 
@@ -109,7 +109,7 @@ class WeightsOptions(Options):
         return value
 
     def directions(self, d: int) -> int:
-        """The tested k of a side of width d.
+        """Return the tested k of a side of width d.
 
         >>> WeightsOptions().directions(100), WeightsOptions(k=3).directions(100)
         (7, 3)
@@ -117,7 +117,7 @@ class WeightsOptions(Options):
         return min(d, math.ceil(d / 16) if isinstance(self.k, str) else self.k)
 
     def curve_of(self, d: int) -> list[int]:
-        """All k of a side: powers of 2 up to the largest, and the tested one.
+        """Return all k of a side: powers of 2 up to the largest, and the tested one.
 
         >>> WeightsOptions(curve=8).curve_of(48)
         [1, 2, 3, 4, 8]

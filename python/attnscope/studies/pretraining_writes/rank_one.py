@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Changes of rank one in the base: directions of its predictions and inputs against others of equal size."""
+"""Changes of rank one in the base: along directions of its predictions and inputs, and along others of
+equal size.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ Classes = dict[str, tuple[Tensor, Tensor]]
 
 
 def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
-    """Fills `rank_one` of the first texts of a base; means over the directions of each class."""
+    """Write `rank_one` of the first texts of a base; means over the directions of each class."""
     chosen = options.rank_one
     assert unit.checkpoint is not None
     if not chosen or int(unit.inputs[0].sentence.sample) >= chosen.texts:
@@ -36,36 +38,36 @@ def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     model = run.model().model
     if next(model.parameters()).dtype.itemsize < 4:
         model = model.float()
-    found = weight_map(run.folder())
+    matrices = weight_map(run.folder())
     subspaces = Subspaces(
-        run, Sums(run, title_of(unit.checkpoint), rank_of(options, found)), run.folder(), options
+        run, Sums(run, title_of(unit.checkpoint), rank_of(options, matrices)), run.folder(), options
     )
     prediction = subspaces.prediction()
     if prediction is None:
         return
-    for layer in sorted({number % found.layers for number in chosen.layers}):
+    for layer in sorted({number % matrices.layers for number in chosen.layers}):
         for role in (*WRITING, *READING):
             inputs = subspaces.of_moment(layer, role, "in")
-            if inputs is None or (layer, role, None) not in {entry.key for entry in found}:
+            if inputs is None or (layer, role, None) not in {entry.key for entry in matrices}:
                 continue
             draw = _Draw(run, layer, role, chosen)
             if role in WRITING:
                 gradients = subspaces.of_moment(layer, role, "out")
                 classes = _writing(draw, inputs, prediction, gradients, options)
                 if chosen.tokens is not None:
-                    classes["tokens"] = _tokens(run, found, chosen.tokens, inputs)
+                    classes["tokens"] = _tokens(run, matrices, chosen.tokens, inputs)
             else:
-                classes = _reading(draw, inputs, found[layer, role].shape[0], options)
+                classes = _reading(draw, inputs, matrices[layer, role].shape[0], options)
             for batch in run.batches():
                 for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
                     if sample < chosen.texts:
                         keys = {"sample": sample, "layer": layer, "role": role}
-                        _one_text(
+                        measure_text(
                             run, model, torch.as_tensor(ids, device="cpu").long(), keys, classes, chosen.size
                         )
 
 
-def _one_text(
+def measure_text(
     run: StageRun, model: Any, ids: Tensor, keys: dict[str, Any], classes: Classes, size: float
 ) -> None:
     us, vs = (torch.cat(parts) for parts in zip(*classes.values(), strict=True))
@@ -78,9 +80,9 @@ def _one_text(
         except NotImplementedError as reason:
             run.note(str(reason))
     first = 0
-    for name, (own, _) in classes.items():
-        means = {field: float(value[first : first + len(own)].mean()) for field, value in fields.items()}
-        first += len(own)
+    for name, (written, _) in classes.items():
+        means = {field: float(value[first : first + len(written)].mean()) for field, value in fields.items()}
+        first += len(written)
         run.write("rank_one", **keys, direction=name, **{"attention_change": math.nan, **means})
 
 
@@ -96,14 +98,14 @@ class _Draw:
         return torch.from_numpy(self._generator.standard_normal((self.count, d)))
 
     def classes(self, basis: Tensor) -> dict[str, Tensor]:
-        """Unit directions inside a subspace [d, k], orthogonal to it, and anywhere."""
+        """Return unit directions inside a subspace [d, k], orthogonal to it, and anywhere."""
         inside, outside, anywhere = (self.gaussian(len(basis)) for _ in range(3))
-        found = {
+        drawn = {
             "inside": inside @ basis @ basis.mT,
             "complement": outside - outside @ basis @ basis.mT,
             "haar": anywhere,
         }
-        return {name: _unit(one) for name, one in found.items()}
+        return {name: _unit(directions) for name, directions in drawn.items()}
 
 
 def _unit(directions: Tensor) -> Tensor:
@@ -118,36 +120,36 @@ def _writing(
     gradients: Directions | None,
     options: WeightsOptions,
 ) -> Classes:
-    """The first input direction is read, and directions of each class are written."""
+    """Return changes that read the first input direction and write directions of each class."""
     k = options.directions(len(prediction.basis))
-    found = draw.classes(prediction.basis[:, :k])
-    found = {("prediction" if name == "inside" else name): one for name, one in found.items()}
+    written = draw.classes(prediction.basis[:, :k])
+    written = {("prediction" if name == "inside" else name): drawn for name, drawn in written.items()}
     if gradients is not None:
-        found["gradients"] = draw.classes(gradients.basis[:, :k])["inside"]
+        written["gradients"] = draw.classes(gradients.basis[:, :k])["inside"]
     v = inputs.basis[:, 0].expand(draw.count, -1)
-    return {name: (u, v) for name, u in found.items()}
+    return {name: (u, v) for name, u in written.items()}
 
 
 def _reading(draw: _Draw, inputs: Directions, out: int, options: WeightsOptions) -> Classes:
-    """Directions of each class are read, and what is written is drawn in all rows of the heads."""
-    found = draw.classes(inputs.basis[:, : options.directions(len(inputs.basis))])
+    """Return changes that read directions of each class and write one drawn in all rows of the heads."""
+    read = draw.classes(inputs.basis[:, : options.directions(len(inputs.basis))])
     u = _unit(draw.gaussian(out))
-    return {("inputs" if name == "inside" else name): (u, v) for name, v in found.items()}
+    return {("inputs" if name == "inside" else name): (u, v) for name, v in read.items()}
 
 
 def _tokens(
-    run: StageRun, found: WeightMap, tokens: tuple[int, int], inputs: Directions
+    run: StageRun, matrices: WeightMap, tokens: tuple[int, int], inputs: Directions
 ) -> tuple[Tensor, Tensor]:
-    """The direction W̃_y − W̃_x that tells two tokens apart."""
+    """Return the direction W̃_y − W̃_x that tells two tokens apart."""
     folder = WeightFolder(run.folder())
-    entry = found[-1, "embed" if found.tied else "unembed"]
+    entry = matrices[-1, "embed" if matrices.tied else "unembed"]
     if max(tokens) >= entry.shape[0]:
         raise ValueError(f"rank_one.tokens: the model has {entry.shape[0]} tokens, got {max(tokens)}")
-    x, y = (next(folder.blocks(entry.tensor, None, one, one + 1))[1][0].double() for one in tokens)
+    x, y = (next(folder.blocks(entry.tensor, None, token, token + 1))[1][0].double() for token in tokens)
     difference = y - x
-    if found.project_out is not None:
-        difference = difference @ folder.read(found.project_out).double()
+    if matrices.project_out is not None:
+        difference = difference @ folder.read(matrices.project_out).double()
     difference = difference * effective_unembedding(run.folder()).gain
-    if found.layer_norm:
+    if matrices.layer_norm:
         difference = difference - difference.mean()
     return _unit(difference[None]), inputs.basis[:, :1].mT

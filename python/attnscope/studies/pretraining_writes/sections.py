@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the study's report says: claims in words first, then figures, then what nulls give."""
+"""Sections of the study's report: claims in words, then figures, then nulls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
 from attnscope.study_api.claims import NOT_TESTABLE
 
-#: Pairs that the sentences at the top speak of.
+TITLE = "What training changes in the weights that read and write"
+INTERVALS = (
+    "Intervals are 95 %: of one pair, the error of the texts (a group left out at a time, jackknife) with "
+    "that of the change, which is a single draw (random subspaces); over pairs and training runs, Student's "
+    "t. Of rank-one changes they are over texts. Layers are counted from 0; −1 is the embedding or "
+    "unembedding."
+)
+#: Pairs that the sentences at the top are about.
 _MOST = 6
 #: Models whose roles are listed one by one.
 _SHOWN = 3
@@ -124,22 +131,26 @@ def _fractions(page: Page) -> None:
     table = page.tables.get("fractions")
     if table is None or table.empty:
         return
-    own = table[table["tested"].astype(bool)]
-    models = list(dict.fromkeys(own["model"]))
-    own = own[own["model"].isin(models[:_SHOWN])]
+    tested = table[table["tested"].astype(bool)]
+    models = list(dict.fromkeys(tested["model"]))
+    tested = tested[tested["model"].isin(models[:_SHOWN])]
     controls = page.tables.get("fractions_variants")
     rows = []
     keys = ["model", "revision", "side", "subspace", "role"]
-    for key, some in own.groupby(keys, sort=False, dropna=False):
+    for key, rows_of_role in tested.groupby(keys, sort=False, dropna=False):
         model, revision, side, subspace, role = key
         row = {
             "change of": f"{model} {revision or ''}".strip(),
             "subspace": f"{subspace} ({side})",
             "role": role,
-            "k": _number(some["k"].median()),
-            "fraction / isotropic": _number(2 ** np.log2(some["relative"].clip(lower=1e-12)).mean()),
-            "± Haar": _number((some["deviation"] * some["relative"] / some["fraction"]).mean()),
-            "best possible": _number((some["ceiling"] * some["relative"] / some["fraction"]).mean()),
+            "k": _number(rows_of_role["k"].median()),
+            "fraction / isotropic": _number(2 ** np.log2(rows_of_role["relative"].clip(lower=1e-12)).mean()),
+            "± Haar": _number(
+                (rows_of_role["deviation"] * rows_of_role["relative"] / rows_of_role["fraction"]).mean()
+            ),
+            "best possible": _number(
+                (rows_of_role["ceiling"] * rows_of_role["relative"] / rows_of_role["fraction"]).mean()
+            ),
         }
         for variant in ("other_layer", "random_weights", "weights"):
             null = _null(controls, dict(zip(keys, key, strict=True)), variant)
@@ -160,10 +171,10 @@ def _fractions(page: Page) -> None:
 def _null(controls: pd.DataFrame | None, keys: dict[str, Any], variant: str) -> str:
     if controls is None:
         return "–"
-    own = controls[controls["variant"] == variant]
+    rows = controls[controls["variant"] == variant]
     for name, value in keys.items():
-        own = own[own[name].isna()] if value is None else own[own[name] == value]
-    return _number(2 ** np.log2(own["relative"].clip(lower=1e-12)).mean()) if len(own) else "–"
+        rows = rows[rows[name].isna()] if value is None else rows[rows[name] == value]
+    return _number(2 ** np.log2(rows["relative"].clip(lower=1e-12)).mean()) if len(rows) else "–"
 
 
 def _mechanism(page: Page) -> None:
@@ -176,7 +187,7 @@ def _mechanism(page: Page) -> None:
     page.figure("rank_one")
     page.notes(
         [
-            "With the closed form equal to what was measured, changes of rank one say that the unembedding "
+            "With the closed form equal to the measured value, changes of rank one say that the unembedding "
             "amplifies its own main directions, which no training of o or down is needed for."
         ]
     )
@@ -189,9 +200,9 @@ def findings(results: Any) -> list[str]:
     if "claims" not in results.tables():
         return []
     table = results.table("claims")
-    whole = table[is_of_the_run(table) & (table["verdict"] != NOT_TESTABLE)]
-    chosen = whole
-    if whole.empty:
+    of_run = table[is_of_the_run(table) & (table["verdict"] != NOT_TESTABLE)]
+    chosen = of_run
+    if of_run.empty:
         chosen = table[~is_of_the_run(table) & table["claim"].isin(["C1", "C1b", "C2"])]
     names = (chosen["model"] + " " + chosen["revision"].fillna("")).str.strip()
     shown = list(dict.fromkeys(names))[:_MOST]
@@ -200,8 +211,8 @@ def findings(results: Any) -> list[str]:
         for name, (_, row) in zip(names, chosen.iterrows(), strict=True)
         if name in shown
     ]
-    if more := names.nunique() - len(shown):
-        lines.append(f"{more} more pairs are in the table of claims.")
+    if left_out := names.nunique() - len(shown):
+        lines.append(f"{left_out} more pairs are in the table of claims.")
     return lines
 
 

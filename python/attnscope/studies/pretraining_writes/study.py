@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What training leaves in the weights (Ruscio, Khedouri and Thompson, arXiv 2605.16600).
+"""Study of the changes that training leaves in the weights (Ruscio, Khedouri and Thompson, arXiv 2605.16600).
 
-Of every matrix, how much of its change lies in the main directions of what it reads, and of what the model
-predicts with. The full text of the paper could not be read and no code of it was found, so that there is one
+It measures how much of each matrix's change is in the main directions of its inputs and of the model's
+predictions. The full text of the paper could not be read and no code of it was found, so that there is one
 protocol, `exact`, and no published number to compare with.
 """
 

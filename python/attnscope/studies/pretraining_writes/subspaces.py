@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The subspaces that a pair's changes are measured in: what matrices read, what the model predicts with."""
+"""The subspaces in which a pair's changes are measured: main inputs of matrices, main directions of
+predictions.
+"""
 
 from __future__ import annotations
 
@@ -35,30 +37,30 @@ class Directions:
     """Ordered orthonormal directions of one side.
 
     Attributes:
-        basis: [d, K], the main ones first; those that are rounding are left out.
+        basis: [d, K], the main ones first, without those that are rounding.
         energies: eigenvalues, descending, at least K.
         trace: their sum, directions left out included.
-        whole: all d directions, empty of a sketch.
+        complete: all d directions; empty for a sketch.
         left_out: group -> the tested directions without that group of texts.
     """
 
     basis: Tensor
     energies: Tensor
     trace: float
-    whole: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.float32, device="cpu"))
+    complete: Tensor = field(default_factory=lambda: torch.empty(0, 0, dtype=torch.float32, device="cpu"))
     left_out: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def moment(self) -> Tensor:
         """The moment [d, d] that all directions and energies are of."""
-        found = (self.whole * self.energies) @ self.whole.mT
-        return (found + found.mT) / 2
+        moment = (self.complete * self.energies) @ self.complete.mT
+        return (moment + moment.mT) / 2
 
     @property
     def bytes(self) -> int:
         """Memory of the directions."""
-        kept = (self.basis, self.energies, self.whole, *self.left_out.values())
-        return sum(tensor.nelement() * tensor.element_size() for tensor in kept)
+        tensors = (self.basis, self.energies, self.complete, *self.left_out.values())
+        return sum(tensor.nelement() * tensor.element_size() for tensor in tensors)
 
     def share(self, k: int) -> float:
         """Energy of the first k as a share of all."""
@@ -72,7 +74,7 @@ class Directions:
 
 
 class Subspaces:
-    """Those of one base, made once for all matrices that share them.
+    """The subspaces of one base, made once for all matrices that share them.
 
     Args:
         run: of a stage that reads `sums` and `unembeddings`.
@@ -87,13 +89,15 @@ class Subspaces:
         self._bytes = 0
 
     def continued(self, run: StageRun) -> None:
-        """Reads on as a later unit of the same stage."""
+        """Continue reading in a later unit of the same stage."""
         self._run = self._sums.run = run
 
     def of_moment(
         self, layer: int, role: str, side: str, *, centered: bool = False, control: str = "", draw: int = 0
     ) -> Directions | None:
-        """Main directions of a matrix's inputs ("in") or output gradients ("out"); None without any."""
+        """Return the main directions of a matrix's inputs ("in") or output gradients ("out"); None without
+        any.
+        """
         key = (layer, site_of(role, side), side, centered, control, draw)
 
         def make() -> Directions | None:
@@ -113,26 +117,26 @@ class Subspaces:
         )
         d = len(vectors)
         k = self._options.directions(d)
-        moments.basis(layer, role, side, k, centered=centered)  # says what is too few
+        moments.basis(layer, role, side, k, centered=centered)  # raises where there are too few tokens
         rank = int((values > d * torch.finfo(torch.float64).eps * values[0]).sum())
         left_out = {}
         if jackknife and len(moments.groups) > 1:
             left_out = {group: moments.without(group).basis(layer, role, side, k) for group in moments.groups}
-        whole = (
+        complete = (
             vectors
             if vectors.shape[1] == d and d <= 1024
             else torch.empty(d, 0, dtype=torch.float32, device="cpu")
         )
         keep = min(rank, max(self._options.curve, k))
         trace = moments.trace(layer, role, side, centered=centered)
-        return Directions(vectors[:, :keep], values, trace, whole, left_out)
+        return Directions(vectors[:, :keep], values, trace, complete, left_out)
 
     def mean_input(self, layer: int, role: str) -> Tensor:
         """Mean input [d] of a matrix."""
         return self._sums.layer(layer).mean(layer, role)
 
     def prediction(self, draw: int | None = None) -> Directions | None:
-        """Of the unembedding: the base's, or that of a random-weight control."""
+        """Return the directions of the unembedding: the base's, or that of a random-weight control."""
 
         def make() -> Directions | None:
             if draw is None:
@@ -143,19 +147,19 @@ class Subspaces:
                     self._run.note(str(reason))
                     return None
             else:
-                found = self._run.reduced("unembeddings", (), of=self._sums.of, draw=draw)
-                if not found:
+                grams = self._run.reduced("unembeddings", (), of=self._sums.of, draw=draw)
+                if not grams:
                     return None
-                gram = torch.as_tensor(found[()].sum, device="cpu")
+                gram = torch.as_tensor(grams[()].sum, device="cpu")
             subspace = subspace_of(gram)
             keep = max(self._options.curve, self._options.directions(len(gram)))
-            whole = (
+            complete = (
                 torch.linalg.eigh(gram).eigenvectors.flip(1)
                 if len(gram) <= 1024
                 else torch.empty(0, 0, dtype=torch.float32, device="cpu")
             )
             trace = float(subspace.energies.sum())
-            return Directions(subspace.basis[:, :keep], subspace.energies, trace, whole)
+            return Directions(subspace.basis[:, :keep], subspace.energies, trace, complete)
 
         return self._cached(("prediction", draw), make)
 
@@ -163,15 +167,15 @@ class Subspaces:
         if key in self._made:
             self._made[key] = self._made.pop(key)
             return self._made[key]
-        made = self._made[key] = make()
-        self._bytes += 0 if made is None else made.bytes
+        directions = self._made[key] = make()
+        self._bytes += 0 if directions is None else directions.bytes
         while self._bytes > KEPT_BYTES and len(self._made) > 1:
             oldest = self._made.pop(next(iter(self._made)))
             self._bytes -= 0 if oldest is None else oldest.bytes
-        return made
+        return directions
 
     def of_weights(self, key: tuple[object, ...], matrix: Tensor) -> Iterator[tuple[Side, Directions]]:
-        """Main singular directions of a matrix [out, in] on both sides; none of too wide ones."""
+        """Yield the main singular directions of a matrix [out, in] on both sides; none of too wide ones."""
         if max(matrix.shape) > EXACT:
             return
         wide = matrix.double()
@@ -184,21 +188,21 @@ class Subspaces:
                 keep = max(self._options.curve, self._options.directions(len(vectors)))
                 return Directions(vectors[:, :keep], values, float(values.sum()))
 
-            found = self._cached((*key, side), make)
-            assert found is not None
-            yield side, found
+            directions = self._cached((*key, side), make)
+            assert directions is not None
+            yield side, directions
 
     def of_matrix(self, layer: int, role: str) -> Iterator[tuple[str, str, Directions]]:
-        """Side, name and directions of everything that a matrix's change is measured in."""
+        """Yield side, name and directions of every subspace in which a matrix's change is measured."""
         for side, name, centered in (
             ("in", "inputs", False),
             ("in", "inputs_centred", True),
             ("out", "gradients", False),
         ):
-            found = self.of_moment(layer, role, side, centered=centered)
-            if found is not None:
-                yield side, name, found
+            directions = self.of_moment(layer, role, side, centered=centered)
+            if directions is not None:
+                yield side, name, directions
         if role in RESIDUAL:
-            found = self.prediction()
-            if found is not None:
-                yield RESIDUAL[role], "prediction", found
+            directions = self.prediction()
+            if directions is not None:
+                yield RESIDUAL[role], "prediction", directions

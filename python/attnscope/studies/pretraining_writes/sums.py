@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Moments of a run's base: summed text by text into partials of the engine, and read back layer by layer."""
+"""Moments of a run's base, summed text by text into partials of the engine and read back layer by layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def title_of(checkpoint: Checkpoint) -> str:
 
 
 def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
-    """Adds the unit's texts to the moments of its checkpoint, or of its random-weight control."""
+    """Add the unit's texts to the moments of its checkpoint, or of its random-weight control."""
     loaded = run.model()
     model = loaded.model
     first = int(unit.inputs[0].sentence.sample)
@@ -46,7 +46,9 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             raise LoadError(str(error)) from None
         run.write("checks", sample=first, check="weight_map", value=0.0, tolerance=0.0, holds=True, reason="")
     tracer = Tracer(model, gradients=gradients, layers=run.settings.layers or None)
-    tracer.map.select(options.roles or None, run.settings.layers or None)  # says what the model does not have
+    tracer.map.select(
+        options.roles or None, run.settings.layers or None
+    )  # raises for roles that the model lacks
     rank = rank_of(options, tracer.map)
     foreign = _foreign(unit, run, options)
     summed = {unit.variant: Moments(rank), **({"foreign": Moments(rank)} if foreign else {})}
@@ -80,7 +82,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
 
 
 def upcast(model: Any, run: StageRun, title: str, stored: str) -> Any:
-    """The model in float32, where the run's memory allows it."""
+    """Return the model in float32, where the run's memory allows it."""
     need = 4 * sum(parameter.numel() for parameter in model.parameters())
     most = run.settings.max_memory
     if most is not None and need > int(most):
@@ -93,27 +95,27 @@ def upcast(model: Any, run: StageRun, title: str, stored: str) -> Any:
 
 
 def _foreign(unit: Unit, run: StageRun, options: WeightsOptions) -> set[int]:
-    """Texts of other groups than the first, where their inputs are a null."""
+    """Return the texts of other groups than the first, where their inputs are a null."""
     if "foreign" not in options.nulls or unit.variant:
         return set()
     groups = list(dict.fromkeys(text.group for text in run.settings.texts))
     if len(groups) < 2:
         run.note("nulls: foreign needs texts of two groups, and the run has one")
         return set()
-    return {int(one.sentence.sample) for one in unit.inputs if one.sentence.group != groups[0]}
+    return {int(text.sentence.sample) for text in unit.inputs if text.sentence.group != groups[0]}
 
 
 def _folding(options: WeightsOptions) -> dict[str, bool]:
     return {"fold_norm": options.fold_norm, "center": options.center}
 
 
-def rank_of(options: WeightsOptions, found: WeightMap) -> int | None:
-    """Columns of the sketch, None where moments are kept whole."""
-    return columns_of(options, max(max(entry.shape) for entry in found if entry.layer >= 0))
+def rank_of(options: WeightsOptions, matrices: WeightMap) -> int | None:
+    """Return the columns of the sketch, None where moments are kept whole."""
+    return columns_of(options, max(max(entry.shape) for entry in matrices if entry.layer >= 0))
 
 
 def columns_of(options: WeightsOptions, width: int) -> int | None:
-    """The same for matrices whose longest side is known."""
+    """Return the columns of the sketch for matrices with a given longest side."""
     if options.moments == "exact" or (options.moments == "auto" and width <= WIDE):
         return None
     return sketch_rank(max(options.curve, options.directions(width)))
@@ -122,8 +124,8 @@ def columns_of(options: WeightsOptions, width: int) -> int | None:
 def _check_identity(tracer: Tracer, tokens: torch.Tensor, run: StageRun, sample: int) -> None:
     errors = identity_errors(tracer, tokens)
     for (layer, role), error in errors.items():
-        own = {"sample": sample, "layer": layer, "role": role, "side": "out"}
-        run.write("token_energies", **own, tokens=len(tokens), identity_error=error)
+        keys_of_matrix = {"sample": sample, "layer": layer, "role": role, "side": "out"}
+        run.write("token_energies", **keys_of_matrix, tokens=len(tokens), identity_error=error)
     worst = max(errors, key=errors.__getitem__)
     holds = errors[worst] <= TOLERANCE
     reason = "" if holds else f"layer {worst[0]} {worst[1]}"
@@ -150,21 +152,21 @@ class Sums:
         self._bytes = 0
 
     def layer(self, layer: int, control: str = "", draw: int = 0) -> Moments:
-        """Moments of one layer; empty where nothing was summed."""
+        """Return the moments of one layer; empty where nothing was summed."""
         key = (layer, control, draw)
         if key not in self._kept:
             only: dict[str, Any] = {"of": self.of, "control": control, "draw": draw, "layer": layer}
-            found = self.run.reduced("sums", ("site", "side", "group", "width"), **only)
+            stored = self.run.reduced("sums", ("site", "side", "group", "width"), **only)
             moments = Moments(self._rank)
-            for (site, side, group, width), one in found.items():
-                sums = MomentSums.unpacked(torch.as_tensor(one.sum, device="cpu"), int(width))
+            for (site, side, group, width), partial in stored.items():
+                sums = MomentSums.unpacked(torch.as_tensor(partial.sum, device="cpu"), int(width))
                 moments.store_sums((layer, str(site), str(side)), int(group), sums)
             self._kept[key] = moments
             self._bytes += moments_bytes(moments)
             while self._bytes > KEPT_BYTES and len(self._kept) > 1:
                 self._bytes -= moments_bytes(self._kept.pop(next(iter(self._kept))))
         else:
-            # a pair asks layer by layer, and the next pair begins anew: what was asked last goes last
+            # the next pair reads all layers again: the layer that was read last is dropped last
             self._kept[key] = self._kept.pop(key)
         return self._kept[key]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the study stores, table by table."""
+"""The tables of the study."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnscope.study_api.tables import Column, Table
 
 PAIR = (*CHECKPOINT_KEYS, "reference")
 MATRIX = ("layer", "role", "expert")
-_ABOUT = {
+_KEY_MEANINGS = {
     "layer": "−1: the embedding or the unembedding, which are in no layer.",
     "expert": "−1: a matrix that every token passes.",
 }
@@ -41,7 +41,7 @@ DELTAS = Table(
         Column("below_floor", kind="flag", meaning="Half of the change or more may be rounding."),
         _text("note", "What is unlike other matrices: untied, added rows, entries that are not finite."),
     ),
-    about=_ABOUT,
+    about=_KEY_MEANINGS,
 )
 FRACTIONS = Table(
     "fractions",
@@ -67,7 +67,7 @@ FRACTIONS = Table(
         Column("tested", kind="flag", meaning="The k that claims are about."),
     ),
     variants="full",
-    about=_ABOUT,
+    about=_KEY_MEANINGS,
 )
 EXPERT_MEANS = Table(
     "expert_means",
@@ -88,7 +88,7 @@ GAINS = Table(
         Column("concentration", label="concentration", low=-1.0, high=1.0),
         Column("mean_share", label="change of the mean output", low=0.0, high=1.0),
     ),
-    about=_ABOUT,
+    about=_KEY_MEANINGS,
 )
 MOMENTS = Table(
     "moments",
@@ -112,13 +112,13 @@ MECHANISM = Table(
         Column("observed", kind="ratio", label="observed / isotropic", low=0.0),
         Column("coherence", label="observed − predicted (octaves)"),
     ),
-    about=_ABOUT,
+    about=_KEY_MEANINGS,
 )
 LEFT_OUT = Table(
     "left_out",
     (*PAIR, *MATRIX, "side", "subspace", "group"),
     (Column("relative", kind="ratio", label="relative fraction without one group of texts", low=0.0),),
-    about=_ABOUT,
+    about=_KEY_MEANINGS,
 )
 RANK_ONE = Table(
     "rank_one",

@@ -332,7 +332,7 @@ def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_pat
     # base 3, without BOS 2, token and Gaussian 2 each, 3 single vectors, controls 4, reads 2 x 4, leakage 2,
     # placements of BOS 5
     assert "31 passes over 16 windows, up to 8 of them where heads read position 0" in notes
-    assert "3 passes over them of each of 1 models with random weights" in notes
+    assert "7 passes over them of each of 1 models with random weights" in notes
     assert "of sums on disk; texts.samples" in notes
     assert not (tmp_path / "a").exists()
 

@@ -3,15 +3,18 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from attnscope.studies.absolute_position import sections
+from attnscope.studies.absolute_position import anchors, sections
 from attnscope.studies.absolute_position.arms import matched_sets
 from attnscope.studies.absolute_position.claims import CLAIMS, Evidence
 from attnscope.studies.absolute_position.figures import FIGURES
+from attnscope.studies.absolute_position.first_position import mean_cosine, project_directions
 from attnscope.studies.absolute_position.options import PositionOptions
 from attnscope.studies.absolute_position.removals import arm_rows
 
@@ -120,7 +123,6 @@ STATES = [
     ("C8", {}, "not testable here", "out of reach"),
     ("C9", {}, "not testable here", "no BOS token"),
     ("C9", {"placements": [{"placement": "as_read"}]}, "not testable here", "no head reads"),
-    ("C9", following(0.3, 0.2, 0.4), "supported", "adds"),
     ("C9", following(0.3, -0.2, 0.8), "undecided", "not wholly above 0"),
     (
         "C9",
@@ -129,12 +131,6 @@ STATES = [
         "stays where the text begins",
     ),
     ("C10", {}, "not testable here", "no BOS token"),
-    (
-        "C10",
-        {"overall": overall(loss_beyond=(0.3, 0.2, 0.4), loss_without=(0.4, 0.3, 0.5))},
-        "supported",
-        "no BOS costs",
-    ),
     ("C10", {"overall": overall(loss_beyond=(0.0, -0.2, 0.2))}, "undecided", "not wholly"),
     ("C10", {"overall": overall(loss_beyond=(-0.3, -0.4, -0.2))}, "contradicted", "not above"),
     ("P1", {}, "not testable here", "one length"),
@@ -173,7 +169,10 @@ def test_untrained_models_take_support_away():
     )
     dynamics = {"overall": overall(contraction=(-0.4, -0.5, -0.3)), "dynamics": path}
     arms = {"removed_arms": removed(0.6, 0.8)}
+    loss = {"overall": overall(loss_beyond=(0.3, 0.2, 0.4), loss_without=(0.4, 0.3, 0.5))}
     cases = {
+        "C9": (following(0.3, 0.2, 0.4), "follows_token", 1.0),
+        "C10": (loss, "loss_beyond", 1.0),
         "C3": (residual, "leakage_share windows", 1.0),
         "C5": (arms, "energy_removed", 1.0),
         "P3": (mlp, "mlp_ratio", -1.0),
@@ -269,6 +268,21 @@ def test_fingerprints_must_be_constant_with_bos_and_vary_without():
     assert judged("C8", overall=constant, **base).verdict == "contradicted"
     base["fingerprints"] = [{"arm": "base", "fingerprint_cosine": 0.9}]
     assert judged("C8", overall=varied, **base).verdict == "contradicted"
+
+
+@pytest.mark.parametrize("width", [40, 512])
+def test_one_direction_in_every_text_has_a_cosine_of_1_however_wide_states_are(width):
+    run = SimpleNamespace(rng=lambda *_: np.random.default_rng(3))
+    direction = torch.nn.functional.normalize(torch.arange(1.0, width + 1, dtype=torch.float64), dim=0)
+    texts = project_directions(direction.expand(8, 4, 2, width), run)
+    cosine = mean_cosine(texts.sum(1).numpy(), np.full(8, 4.0))
+    assert cosine.estimate == pytest.approx(1.0, abs=1e-12)
+    found = overall(fingerprint_without_bos=(cosine.estimate, cosine.low, cosine.high))
+    base = {
+        "fingerprints": [{"arm": "base", "fingerprint_cosine": 1.0}],
+        "trajectory": [{"arm": "base", "across": 0.0, "gap": 0.0, "tolerance": 1e-5}],
+    }
+    assert judged("C8", overall=found, **base).verdict == "contradicted"
 
 
 def test_leakage_is_decided_over_all_layers_and_counts_those_without_a_share():
@@ -386,6 +400,36 @@ def test_a_residual_that_grows_is_not_said_to_be_removed():
     assert "removes −62" not in line
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_main_numbers_never_contradict_the_claims(seed):
+    """Whatever the tables hold, each sentence ends in the verdict of the claim that it is about."""
+    rng = np.random.default_rng(seed)
+    keys = {"model": "a", "revision": "", "step": -1}
+    arms = removed(*rng.uniform(-1, 1, 2), controls=rng.uniform(-1, 1, 2)).assign(**keys)
+    size, half = 0.1 * rng.standard_normal(), abs(0.1 * rng.standard_normal())
+    ends = (size, size - half, size + half, rng.choice([1e-4, 0.4]))
+    tables = {
+        "overall": overall(leakage_share__windows=ends, leakage_share__shuffled=ends),
+        "position": heads(p_adjusted=0.01),
+        "removed_arms": arms,
+    }
+    controls = {
+        name: (rng.choice([0.0, 1.0]) * rng.standard_normal(8)).tolist()
+        for name in ("leakage_share windows", "energy_removed")
+    }
+    claims = {code: judged(code, controls=controls, **tables) for code in ("C3", "C5")}
+    layers = pd.DataFrame(
+        [{**keys, "queries": "early", "arm": "base", "input": "windows", "layer": layer, "residual": size,
+          "residual_low": size - half, "residual_high": size + half} for layer in range(2)]
+    )  # fmt: skip
+    rows = pd.DataFrame([{**keys, **vars(row)} for row in claims.values()])
+    residual, replaced = sections.findings(Stored(layer_means=layers, removed_arms=arms, claims=rows))
+    assert residual.endswith(f"(C3: {claims['C3'].verdict}).")
+    assert replaced.endswith(f"(C5: {claims['C5'].verdict}).")
+    if "larger, while" in replaced:
+        assert claims["C5"].verdict != "supported"
+
+
 def test_the_threshold_of_readers_is_that_of_the_run():
     row = {
         "model": "a",
@@ -421,12 +465,11 @@ def test_ordinary_tokens_are_held_by_texts_and_have_embeddings_of_their_own(whol
 def test_the_claims_are_decided_with_their_controls(whole):
     claims = whole.table("claims").set_index("claim")
     controls = whole.table("control_overall")
-    assert {"leakage_share windows", "energy_removed", "mlp_ratio", "contraction"} <= set(
-        controls["statistic"]
-    )
+    statistics = {"leakage_share windows", "energy_removed", "mlp_ratio", "contraction", "follows_token"}
+    assert statistics | {"loss_beyond"} <= set(controls["statistic"])
     assert set(controls["draw"]) == {0, 1, 2}
     # three initialisations are too few for a verdict
-    for code in ("C3", "C5", "P3", "C11"):
+    for code in ("C3", "C5", "P3", "C9", "C10", "C11"):
         assert claims.loc[code, "verdict"] != "supported", code
     assert not claims["reason"].fillna("").str.contains("silent").any()
 
@@ -439,6 +482,27 @@ def test_placements_keep_what_is_behind_the_middle(whole):
     dynamics = whole.table("dynamics")
     assert sorted(dynamics["layer"]) == [-1, 0, 1, 2]
     assert (dynamics["gain"].dropna() > 0).all()
+
+
+@pytest.mark.parametrize("most", [0.05, 0.4])
+def test_untrained_heads_are_chosen_by_what_they_read_of_position_0(most):
+    """Two layers of two heads; where none reads as much as a reader does, the one that reads most."""
+    reads = {
+        "as_read": [[0.03, 0.1], [most, 0.2], [0.02, 0.3], [0.01, 0.4]],
+        "moved": [[0.0, 0.9], [0.1, 0.35], [0.0, 0.9], [0.0, 0.9]],
+        "ordinary_front": [[0.0, 0.0]] * 4,
+        "ordinary_middle": [[0.0, 0.0]] * 4,
+    }
+    losses = {"as_read": 2.0, "moved": 2.0, "ordinary_front": 2.5, "ordinary_middle": 2.2}
+    sums = {
+        (name,): SimpleNamespace(mean=np.append(np.ravel(pairs), losses[name]))
+        for name, pairs in reads.items()
+    }
+    run = SimpleNamespace(reduced=lambda *_, **keys: sums if keys == {"model": "a", "seed": 3} else {})
+    found = anchors.control_statistics(run, "a", 3, OPTIONS)
+    # more than at position 0: .25; more than is there as read: .15
+    assert found == {"follows_token": pytest.approx(0.15), "loss_beyond": pytest.approx(0.3)}
+    assert anchors.control_statistics(run, "a", 4, OPTIONS) == {}
 
 
 def test_no_column_of_a_table_takes_the_name_of_one_of_its_keys():

@@ -445,6 +445,26 @@ def paragraph(tables, controls=None, options=None):
     return describe_contrast(table, U, F)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_main_numbers_never_contradict_the_claims(seed):
+    """Whatever the tables hold, the paragraph states what C1 and C13 have, and nothing else."""
+    rng = np.random.default_rng(seed)
+    excess = 0.2 * rng.standard_normal()
+    scores = detection(excess, excess - abs(0.2 * rng.standard_normal()), 0.5 + excess)
+    rows = contrasts(rng.choice([0.001, 0.03, 0.4]), log_transport_ratio=rng.standard_normal())
+    if rng.random() < 0.3:
+        rows = rows[rows["quantity"] != "log_transport_ratio"]
+    controls = untrained(auc=rng.choice([0.5, 0.8]), seeds=int(rng.choice([2, 8])))
+    claims = decided({"detection": scores, "contrasts": rows}, controls)
+    text = describe_contrast(pd.DataFrame([vars(row) for row in claims.values()]), U, F)
+    first, expression = claims["C1"].verdict, claims["C13"].verdict
+    assert text.startswith("States tell ") == (first == SUPPORTED)
+    assert text.startswith("States do not tell ") == (first == CONTRADICTED)
+    assert ("may be chance" in text) == (first != SUPPORTED)
+    assert ("it is expressed" in text) == (first == expression == SUPPORTED)
+    assert ("it is silent" in text) == (first == SUPPORTED and expression == CONTRADICTED)
+
+
 def test_sentences_are_made_of_the_case_that_holds():
     """ "Silent" and "expressed" need a measurement on their side; "what follows may be chance" a first "
     "claim."""

@@ -12,7 +12,8 @@ from attnscope.engine.results import Results
 from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, Measured, beside, pairs
-from attnscope.studies.absolute_position.options import REPLACEMENTS
+from attnscope.studies.absolute_position.options import REPLACEMENTS, PositionOptions
+from attnscope.studies.stored_options import stored_options
 
 #: Stands wherever the precursor's q-values do.
 Q_VALUES = (
@@ -81,6 +82,7 @@ def _precursor(results: Results, numbers: pd.DataFrame, chosen: str | None) -> C
         raise MissingError("compare: the run has no table 'leakage_tests'; it is of options.leakage")
     tests = last_step(results.table("leakage_tests"))
     statements = [Q_VALUES]
+    alpha = stored_options(results, PositionOptions).alpha
     rows: list[dict[str, Any]] = []
     for model, number in pairs(dict.fromkeys(tests["model"]), numbers, chosen, statements):
         if number["quantity"] == "position_probe":
@@ -88,13 +90,13 @@ def _precursor(results: Results, numbers: pd.DataFrame, chosen: str | None) -> C
             rows.append(beside(model, number, measured=measured, exact=exact, about=PROBES))
             continue
         own = tests[tests["model"] == model]
-        measured = _tested(own[own["protocol"] == "ruscio2025once"], number)
-        exact = _tested(own[own["protocol"] == "exact"], number)
+        measured = _tested(own[own["protocol"] == "ruscio2025once"], number, alpha)
+        exact = _tested(own[own["protocol"] == "exact"], number, alpha)
         rows.append(beside(model, number, measured=measured, exact=exact))
     return Compared(pd.DataFrame(rows), statements)
 
 
-def _tested(tests: pd.DataFrame, number: dict[Any, Any]) -> Measured:
+def _tested(tests: pd.DataFrame, number: dict[Any, Any], alpha: float) -> Measured:
     """What one protocol's tests say of a published quantity; NaN where they say nothing."""
     if tests.empty:
         return Measured()
@@ -105,7 +107,7 @@ def _tested(tests: pd.DataFrame, number: dict[Any, Any]) -> Measured:
             return Measured()
         return Measured(*(float(one) for one in found.iloc[0][["gap", "gap_low", "gap_high"]]))
     value = {
-        "significant_heads": float((tests["p_adjusted"] <= 0.05).sum()),
+        "significant_heads": float((tests["p_adjusted"] <= alpha).sum()),
         "smallest_p_value": float(tests["p_value"].min()),
         "smallest_q_value": float(tests["p_adjusted"].min()),
     }.get(number["quantity"], math.nan)

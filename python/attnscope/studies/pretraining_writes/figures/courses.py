@@ -42,7 +42,7 @@ _REFERENCES = {"": "base", "_after": "each step", "_last": "last step"}
 
 @figure("fractions")
 def trajectory(results: Results, options: Options) -> Drawn:
-    """Fractions over training, on what the base reads and predicts with."""
+    """Draw fractions over training, on the inputs and predictions of the base."""
     table = measured(results)
     table = table[table["step"] >= 0]
     table = table[table.groupby("model")["step"].transform("nunique") > 1]
@@ -50,36 +50,38 @@ def trajectory(results: Results, options: Options) -> Drawn:
         raise NotDrawable("the run has no series of checkpoints with steps")
     model = table["model"].iloc[0]
     table = table[table["model"] == model]
-    shown = [one for one in _REFERENCES if any(f"{kind}{one}" in set(table["subspace"]) for kind in _KINDS)]
+    shown = [
+        name for name in _REFERENCES if any(f"{kind}{name}" in set(table["subspace"]) for kind in _KINDS)
+    ]
     drawn, rows_of_axes = panels(
         len(shown), len(_KINDS), height=2.1 * len(shown), width=options.width, sharex=True, sharey=True
     )
     for reference, row in zip(shown, rows_of_axes, strict=True):
         for (kind, words), ax in zip(_KINDS.items(), row, strict=True):
-            own = table[table["subspace"] == f"{kind}{reference}"]
+            rows_of_subspace = table[table["subspace"] == f"{kind}{reference}"]
             for role in ROLES:
-                rows = own[own["role"] == role]
+                rows = rows_of_subspace[rows_of_subspace["role"] == role]
                 if len(rows):
                     course = rows.groupby("step")["relative"].apply(mean_log2)
                     ax.plot(course.index, course, marker="o", markersize=3, color=COLORS[role], label=role)
-            isotropic(ax, spread_of(own) if len(own) else 0.0)
+            isotropic(ax, spread_of(rows_of_subspace) if len(rows_of_subspace) else 0.0)
             octaves(ax)
             step_axis(ax, table["step"])
             ax.set_title(f"{words}: {_REFERENCES[reference]}")
             ax.set_xlabel("training step" if reference == shown[-1] else "")
         row[0].set_ylabel("fraction / isotropic")
     legend_over(drawn, named_artists(rows_of_axes[0][:1]), 7, loc="outside lower center")
-    whose = ", of each step and of the last one" if len(shown) > 1 else ""
+    references = ", of each step and of the last one" if len(shown) > 1 else ""
     missing = "" if len(shown) > 1 else " options.moments_of=both adds the current and the last checkpoint's."
     return captioned(
         drawn,
-        f"Changes of {model} over training, on inputs and predictions of the base{whose}; 2^mean log2 over "
-        f"layers; band: random subspaces.{missing}",
+        f"Changes of {model} over training, on inputs and predictions of the base{references}; 2^mean log2 "
+        f"over layers; band: random subspaces.{missing}",
     )
 
 
 def _arms(results: Results) -> pd.DataFrame:
-    """Rows of the runs of arms: model, arm, both sides."""
+    """Return the runs of arms: model, arm, both sides."""
     arms = dict(dict(getattr(results, "study", None) or {}).get("options", {}).get("arms", {}))
     arms = {model: arm for model, arm in arms.items() if not arm.endswith(MATCHED)}
     table = measured(results)
@@ -90,12 +92,16 @@ def _arms(results: Results) -> pd.DataFrame:
         )
     rows = []
     for model, arm in arms.items():
-        own = table[table["model"] == model]
+        rows_of_model = table[table["model"] == model]
         row: dict[str, object] = {"model": model, "arm": arm}
         for roles, side, subspace, label in _SIDES:
-            some = own[own["role"].isin(roles) & (own["side"] == side) & (own["subspace"] == subspace)]
-            row[label] = mean_log2(some["relative"]) if len(some) else math.nan
-            row[f"{label} spread"] = spread_of(some) if len(some) else math.nan
+            rows_of_side = rows_of_model[
+                rows_of_model["role"].isin(roles)
+                & (rows_of_model["side"] == side)
+                & (rows_of_model["subspace"] == subspace)
+            ]
+            row[label] = mean_log2(rows_of_side["relative"]) if len(rows_of_side) else math.nan
+            row[f"{label} spread"] = spread_of(rows_of_side) if len(rows_of_side) else math.nan
             nulls = controls(results, subspace)
             nulls = nulls[(nulls["model"] == model) & nulls["role"].isin(roles)]
             for variant in NULLS:
@@ -145,23 +151,25 @@ def objectives(results: Results, options: Options) -> Drawn:
 
 @figure("fractions")
 def graded(results: Results, options: Options) -> Drawn:
-    """The write side against the number of negatives of a contrastive objective."""
+    """Draw the write side against the number of negatives of a contrastive objective."""
     table = _arms(results)
     label = _SIDES[1][3]
-    found = table["arm"].str.extract(r"^contrastive_(\d+)$", flags=re.ASCII)[0]
-    own = table[found.notna()].assign(negatives=found.dropna().astype(int)).dropna(subset=[label])
-    if own["negatives"].nunique() < 2:
+    negatives = table["arm"].str.extract(r"^contrastive_(\d+)$", flags=re.ASCII)[0]
+    contrastive = (
+        table[negatives.notna()].assign(negatives=negatives.dropna().astype(int)).dropna(subset=[label])
+    )
+    if contrastive["negatives"].nunique() < 2:
         raise NotDrawable("the run has no arms contrastive_K of several K")
     drawn, (ax,) = grid(1, options, 2.6, 1)
-    isotropic(ax, float(own[f"{label} spread"].mean()))
-    ax.plot(own["negatives"], own[label], "o", color=PALETTE[0], markersize=4)
-    slope, level = np.polyfit(np.log2(own["negatives"]), np.log2(own[label]), 1)
-    ends = np.array([own["negatives"].min(), own["negatives"].max()])
+    isotropic(ax, float(contrastive[f"{label} spread"].mean()))
+    ax.plot(contrastive["negatives"], contrastive[label], "o", color=PALETTE[0], markersize=4)
+    slope, level = np.polyfit(np.log2(contrastive["negatives"]), np.log2(contrastive[label]), 1)
+    ends = np.array([contrastive["negatives"].min(), contrastive["negatives"].max()])
     ax.plot(ends, 2.0 ** (level + slope * np.log2(ends)), color=INK, linewidth=1.0)
     interval = _slope_interval(results)
     if interval:
         x = np.geomspace(float(ends[0]), float(ends[1]), 30)
-        middle = np.log2(own["negatives"]).mean()
+        middle = np.log2(contrastive["negatives"]).mean()
         centre = level + slope * middle
         lines = [2.0 ** (centre + end * (np.log2(x) - middle)) for end in interval]
         ax.fill_between(x, np.minimum(*lines), np.maximum(*lines), color=INK, alpha=0.12, linewidth=0)
@@ -193,7 +201,7 @@ _CLASSES = ("prediction", "inputs", "gradients", "tokens", "complement", "haar")
 
 @figure("rank_one")
 def rank_one(results: Results, options: Options) -> Drawn:
-    """What changes of rank one in the base do, class by class of directions."""
+    """Draw the effect of changes of rank one in the base, class by class of directions."""
     table = stored(results, "rank_one", "kl", "predicted_kl")
     places = sorted(
         {(int(layer), ROLES.index(role)) for layer, role in zip(table["layer"], table["role"], strict=True)}
@@ -205,17 +213,17 @@ def rank_one(results: Results, options: Options) -> Drawn:
         # what reads and what writes differ by orders of magnitude
         if (other := first.setdefault(role in ("o", "down"), ax)) is not ax:
             ax.sharey(other)
-        own = table[(table["layer"] == layer) & (table["role"] == role)]
-        order = [name for name in _CLASSES if name in set(own["direction"])]
+        rows_of_matrix = table[(table["layer"] == layer) & (table["role"] == role)]
+        order = [name for name in _CLASSES if name in set(rows_of_matrix["direction"])]
         for place, name in enumerate(order):
-            rows = own[own["direction"] == name]
+            rows = rows_of_matrix[rows_of_matrix["direction"] == name]
             color = MUTED if name == "haar" else PALETTE[place]
             ax.plot(np.full(len(rows), place), rows["kl"], ".", color=color, alpha=0.35)
             ax.plot(place, rows["kl"].mean(), "o", color=color, markersize=6)
             if rows["predicted_kl"].notna().any():
                 mean = rows["predicted_kl"].mean()
                 ax.plot(place + 0.2, mean, "s", color=color, markerfacecolor="white", markersize=5)
-        logarithmic(ax, [own["kl"], own["predicted_kl"]])
+        logarithmic(ax, [rows_of_matrix["kl"], rows_of_matrix["predicted_kl"]])
         ax.set_xticks(range(len(order)), order, rotation=45, ha="right")
         ax.set_xlim(-0.5, len(order) - 0.5)
         ax.set_title(f"layer {layer}, {role}")

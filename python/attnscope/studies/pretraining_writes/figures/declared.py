@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The study's figures by name, and what several of them read."""
+"""The study's figures by name, and readers that several of them share."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ PAIR = ["model", "revision", "step", "reference"]
 
 
 def grid(
-    count: int, options: Options, height: float, most: int, narrowest: float = 1.5, **more: Any
+    count: int, options: Options, height: float, most: int, narrowest: float = 1.5, **panel_options: Any
 ) -> tuple[mpl.Figure, list[Axes]]:
-    """A figure of some panels, at most so many in a row, fewer where they would be too narrow."""
+    """Return a figure of some panels, at most so many in a row, fewer where they would be too narrow."""
     least = max(narrowest, options.width / most - 0.01)
-    drawn, (axes,) = panels(1, count, height=height, width=options.width, narrowest=least, **more)
+    drawn, (axes,) = panels(1, count, height=height, width=options.width, narrowest=least, **panel_options)
     return drawn, axes
 
 
 def measured(results: Results, subspace: str = "") -> pd.DataFrame:
-    """Measured fractions at the tested k of the seven roles."""
+    """Return the measured fractions at the tested k of the seven roles."""
     table = stored(results, "fractions", "relative")
-    own = table[table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)]
+    tested = table[table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)]
     if subspace:
-        own = own[own["subspace"] == subspace]
-    if own.empty:
+        tested = tested[tested["subspace"] == subspace]
+    if tested.empty:
         raise NotDrawable(f"the run has no fractions on the subspace {subspace or 'of any kind'}")
-    return own
+    return tested
 
 
 def controls(results: Results, subspace: str) -> pd.DataFrame:
-    """The same under nulls; empty where the run has none."""
+    """Return the same fractions under nulls; empty where the run has none."""
     table = optional(results, "fractions_variants")
     columns = ["variant", "role", "layer", "relative", *PAIR]
     if table is None or not {*columns, "subspace"} <= set(table):
         return pd.DataFrame(columns=columns)
-    own = table[table["role"].isin(ROLES) & (table["subspace"] == subspace)]
-    return own[own["relative"] > 0]
+    rows = table[table["role"].isin(ROLES) & (table["subspace"] == subspace)]
+    return rows[rows["relative"] > 0]
 
 
 def titles(table: pd.DataFrame) -> pd.Series[str]:
-    """One title for every pair: model and revision, the reference where pairs have several."""
+    """Return one title for every pair: model and revision, the reference where pairs have several."""
     names: pd.Series[str] = (table["model"] + " " + table["revision"].fillna("")).str.strip()
     if table["reference"].nunique() > 1:
         names = names + " − " + table["reference"]
@@ -79,7 +79,8 @@ def pairs_of(table: pd.DataFrame, most: int = 6) -> list[str]:
 def chosen_pairs(table: pd.DataFrame, most: int) -> tuple[list[str], str]:
     """Return the titles of the pairs to draw, and a sentence on those that are not.
 
-    Of more pairs than fit those are drawn whose fractions lie farthest from isotropic, in the table's order.
+    If more pairs exist than fit, those with fractions farthest from isotropic are drawn, in the table's
+    order.
     """
     names = pairs_of(table, len(table))
     if len(names) <= most:
@@ -95,14 +96,14 @@ def chosen_pairs(table: pd.DataFrame, most: int) -> tuple[list[str], str]:
 
 
 def isotropic(ax: Axes, spread: float = 0.0) -> None:
-    """The line at 1 and the band of 95 % of random subspaces around it."""
+    """Draw the line at 1 and the band of 95 % of random subspaces around it."""
     ax.axhline(1.0, color=INK, linewidth=0.8, gid="isotropic")
     if spread > 0:
         ax.axhspan(max(1 - 1.96 * spread, 1e-3), 1 + 1.96 * spread, color=MUTED, alpha=0.18, linewidth=0)
 
 
 def octaves(ax: Axes, *, along: str = "y") -> None:
-    """A log2 axis with plain numbers."""
+    """Make an axis logarithmic to base 2, with plain numbers."""
     axis = ax.yaxis if along == "y" else ax.xaxis
     (ax.set_yscale if along == "y" else ax.set_xscale)("log", base=2)
     axis.set_major_formatter(lambda value, _: f"{value:g}")

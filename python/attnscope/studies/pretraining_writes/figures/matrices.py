@@ -27,22 +27,22 @@ from attnscope.studies.pretraining_writes.figures.declared import (
 )
 from attnscope.studies.pretraining_writes.options import ROLES
 
-#: What each role stands on in the figures.
+#: Position of each role in the figures.
 _SUBSPACES = (("inputs", "own inputs"), ("prediction", "predictions"))
 
 
 @figure("fractions")
 def asymmetry(results: Results, options: Options) -> Drawn:
-    """How much of each role's change lies in what it reads and in what the model predicts with."""
+    """Draw the share of each role's change in its own inputs and in the prediction subspace."""
     table = measured(results)
     names, left_out = chosen_pairs(table, 6)
     drawn, axes = grid(len(names), options, 2.3, 3)
     columns = max(1, sum(ax.get_position().y0 == axes[0].get_position().y0 for ax in axes))
     for ax, name in zip(axes, names, strict=True):
-        own = table[titles(table) == name]
-        isotropic(ax, spread_of(own[own["subspace"] == "inputs"]))
+        rows_of_pair = table[titles(table) == name]
+        isotropic(ax, spread_of(rows_of_pair[rows_of_pair["subspace"] == "inputs"]))
         for subspace, label in _SUBSPACES:
-            rows = own[own["subspace"] == subspace]
+            rows = rows_of_pair[rows_of_pair["subspace"] == subspace]
             nulls = controls(results, subspace)
             nulls = nulls[titles(nulls) == name] if len(nulls) else nulls
             shift = -0.16 if subspace == "inputs" else 0.16
@@ -74,22 +74,22 @@ def asymmetry(results: Results, options: Options) -> Drawn:
         "its own inputs; open, the prediction subspace; dots are layers, circles 2^mean log2.",
         left_out,
         "Band: 95 % of random subspaces.",
-        "; ".join(NULL_WORDS[one] for one in NULLS if one in seen).capitalize() + "." if len(seen) else "",
+        "; ".join(NULL_WORDS[null] for null in NULLS if null in seen).capitalize() + "." if len(seen) else "",
     )
 
 
 @figure("fractions")
 def fraction_curves(results: Results, options: Options) -> Drawn:
-    """The fraction against the number of directions, between isotropic and the best possible."""
+    """Draw the fraction against the number of directions, between isotropic and the best possible."""
     table = stored(results, "fractions", "fraction", "ceiling")
     table = table[table["role"].isin(ROLES)]
     names, left_out = chosen_pairs(table, 2)
     drawn, axes = grid(2 * len(names), options, 2.3, 2)
     for row, name in enumerate(names):
-        own = table[titles(table) == name]
+        rows_of_pair = table[titles(table) == name]
         for column, (subspace, label) in enumerate(_SUBSPACES):
             ax = axes[2 * row + column]
-            rows = own[own["subspace"] == subspace].copy()
+            rows = rows_of_pair[rows_of_pair["subspace"] == subspace].copy()
             rows = rows[rows["fraction"] > 0]
             rows["share"] = rows["k"] / (rows["k"] * rows["relative"] / rows["fraction"]).round()
             for role in ROLES:
@@ -130,17 +130,17 @@ def fraction_curves(results: Results, options: Options) -> Drawn:
 
 @figure("fractions")
 def depth(results: Results, options: Options) -> Drawn:
-    """Each role's fraction on its own inputs, layer by layer."""
+    """Draw each role's fraction on its own inputs, layer by layer."""
     table = measured(results, "inputs")
     over_layers(table)
     names, left_out = chosen_pairs(table, 1)
-    own = table[titles(table) == names[0]]
+    rows_of_pair = table[titles(table) == names[0]]
     nulls = controls(results, "inputs")
-    roles = [role for role in ROLES if role in set(own["role"])]
+    roles = [role for role in ROLES if role in set(rows_of_pair["role"])]
     drawn, axes = grid(len(roles), options, 1.9, 4, 1.0)
     seen = set()
     for ax, role in zip(axes, roles, strict=True):
-        rows = own[own["role"] == role].groupby("layer")[["relative", "low", "high"]].mean()
+        rows = rows_of_pair[rows_of_pair["role"] == role].groupby("layer")[["relative", "low", "high"]].mean()
         isotropic(ax)
         ax.plot(rows.index, rows["relative"], marker="o", markersize=3, color=COLORS[role])
         if rows["low"].notna().any():
@@ -162,25 +162,27 @@ def depth(results: Results, options: Options) -> Drawn:
         drawn,
         f"Changes of {names[0]} on each matrix's own inputs by layer; bands: jackknife over groups of texts.",
         left_out,
-        "; ".join(NULL_WORDS[one] for one in NULLS if one in seen).capitalize() + "." if seen else "",
+        "; ".join(NULL_WORDS[null] for null in NULLS if null in seen).capitalize() + "." if seen else "",
     )
 
 
 @figure("mechanism")
 def mechanism(results: Results, options: Options) -> Drawn:
-    """What independent inputs and gradients would give, against what is there."""
+    """Draw observed fractions against those of independent inputs and gradients."""
     table = stored(results, "mechanism", "predicted", "observed")
     table = table[table["role"].isin(ROLES) & (table["predicted"] > 0) & (table["observed"] > 0)]
     if table.empty:
         raise NotDrawable("the mechanism table has no fractions above 0")
     names, left_out = chosen_pairs(table, 1)
-    own = table[titles(table) == names[0]]
+    rows_of_pair = table[titles(table) == names[0]]
     drawn, axes = grid(2, options, 2.3, 2)
     for ax, (side, label) in zip(axes, (("in", "inputs"), ("out", "output gradients")), strict=True):
-        rows = own[own["side"] == side]
+        rows = rows_of_pair[rows_of_pair["side"] == side]
         for role in ROLES:
-            one = rows[rows["role"] == role]
-            ax.plot(one["predicted"], one["observed"], "o", color=COLORS[role], markersize=4, label=role)
+            points = rows[rows["role"] == role]
+            ax.plot(
+                points["predicted"], points["observed"], "o", color=COLORS[role], markersize=4, label=role
+            )
         values = pd.concat([rows["predicted"], rows["observed"]])
         if len(values):
             ends = [values.min() / 1.1, values.max() * 1.1]
@@ -201,28 +203,28 @@ def mechanism(results: Results, options: Options) -> Drawn:
 
 @figure("deltas", "fractions")
 def rounding(results: Results, options: Options) -> Drawn:
-    """Fractions against the size of a change in steps of the stored numbers."""
+    """Draw fractions against the size of a change in steps of the stored numbers."""
     table = measured(results, "inputs")
     keys = ["model", "revision", "step", "reference", "layer", "role", "expert"]
     deltas = stored(results, "deltas", "step_ratio")[[*keys, "step_ratio", "noise_share", "below_floor"]]
-    own = table.merge(deltas, on=keys)
-    own = own[own["step_ratio"] > 0]
-    if own.empty:
+    changes = table.merge(deltas, on=keys)
+    changes = changes[changes["step_ratio"] > 0]
+    if changes.empty:
         raise NotDrawable("no change has a rounding step: adapters are not stored in the base's numbers")
-    names, left_out = chosen_pairs(own, 6)
+    names, left_out = chosen_pairs(changes, 6)
     drawn, axes = grid(len(names), options, 2.4, 3)
-    near = bool((own["step_ratio"] < 10).any())
-    logs = np.log10(own["step_ratio"].astype(float))
+    near = bool((changes["step_ratio"] < 10).any())
+    logs = np.log10(changes["step_ratio"].astype(float))
     decades = (10 ** np.floor(logs.min()), 10 ** np.ceil(logs.max() + 1e-9))
     for ax, name in zip(axes, names, strict=True):
-        pair = own[titles(own) == name]
+        pair = changes[titles(changes) == name]
         for role in ROLES:
             rows = pair[pair["role"] == role]
             for below in (False, True):
-                some = rows[rows["below_floor"].astype(bool) == below]
+                points = rows[rows["below_floor"].astype(bool) == below]
                 face = "white" if below else COLORS[role]
                 ax.plot(
-                    some["step_ratio"], some["relative"], "o", color=COLORS[role], markerfacecolor=face,
+                    points["step_ratio"], points["relative"], "o", color=COLORS[role], markerfacecolor=face,
                     markersize=4,
                 )  # fmt: skip
         isotropic(ax, spread_of(pair))

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""The verdicts behind a report's main numbers, so that no sentence claims more than its claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from attnscope.plots.figure import optional
+from attnscope.plots.selection import last_step
+
+
+def claim_of(results: Any, model: str, code: str) -> pd.Series[Any] | None:
+    """Return the row of a claim of a model's last checkpoint; None where none is stored."""
+    table = optional(results, "claims")
+    if table is None or table.empty:
+        return None
+    rows = last_step(table)
+    rows = rows[(rows["model"] == model) & (rows["claim"] == code)]
+    return None if rows.empty else rows.iloc[-1]
+
+
+def with_verdicts(sentence: str, results: Any, model: str, *codes: str) -> str:
+    """Return a sentence with the verdicts on claims before its full stop; as it is where none is stored.
+
+    Args:
+        sentence: that ends in a full stop.
+        results: of a run, or tables in memory.
+        model: of the sentence.
+        codes: of the claims that the sentence is about.
+    """
+    claims = {code: claim_of(results, model, code) for code in codes}
+    words = [f"{code}: {claim['verdict']}" for code, claim in claims.items() if claim is not None]
+    return f"{sentence.removesuffix('.')} ({', '.join(words)})." if words else sentence

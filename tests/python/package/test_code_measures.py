@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""Names, docstrings, functions and imports: what is against the rules is counted, and no count grows."""
+
+import ast
+import json
+import textwrap
+
+import code_measures as measures
+import pytest
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return json.loads(measures.STORED.read_text("utf-8"))
+
+
+def test_nothing_grows(stored):
+    """Lower counts are stored by `python tests/python/package/code_measures.py`."""
+    assert measures.growth(stored, measures.measure()) == []
+
+
+def tree(text):
+    return ast.parse(textwrap.dedent(text))
+
+
+def test_fillers_are_counted_where_they_are_bound():
+    code = """
+    def found(own, *, rows):
+        for one in rows:
+            _known = one.given
+        return [whole for whole in rows]
+    """
+    assert measures.count_fillers(tree(code)) == 5
+    assert measures.count_fillers(tree("rows = table.given(one)")) == 0
+
+
+def test_sentences_of_docstrings_are_counted_but_not_their_sections():
+    code = '''
+    """What is here. Returns follow. Whether they do: How it is.
+
+    Args:
+        a: text.
+
+    What stands behind a section is no prose.
+    """
+    def f():
+        """Return what is asked."""
+    class A:
+        """Of two."""
+    '''
+    assert measures.count_openers(tree(code)) == 4
+
+
+def test_lines_of_a_function_are_counted_without_its_docstring():
+    [function] = tree('def f(a,\n      b):\n    """One.\n\n    Two."""\n    a = 1\n    return b\n').body
+    assert measures.length(function) == 4
+
+
+def test_large_functions_are_found_with_their_branches(monkeypatch):
+    code = "def f():\n" + "    a = 1\n" * 61 + "\ndef g():\n    return 1\n"
+    monkeypatch.setattr(measures, "sources", lambda: {"a/b.py": ast.parse(code)})
+    monkeypatch.setattr(measures, "count_branches", lambda: {("a/b.py", 64): 13})
+    assert measures.large_functions() == {"b.py: f": [62, 0], "b.py: g": [2, 13]}
+
+
+def test_ruff_is_asked_for_branches_and_moods():
+    for (path, line), branches in measures.count_branches().items():
+        source = (measures.ROOT / path).read_text("utf-8").splitlines()
+        assert "def " in source[line - 1], path
+        assert branches > measures.MOST_BRANCHES
+
+
+def test_imports_of_three_strengths():
+    code = tree("""
+    import a.b
+    from a import c
+    if TYPE_CHECKING:
+        from a.d import D
+    def f():
+        from a.e import e
+    """)
+    names = {"a.b", "a.c", "a.d", "a.e"}
+    assert measures.imported(code, names, "top") == {"a.b", "a.c"}
+    assert measures.imported(code, names, "run") == {"a.b", "a.c", "a.e"}
+    assert measures.imported(code, names, "types") == names
+
+
+def test_a_count_that_grows_is_named():
+    before = {"fillers": {"a": 1, "b": 2}, "large functions": {"f.py: f": [70, 3]}, "circles": {"top": 0}}
+    assert measures.growth(before, before) == []
+    assert measures.growth(before, {"fillers": {"a": 2}}) == ["fillers in a: 2, stored 1"]
+    assert measures.growth(before, {"fillers": {"c": 4}}) == ["fillers: 4, stored 3"]
+    assert measures.growth(before, {"circles": {"top": 2}}) == [
+        "circles in top: 2, stored 0",
+        "circles: 2, stored 0",
+    ]
+    assert measures.growth(before, {"large functions": {"f.py: f": [69, 3]}}) == []
+    assert len(measures.growth(before, {"large functions": {"f.py: f": [71, 3], "f.py: g": [2, 13]}})) == 2
