@@ -31,7 +31,7 @@ test-cpp:       ## GoogleTest, with the instruction set of this processor
 sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer and ThreadSanitizer
 	@.ci/setup tools && .ci/sanitize asan && .ci/sanitize tsan
 
-mutants:        ## break the kernels one line at a time: every mutant must turn the tests red
+mutants:        ## break the kernels one line at a time: 95 % of the mutants must turn the tests red
 	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/kernels.py
 
 mutants-python: ## the same for the metrics in Python, with mutmut; MODULES="locality entropy" for some of them

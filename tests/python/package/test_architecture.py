@@ -7,14 +7,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 import attnscope as asc
-import census
 from attnscope.capture.sites import TABLE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -271,17 +269,6 @@ def test_no_two_test_files_share_a_name():
     """pytest imports them by their bare names: of two, the second would be an error, or the first again."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
-
-
-def test_what_the_census_counts_as_new_is_there_and_a_docstring_is_no_code():
-    paths = set(census.texts())
-    for pattern in " ".join(census.NEW.values()).split():
-        assert any(fnmatch(path, pattern) for path in paths if path.startswith(census.COUNTED)), pattern
-    assert (
-        census.code_lines("a.py", '"""What."""\n\n# why\ndef f():\n    """A\n    b."""\n    return 1  # c\n')
-        == 2
-    )
-    assert census.code_lines("a.h", "// What.\n\nint f();  // why\n") == 1
 
 
 MAPS = {"attention", "scores", "lse"}

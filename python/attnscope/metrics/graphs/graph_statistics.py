@@ -10,9 +10,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.closed_forms import first_key_map
-from attnscope.metrics.graphs.laplacian import Symmetrize
-from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, first_key_map
 
 
 @shown_by_shape
@@ -54,20 +52,18 @@ def graph_statistics(
     attention: torch.Tensor,
     thresholds: Sequence[float | str] | torch.Tensor | float | str,
     *,
-    symmetrize: Symmetrize = "max",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> GraphStatistics:
     """Statistics of the simple graphs that join tokens i and j where max(A_ij, A_ji) reaches a threshold.
 
-    The formulas are those of `GraphStatistics`; one pass over the map serves all thresholds.
+    The formulas are those of `GraphStatistics`; one pass over the map serves all thresholds. The larger entry
+    of the two decides, as for the Betti numbers, so that components are β0.
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         thresholds: numbers in (0, 1), or "k/n" for k over each map's own number of tokens, because uniform
             attention is 1/n. 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2 is the paper's list.
-        symmetrize: accepted as by `fiedler_value`; a thresholded graph always takes the larger entry of the
-            two, as the Betti numbers do, so that components are β0.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
@@ -98,7 +94,6 @@ def graph_statistics(
     """
     name = "graph_statistics"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max"))
     levels = _checks.thresholds_argument(name, thresholds, checked)
     return GraphStatistics(*_checks.computed(_core.graph_statistics, name, checked, levels))
 
