@@ -10,7 +10,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, first_key_map
+from attnscope.metrics.closed_forms import first_key_map
+from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
 
 
 @shown_by_shape
