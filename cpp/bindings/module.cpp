@@ -68,7 +68,8 @@ PYBIND11_MODULE(_core, module) {
                           attnscope::bind_singular_values,
                           attnscope::bind_alignment,
                           attnscope::bind_reference_influence,
-                          attnscope::bind_delta_statistics}) {
+                          attnscope::bind_delta_statistics,
+                          attnscope::bind_lazy_attention}) {
     bind(module);
   }
 }

@@ -54,11 +54,11 @@ class ScoreTiles {
       farthest_ = std::max(farthest_, position);
     }
     if (nearest_ > farthest_) nearest_ = farthest_ = -1;
+    has_idle_ = std::find(real_, real_ + kWidth, false) != real_ + kWidth;
     pack();
   }
 
   bool is_real(Index lane) const { return real_[lane]; }
-  bool has_real() const { return farthest_ >= 0; }
 
   // Keys [first, last) are those that some query of the block may see; `first` is a multiple of the
   // tile.
@@ -92,6 +92,7 @@ class ScoreTiles {
     if (head_.bias.data != nullptr) add_bias(start, count, tile);
     hide_far(start, count, tile);
     if (head_.mask != nullptr) hide_masked(start, count, tile);
+    if (has_idle_) hide_idle(count, tile);
     std::fill(tile + count * kWidth,
               tile + (count + kExpSteps - 1) / kExpSteps * kExpSteps * kWidth, kHidden);
   }
@@ -260,12 +261,21 @@ class ScoreTiles {
     }
   }
 
+  // Lanes without a query see nothing, a key that is NaN neither.
+  void hide_idle(Index count, Float* tile) const {
+    for (Index lane = 0; lane < kWidth; ++lane) {
+      if (real_[lane]) continue;
+      for (Index j = 0; j < count; ++j) tile[j * kWidth + lane] = kHidden;
+    }
+  }
+
   const LazyHead& head_;
   Float* packed_;
   Float* widened_;
   Index begin_ = 0, count_ = 0, nearest_ = 0, farthest_ = 0;
   alignas(64) Float positions_[kWidth];
   bool real_[kWidth];
+  bool has_idle_ = false;
 };
 
 }  // namespace attnscope

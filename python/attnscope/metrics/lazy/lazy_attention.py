@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -15,66 +13,32 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope._placement import Unmaterialized
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.lazy.arguments import (
+    Bias,
+    bias_argument,
+    check_shapes,
+    finite_argument,
+    lengths_of_maps,
+    per_head_argument,
+    positions_argument,
+    positive_argument,
+    slice_argument,
+    vectors_argument,
+)
+from attnscope.metrics.lazy.passes import ROW_MEASURES, SHARED, Key, Noted, join_slabs, select_compatible
 from attnscope.metrics.lazy.visibility import Visibility
 
-#: A bias of scores: ALiBi slopes [h], a tensor that broadcasts to the map, or a function of query and key
-#: numbers.
-Bias = Tensor | Callable[[Tensor, Tensor], Tensor] | None
-
-#: Measures of queries that `row_measures` gives.
-ROW_MEASURES = ("log_z", "entropy", "collision", "largest", "distance", "mass")
+_NAME = "LazyAttention"
 
 #: Bytes of a callable bias that are evaluated together.
 _BIAS_BYTES = 8 << 20
 #: Queries of a slab are a multiple of the queries that the kernel works on together.
 _SLAB = 32
 
-#: A result of a pass by its name and its option.
-Key = tuple[str, Any]
-
-
-class Noted(Exception):
-    """Raised in the place of a pass while `shared_pass` collects what is to be measured."""
-
-
-class _Shared(NamedTuple):
-    """Results of passes over lazy attention, and what is still to be collected, inside `shared_pass`."""
-
-    results: dict[tuple[int, Key], Tensor]
-    noted: dict[int, dict[Key, None]]
-    collecting: list[bool]
-
-
-_SHARED: ContextVar[_Shared | None] = ContextVar("passes over lazy attention", default=None)
-
-
-@contextmanager
-def shared_pass() -> Iterator[Callable[[Callable[[], Any]], None]]:
-    """Inside, results of passes are kept; the function yielded notes what another function will need.
-
-    Nobody may change queries or keys meanwhile. The first call that needs a result measures everything noted.
-    """
-    shared = _Shared({}, {}, [False])
-    token = _SHARED.set(shared)
-
-    def note(function: Callable[[], Any]) -> None:
-        shared.collecting[0] = True
-        try:
-            function()
-        except Noted:
-            pass
-        finally:
-            shared.collecting[0] = False
-
-    try:
-        yield note
-    finally:
-        _SHARED.reset(token)
-
 
 @shown_by_shape
 class TopKeys(NamedTuple):
-    """The keys of largest weight of every query [..., h, q, k]; weight 0 and key −1 behind the visible ones."""
+    """The keys of largest weight of every query [..., h, q, k]; behind the visible ones weight 0, key −1."""
 
     weights: Tensor
     keys: Tensor
@@ -166,6 +130,14 @@ class LazyAttention(Unmaterialized):
     query_positions: Tensor | None
     precision: str
     heads: int
+    _bias: Bias
+    _key: Tensor
+    _log_z: Tensor | None
+    _mask: Tensor | None
+    _numbers: Tensor
+    _query: Tensor
+    _slopes: Tensor | None
+    _visibility: Visibility
 
     def __init__(
         self,
@@ -185,8 +157,8 @@ class LazyAttention(Unmaterialized):
         precision: str | None = None,
     ) -> None:
         set_field = super().__setattr__
-        query, key = (_vectors(name, value) for name, value in (("query", query), ("key", key)))
-        _check_shapes(query, key)
+        query, key = (vectors_argument(name, value) for name, value in (("query", query), ("key", key)))
+        check_shapes(query, key)
         *leading, heads, queries, width = query.shape
         keys, groups = key.shape[-2], key.shape[-3]
         shape = (*leading, heads, queries, keys)
@@ -199,29 +171,30 @@ class LazyAttention(Unmaterialized):
         set_field("causal", _checks.flag(_NAME, "causal", causal))
         least = 1
         set_field("window", None if window is None else _checks.at_least(_NAME, "window", window, least))
-        set_field("scaling", width**-0.5 if scaling is None else _finite(_NAME, "scaling", scaling))
-        set_field("softcap", None if softcap is None else _positive(_NAME, "softcap", softcap))
-        slopes, bias = _bias_argument(bias, shape)
-        sinks = None if sink_logits is None else _per_head("sink_logits", sink_logits, heads)
+        set_field("scaling", width**-0.5 if scaling is None else finite_argument(_NAME, "scaling", scaling))
+        set_field("softcap", None if softcap is None else positive_argument(_NAME, "softcap", softcap))
+        slopes, bias = bias_argument(bias, shape)
+        sinks = None if sink_logits is None else per_head_argument("sink_logits", sink_logits, heads)
         set_field("sink_logits", sinks)
         set_field("_slopes", slopes)
         set_field("_bias", bias)
         seen = None
         if mask is not None:
-            flags = _checks.flags_argument(_NAME, "mask", mask, shape, "does not broadcast to attention of shape")
+            flags = _checks.flags_argument(
+                _NAME, "mask", mask, shape, "does not broadcast to attention of shape"
+            )
             seen = flags.expand(shape)
         set_field("_mask", seen)
-        given = None if lengths is None else _lengths_argument(lengths, shape)
+        given = None if lengths is None else lengths_of_maps(lengths, shape)
         set_field("lengths", given)
-        positions = None if query_positions is None else _positions_argument(query_positions, shape)
+        positions = None if query_positions is None else positions_argument(query_positions, shape)
         set_field("query_positions", positions)
         known = None if log_z is None else _checks.float_tensor(_NAME, "log_z", log_z).double().cpu()
         if known is not None:
             known = _checks.expanded(f"{_NAME}: log_z", known, shape[:-1]).contiguous()
         set_field("_log_z", known)
         set_field("_numbers", self._numbers_of_heads())
-        split = (-3, (groups, heads // groups))
-        set_field("_query", query.unflatten(*split))
+        set_field("_query", query.view(*leading, groups, heads // groups, queries, width))
         set_field("_key", key.unsqueeze(-3).expand(*leading, groups, heads // groups, keys, width))
         set_field("_visibility", self._make_visibility())
 
@@ -232,7 +205,7 @@ class LazyAttention(Unmaterialized):
         raise AttributeError(f"LazyAttention cannot be changed: {name} is set when it is made")
 
     def __repr__(self) -> str:
-        words = [f"shape={self.shape}"]
+        words = [f"shape={tuple(self.shape)}"]
         words += ["causal"] * self.causal
         words += [f"{name}={getattr(self, name)}" for name in ("window", "softcap") if getattr(self, name)]
         words += ["bias"] * (self._slopes is not None or self._bias is not None)
@@ -294,11 +267,11 @@ class LazyAttention(Unmaterialized):
     def top(self, k: int = 8) -> TopKeys:
         """Return the k keys of largest weight of every query, larger weights and then earlier keys first."""
         k = _checks.at_least("LazyAttention.top", "k", k, 1)
-        weights, keys = self.take([("top_weights", min(k, self.shape[-1])), ("top_keys", min(k, self.shape[-1]))])
+        weights, keys = self.take([("top_weights", k), ("top_keys", k)])
         return TopKeys(weights, keys)
 
     def at_least(self, threshold: float) -> SparseAttention:
-        """Return the entries of at least a threshold; as rows sum to one at most, q/threshold is their bound."""
+        """Return the entries of at least a threshold: q/threshold at most, because rows sum to one."""
         threshold = _checks.fraction_argument("LazyAttention.at_least", "threshold", threshold)
         counts, keys, weights = self.take([(name, threshold) for name in ("counts", "keys", "weights")])
         shape = (*counts.shape[:-1], 1)
@@ -312,14 +285,19 @@ class LazyAttention(Unmaterialized):
 
     def tile(self, queries: slice | int, keys: slice | int) -> Tensor:
         """Return a part of the map, float64 [..., h, queries, keys]."""
-        rows, columns = _slice("queries", queries, self.shape[-2]), _slice("keys", keys, self.shape[-1])
+        rows, columns = (
+            slice_argument("queries", queries, self.shape[-2]),
+            slice_argument("keys", keys, self.shape[-1]),
+        )
+        weigh: Any = _core.lazy_weights
         parts = []
         log_z = self._log_z if self._log_z is not None else self.log_z
         for begin, end, bias, positions in self._slabs(rows.start, rows.stop):
             inside = (max(begin, rows.start) - begin, min(end, rows.stop) - begin)
             sums = log_z[..., begin:end].contiguous()
             arguments = self._arguments(begin, end, bias, positions)
-            parts.append(_core.lazy_weights(*arguments, sums, *inside, columns.start, columns.stop))
+            place = (*inside, columns.start, columns.stop)
+            parts.append(weigh(*arguments, sums, *place))
         part = torch.cat(parts, -2)
         return part.reshape(*self.shape[:-2], *part.shape[-2:])
 
@@ -341,8 +319,8 @@ class LazyAttention(Unmaterialized):
         return self._replaced(query=query, key=key, bias=None, softcap=None, sink_logits=None)
 
     def take(self, keys: Sequence[Key]) -> list[Tensor]:
-        """Return results of passes by name and option, each [..., h, ...]; those at hand are not made again."""
-        shared = _SHARED.get()
+        """Return results of passes by name and option, [..., h, ...]; those at hand are not made again."""
+        shared = SHARED.get()
         if shared is None:
             results = self._measure(dict.fromkeys(keys))
             return [results[key] for key in keys]
@@ -406,15 +384,19 @@ class LazyAttention(Unmaterialized):
         columns = (
             torch.full((self.heads,), self.scaling, dtype=torch.float64, device="cpu"),
             torch.full((self.heads,), self.softcap or 0.0, dtype=torch.float64, device="cpu"),
-            torch.zeros(self.heads, dtype=torch.float64, device="cpu") if self._slopes is None else self._slopes,
+            torch.zeros(self.heads, dtype=torch.float64, device="cpu")
+            if self._slopes is None
+            else self._slopes,
             torch.full((self.heads,), -math.inf, dtype=torch.float64, device="cpu")
             if self.sink_logits is None
             else self.sink_logits,
         )
         return torch.stack(columns, -1).expand(*self.shape[:-2], 4).contiguous()
 
-    def _slabs(self, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int, Tensor | None, Any]]:
-        """Yield queries that are measured together, with their bias and positions: all, but for a callable bias."""
+    def _slabs(
+        self, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[int, int, Tensor | None, Any]]:
+        """Yield queries measured together, their bias and positions: all, except of a callable bias."""
         queries, keys = self.shape[-2:]
         bias = self._bias
         if not callable(bias):
@@ -432,8 +414,9 @@ class LazyAttention(Unmaterialized):
             tile = _checks.expanded(f"{_NAME}: bias", tile, shape, "does not broadcast to the tile of shape")
             yield begin, end, tile, positions[..., begin:end]
 
-    def _arguments(self, begin: int, end: int, bias: Tensor | None, positions: Tensor | None) -> tuple[Any, ...]:
-        split = (-3, tuple(self._query.shape[-4:-2]))
+    def _arguments(
+        self, begin: int, end: int, bias: Tensor | None, positions: Tensor | None
+    ) -> tuple[Any, ...]:
         mask = self._mask
         where = None
         if positions is not None:
@@ -444,12 +427,16 @@ class LazyAttention(Unmaterialized):
             self._numbers,
             self.sizes,
             where,
-            None if bias is None else bias.unflatten(*split),
-            None if mask is None else mask[..., begin:end, :].unflatten(*split),
+            None if bias is None else self._split_heads(bias),
+            None if mask is None else self._split_heads(mask[..., begin:end, :]),
             self.causal,
             self.window or 0,
             self.precision == "exact",
         )
+
+    def _split_heads(self, maps: Tensor) -> Tensor:
+        """Return maps [..., h, q, k] as [..., key heads, queries of each, q, k]."""
+        return maps.view(*maps.shape[:-3], *self._query.shape[-4:-2], *maps.shape[-2:])
 
     def _measure(self, keys: dict[Key, None]) -> dict[Key, Tensor]:
         """Return results of as few passes as their options allow."""
@@ -458,9 +445,11 @@ class LazyAttention(Unmaterialized):
         pending = [key for key in keys if key[0] != "first"]
         first_names = ["first"] if firsts else []
         while pending or first_names:
-            chosen = _compatible(pending)
+            chosen = select_compatible(pending)
             pending = [key for key in pending if key not in chosen]
-            raw = self._pass([*first_names, *dict.fromkeys(name for name, _ in chosen)], firsts, chosen, self.sizes)
+            raw = self._pass(
+                [*first_names, *dict.fromkeys(name for name, _ in chosen)], firsts, chosen, self.sizes
+            )
             for place, first in enumerate(firsts if first_names else ()):
                 results["first", first] = raw["first"][..., place]
             for name, option in chosen:
@@ -492,13 +481,14 @@ class LazyAttention(Unmaterialized):
         threshold = options.get("counts", 0.0)
         top = options.get("top_weights", options.get("top_keys", 0))
         without_first = near is not None and near.without_first
+        measure: Any = _core.lazy_measures
         slabs = []
         for begin, end, bias, positions in self._slabs():
             arguments = self._arguments(begin, end, bias, positions)
             part = None if left is None else left[..., begin:end, :].contiguous()
-            more = (sorted(asked), list(firsts), nears, without_first, fars, threshold, top, right, part)
-            slabs.append(_core.lazy_measures(*arguments, *more))
-        joined = slabs[0] if len(slabs) == 1 else _join(slabs)
+            options_of_pass = (sorted(asked), list(firsts), nears, without_first, fars, threshold, top)
+            slabs.append(measure(*arguments, *options_of_pass, right, part))
+        joined = slabs[0] if len(slabs) == 1 else join_slabs(slabs)
         leading = self.shape[:-2]
         split = self._query.ndim - 2
         return {
@@ -528,173 +518,15 @@ class TransposedAttention(NamedTuple):
         return _product(self.attention, x, transposed=True)
 
 
-class Border(NamedTuple):
-    """A distance that divides near keys from far ones: a number of tokens, or a rule of each map's length."""
-
-    name: str
-    distance: float
-    without_first: bool = False
-
-    def distances(self, sizes: Tensor) -> Tensor:
-        """Return the smallest far distance of maps of these sizes, int64."""
-        if self.name == "sink_test":
-            tenth = (sizes + 9) // 10
-            return torch.maximum(torch.maximum(tenth, (sizes // 4).clamp(max=4)), torch.ones_like(sizes))
-        if self.distance < 1.0:
-            return (sizes.double() * self.distance).floor().long() + 1
-        return torch.full_like(sizes, int(self.distance) + 1)
-
-
-_NAME = "LazyAttention"
-
-# Results of one pass share these options.
-_OPTION_OF = {
-    "near": "near",
-    "beyond": "near",
-    "far_mass": "far",
-    "far_squares": "far",
-    "far_largest": "far",
-    "far_incoming": "far",
-    "top_weights": "entries",
-    "top_keys": "entries",
-    "counts": "entries",
-    "keys": "entries",
-    "weights": "entries",
-}
-
-
-def _compatible(keys: Sequence[Key]) -> list[Key]:
-    """Return the results among `keys` that one pass gives together with the first of them."""
-    options: dict[str, tuple[Any, ...]] = {}
-    chosen = []
-    for name, option in keys:
-        kind = _OPTION_OF.get(name)
-        if kind is None:
-            chosen.append((name, option))
-            continue
-        of_kind = (name.startswith("top"), option) if kind == "entries" else (option,)
-        if options.setdefault(kind, of_kind) == of_kind:
-            chosen.append((name, option))
-    return chosen
-
-
-def _join(slabs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the results of all queries from those of slabs of them."""
-    joined: dict[str, Tensor] = {}
-    for name in slabs[0]:
-        parts = [slab[name] for slab in slabs]
-        if name in ("incoming", "squares", "far_incoming", "transposed_product"):
-            joined[name] = torch.stack(parts).sum(0)
-        elif name not in ("keys", "weights"):
-            joined[name] = torch.cat(parts, -1 if name in _LAST_AXIS else -2)
-    if "counts" in joined:
-        ends = [slab["counts"].flatten(0, -2).sum(-1).cumsum(0).tolist() for slab in slabs]
-        for name in ("keys", "weights"):
-            heads = [
-                slab[name][(end[head - 1] if head else 0) : end[head]]
-                for head in range(len(ends[0]))
-                for slab, end in zip(slabs, ends, strict=True)
-            ]
-            joined[name] = torch.cat(heads)
-    return joined
-
-
-_LAST_AXIS = {*ROW_MEASURES, "far_mass", "far_squares", "far_largest", "counts"}
-
-
-def _vectors(name: str, value: Any) -> Tensor:
-    tensor = _checks.to_host(_checks.float_tensor(_NAME, name, value))
-    if tensor.ndim < 3:
-        raise ValueError(f"{_NAME}: {name} must be [..., heads, tokens, d], got shape {tuple(tensor.shape)}")
-    if 0 in tensor.shape:
-        raise ValueError(f"{_NAME}: {name} must hold at least one number, got shape {tuple(tensor.shape)}")
-    return tensor
-
-
-def _check_shapes(query: Tensor, key: Tensor) -> None:
-    shapes = f"query {tuple(query.shape)} and key {tuple(key.shape)}"
-    if query.shape[-1] != key.shape[-1]:
-        raise ValueError(f"{_NAME}: query and key must have one width d, got {query.shape[-1]} and {key.shape[-1]}")
-    if query.shape[:-3] != key.shape[:-3]:
-        raise ValueError(f"{_NAME}: query and key must have the same leading axes, got {shapes}")
-    if query.shape[-3] % key.shape[-3]:
-        raise ValueError(
-            f"{_NAME}: {key.shape[-3]} key heads do not divide {query.shape[-3]} query heads into groups"
-        )
-
-
-def _finite(function: str, name: str, value: Any) -> float:
-    number = _checks.real(function, name, value)
-    if not math.isfinite(number):
-        raise ValueError(f"{function}: {name} must be finite, got {value!r}")
-    return number
-
-
-def _positive(function: str, name: str, value: Any) -> float:
-    number = _finite(function, name, value)
-    if number <= 0:
-        raise ValueError(f"{function}: {name} must be above 0, got {value!r}")
-    return number
-
-
-def _per_head(name: str, value: Any, heads: int) -> Tensor:
-    tensor = _checks.float_tensor(_NAME, name, value).double().cpu()
-    if tensor.shape != (heads,):
-        raise ValueError(f"{_NAME}: {name} must hold a number for each of {heads} heads, got {tuple(tensor.shape)}")
-    return tensor.clone()
-
-
-def _bias_argument(bias: Any, shape: tuple[int, ...]) -> tuple[Tensor | None, Bias]:
-    """Return ALiBi slopes, or the bias itself expanded to the shape of the map."""
-    if bias is None or (callable(bias) and not isinstance(bias, Tensor)):
-        return None, bias
-    tensor = _checks.to_host(_checks.float_tensor(_NAME, "bias", bias))
-    if tensor.ndim == 1:
-        return _per_head("bias", tensor, shape[-3]), None
-    return None, _checks.expanded(f"{_NAME}: bias", tensor, shape, "does not broadcast to attention of shape")
-
-
-def _lengths_argument(lengths: Any, shape: tuple[int, ...]) -> Tensor:
-    given = _checks.as_tensor(_NAME, "lengths", lengths)
-    per_text = given.ndim < len(shape) - 2
-    leading = shape[:-3] if per_text else shape[:-2]
-    checked = _checks.lengths_argument(_NAME, lengths, leading, shape[-1])
-    assert checked is not None
-    return checked[..., None] if per_text else checked
-
-
-def _positions_argument(positions: Any, shape: tuple[int, ...]) -> Tensor:
-    tensor = _checks.as_tensor(_NAME, "query_positions", positions)
-    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
-        raise ValueError(f"{_NAME}: query_positions must be integers, got {tensor.dtype}")
-    tensor = tensor.to(device="cpu", dtype=torch.int64)
-    if bool((tensor < 0).any()) or bool((tensor >= 1 << 24).any()):
-        outside = tensor[(tensor < 0) | (tensor >= 1 << 24)]
-        raise ValueError(f"{_NAME}: query_positions must lie between 0 and 2^24, got {int(outside[0])}")
-    if tensor.ndim > 1:
-        tensor = tensor.unsqueeze(-2)  # the same for all heads
-    return _checks.expanded(f"{_NAME}: query_positions", tensor, shape[:-1]).contiguous()
-
-
-def _slice(name: str, part: slice | int, size: int) -> slice:
-    if isinstance(part, slice):
-        start, stop, step = part.indices(size)
-        if step != 1:
-            raise ValueError(f"{_NAME}: {name} must be a slice of step 1, got step {step}")
-        return slice(start, max(start, stop))
-    index = _checks.whole(_NAME, name, part)
-    if not -size <= index < size:
-        raise ValueError(f"{_NAME}: {name} must lie between {-size} and {size - 1}, got {index}")
-    return slice(index % size, index % size + 1)
-
-
 def _product(lazy: LazyAttention, x: Any, *, transposed: bool) -> Tensor:
-    """Return the product of a map with x; what is not finite in x reaches the queries that see it, no others."""
+    """Return the product with x; an entry of x that is not finite reaches the queries that see it."""
     *leading, queries, keys = lazy.shape
     size = queries if transposed else keys
     tensor = _checks.to_host(_checks.float_tensor("LazyAttention @ x", "x", x))
     if tensor.ndim < 2 or tensor.shape[-2] != size:
-        raise ValueError(f"LazyAttention @ x: x must be [..., {size}, channels], got shape {tuple(tensor.shape)}")
+        raise ValueError(
+            f"LazyAttention @ x: x must be [..., {size}, channels], got shape {tuple(tensor.shape)}"
+        )
     words = "does not broadcast to"
     tensor = _checks.expanded("LazyAttention @ x: x", tensor, (*leading, size, tensor.shape[-1]), words)
     finite = tensor.isfinite()

@@ -14,7 +14,7 @@ _PAIRS = 1 << 24
 
 
 class Visibility(NamedTuple):
-    """Who sees whom: key j is visible to a query at position i if j < length, j <= i, i − j < window, and mask.
+    """Who sees whom: key j is visible at position i if j < length, j <= i, i − j < window, and by the mask.
 
     positions: int64 [..., q]. lengths: int64 [...]. mask: bool [..., q, k] or None.
     """
@@ -93,7 +93,7 @@ class Visibility(NamedTuple):
         return total
 
     def far_maxima(self, distances: Tensor, values: Tensor) -> Tensor:
-        """Return the largest of `values` [..., q] over queries that see a key from afar, 0 of none, [..., k]."""
+        """Return the largest of `values` [..., q] over a key's far queries, 0 of none, [..., k]."""
         if self.mask is None and bool((self.positions.diff(dim=-1) >= 0).all()):
             return self._range_maxima(distances[..., None], values)
         largest = torch.zeros((*self.positions.shape[:-1], self.keys), dtype=torch.float64, device="cpu")
