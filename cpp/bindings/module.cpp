@@ -32,6 +32,7 @@ void bind_singular_values(py::module_&);
 void bind_alignment(py::module_&);
 void bind_reference_influence(py::module_&);
 void bind_delta_statistics(py::module_&);
+void bind_lazy_attention(py::module_&);
 }  // namespace attnscope
 
 // Not declared free of the GIL (py::mod_gil_not_used), so a free-threaded interpreter keeps it on:
@@ -67,7 +68,8 @@ PYBIND11_MODULE(_core, module) {
                           attnscope::bind_singular_values,
                           attnscope::bind_alignment,
                           attnscope::bind_reference_influence,
-                          attnscope::bind_delta_statistics}) {
+                          attnscope::bind_delta_statistics,
+                          attnscope::bind_lazy_attention}) {
     bind(module);
   }
 }

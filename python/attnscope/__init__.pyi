@@ -91,6 +91,9 @@ from attnscope.metrics.information.sinks import sink_tokens as sink_tokens
 from attnscope.metrics.information.sinks import top_mass as top_mass
 from attnscope.metrics.information.span_attention import SpanAttention as SpanAttention
 from attnscope.metrics.information.span_attention import span_attention as span_attention
+from attnscope.metrics.lazy.lazy_attention import LazyAttention as LazyAttention
+from attnscope.metrics.lazy.lazy_attention import SparseAttention as SparseAttention
+from attnscope.metrics.lazy.lazy_attention import TopKeys as TopKeys
 from attnscope.metrics.measure import measure as measure
 from attnscope.metrics.positions.offset_fit import OffsetFit as OffsetFit
 from attnscope.metrics.positions.offset_fit import offset_fit as offset_fit

@@ -75,6 +75,10 @@ def attention_argument(
     if lengths is not None:
         given = lengths_argument(function, lengths, tuple(tensor.shape[:-2]), tensor.shape[-1])
     checked = Attention(tensor, given)
+    if isinstance(tensor, _placement.Unmaterialized):
+        if flag(function, "validate", validate):
+            raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
+        return checked
     if tensor.numel() >= SMALLEST_BATCH:
         longest = checked.n if given is None else int(given.max())
         announce(function, longest, math.prod(checked.leading))
@@ -113,7 +117,7 @@ def heads_argument(
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """Return `value` as a float tensor [..., n, n]; on the CPU, unless its device measures the function."""
     settle_forked_child()
-    if _core.is_plain_batch(value):
+    if _core.is_plain_batch(value) or isinstance(value, _placement.Unmaterialized):
         return value
     tensor = float_tensor(function, name, value)
     if not _placement.stays(function, tensor):

@@ -174,3 +174,41 @@ def two_nn(
     distances: Tensor, lengths: _Lengths, subsets: Tensor | None, subset_count: int, discard: float
 ) -> tuple[Tensor, int]: ...
 def delta_statistics(before: Tensor, after: Tensor, delta: Tensor | None) -> tuple[Tensor, int]: ...
+def lazy_measures(
+    query: Tensor,
+    key: Tensor,
+    numbers: Tensor,
+    lengths: Tensor,
+    positions: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    window: int,
+    exact: bool,
+    asked: list[str],
+    firsts: list[int],
+    nears: Tensor | None,
+    without_first: bool,
+    far: Tensor | None,
+    threshold: float,
+    top: int,
+    right: Tensor | None,
+    left: Tensor | None,
+) -> dict[str, Tensor]: ...
+def lazy_weights(
+    query: Tensor,
+    key: Tensor,
+    numbers: Tensor,
+    lengths: Tensor,
+    positions: Tensor | None,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    causal: bool,
+    window: int,
+    exact: bool,
+    log_z: Tensor,
+    begin: int,
+    end: int,
+    start: int,
+    stop: int,
+) -> Tensor: ...

@@ -74,6 +74,21 @@ CUDA_IS_SLOWER = {"fiedler_value": 128, "laplacian_eigenvalues": 512, "singular_
 FEWEST_BYTES = 4 << 20
 
 
+class Unmaterialized:
+    """A map that is not in memory and computes functions of the core itself: `attnscope.LazyAttention`."""
+
+    __slots__ = ()
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the map."""
+        raise NotImplementedError
+
+    def measure(self, function: str) -> Callable[..., Any] | None:
+        """Return what computes a function of the core for such a map, None where nothing does."""
+        raise NotImplementedError
+
+
 class NotOnDevice(Exception):
     """Raised by an implementation in torch operations for options that only the core computes."""
 
@@ -108,11 +123,18 @@ def use(implementation: str) -> Iterator[None]:
         _TORCH_ON_CPU.reset(token)
 
 
-def computed_on(kernel: Callable[..., Any], tensor: Tensor) -> Callable[..., Any]:
+def computed_on(kernel: Callable[..., Any], tensor: Tensor | Unmaterialized) -> Callable[..., Any]:
     """Return the function that computes `kernel`, a function of the core, for this tensor.
 
     It takes the arguments of `kernel` and returns its results, on the CPU.
     """
+    if isinstance(tensor, Unmaterialized):
+        measure = tensor.measure(kernel.__name__)
+        if measure is None:
+            raise TypeError(
+                f"{kernel.__name__} needs the map, and {tensor} has none; LazyAttention.dense() makes one"
+            )
+        return measure
     if tensor.is_cpu and not _TORCH_ON_CPU.get():
         return kernel
     return _Placed(kernel)

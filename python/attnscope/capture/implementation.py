@@ -9,7 +9,7 @@ nest. They are restored whatever happens.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -105,11 +105,23 @@ def original_implementation(module: nn.Module) -> str | None:
 
 
 @contextmanager
-def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = False) -> Iterator[None]:
-    """Second tier: hooks that take the weights out of an eager module's output and leave None in their place.
+def capture_eager_weights(
+    recorder: Recorder,
+    weights: dict[str, int],
+    *,
+    discover: bool = False,
+    asked: Collection[str] = (),
+    silent: set[str] | None = None,
+) -> Iterator[None]:
+    """Take the weights out of the outputs of eager modules and leave None in their place (second tier).
 
-    With ``discover`` every module with children is watched and ``weights`` is filled; the innermost module
-    that returns weights is the attention. Without it, only the modules in ``weights`` are.
+    Args:
+        recorder: takes the weights.
+        weights: the place of the weights in the output of each attention module, by its name.
+        discover: watch every module with children and fill `weights`; the innermost module that returns
+            weights is the attention.
+        asked: modules that are given ``output_attentions=True``, whatever the block around them asks.
+        silent: with `discover`, filled with the attention modules that returned no weights in some call.
     """
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -124,27 +136,40 @@ def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = Fals
             if not torch.is_tensor(tensor):
                 raise RuntimeError(f"capture: {name} returned no attention weights this time")
             weights[name] = place
-            recorder.take_weights(module, tensor, _mask_argument(module, args, kwargs))
+            arguments = named_arguments(module, args, kwargs)
+            cross = _reads_two_sequences(arguments)
+            recorder.take_weights(module, tensor, _mask_argument(arguments), cross=cross)
             return type(output)([*output[:place], None, *output[place + 1 :]])
+        if silent is not None and name in weights:
+            silent.add(name)
         return None
 
-    def ahead(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if LIVE.get() is recorder:
-            recorder.pulse()
+    def ahead(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if LIVE.get() is not recorder:
+            return None
+        recorder.pulse()
+        name = recorder.names[id(module)]
+        return (args, {**kwargs, "output_attentions": True}) if name in asked else None
 
     with ExitStack() as hooks:
         for name, module in recorder.modules.items():
-            if name in weights and not discover:
-                hooks.enter_context(module.register_forward_pre_hook(ahead))
+            if name in asked or (name in weights and not discover):
+                hooks.enter_context(module.register_forward_pre_hook(ahead, with_kwargs=True))
             if name in weights or (discover and name and any(True for _ in module.children())):
                 hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         yield
 
 
-def _mask_argument(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    given = named_arguments(module, args, kwargs)
-    masks = (given.get(name) for name in ("attention_mask", "mask"))
+def _mask_argument(arguments: Mapping[str, Any]) -> Tensor | None:
+    """Return the mask [B, h, q, k] among the arguments of an attention module."""
+    masks = (arguments.get(name) for name in ("attention_mask", "mask"))
     return next((mask for mask in masks if torch.is_tensor(mask) and mask.ndim == 4), None)
+
+
+def _reads_two_sequences(arguments: Mapping[str, Any]) -> bool:
+    """Return True if an attention module reads keys of another sequence than its queries' (LXMERT)."""
+    states, context = arguments.get("hidden_states"), arguments.get("context")
+    return torch.is_tensor(context) and states is not context
 
 
 def attention_outputs(

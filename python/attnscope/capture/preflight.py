@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from attnscope.capture import anatomy
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import ACTIVE, CACHE
-from attnscope.capture.implementation import attention_outputs, implementation, taking
+from attnscope.capture.implementation import attention_outputs, capture_eager_weights, implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
 from attnscope.capture.preservation import Effects, preserved, remember
@@ -186,7 +186,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
     if not real and (usual is None or effects.settings):
         return None
     reasons.clear()
-    passes = _attempt_all(attempt, reasons)
+    passes = _attempt_all(model, attempt, reasons)
     if not real and effects.settings:
         return None
     if not passes:
@@ -201,7 +201,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
     return best.plan
 
 
-def _attempt_all(attempt: Callable[..., _Pass | None], reasons: list[str]) -> list[_Pass]:
+def _attempt_all(model: nn.Module, attempt: Callable[..., _Pass | None], reasons: list[str]) -> list[_Pass]:
     """Return the passes whose maps are right, those of one tier alone if it misses none."""
     right: list[_Pass] = []
     own = attempt("own attention function", tier=INTERFACE)
@@ -222,6 +222,11 @@ def _attempt_all(attempt: Callable[..., _Pass | None], reasons: list[str]) -> li
         asked = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
         if asked and (not hooked or len(asked.prints) > len(hooked.prints)):
             hooked = asked
+    if hooked and hooked.prints and (names := _can_be_asked(model, hooked.plan)):
+        label = "hooks on eager attention, asked module by module"
+        complete = attempt(label, tier=HOOKS, ask=hooked.plan.ask, asked=names)
+        if complete and len(complete.plan.missing) < len(hooked.plan.missing):
+            hooked = complete
     reference = attempt("output_attentions=True", tier=OUTPUTS)
     if reference and not reference.prints:
         reference = None
@@ -236,6 +241,12 @@ def _attempt_all(attempt: Callable[..., _Pass | None], reasons: list[str]) -> li
     if reference:
         right.append(reference)
     return right
+
+
+def _can_be_asked(model: nn.Module, plan: CapturePlan) -> frozenset[str]:
+    """Return the modules without a map that would return one under ``output_attentions=True``."""
+    modules = dict(model.named_modules())
+    return frozenset(name for name in plan.missing if anatomy.takes(modules[name], "output_attentions"))
 
 
 def _parts(recorder: Recorder, trace: anatomy.Trace) -> dict[str, Parts]:
@@ -254,9 +265,17 @@ def _parts(recorder: Recorder, trace: anatomy.Trace) -> dict[str, Parts]:
     return parts
 
 
-def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = False) -> _Pass:
+def _run(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    *,
+    tier: int,
+    ask: bool = False,
+    asked: frozenset[str] = frozenset(),
+) -> _Pass:
     prints: list[_Print] = []
-    plan = CapturePlan(tier, ask=ask)
+    silent: set[str] = set()
+    plan = CapturePlan(tier, ask=ask, asked=asked)
 
     def collect(layer: Layer) -> None:
         heads = layer.attention.shape[1]
@@ -281,7 +300,8 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
         with torch.no_grad(), implementation(model, name), recorder.listening(), ExitStack() as stack:
             stack.enter_context(trace.watching())
             if tier == HOOKS:
-                stack.enter_context(taking(recorder, plan.weights, discover=True))
+                options: dict[str, Any] = {"discover": True, "asked": asked, "silent": silent}
+                stack.enter_context(capture_eager_weights(recorder, plan.weights, **options))
                 stack.enter_context(anatomy.SoftmaxWatch(trace))
             output = model(**arguments)
     finally:
@@ -293,7 +313,8 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
     plan.stacks, plan.indices, plan.unmasked = recorder.stacks, recorder.indices, recorder.unmasked
     plan.parts = _parts(recorder, trace)
     if recorder.watch is not None:
-        plan.missing = tuple(recorder.watch.missing(recorder.captured))[recorder.unplaced :]
+        missing = recorder.watch.missing(recorder.captured)[recorder.unplaced :]
+        plan.missing = (*missing, *(name for name in silent if name not in missing))
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     return _Pass(plan, dtype, prints, _output_tensor(output, inputs))
 

@@ -86,6 +86,8 @@ class Recorder:
         self.numbers = LayerNumbers(model, self.modules)
         self.captured: set[str] = set()
         self.unplaced = 0
+        # True once a layer of the pass hid the padding of the tokens.
+        self.hides_padding = False
         self.watch: SoftmaxWatch | None = None
         self.seen = 0
         self.step = -1
@@ -165,7 +167,9 @@ class Recorder:
         batch = draft.size[0]
         tokens = None if draft.layer.cross else self._token_mask(draft.name)
         if tokens is not None and tokens.shape == (batch, draft.layer.key_offset + keys):
-            return tokens[:, draft.layer.key_offset :].to(device, torch.bool, copy=True)
+            real = tokens[:, draft.layer.key_offset :].to(device, torch.bool, copy=True)
+            if not self._contradicts(mask, real):
+                return real
         if mask is None or mask.ndim != 4:
             return torch.ones(batch, keys, dtype=torch.bool, device=device)
         for known, valid in self._masks:
@@ -175,6 +179,26 @@ class Recorder:
         valid = visible.flatten(1, 2).any(1).expand(batch, -1).contiguous().to(device)
         self._masks = [*self._masks[-3:], (mask, valid)]
         return valid
+
+    def _contradicts(self, mask: Tensor | None, real: Tensor) -> bool:
+        """Return True if a layer hides other keys than the mask of the tokens, which others of it obey.
+
+        As many image patches as tokens are no tokens.
+
+        Args:
+            mask: [B, heads, q, k] of the layer.
+            real: [B, k], which keys are tokens by their mask.
+        """
+        if mask is None or mask.ndim != 4 or bool(real.all()):
+            return False
+        seen = visible_entries(mask[..., : real.shape[1]]).any(1).to(real.device)
+        queries = real[:, -seen.shape[1] :] if seen.shape[1] > 1 else real.any(1, keepdim=True)
+        padding_seen = bool((seen & queries[..., None] & ~real[:, None]).any())
+        # all queries see the same keys: these are the mask of what the layer reads
+        alike = seen.shape[1] == seen.shape[2] and bool((seen == seen[:, :1]).all())
+        differs = padding_seen or (alike and bool((seen[:, 0] != real).any()))
+        self.hides_padding |= not differs
+        return differs and self.hides_padding
 
     def _draft(self, module: nn.Module, size: torch.Size, kv_heads: int) -> Draft:
         """Return the layer whose attention begins in the module; its maps have that size."""
@@ -229,10 +253,13 @@ class Recorder:
         else:
             self._send(draft)
 
-    def take_weights(self, module: nn.Module, weights: Tensor, mask: Tensor | None) -> None:
+    def take_weights(
+        self, module: nn.Module, weights: Tensor, mask: Tensor | None, *, cross: bool = False
+    ) -> None:
         """A layer's attention came out of an eager module (second tier)."""
         keys = weights.shape[3]
         draft = self._draft(module, weights.shape, weights.shape[1])
+        draft.layer.cross |= cross
         if not draft.wanted:
             return
         visible, exact = None, False
@@ -240,7 +267,7 @@ class Recorder:
             visible, exact = self.watch.take(weights, draft.name)
         mask = visible if visible is not None else mask
         tokens = None if draft.layer.cross else self._token_mask(draft.name)
-        if tokens is not None and keys >= weights.shape[2]:
+        if tokens is not None and keys > weights.shape[2]:  # a cache holds the latest keys alone
             draft.layer.key_offset = max(0, tokens.shape[-1] - keys)
         draft.layer.valid = self._valid(draft, keys, mask, weights.device)
         draft.set_mask(mask, exact=exact)

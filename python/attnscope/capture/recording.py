@@ -23,7 +23,13 @@ from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import CACHE
-from attnscope.capture.implementation import attention_outputs, configs, float_masks, implementation, taking
+from attnscope.capture.implementation import (
+    attention_outputs,
+    capture_eager_weights,
+    configs,
+    float_masks,
+    implementation,
+)
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
 from attnscope.capture.preservation import preserved_run
@@ -304,7 +310,9 @@ class Recording:
                     lacking = "has a decoder, which needs inputs of its own: give decoder_input_ids"
                 raise ValueError(f"run: {self._name} {lacking}") from error
 
-        taken = taking(recorder, dict(plan.weights)) if hooks else nullcontext()
+        taken = (
+            capture_eager_weights(recorder, dict(plan.weights), asked=plan.asked) if hooks else nullcontext()
+        )
         name = "eager" if hooks else NAME
         with preserved_run(self._model), implementation(self._model, name), taken:
             yield from stream.layers(recorder, self.around, work)

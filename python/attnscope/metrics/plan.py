@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
-from attnscope._placement import shared_copies
+from attnscope._placement import Unmaterialized, shared_copies
 from attnscope._row_sums import judged_once
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks
 from attnscope.metrics.information.divergence import divergence_of
+from attnscope.metrics.lazy.passes import shared_pass
 from attnscope.metrics.quantity import Quantity, Shared, Site
 
 # What a metric that needs thresholds gets when the caller names none (Ruscio et al. 2025).
@@ -173,10 +174,21 @@ class MeasurementRun:
 
     def results(self) -> list[Any]:
         """Return the result of every request, in their order."""
-        with judged_once(), shared_copies():
+        with judged_once(), shared_copies(), shared_pass() as note:
+            if any(isinstance(maps, Unmaterialized) for maps in self.sites.values()):
+                self._note_passes(note)
             for group in self.plan.groups:
                 self._read_once(group)
             return [self._answer(*pair) for pair in zip(self.plan.requests, self.plan.calls, strict=True)]
+
+    def _note_passes(self, note: Callable[[Callable[[], Any]], None]) -> None:
+        """Note what the calls need of lazy attention, so that one pass measures all of it."""
+        together = {call for group in self.plan.groups for call in group.values()}
+        for group in self.plan.groups:
+            note(functools.partial(self._read_once, group))
+        for call in self.plan.calls:
+            if call not in together:
+                note(functools.partial(self._result, call))
 
     def _answer(self, request: Request, call: Call) -> Any:
         result = self._result(call)

@@ -102,6 +102,46 @@ def test_an_encoder_that_runs_twice_counts_its_calls(name, depth):
             assert [(layer.index, layer.call) for layer in run] == expected
 
 
+def test_the_modules_of_a_hierarchy_count_their_calls():
+    """HRM runs its low module three times before each of two runs of its high one."""
+    config = transformers.HrmTextConfig(
+        **TEXT, num_layers_per_stack=2, num_key_value_heads=4, head_dim=8, H_cycles=2, L_cycles=3
+    )
+    rows = numbers(transformers.HrmTextForCausalLM(config).eval(), input_ids=torch.randint(3, 60, (1, 8)))
+    low, high = ([(layer, call) for call in range(calls) for layer in (0, 1)] for calls in (6, 2))
+    assert rows == [*low[:6], *high[:2], *low[6:], *high[2:]]
+
+
+def blt():
+    part = {**TEXT, "num_key_value_heads": 4, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    local = {**part, "hidden_size_global": 64, "cross_attn_k": 2}
+    config = transformers.BltConfig(
+        vocab_size=60,
+        max_position_embeddings=64,
+        patcher_config=part,
+        encoder_config=local,
+        decoder_config=local,
+        global_config={**part, "hidden_size": 64},
+        cross_attn_k=2,
+        encoder_hash_byte_group_size=[3, 4],
+        encoder_hash_byte_group_vocab=50,
+        patch_size=4,
+        patch_in_forward=True,
+    )
+    return transformers.BltForCausalLM(config).eval()
+
+
+@pytest.mark.filterwarnings("ignore:capture. Blt.* under its own attention implementation")
+def test_the_stacks_of_a_model_of_bytes_are_apart():
+    """BLT: patcher, encoder, global and decoder of two layers each, and three layers of cross attention."""
+    model, ids = blt(), torch.randint(5, 60, (1, 12), generator=torch.Generator().manual_seed(0))
+    assert numbers(model, "self_attn", input_ids=ids) == [(0, 0), (1, 0)] * 4
+    assert numbers(model, "cross_attn", input_ids=ids) == [(0, 0), (0, 0), (1, 0)]
+    table = asc.analyze(model, ids, ["attention_entropy"]).table("heads")
+    rows = table[["layer", "head"]]
+    assert len(rows) == len(rows.drop_duplicates()) == 8 * 4
+
+
 def test_numbers_of_stages_count_on():
     names = ["s.0.b.0.attn", "s.0.b.1.attn", "s.1.b.0.attn", "s.1.b.0.mlp"]
     assert list(numbers_in_stack(names[2], names).values()) == [0, 1, 2]

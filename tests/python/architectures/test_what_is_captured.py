@@ -112,6 +112,104 @@ def test_stacks_without_maps_are_named_and_an_error_where_they_are_asked_for():
         pass
 
 
+def test_other_stacks_without_maps_are_named():
+    """ProphetNet's encoder and cross attention return scores, which are no maps."""
+    sizes = {
+        f"num_{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")
+    }
+    config = transformers.ProphetNetConfig(
+        vocab_size=60, hidden_size=32, encoder_ffn_dim=32, decoder_ffn_dim=32, **sizes
+    )
+    model = transformers.ProphetNetModel(config).eval()
+    words = (
+        r"encoder\.layers\.\*\.self_attn \(2 .*, decoder\.layers\.\*\.cross_attn \(2 modules\) are missing"
+    )
+    with pytest.warns(UserWarning, match=words), capture(model) as recording:
+        found = stacks(recording, input_ids=tokens(), decoder_input_ids=tokens(7))
+    assert found == {"decoder.layers.*.self_attn": 2}
+
+
+def test_modules_that_nobody_asks_for_their_maps_are_asked():
+    """FLAVA asks its image and text encoders alone, and not the one that reads both."""
+    both = {"hidden_size": 32, "projection_dim": 16}
+    config = transformers.FlavaConfig(image_config=IMAGE, text_config=TEXT, multimodal_config=SHAPE, **both)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with capture(transformers.FlavaModel(config).eval()) as recording:
+            found = stacks(recording, input_ids=tokens(), pixel_values=pixels())
+    name = "{}.encoder.layer.*.attention.attention"
+    assert found == {name.format(part): 1 for part in ("image_model", "text_model", "multimodal_model")}
+
+
+def lxmert():
+    layers = {"l_layers": 1, "x_layers": 2, "r_layers": 1, "visual_feat_dim": 8}
+    shape = {key: value for key, value in TEXT.items() if key != "num_hidden_layers"}
+    torch.manual_seed(0)
+    model = transformers.LxmertModel(transformers.LxmertConfig(**shape, **layers)).eval()
+    models.sharpen(model, 3.0)
+    return model
+
+
+def lxmert_inputs(boxes):
+    """Nine tokens, six in the second text, and as many boxes as asked, five in the second image."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "input_ids": tokens(),
+        "attention_mask": torch.tensor([[1] * 9, [1] * 6 + [0] * 3]),
+        "visual_feats": torch.randn(2, boxes, 8, generator=generator),
+        "visual_pos": torch.rand(2, boxes, 4, generator=generator),
+        "visual_attention_mask": torch.tensor([[1] * boxes, [1] * 5 + [0] * (boxes - 5)]),
+    }
+
+
+@pytest.mark.parametrize("boxes", [7, 9])
+def test_both_directions_of_a_cross_attention_are_captured(boxes):
+    """LXMERT calls one module twice and asks for one of its maps; nine boxes are as many as tokens."""
+    model, inputs = lxmert(), lxmert_inputs(boxes)
+    with capture(model) as recording:
+        layers = list(recording.run(**inputs))
+    rows = [
+        (layer.stack.split(".")[1:][0], layer.stack.split(".")[3], layer.index, layer.call)
+        for layer in layers
+    ]
+    crossing = [
+        [("x_layers", "visual_attention", index, 0), ("x_layers", "visual_attention", index, 1)]
+        + [("x_layers", name, index, 0) for name in ("lang_self_att", "visn_self_att")]
+        for index in (0, 1)
+    ]
+    assert rows == [("layer", "attention", 0, 0), ("r_layers", "attention", 0, 0), *crossing[0], *crossing[1]]
+    for layer in layers:
+        sees_boxes = "r_layers" in layer.stack or "visn" in layer.stack or (layer.cross and layer.call == 0)
+        assert layer.cross == ("visual_attention" in layer.stack)
+        assert layer.valid.sum(1).tolist() == ([boxes, 5] if sees_boxes else [9, 6])
+    model.config._attn_implementation = "eager"
+    with torch.no_grad():
+        output = model(**inputs, output_attentions=True)
+    eager = [*output.language_attentions, *output.vision_attentions, *output.cross_encoder_attentions]
+    same = [layers[0], layers[1], layers[2], layers[6]]
+    assert all(torch.equal(layer.tensors["attention"], maps) for layer, maps in zip(same, eager, strict=True))
+
+
+def test_the_other_direction_of_a_cross_attention_is_of_the_boxes():
+    """What boxes read of the text is the module's own arithmetic on its second call."""
+    model, inputs = lxmert(), lxmert_inputs(7)
+    core = model.encoder.x_layers[0].visual_attention.att
+    calls = []
+    hook = core.register_forward_pre_hook(lambda module, args: calls.append(args))
+    with torch.no_grad():
+        model(**inputs)
+        hook.remove()
+        boxes, text, mask = calls[1]
+        heads = [
+            part(states).unflatten(-1, (4, 8)).transpose(1, 2)
+            for part, states in ((core.query, boxes), (core.key, text))
+        ]
+        maps = (heads[0] @ heads[1].mT / 8**0.5 + mask).softmax(-1)
+    with capture(model) as recording:
+        second = next(layer for layer in recording.run(**inputs) if layer.cross and layer.call == 1)
+        torch.testing.assert_close(second.tensors["attention"], maps)
+
+
 def test_a_map_that_two_calls_compute_is_there_once():
     """DiffLlama reads its values in two calls with the same weights."""
     config = transformers.DiffLlamaConfig(**TEXT, num_key_value_heads=2)

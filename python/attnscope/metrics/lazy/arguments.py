@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""Checks of what `LazyAttention` is made of, with the values in their errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+
+#: A bias of scores: ALiBi slopes [h], a tensor that broadcasts to the map, or a function of query and key
+#: numbers.
+Bias = Tensor | Callable[[Tensor, Tensor], Tensor] | None
+
+_NAME = "LazyAttention"
+
+
+def vectors_argument(name: str, value: Any) -> Tensor:
+    tensor = _checks.to_host(_checks.float_tensor(_NAME, name, value))
+    if tensor.ndim < 3:
+        raise ValueError(f"{_NAME}: {name} must be [..., heads, tokens, d], got shape {tuple(tensor.shape)}")
+    if 0 in tensor.shape:
+        raise ValueError(f"{_NAME}: {name} must hold at least one number, got shape {tuple(tensor.shape)}")
+    return tensor
+
+
+def check_shapes(query: Tensor, key: Tensor) -> None:
+    shapes = f"query {tuple(query.shape)} and key {tuple(key.shape)}"
+    if query.shape[-1] != key.shape[-1]:
+        raise ValueError(
+            f"{_NAME}: query and key must have one width d, got {query.shape[-1]} and {key.shape[-1]}"
+        )
+    if query.shape[:-3] != key.shape[:-3]:
+        raise ValueError(f"{_NAME}: query and key must have the same leading axes, got {shapes}")
+    if query.shape[-3] % key.shape[-3]:
+        raise ValueError(
+            f"{_NAME}: {key.shape[-3]} key heads do not divide {query.shape[-3]} query heads into groups"
+        )
+
+
+def finite_argument(function: str, name: str, value: Any) -> float:
+    number = _checks.real(function, name, value)
+    if not math.isfinite(number):
+        raise ValueError(f"{function}: {name} must be finite, got {value!r}")
+    return number
+
+
+def positive_argument(function: str, name: str, value: Any) -> float:
+    number = finite_argument(function, name, value)
+    if number <= 0:
+        raise ValueError(f"{function}: {name} must be above 0, got {value!r}")
+    return number
+
+
+def per_head_argument(name: str, value: Any, heads: int) -> Tensor:
+    tensor = _checks.float_tensor(_NAME, name, value).double().cpu()
+    if tensor.shape != (heads,):
+        raise ValueError(
+            f"{_NAME}: {name} must hold a number for each of {heads} heads, got {tuple(tensor.shape)}"
+        )
+    return tensor.clone()
+
+
+def bias_argument(bias: Any, shape: tuple[int, ...]) -> tuple[Tensor | None, Bias]:
+    """Return ALiBi slopes, or the bias itself expanded to the shape of the map."""
+    if bias is None or (callable(bias) and not isinstance(bias, Tensor)):
+        return None, bias
+    tensor = _checks.to_host(_checks.float_tensor(_NAME, "bias", bias))
+    if tensor.ndim == 1:
+        return per_head_argument("bias", tensor, shape[-3]), None
+    return None, _checks.expanded(f"{_NAME}: bias", tensor, shape, "does not broadcast to attention of shape")
+
+
+def lengths_of_maps(lengths: Any, shape: tuple[int, ...]) -> Tensor:
+    given = _checks.as_tensor(_NAME, "lengths", lengths)
+    per_text = given.ndim < len(shape) - 2
+    leading = shape[:-3] if per_text else shape[:-2]
+    checked = _checks.lengths_argument(_NAME, lengths, leading, shape[-1])
+    assert checked is not None
+    return checked[..., None] if per_text else checked
+
+
+def positions_argument(positions: Any, shape: tuple[int, ...]) -> Tensor:
+    tensor = _checks.as_tensor(_NAME, "query_positions", positions)
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        raise ValueError(f"{_NAME}: query_positions must be integers, got {tensor.dtype}")
+    tensor = tensor.to(device="cpu", dtype=torch.int64)
+    if bool((tensor < 0).any()) or bool((tensor >= 1 << 24).any()):
+        outside = tensor[(tensor < 0) | (tensor >= 1 << 24)]
+        raise ValueError(f"{_NAME}: query_positions must lie between 0 and 2^24, got {int(outside[0])}")
+    if tensor.ndim > 1:
+        tensor = tensor.unsqueeze(-2)  # the same for all heads
+    return _checks.expanded(f"{_NAME}: query_positions", tensor, shape[:-1]).contiguous()
+
+
+def slice_argument(name: str, part: slice | int, size: int) -> slice:
+    if isinstance(part, slice):
+        start, stop, step = part.indices(size)
+        if step != 1:
+            raise ValueError(f"{_NAME}: {name} must be a slice of step 1, got step {step}")
+        return slice(start, max(start, stop))
+    index = _checks.whole(_NAME, name, part)
+    if not -size <= index < size:
+        raise ValueError(f"{_NAME}: {name} must lie between {-size} and {size - 1}, got {index}")
+    return slice(index % size, index % size + 1)

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""Functions of the core for lazy attention, under their names and with their arguments and results.
+
+Each asks for all that it needs with one `take`, so that `measure` can note what several of them share before
+any pass is made.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.metrics.lazy.lazy_attention import LazyAttention
+from attnscope.metrics.lazy.passes import Border, Key
+
+_SINK_TEST = Border("sink_test", 0.0)
+
+
+def attention_entropy(
+    attention: LazyAttention, lengths: Tensor | None, support: Any, normalized: bool
+) -> tuple[Tensor, int]:
+    """Return the entropy of every query, [..., h, q]."""
+    attention = _prepare(attention, lengths, support)
+    (entropy,) = attention.take([("entropy", None)])
+    spoiled = _count_spoiled(attention, entropy)
+    if normalized:
+        keys = attention.visibility.key_counts()
+        entropy = torch.where(keys > 1, entropy / keys.double().log(), torch.nan)
+    return entropy, spoiled
+
+
+def sink_statistics(
+    attention: LazyAttention,
+    lengths: Tensor | None,
+    support: Any,
+    incoming: bool,
+    entropy: bool,
+    min_visibility: float | None,
+    first_and_queries: tuple[int, int] | None,
+    top: int,
+) -> tuple[Any, Any, Any, Any, Any, Any, int]:
+    """Return incoming attention, entropy, position, share, uniform share, top mass; None if not asked."""
+    attention = _prepare(attention, lengths, support)
+    by_columns = incoming or min_visibility is not None or top > 0
+    keys: list[Key] = [("log_z", None)]
+    keys += [("entropy", None)] if entropy else []
+    keys += [("incoming", None)] if by_columns else []
+    keys += [("first", first_and_queries[0])] if first_and_queries is not None else []
+    results = dict(zip(keys, attention.take(keys), strict=True))
+    mean = positions = shares = uniform = mass = None
+    if by_columns:
+        sums = results["incoming", None]
+        seen = attention.visibility.query_counts()
+        mean = torch.where(seen > 0, sums / seen, torch.nan)
+        if min_visibility is not None:
+            positions = _largest_key(attention, mean, seen, min_visibility)
+        if top > 0:
+            every = sums.nan_to_num(0.0) if attention.lengths is not None else sums
+            mass = every.topk(top).values.sum(-1) / every.sum(-1)
+    if first_and_queries is not None:
+        first, queries = first_and_queries
+        shares, uniform = _share(attention, results["first", first], first, queries)
+    spoiled = _count_spoiled(attention, results["log_z", None])
+    return (
+        mean if incoming else None,
+        results.get(("entropy", None)),
+        positions,
+        shares,
+        uniform,
+        mass,
+        spoiled,
+    )
+
+
+def far_attention(
+    attention: LazyAttention, lengths: Tensor | None, support: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
+    """Return mass, expected, variance, largest, uniform and queries of each key's far queries."""
+    attention = _prepare(attention, lengths, support)
+    names = ("far_mass", "far_squares", "far_largest", "far_incoming")
+    sums, squares, largest, mass = attention.take([(name, _SINK_TEST) for name in names])
+    visibility = attention.visibility
+    distances = _SINK_TEST.distances(attention.sizes)
+    count = visibility.far_counts(distances)
+    has_far = count > 0
+    mean = torch.where(has_far, sums / count, 0.0)
+    variance = torch.where(has_far, (squares / count - mean * mean).clamp(min=0.0), 0.0)
+    uniform = torch.where(has_far, 1.0 / visibility.key_counts().clamp(min=1).double(), 0.0)
+    largest = torch.where(has_far, largest, 0.0)
+    most = visibility.far_maxima(distances, largest)
+    queries = visibility.far_sums(distances, has_far.long())
+    # Differences of cumulated sums leave their rounding where nothing is far.
+    by_key = [
+        torch.where(queries > 0, visibility.far_sums(distances, values).clamp(min=0.0), 0.0)
+        for values in (mean, variance, uniform)
+    ]
+    inside = torch.arange(visibility.keys, device="cpu") < visibility.lengths[..., None]
+    mass, *by_key, most = (torch.where(inside, values, torch.nan) for values in (mass, *by_key, most))
+    return mass, by_key[0], by_key[1], most, by_key[2], queries, _count_spoiled(attention, sums)
+
+
+def sink_tokens(
+    attention: LazyAttention,
+    lengths: Tensor | None,
+    support: Any,
+    tau: float | None,
+    gamma: float,
+    min_visibility: float,
+) -> tuple[Tensor, int]:
+    """Return which keys get `tau` from the share `gamma` of the queries that see them, bool [..., h, k]."""
+    attention = _prepare(attention, lengths, support)
+    if tau is None:
+        raise ValueError(
+            "sink_tokens: tau=None is a percentile of all entries, which lazy attention has not; give tau"
+        )
+    counts, keys = attention.take([("counts", tau), ("keys", tau)])
+    head = torch.repeat_interleave(torch.arange(counts[..., 0].numel()), counts.flatten(0, -2).sum(-1))
+    hits = torch.bincount(
+        head * attention.shape[-1] + keys, minlength=counts[..., 0].numel() * attention.shape[-1]
+    )
+    hits = hits.reshape(*attention.shape[:-2], -1)
+    seen = attention.visibility.query_counts()
+    enough = seen >= _fewest(attention, min_visibility)
+    return (hits >= gamma * seen) & enough & (seen > 0), 0
+
+
+def local_global_ratio(
+    attention: LazyAttention, lengths: Tensor | None, support: Any, window: float, drop_first: bool
+) -> tuple[Tensor, int]:
+    """Return the mass at most `window` away over the mass beyond, [..., h]."""
+    attention = _prepare(attention, lengths, support)
+    border = Border("window", window, drop_first)
+    near, beyond = attention.take([("near", border), ("beyond", border)])
+    spoiled = _count_spoiled(attention, near)
+    return _sum_real(attention, near) / _sum_real(attention, beyond), spoiled
+
+
+def finite_matrices(attention: LazyAttention, lengths: Tensor | None) -> Tensor:
+    """Return which maps hold finite entries only, bool [..., h]."""
+    attention = _prepare(attention, lengths, "auto")
+    (log_z,) = attention.take([("log_z", None)])
+    return ~(log_z.isnan() & attention.visibility.real).any(-1)
+
+
+def _prepare(attention: LazyAttention, lengths: Tensor | None, support: Any) -> LazyAttention:
+    """Return attention with the lengths of a call, whose support must be its own."""
+    if lengths is not None:
+        attention = attention.with_lengths(lengths)
+    is_plain = attention.window is None and attention.visibility.mask is None
+    plain_support = "causal" if attention.causal else "full"
+    if isinstance(support, Tensor) or not (support == "auto" or (is_plain and support == plain_support)):
+        kind = "a tensor" if isinstance(support, Tensor) else repr(support)
+        raise ValueError(
+            f"support of lazy attention is its own causal, window and mask; expected 'auto', got {kind}"
+        )
+    return attention
+
+
+def _count_spoiled(attention: LazyAttention, of_queries: Tensor) -> int:
+    """Return the number of maps with a real query that is NaN."""
+    return int((of_queries.isnan() & attention.visibility.real).any(-1).sum())
+
+
+def _sum_real(attention: LazyAttention, of_queries: Tensor) -> Tensor:
+    return torch.where(attention.visibility.real, of_queries, 0.0).sum(-1)
+
+
+def _fewest(attention: LazyAttention, min_visibility: float) -> Tensor:
+    """Return ⌈min_visibility·n⌉ for the queries of each map, [..., h, 1]."""
+    queries = attention.visibility.real.sum(-1, keepdim=True).double()
+    return (queries * min_visibility - 1e-9).ceil()
+
+
+def _largest_key(attention: LazyAttention, mean: Tensor, seen: Tensor, min_visibility: float) -> Tensor:
+    competes = (seen >= _fewest(attention, min_visibility)) & (seen > 0)
+    ranked = torch.where(competes, mean, -math.inf)
+    found = competes.any(-1) & ~torch.where(competes, mean, 0.0).isnan().any(-1)
+    return torch.where(found, ranked.argmax(-1), -1)
+
+
+def _share(attention: LazyAttention, mass: Tensor, first: int, queries: int) -> tuple[Tensor, Tensor]:
+    """Return the mean mass on the first keys over the last queries, and that of equal weights."""
+    visibility = attention.visibility
+    visible = visibility.key_counts()
+    real = visibility.real
+    order = real.flip(-1).cumsum(-1).flip(-1)  # 1 for the last real query
+    counted = real & (order <= queries) & (visible > 0)
+    number = counted.sum(-1)
+    equal = visibility.key_counts(first).double() / visible.clamp(min=1)
+    shares = (torch.where(counted, values, 0.0).sum(-1) / number for values in (mass, equal))
+    share, uniform = shares
+    return share, torch.where(share.isnan(), torch.nan, uniform)

@@ -1,0 +1,536 @@
+# SPDX-License-Identifier: MIT
+"""Attention of queries and keys whose map never exists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks, _core
+from attnscope._placement import Unmaterialized
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.lazy.arguments import (
+    Bias,
+    bias_argument,
+    check_shapes,
+    finite_argument,
+    lengths_of_maps,
+    per_head_argument,
+    positions_argument,
+    positive_argument,
+    slice_argument,
+    vectors_argument,
+)
+from attnscope.metrics.lazy.passes import ROW_MEASURES, SHARED, Key, Noted, join_slabs, select_compatible
+from attnscope.metrics.lazy.visibility import Visibility
+
+_NAME = "LazyAttention"
+
+#: Bytes of a callable bias that are evaluated together.
+_BIAS_BYTES = 8 << 20
+#: Queries of a slab are a multiple of the queries that the kernel works on together.
+_SLAB = 32
+
+
+@shown_by_shape
+class TopKeys(NamedTuple):
+    """The keys of largest weight of every query [..., h, q, k]; behind the visible ones weight 0, key −1."""
+
+    weights: Tensor
+    keys: Tensor
+
+
+@shown_by_shape
+class SparseAttention(NamedTuple):
+    """Entries of at least a threshold, in the order of queries and keys.
+
+    offsets [..., h, q + 1]: int64, where a query's entries begin in the two lists. keys, weights [m]: int32
+    and float64.
+    """
+
+    offsets: Tensor
+    keys: Tensor
+    weights: Tensor
+
+
+class LazyAttention(Unmaterialized):
+    """Attention [..., h, q, k] of queries and keys, measured tile by tile.
+
+    A score is scaling·query·key, capped to softcap·tanh(score/softcap), plus the bias; a query's weights are
+    the softmax over its visible keys, and a learned sink joins the denominator only. Queries and keys are
+    read in place, nothing of size q·k is allocated, and nothing can be set after the object is made.
+
+    Args:
+        query: [..., h, q, d], float16, bfloat16, float32 or float64: a tensor, a NumPy array, or what speaks
+            DLPack; any strides.
+        key: [..., kv, k, d] of the same leading axes; kv divides h (grouped queries).
+        scaling: of the products; None: 1/√d.
+        causal: a query sees no key behind its position.
+        window: query i sees key j only if i − window < j.
+        bias: ALiBi slopes [h] (the score loses slope·|i − j|), a float tensor that broadcasts to
+            [..., h, q, k], or a function (queries, keys) of their numbers, int64, that returns such a tile.
+        softcap: c of c·tanh(score/c).
+        sink_logits: [h], of a learned sink: rows then sum to less than one.
+        mask: bool, broadcasts to [..., h, q, k]; True is visible.
+        lengths: keys that exist, broadcast against [...] or [..., h]; what is behind them is padding.
+        query_positions: int64 [q] or [..., q], positions of the queries among the keys; None: the last query
+            is at the last key.
+        log_z: a known log Z [..., h, q] for `rows`, `tile` and `dense`; measures take their own.
+        precision: "fast" (float32 products, float64 sums over rows; relative error of a weight about 1e-6 +
+            3e-7·max|score|), "exact" (float64), None: exact for float64 inputs.
+
+    Raises:
+        TypeError, ValueError: what does not fit together, with the sizes.
+
+    Example:
+        Equal keys: query i spreads over i + 1 keys.
+
+        >>> import torch, attnscope as asc
+        >>> lazy = asc.LazyAttention(torch.ones(2, 4, 8), torch.zeros(2, 4, 8))
+        >>> lazy
+        LazyAttention(shape=(2, 4, 4), causal, precision='fast')
+        >>> asc.attention_entropy(lazy, base=2)[0].round(decimals=6)
+        tensor([0.0000, 1.0000, 1.5850, 2.0000], dtype=torch.float64)
+    """
+
+    __slots__ = (
+        "_bias",
+        "_key",
+        "_log_z",
+        "_mask",
+        "_numbers",
+        "_query",
+        "_slopes",
+        "_visibility",
+        "causal",
+        "heads",
+        "key",
+        "lengths",
+        "precision",
+        "query",
+        "query_positions",
+        "scaling",
+        "sink_logits",
+        "softcap",
+        "window",
+    )
+
+    query: Tensor
+    key: Tensor
+    causal: bool
+    window: int | None
+    scaling: float
+    softcap: float | None
+    sink_logits: Tensor | None
+    lengths: Tensor | None
+    query_positions: Tensor | None
+    precision: str
+    heads: int
+    _bias: Bias
+    _key: Tensor
+    _log_z: Tensor | None
+    _mask: Tensor | None
+    _numbers: Tensor
+    _query: Tensor
+    _slopes: Tensor | None
+    _visibility: Visibility
+
+    def __init__(
+        self,
+        query: Any,
+        key: Any,
+        *,
+        scaling: float | None = None,
+        causal: bool = True,
+        window: int | None = None,
+        bias: Bias = None,
+        softcap: float | None = None,
+        sink_logits: Any = None,
+        mask: Any = None,
+        lengths: _checks.Lengths = None,
+        query_positions: Any = None,
+        log_z: Any = None,
+        precision: str | None = None,
+    ) -> None:
+        set_field = super().__setattr__
+        query, key = (vectors_argument(name, value) for name, value in (("query", query), ("key", key)))
+        check_shapes(query, key)
+        *leading, heads, queries, width = query.shape
+        keys, groups = key.shape[-2], key.shape[-3]
+        shape = (*leading, heads, queries, keys)
+        if precision is None:
+            precision = "exact" if torch.float64 in (query.dtype, key.dtype) else "fast"
+        set_field("precision", _checks.choice_argument(_NAME, "precision", precision, ("fast", "exact")))
+        set_field("query", query)
+        set_field("key", key)
+        set_field("heads", heads)
+        set_field("causal", _checks.flag(_NAME, "causal", causal))
+        least = 1
+        set_field("window", None if window is None else _checks.at_least(_NAME, "window", window, least))
+        set_field("scaling", width**-0.5 if scaling is None else finite_argument(_NAME, "scaling", scaling))
+        set_field("softcap", None if softcap is None else positive_argument(_NAME, "softcap", softcap))
+        slopes, bias = bias_argument(bias, shape)
+        sinks = None if sink_logits is None else per_head_argument("sink_logits", sink_logits, heads)
+        set_field("sink_logits", sinks)
+        set_field("_slopes", slopes)
+        set_field("_bias", bias)
+        seen = None
+        if mask is not None:
+            flags = _checks.flags_argument(
+                _NAME, "mask", mask, shape, "does not broadcast to attention of shape"
+            )
+            seen = flags.expand(shape)
+        set_field("_mask", seen)
+        given = None if lengths is None else lengths_of_maps(lengths, shape)
+        set_field("lengths", given)
+        positions = None if query_positions is None else positions_argument(query_positions, shape)
+        set_field("query_positions", positions)
+        known = None if log_z is None else _checks.float_tensor(_NAME, "log_z", log_z).double().cpu()
+        if known is not None:
+            known = _checks.expanded(f"{_NAME}: log_z", known, shape[:-1]).contiguous()
+        set_field("_log_z", known)
+        set_field("_numbers", self._numbers_of_heads())
+        set_field("_query", query.view(*leading, groups, heads // groups, queries, width))
+        set_field("_key", key.unsqueeze(-3).expand(*leading, groups, heads // groups, keys, width))
+        set_field("_visibility", self._make_visibility())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"LazyAttention cannot be changed: {name} is set when it is made")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"LazyAttention cannot be changed: {name} is set when it is made")
+
+    def __repr__(self) -> str:
+        words = [f"shape={tuple(self.shape)}"]
+        words += ["causal"] * self.causal
+        words += [f"{name}={getattr(self, name)}" for name in ("window", "softcap") if getattr(self, name)]
+        words += ["bias"] * (self._slopes is not None or self._bias is not None)
+        words += ["sink_logits"] * (self.sink_logits is not None) + ["mask"] * (self._mask is not None)
+        return f"LazyAttention({', '.join(words)}, precision={self.precision!r})"
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the map: [..., h, q, k]."""
+        return torch.Size((*self.query.shape[:-1], self.key.shape[-2]))
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes of the map."""
+        return self.query.ndim
+
+    @property
+    def visibility(self) -> Visibility:
+        """Who sees whom."""
+        return self._visibility
+
+    @property
+    def sizes(self) -> Tensor:
+        """Keys of each map that exist, int64 [..., h]."""
+        return self._visibility.lengths
+
+    @property
+    def log_z(self) -> Tensor:
+        """Logarithm of each query's sum over visible keys and the learned sink, float64 [..., h, q]."""
+        return self.take([("log_z", None)])[0]
+
+    @property
+    def sink_mass(self) -> Tensor:
+        """Mass that the learned sink takes of each row, float64 [..., h, q]; 0 without one."""
+        if self.sink_logits is None:
+            return torch.where(self._visibility.real, 0.0, torch.nan)
+        return torch.exp(self.sink_logits[:, None] - self.log_z)
+
+    @property
+    def T(self) -> TransposedAttention:
+        """The transposed map, for products."""
+        return TransposedAttention(self)
+
+    def row_measures(self, names: Sequence[str] | str = ROW_MEASURES) -> dict[str, Tensor]:
+        """Measures of every query from one pass, each float64 [..., h, q], NaN for padding.
+
+        Args:
+            names: of "log_z", "entropy" (nats), "collision" (Σ A²), "largest", "distance" (Σ A·|i − j|) and
+                "mass" (Σ A).
+
+        Raises:
+            ValueError: an unknown name.
+        """
+        asked = [names] if isinstance(names, str) else list(names)
+        for name in asked:
+            _checks.choice_argument("row_measures", "names", name, ROW_MEASURES)
+        return dict(zip(asked, self.take([(name, None) for name in asked]), strict=True))
+
+    def top(self, k: int = 8) -> TopKeys:
+        """Return the k keys of largest weight of every query, larger weights and then earlier keys first."""
+        k = _checks.at_least("LazyAttention.top", "k", k, 1)
+        weights, keys = self.take([("top_weights", k), ("top_keys", k)])
+        return TopKeys(weights, keys)
+
+    def at_least(self, threshold: float) -> SparseAttention:
+        """Return the entries of at least a threshold: q/threshold at most, because rows sum to one."""
+        threshold = _checks.fraction_argument("LazyAttention.at_least", "threshold", threshold)
+        counts, keys, weights = self.take([(name, threshold) for name in ("counts", "keys", "weights")])
+        shape = (*counts.shape[:-1], 1)
+        every = counts.flatten().cumsum(0).reshape(counts.shape)
+        start = every[..., :1] - counts[..., :1]
+        return SparseAttention(torch.cat([start.reshape(shape), every], -1), keys, weights)
+
+    def rows(self, queries: slice | int) -> Tensor:
+        """Return rows of the map, float64 [..., h, rows, k]; NaN for queries of padding."""
+        return self.tile(queries, slice(None))
+
+    def tile(self, queries: slice | int, keys: slice | int) -> Tensor:
+        """Return a part of the map, float64 [..., h, queries, keys]."""
+        rows, columns = (
+            slice_argument("queries", queries, self.shape[-2]),
+            slice_argument("keys", keys, self.shape[-1]),
+        )
+        weigh: Any = _core.lazy_weights
+        parts = []
+        log_z = self._log_z if self._log_z is not None else self.log_z
+        for begin, end, bias, positions in self._slabs(rows.start, rows.stop):
+            inside = (max(begin, rows.start) - begin, min(end, rows.stop) - begin)
+            sums = log_z[..., begin:end].contiguous()
+            arguments = self._arguments(begin, end, bias, positions)
+            place = (*inside, columns.start, columns.stop)
+            parts.append(weigh(*arguments, sums, *place))
+        part = torch.cat(parts, -2)
+        return part.reshape(*self.shape[:-2], *part.shape[-2:])
+
+    def dense(self) -> Tensor:
+        """Return the whole map, float64 [..., h, q, k]; NaN for queries of padding."""
+        return self.tile(slice(None), slice(None))
+
+    def __matmul__(self, x: Any) -> Tensor:
+        """Return the product of the map with x [..., h, k, c], or [k, c], float64 [..., h, q, c]."""
+        return _product(self, x, transposed=False)
+
+    def with_lengths(self, lengths: _checks.Lengths) -> LazyAttention:
+        """Return the same attention with other lengths."""
+        return self._replaced(lengths=lengths)
+
+    def uniform(self) -> LazyAttention:
+        """Return attention with the same visibility and equal weights."""
+        query, key = (part.new_zeros(*part.shape[:-1], 1).float() for part in (self.query, self.key))
+        return self._replaced(query=query, key=key, bias=None, softcap=None, sink_logits=None)
+
+    def take(self, keys: Sequence[Key]) -> list[Tensor]:
+        """Return results of passes by name and option, [..., h, ...]; those at hand are not made again."""
+        shared = SHARED.get()
+        if shared is None:
+            results = self._measure(dict.fromkeys(keys))
+            return [results[key] for key in keys]
+        noted = shared.noted.setdefault(id(self), {})
+        if shared.collecting[0]:
+            noted |= dict.fromkeys(keys)
+            raise Noted
+        if any((id(self), key) not in shared.results for key in keys):
+            noted |= dict.fromkeys(keys)
+            missing = {key: None for key in noted if (id(self), key) not in shared.results}
+            shared.results.update({(id(self), key): value for key, value in self._measure(missing).items()})
+        return [shared.results[id(self), key] for key in keys]
+
+    def measure(self, function: str) -> Callable[..., Any] | None:
+        """Return a function of the core for lazy attention, None where it has none."""
+        from attnscope.metrics.lazy import core_functions
+
+        return getattr(core_functions, function, None)
+
+    def multiply(self, x: Tensor, transposed: bool) -> Tensor:
+        """Return the product with a checked x [..., h, rows, c], float64."""
+        dtype = torch.float64 if self.precision == "exact" else torch.float32
+        channels = x.shape[-1]
+        if transposed:
+            padding = -channels % 16
+            left = torch.nn.functional.pad(x.to(dtype), (0, padding)).contiguous()
+            return self._pass(["transposed_product"], left=left)["transposed_product"][..., :channels]
+        right = x.to(dtype).transpose(-1, -2).contiguous()
+        return self._pass(["product"], right=right)["product"]
+
+    def _replaced(self, **changes: Any) -> LazyAttention:
+        given = {
+            "scaling": self.scaling,
+            "causal": self.causal,
+            "window": self.window,
+            "bias": self._slopes if self._slopes is not None else self._bias,
+            "softcap": self.softcap,
+            "sink_logits": self.sink_logits,
+            "mask": self._mask,
+            "lengths": self.lengths,
+            "query_positions": self.query_positions,
+            "precision": self.precision,
+        }
+        query, key = changes.pop("query", self.query), changes.pop("key", self.key)
+        return LazyAttention(query, key, **{**given, **changes})
+
+    def _make_visibility(self) -> Visibility:
+        *leading, queries, keys = self.shape
+        lengths = torch.full(leading, keys, dtype=torch.int64, device="cpu")
+        if self.lengths is not None:
+            lengths = self.lengths.expand(leading).contiguous()
+        positions = self.query_positions
+        if positions is None:
+            positions = torch.arange(queries, device="cpu") + (keys - queries)
+        return Visibility(
+            positions.expand(*leading, queries), lengths, keys, self.causal, self.window, self._mask
+        )
+
+    def _numbers_of_heads(self) -> Tensor:
+        """Return scaling, softcap, slope and learned sink of each head, [..., h, 4]."""
+        columns = (
+            torch.full((self.heads,), self.scaling, dtype=torch.float64, device="cpu"),
+            torch.full((self.heads,), self.softcap or 0.0, dtype=torch.float64, device="cpu"),
+            torch.zeros(self.heads, dtype=torch.float64, device="cpu")
+            if self._slopes is None
+            else self._slopes,
+            torch.full((self.heads,), -math.inf, dtype=torch.float64, device="cpu")
+            if self.sink_logits is None
+            else self.sink_logits,
+        )
+        return torch.stack(columns, -1).expand(*self.shape[:-2], 4).contiguous()
+
+    def _slabs(
+        self, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[int, int, Tensor | None, Any]]:
+        """Yield queries measured together, their bias and positions: all, except of a callable bias."""
+        queries, keys = self.shape[-2:]
+        bias = self._bias
+        if not callable(bias):
+            yield 0, queries, bias, self.query_positions
+            return
+        size = _BIAS_BYTES // (4 * max(1, keys * math.prod(self.shape[:-2])))
+        size = max(1, size // _SLAB) * _SLAB
+        last = queries if last is None else last
+        positions = self._visibility.positions
+        for begin in range(first // _SLAB * _SLAB, last, size):
+            end = min(begin + size, queries)
+            number = torch.arange(begin, end, device="cpu")
+            tile = _checks.float_tensor(_NAME, "bias", bias(number, torch.arange(keys, device="cpu"))).cpu()
+            shape = (*self.shape[:-2], end - begin, keys)
+            tile = _checks.expanded(f"{_NAME}: bias", tile, shape, "does not broadcast to the tile of shape")
+            yield begin, end, tile, positions[..., begin:end]
+
+    def _arguments(
+        self, begin: int, end: int, bias: Tensor | None, positions: Tensor | None
+    ) -> tuple[Any, ...]:
+        mask = self._mask
+        where = None
+        if positions is not None:
+            where = positions.expand(*self.shape[:-2], end - begin).contiguous()
+        return (
+            self._query[..., begin:end, :],
+            self._key,
+            self._numbers,
+            self.sizes,
+            where,
+            None if bias is None else self._split_heads(bias),
+            None if mask is None else self._split_heads(mask[..., begin:end, :]),
+            self.causal,
+            self.window or 0,
+            self.precision == "exact",
+        )
+
+    def _split_heads(self, maps: Tensor) -> Tensor:
+        """Return maps [..., h, q, k] as [..., key heads, queries of each, q, k]."""
+        return maps.view(*maps.shape[:-3], *self._query.shape[-4:-2], *maps.shape[-2:])
+
+    def _measure(self, keys: dict[Key, None]) -> dict[Key, Tensor]:
+        """Return results of as few passes as their options allow."""
+        results: dict[Key, Tensor] = {}
+        firsts = sorted({option for name, option in keys if name == "first"})
+        pending = [key for key in keys if key[0] != "first"]
+        first_names = ["first"] if firsts else []
+        while pending or first_names:
+            chosen = select_compatible(pending)
+            pending = [key for key in pending if key not in chosen]
+            raw = self._pass(
+                [*first_names, *dict.fromkeys(name for name, _ in chosen)], firsts, chosen, self.sizes
+            )
+            for place, first in enumerate(firsts if first_names else ()):
+                results["first", first] = raw["first"][..., place]
+            for name, option in chosen:
+                value = raw[name]
+                results[name, option] = value.squeeze(-1) if name in ("near", "beyond") else value
+            first_names = []
+        return results
+
+    def _pass(
+        self,
+        names: list[str],
+        firsts: Sequence[int] = (),
+        chosen: Sequence[Key] = (),
+        sizes: Tensor | None = None,
+        right: Tensor | None = None,
+        left: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Visit all visible pairs once, a slab of queries after another where a function gives the bias."""
+        options = {name: option for name, option in chosen}
+        near: Any = options.get("near", options.get("beyond"))
+        far = options.get("far_mass", options.get("far_incoming"))
+        nears = None if near is None else near.distances(self.sizes).reshape(-1, 1).contiguous()
+        fars = None if far is None else far.distances(self.sizes).reshape(-1).contiguous()
+        asked = {*names} - {"counts", "keys", "weights"}
+        if near is not None:
+            asked |= {"near", "beyond"}
+        if "top_weights" in asked or "top_keys" in asked:
+            asked |= {"top_weights", "top_keys"}
+        threshold = options.get("counts", 0.0)
+        top = options.get("top_weights", options.get("top_keys", 0))
+        without_first = near is not None and near.without_first
+        measure: Any = _core.lazy_measures
+        slabs = []
+        for begin, end, bias, positions in self._slabs():
+            arguments = self._arguments(begin, end, bias, positions)
+            part = None if left is None else left[..., begin:end, :].contiguous()
+            options_of_pass = (sorted(asked), list(firsts), nears, without_first, fars, threshold, top)
+            slabs.append(measure(*arguments, *options_of_pass, right, part))
+        joined = slabs[0] if len(slabs) == 1 else join_slabs(slabs)
+        leading = self.shape[:-2]
+        split = self._query.ndim - 2
+        return {
+            name: value if name in ("keys", "weights") else value.reshape(*leading, *value.shape[split:])
+            for name, value in joined.items()
+        }
+
+
+class TransposedAttention(NamedTuple):
+    """The transposed map of lazy attention, for products alone."""
+
+    attention: LazyAttention
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the transposed map: [..., h, k, q]."""
+        *leading, queries, keys = self.attention.shape
+        return torch.Size((*leading, keys, queries))
+
+    @property
+    def T(self) -> LazyAttention:
+        """The attention itself."""
+        return self.attention
+
+    def __matmul__(self, x: Any) -> Tensor:
+        """Return the product with x [..., h, q, c], or [q, c], float64 [..., h, k, c]."""
+        return _product(self.attention, x, transposed=True)
+
+
+def _product(lazy: LazyAttention, x: Any, *, transposed: bool) -> Tensor:
+    """Return the product with x; an entry of x that is not finite reaches the queries that see it."""
+    *leading, queries, keys = lazy.shape
+    size = queries if transposed else keys
+    tensor = _checks.to_host(_checks.float_tensor("LazyAttention @ x", "x", x))
+    if tensor.ndim < 2 or tensor.shape[-2] != size:
+        raise ValueError(
+            f"LazyAttention @ x: x must be [..., {size}, channels], got shape {tuple(tensor.shape)}"
+        )
+    words = "does not broadcast to"
+    tensor = _checks.expanded("LazyAttention @ x: x", tensor, (*leading, size, tensor.shape[-1]), words)
+    finite = tensor.isfinite()
+    if bool(finite.all()):
+        return lazy.multiply(tensor, transposed)
+    result = lazy.multiply(torch.where(finite, tensor, 0), transposed)
+    return torch.where(lazy.uniform().multiply((~finite).double(), transposed) > 0, torch.nan, result)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""Public metrics of lazy attention equal those of its map, and `measure` makes few passes."""
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.metrics.lazy import lazy_attention
+from lazy_oracle import random_vectors
+
+MASK = torch.rand(96, 96, generator=torch.Generator().manual_seed(3)) > 0.3
+#: Options, and the support under which metrics of the map see the same pairs.
+KINDS = {
+    "causal": ({}, "causal"),
+    "full": ({"causal": False}, "full"),
+    "window": ({"window": 30}, torch.ones(96, 96).tril().triu(-29).bool()),
+    "mask": ({"mask": MASK}, MASK & torch.ones(96, 96).tril().bool()),
+    "learned sink": ({"sink_logits": torch.tensor([0.0, 1.0, 5.0])}, "causal"),
+}
+CALLS = {
+    "attention_entropy": [{}, {"base": 2}, {"normalized": True}],
+    "incoming_attention": [{}],
+    "sink_rate": [{}, {"epsilon": 0.05, "position": 3}],
+    "sink_position": [{}, {"rule": "largest"}, {"rule": "largest", "min_visibility": 0.6}],
+    "sink_share": [{}, {"first": 4}, {"first": 200}, {"queries": 20}],
+    "sink_tokens": [{}, {"rule": "frequency", "tau": 0.03, "gamma": 0.1}],
+    "sink_excess": [{}],
+    "sink_test": [{}, {"alpha": 0.3}],
+    "top_mass": [{}, {"k": 5}, {"k": 500}],
+    "local_global_ratio": [{}, {"window": 0.1}, {"window": 3, "drop_first": True}],
+}
+
+
+def sink_like_vectors(**options):
+    query, key = random_vectors(heads=3, rows=96, **options)
+    query[:2] += 1.0
+    key[0, 0] += 1.5
+    return query, key
+
+
+def assert_equal_results(ours, expected, tolerance):
+    if isinstance(ours, torch.Tensor):
+        assert ours.dtype == expected.dtype
+        if ours.dtype.is_floating_point:
+            np.testing.assert_allclose(ours.numpy(), expected.numpy(), rtol=tolerance, atol=tolerance)
+        else:
+            assert torch.equal(ours, expected)
+        return
+    for field in ours._fields:
+        assert_equal_results(getattr(ours, field), getattr(expected, field), tolerance)
+
+
+@pytest.mark.filterwarnings("ignore::attnscope._warn.NotAttentionWarning")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("function", CALLS)
+def test_a_metric_equals_that_of_the_map(function, kind):
+    options, support = KINDS[kind]
+    lazy = asc.LazyAttention(*sink_like_vectors(), precision="exact", **options)
+    maps = lazy.dense()
+    metric = getattr(asc, function)
+    for given in CALLS[function]:
+        if function == "local_global_ratio" and kind == "mask" and given.get("drop_first"):
+            continue
+        assert_equal_results(metric(lazy, **given), metric(maps, support=support, **given), 1e-9)
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_a_fast_metric_is_close_to_that_of_the_map(function):
+    query, key = sink_like_vectors()
+    maps = asc.LazyAttention(query, key, precision="exact").dense()
+    for given in CALLS[function]:
+        assert_equal_results(
+            getattr(asc, function)(asc.LazyAttention(query, key), **given),
+            getattr(asc, function)(maps, support="causal", **given),
+            1e-4,
+        )
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_lengths_are_those_of_the_call_or_of_the_attention(function):
+    query, key = sink_like_vectors()
+    lengths = torch.tensor([96, 50, 2])
+    lazy = asc.LazyAttention(query, key, precision="exact")
+    maps = lazy.dense()
+    metric, given = getattr(asc, function), CALLS[function][-1]
+    expected = metric(maps, support="causal", lengths=lengths, **given)
+    assert_equal_results(metric(lazy, lengths=lengths, **given), expected, 1e-9)
+    assert_equal_results(metric(lazy.with_lengths(lengths), **given), expected, 1e-9)
+
+
+def test_measure_makes_one_pass(monkeypatch):
+    lazy = asc.LazyAttention(*sink_like_vectors(), precision="exact")
+    metrics = {
+        "attention_entropy": {},
+        "incoming_attention": {},
+        "sink_share": {"first": 1},
+        "four": {"metric": "sink_share", "first": 4},
+        "sink_test": {},
+        "local_global_ratio": {},
+        "top_mass": {},
+    }
+    expected = asc.measure(lazy.dense(), metrics)
+    passes = []
+    kernel = lazy_attention._core.lazy_measures
+
+    def count(*arguments):
+        passes.append(arguments[10])
+        return kernel(*arguments)
+
+    monkeypatch.setattr(lazy_attention._core, "lazy_measures", count)
+    results = asc.measure(lazy, metrics)
+    assert len(passes) == 1
+    assert list(results) == list(metrics)
+    for key, result in results.items():
+        assert_equal_results(result, expected[key], 1e-9)
+    asc.measure(lazy, {"near": {"metric": "local_global_ratio", "window": 2}, "local_global_ratio": {}})
+    assert len(passes) == 3
+
+
+def test_a_spoiled_map_is_warned_of():
+    query, key = sink_like_vectors()
+    query[1, 5] = torch.nan
+    lazy = asc.LazyAttention(query, key)
+    with pytest.warns(asc._warn.NonFiniteWarning, match="1 of 3"):
+        entropy = asc.attention_entropy(lazy)
+    assert torch.equal(entropy.isnan().nonzero(), torch.tensor([[1, 5]]))
+    with pytest.warns(asc._warn.NonFiniteWarning):
+        share = asc.sink_share(lazy)
+    assert share.share.isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda lazy: asc.attention_entropy(lazy, support="full"), "its own causal, window and mask"),
+        (lambda lazy: asc.attention_entropy(lazy, validate=True), "needs the entries of the map"),
+        (lambda lazy: asc.sink_tokens(lazy, rule="frequency"), "percentile of all entries"),
+        (lambda lazy: asc.marchenko_pastur(lazy), "needs the map"),
+    ],
+)
+def test_what_needs_the_map_says_so(call, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        call(asc.LazyAttention(*random_vectors()))
