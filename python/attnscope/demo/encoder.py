@@ -47,7 +47,8 @@ class EncoderRecipe:
 
 
 def pieces_tokenizer() -> Any:
-    """A tokenizer of 512 pieces of words, made from the language reference: BOS in front, and a mask token.
+    """Return a tokenizer of 512 pieces of words, made from the language reference: BOS in front, and a mask
+    token.
 
     >>> tokenizer = pieces_tokenizer()
     >>> len(tokenizer), tokenizer.convert_ids_to_tokens(tokenizer("the object")["input_ids"])
@@ -83,7 +84,7 @@ def pieces_tokenizer() -> Any:
 
 
 def with_mask(tokenizer: Any) -> Any:
-    """The tokenizer with a mask token, and one for padding, as its last entries where it has none."""
+    """Return the tokenizer with a mask token, and one for padding, as its last entries where it has none."""
     if tokenizer.mask_token is None:
         tokenizer.add_special_tokens({"mask_token": MASK})
     if tokenizer.pad_token is None:
@@ -119,7 +120,7 @@ def masked_batch(
 
 
 def build_encoder(recipe: EncoderRecipe, tokenizer: Any) -> Any:
-    """An untrained `BertForMaskedLM` of the recipe's size, from its seed."""
+    """Return an untrained `BertForMaskedLM` of the recipe's size, from its seed."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(

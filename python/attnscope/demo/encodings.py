@@ -136,7 +136,7 @@ class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
                 layer.self_attn.register_forward_pre_hook(self._biased, with_kwargs=True)
 
     def _biased(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Adds the bias of the distance, or a window's edge, to a layer's mask, which logits are added to."""
+        """Add the bias of the distance, or a window's edge, to a layer's mask, which logits are added to."""
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         n = hidden.shape[1]
         place = torch.arange(n, device=hidden.device)
@@ -171,7 +171,7 @@ class PositionsRecipe(Recipe):
     encoding: str = "rope"
 
     def build(self) -> Any:
-        """The untrained model, from the recipe's seed."""
+        """Return the untrained model, from the recipe's seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             config = PositionsConfig(**config_values(self), position_encoding=self.encoding)
@@ -237,7 +237,7 @@ def compare_encodings(
 
 
 def residual_summary(results: Results) -> list[str]:
-    """A line per encoding: mean residual of early queries by layer, text windows and shuffled ones."""
+    """Return a line per encoding: mean residual of early queries by layer, text windows and shuffled ones."""
     means = results.table("layer_means")
     means = means[(means["queries"] == "early") & (means["arm"] == "base")]
     lines = [f"{'':8}  residual by layer (nats²): windows; shuffled tokens; p of layer 0, shuffled"]
@@ -256,7 +256,7 @@ def residual_summary(results: Results) -> list[str]:
 
 
 def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
-    """A table of the main numbers, one line per encoding."""
+    """Return a table of the main numbers, one line per encoding."""
     phases = results.table("phases")
     wanted = (
         "low_band", "high_band", "spectral_selectivity", "spectral_entropy", "wavelet_entropy",

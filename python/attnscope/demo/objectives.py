@@ -128,7 +128,7 @@ class Arm:
         return functional.cross_entropy(logits, targets)
 
     def train(self, steps: int, keep: Sequence[int] = ()) -> Any:
-        """The tuned model."""
+        """Return the tuned model."""
         self.model.train()
         if self.name in WHITENED:
             self._descend(steps)

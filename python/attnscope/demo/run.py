@@ -127,7 +127,7 @@ def _verdict(per_head: Any, last: int, uniform: float) -> list[str]:
 
 
 def _write_inputs(root: Path, samples: int) -> list[dict[str, str]]:
-    """The sequences as files that the study reads like anyone's, as its settings name them."""
+    """Return the sequences as files that the study reads like anyone's, as its settings name them."""
     folder = root / "inputs"
     folder.mkdir(exist_ok=True)
     for group, texts in inputs_by_group(samples, _SAMPLES_SEED).items():
@@ -136,7 +136,7 @@ def _write_inputs(root: Path, samples: int) -> list[dict[str, str]]:
 
 
 def _store_examples(results: Results) -> None:
-    """Keeps a few whole maps of the last checkpoint, with their bars, for the figures that need one.
+    """Keep a few whole maps of the last checkpoint, with their bars, for the figures that need one.
 
     They are: the head that rests most on the first key when copying, on one sequence of each kind, and the
     head that does so least.

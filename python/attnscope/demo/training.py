@@ -52,7 +52,7 @@ class Recipe:
     seed: int = 0
 
     def build(self) -> Any:
-        """The untrained model."""
+        """Return the untrained model."""
         return build_model(self)
 
 
@@ -61,7 +61,7 @@ SHORT = Recipe(steps=128)
 
 
 def checkpoint_steps(last: int) -> list[int]:
-    """The steps that are kept: 0, 1, 2, 4, ..., 512, then every 128th, and the last.
+    """Return the steps that are kept: 0, 1, 2, 4, ..., 512, then every 128th, and the last.
 
     >>> checkpoint_steps(700)
     [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 640, 700]
@@ -71,7 +71,7 @@ def checkpoint_steps(last: int) -> list[int]:
 
 
 def build_model(recipe: Recipe) -> Any:
-    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed."""
+    """Return an untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**config_values(recipe))
@@ -174,7 +174,7 @@ def descend(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) ->
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any, **files: Any) -> None:
-    """Writes a Hugging Face folder, with JSON files of these names in it, whole or not at all."""
+    """Write a Hugging Face folder, with JSON files of these names in it, whole or not at all."""
     with atomic_folder(folder) as temporary, without_progress_bars():
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
@@ -184,7 +184,7 @@ def save_model(folder: Path, model: Any, tokenizer: Any, **files: Any) -> None:
 
 
 def _claim(root: Path, recipe: Recipe) -> None:
-    """Writes the recipe, or checks that the one already there is the same."""
+    """Write the recipe, or checks that the one already there is the same."""
     text = "".join(documentation())
     wanted = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
     if not has_recipe(root, wanted, f"train: {root} holds the checkpoints"):
@@ -193,7 +193,9 @@ def _claim(root: Path, recipe: Recipe) -> None:
 
 
 def has_recipe(folder: Path, wanted: dict[str, Any], holds: str) -> bool:
-    """Whether a folder has the recipe, False where it has none; ValueError where it `holds` another's."""
+    """Return True if a folder has the recipe, False where it has none; ValueError where it `holds`
+    another's.
+    """
     path = folder / "recipe.json"
     if not path.exists():
         return False
@@ -205,7 +207,9 @@ def has_recipe(folder: Path, wanted: dict[str, Any], holds: str) -> bool:
 
 
 def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | None]:
-    """The model, the steps it has taken and its optimizer's state; untrained when nothing can be resumed."""
+    """Return the model, the steps it has taken and its optimizer's state; untrained when nothing can be
+    resumed.
+    """
     path = root / _OPTIMIZER
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -220,7 +224,7 @@ def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Gives torch one thread: several would spend their time waiting for each other on so small a model."""
+    """Return torch one thread: several would spend their time waiting for each other on so small a model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -230,7 +234,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -> dict[str, float]:
-    """Writes checkpoint `step` whole or not at all, then the optimizer's state that continues from it."""
+    """Write checkpoint `step` whole or not at all, then the optimizer's state that continues from it."""
     losses = evaluate_loss(model)
     lines = root / "training.jsonl"
     earlier = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
@@ -249,7 +253,7 @@ def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -
 def demo_checkpoints(
     runs: str | os.PathLike[str] = "runs", *, recipe: Recipe = SHORT, progress: bool = True
 ) -> Path:
-    """The folder of checkpoints of a demo model that is trained when there is none yet.
+    """Return the folder of checkpoints of a demo model that is trained when there is none yet.
 
     Looked for is the finished `demo` run in the working directory and above it. Without one the recipe is
     trained once into `attnscope/` in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`) and found there
@@ -271,7 +275,9 @@ def demo_checkpoints(
 
 
 def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
-    """The demo's model tuned by one objective from its last checkpoint, trained once, kept in the cache."""
+    """Return the demo's model tuned by one objective from its last checkpoint, trained once, kept in the
+    cache.
+    """
     from attnscope.demo.objectives import Arm
 
     start = last_checkpoint(demo_checkpoints(runs))
@@ -282,13 +288,15 @@ def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLi
 
 
 def last_checkpoint(checkpoints: Path) -> Path:
-    """The folder of the last step."""
+    """Return the folder of the last step."""
     return max(checkpoints.glob("step*"), key=lambda folder: step_of(folder.name))
 
 
 @contextmanager
 def _cached(name: str, *identity: Any) -> Iterator[Path]:
-    """A folder of the user's cache for what has this identity; one process at a time is inside the block."""
+    """Return a folder of the user's cache for what has this identity; one process at a time is inside the
+    block.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnscope"
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"{name}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}"
@@ -297,7 +305,7 @@ def _cached(name: str, *identity: Any) -> Iterator[Path]:
 
 
 def _finished(run: Path) -> bool:
-    """Whether a demo run has all the checkpoints of its recipe."""
+    """Return True if a demo run has all the checkpoints of its recipe."""
     recipe = run / "recipe.json"
     if not recipe.is_file():
         return False

@@ -160,7 +160,7 @@ def _train(root: Path, base: Path, arms: Sequence[str], seed: int, steps: int, p
 
 
 def _store(root: Path, label: str, arm: Arm, steps: int, progress: bool) -> None:
-    """Writes a model folder with `arm.json` in it."""
+    """Write a model folder with `arm.json` in it."""
     own = {
         "loss": evaluate_loss(arm.model)["text"],
         "objective": arm.last_loss,
@@ -182,7 +182,7 @@ def _known(root: Path) -> dict[str, dict[str, float]]:
 
 
 def _measured(study: Settings, processes: int, progress: bool) -> Results:
-    """The study, its units shared out among processes."""
+    """Return the study, its units shared out among processes."""
     from attnscope.engine.executors.shards import gather
     from attnscope.engine.run import Engine
 

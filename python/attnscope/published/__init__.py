@@ -47,7 +47,7 @@ def published_numbers(paper: str) -> pd.DataFrame:
 
 
 def papers() -> dict[str, StudyFolder]:
-    """The study that holds the numbers of each paper, by the paper's name."""
+    """Return the study that holds the numbers of each paper, by the paper's name."""
     return {paper: study for study in studies().values() for paper in study.papers}
 
 
@@ -59,7 +59,7 @@ def _read(file: Path) -> pd.DataFrame:
 
 
 def same_model(one: str, other: str) -> bool:
-    """Whether two names are spellings of one model: hub id, label, with or without the organisation.
+    """Return True if two names are spellings of one model: hub id, label, with or without the organisation.
 
     >>> same_model("meta-llama/Llama-3.2-3B", "LLaMA-3.2-3B"), same_model("Qwen/Qwen2.5-7B", "Qwen-2.5-7B")
     (True, True)
@@ -102,7 +102,7 @@ class Compared:
 def compare_published(
     results: Results, paper: str = "", against: str | None = None, *, draws: int = 1000, seed: int = 0
 ) -> Compared:
-    """A run's numbers beside those of a paper.
+    """Return a run's numbers beside those of a paper.
 
     Args:
         paper: whose numbers; empty takes the paper of the run's own study.
@@ -134,7 +134,7 @@ def compare_published(
 
 
 def _text(rows: pd.DataFrame) -> str:
-    """The rows as aligned text."""
+    """Return the rows as aligned text."""
     lines = [("quantity", "layer", "statistic", "published", "measured", "difference", "exact")]
     for row in rows.to_dict("records"):
         here, theirs = row["layer"], row["published_layer"]
@@ -182,7 +182,7 @@ def beside(
     about: str = "",
     **others: Any,
 ) -> dict[str, Any]:
-    """A row of `Compared.table`: the published number, and the run's own under both protocols.
+    """Return a row of `Compared.table`: the published number, and the run's own under both protocols.
 
     `others` are columns that are not as published, as the layer here.
     """

@@ -33,12 +33,12 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether it does, as far as it applies."""
+        """True if it does, as far as it applies."""
         return self.value is None or self.value <= self.tolerance
 
 
 def write_checks(run: StageRun, found: Iterable[Check]) -> None:
-    """Stores what was found."""
+    """Store what was found."""
     for one in found:
         value = np.nan if one.value is None else one.value
         run.write(

@@ -67,7 +67,7 @@ def shuffled_rows(
 def write_baselines(
     run: StageRun, tables: Sequence[str], chosen: Callable[[str], Mapping[str, Sequence[Quantity]]]
 ) -> None:
-    """Writes to `baselines` the numbers of uniform attention of every length and support, and of controls.
+    """Write to `baselines` the numbers of uniform attention of every length and support, and of controls.
 
     Of controls these are mean and deviation over texts of one length. What queries see is read from `tables`;
     `chosen` gives the quantities of each protocol under a support.

@@ -93,7 +93,7 @@ def without_learned_sink(quantities: Sequence[Quantity]) -> list[Quantity]:
 
 
 def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[tuple[int, str]]:
-    """The lengths of texts and what queries saw in any layer of them; of masks no more is known."""
+    """Return the lengths of texts and what queries saw in any layer of them; of masks no more is known."""
     keys = [*CHECKPOINT_KEYS, "sample"]
     # texts are causal or full in at least one layer of most models, and a run may hold no table of maps
     words = samples["causal"].map({True: "causal", False: "full"})

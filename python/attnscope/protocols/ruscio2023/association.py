@@ -62,7 +62,7 @@ def correlation(x: Any, y: Any) -> float:
 def best_layers(
     correlations: Any, probabilities: Any, real_probability: float, modes: Sequence[str]
 ) -> BestLayer:
-    """The largest correlation over layers and over the modes that make the word less probable.
+    """Return the largest correlation over layers and over the modes that make the word less probable.
 
     Differs from an honest choice: it is chosen and reported on the same texts.
 

@@ -74,7 +74,7 @@ def unmasked_logits(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def token_probability(logits: Tensor, inputs: Mapping[str, Any], spans: Any) -> TokenProbability:
-    """The float32 softmax at each position of the token that stands there.
+    """Return the float32 softmax at each position of the token that stands there.
 
     Differs from the exact `token_likelihood` with a masked context: the model sees the token that it is
     asked for, so a high value says that the token is copied, not that it is expected. The product over
@@ -156,7 +156,7 @@ def replacements(
 
 
 def drawn_ranks(vocabulary: int, mode: str, tokens: int) -> Tensor:
-    """The ranks [tokens] that a mode gives a word.
+    """Return the ranks [tokens] that a mode gives a word.
 
     >>> drawn_ranks(30522, "low", 1).tolist()
     [1399]

@@ -76,5 +76,7 @@ def percentile_of(mass: torch.Tensor, percentile: float) -> torch.Tensor:
 
 
 def type_in_numpy(kind: torch.dtype) -> torch.dtype:
-    """The type in which a notebook holds maps; NumPy has no bfloat16, such maps reach it as float32."""
+    """Return the type in which a notebook holds maps; NumPy has no bfloat16, such maps reach it as
+    float32.
+    """
     return torch.float32 if kind == torch.bfloat16 else kind

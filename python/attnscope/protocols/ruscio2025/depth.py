@@ -24,7 +24,8 @@ class MiddlePeak(NamedTuple):
 
 
 def middle_peak(values: Sequence[float]) -> MiddlePeak:
-    """Whether a number is larger in the middle third of the layers than in both others (Laplacian notebook).
+    """Return True if a number is larger in the middle third of the layers than in both others (Laplacian
+    notebook).
 
     factor = min(middle/early, middle/late); thirds are cut at L//3 and 2L//3.
 
@@ -55,7 +56,7 @@ def middle_peak(values: Sequence[float]) -> MiddlePeak:
 
 
 def reported_layers(density: Sequence[float]) -> list[int]:
-    """The layers that the Laplacian notebook reports: density within [0.05, 0.95], or every fourth.
+    """Return the layers that the Laplacian notebook reports: density within [0.05, 0.95], or every fourth.
 
     Quirk: which layers a published mean is over depends on the threshold and the sentence.
 

@@ -65,7 +65,7 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
 
 
 def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:
-    """How much the heads' divergence falls when the sink columns are zeroed and rows rescaled.
+    """Return how much the heads' divergence falls when the sink columns are zeroed and rows rescaled.
 
     Sinks are the keys whose incoming mass over heads and queries reaches its `percentile`. kl_reduction is
     the mean over heads of KL before − KL after; sink_concentration the mean over heads of the share of each
@@ -199,7 +199,7 @@ def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
 
 
 def speed_layers(count: int) -> list[int]:
-    """The layers of `count` that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
+    """Return the layers of `count` that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
 
     Example:
         >>> from attnscope.protocols import ruscio2025
@@ -226,7 +226,7 @@ def _divergence(maps: torch.Tensor, plogps: torch.Tensor) -> torch.Tensor:
 
 
 def _logs(mean: torch.Tensor) -> torch.Tensor:
-    """The logarithm of each entry, 0 of 0."""
+    """Return the logarithm of each entry, 0 of 0."""
     return torch.where(mean == 0, 0.0, mean.log())
 
 

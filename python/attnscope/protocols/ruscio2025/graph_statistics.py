@@ -153,7 +153,7 @@ def _by_variant(
 
 
 def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:
-    """The fields made of the in-degrees [m, T, n] of graphs."""
+    """Return the fields made of the in-degrees [m, T, n] of graphs."""
     n = degree.shape[-1]
     # a dropped node has no part in any sum: its degree is 0, so that it comes first in the order
     isolated = (degree + outgoing) == 0
@@ -243,7 +243,7 @@ DERIVED = {"graph_statistics": ("_by_variant", lambda both, variant="laplacian":
 def _of_graph(
     name: str, label: str, meaning: str, expected: float, *, variant: Variant = "laplacian", **more: Any
 ) -> Quantity:
-    """A field, with its value on the star of six tokens with its self-loop."""
+    """Return a field, with its value on the star of six tokens with its self-loop."""
     return declared(
         name,
         "graph_statistics",

@@ -25,7 +25,7 @@ RING = (identity(4) + ring()) / 2
 
 
 def persistence(attention: torch.Tensor) -> Barcodes:
-    """The topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
+    """Return the topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
 
     What the ripser package makes of a matrix with a non-zero diagonal: vertex i is born at D_ii; only
     entries above the diagonal are read, and an edge enters at its own D_ij even before its ends; entries

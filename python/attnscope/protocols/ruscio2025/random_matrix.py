@@ -112,7 +112,7 @@ def stable_rank(attention: torch.Tensor) -> torch.Tensor:
 
 
 def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
-    """The largest singular value of a head mean [..., n, n], by the random-matrix notebook.
+    """Return the largest singular value of a head mean [..., n, n], by the random-matrix notebook.
 
     Returns:
         [...] float64, >= 0; a map with a NaN or infinite entry is NaN.
@@ -163,7 +163,7 @@ def bulk(attention: torch.Tensor) -> Bulk:
 
 
 def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
-    """The share of a head mean [..., n, n] on the keys whose column sum reaches the 90th percentile.
+    """Return the share of a head mean [..., n, n] on the keys whose column sum reaches the 90th percentile.
 
     Quirk of the random-matrix notebook: a tenth of the keys are sinks by construction; uniform causal
     attention gives about 0.32.

@@ -19,7 +19,7 @@ Rule = Literal["kl", "rmt", "reference", "topology"]
 
 
 def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float = 90) -> torch.Tensor:
-    """Which keys are sinks, by the rule of one notebook.
+    """Return which keys are sinks, by the rule of one notebook.
 
     kl: total incoming mass over heads and queries at or above its `percentile` over keys (the same keys on
     the head mean). rmt: the same on one map, always at 90. reference: mean incoming attention over all n
@@ -86,7 +86,7 @@ class Specialization(NamedTuple):
 
 
 def head_specialization(tokens: Sequence[Any]) -> Specialization:
-    """The share of samples in which a head's sink is its most frequent token.
+    """Return the share of samples in which a head's sink is its most frequent token.
 
     A head counts as specialised from a share of 0.3 over at least 5 samples; 0.5 is counted as well.
 

@@ -121,7 +121,7 @@ _CORNER = torch.tensor(
 def _of_topology(
     name: str, field: str, label: str, meaning: str, known: ClosedForm, *, at: int | None = None, **more: Any
 ) -> Quantity:
-    """A field, or one entry of it."""
+    """Return a field, or one entry of it."""
     whole = attribute_reader(field)
     return declared(
         name,

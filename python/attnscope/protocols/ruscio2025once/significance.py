@@ -44,7 +44,7 @@ def leakage_significance(
     samples: int = 50,
     seed: int,
 ) -> LeakageSignificance:
-    """The notebook's test of every head, with its order of random numbers.
+    """Return the notebook's test of every head, with its order of random numbers.
 
     One generator draws for each sample a text, a shuffle of the pairs for each layer, the shift k in 1 … n −
     1, and a shuffle for each layer again; then for every head the bootstrap and the flips.
@@ -111,7 +111,7 @@ def leakage_significance(
 
 
 def rank_adjusted(p_values: Any) -> Array:
-    """The notebook's "q-values": the k-th smallest p-value over the rank *of head k*, not over k.
+    """Return the notebook's "q-values": the k-th smallest p-value over the rank *of head k*, not over k.
 
     q_(k) = min over l >= k of p_(l)·M/rank(head l), where Benjamini and Hochberg have p_(l)·M/l. Of 512
     heads without any effect it declares some in every run, 20 on average.

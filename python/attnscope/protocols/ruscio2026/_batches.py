@@ -28,7 +28,7 @@ def batches(function: str, inputs: Mapping[str, Tensor], size: int) -> Iterator[
 
 
 def direction_argument(function: str, direction: Any) -> Tensor:
-    """A direction [D]."""
+    """Return a direction [D]."""
     along = direction if isinstance(direction, Tensor) else torch.as_tensor(direction, device="cpu")
     if along.ndim != 1 or not along.is_floating_point() or not bool(along.isfinite().all()):
         raise ValueError(
@@ -42,7 +42,9 @@ def direction_argument(function: str, direction: Any) -> Tensor:
 def hooked(
     block: nn.Module, change: Callable[[Tensor], Tensor | None], *, entering: bool = False
 ) -> Iterator[None]:
-    """The states that leave a block, or enter it, go through a function; None leaves them as they are."""
+    """Return the states that leave a block, or enter it, go through a function; None leaves them as they
+    are.
+    """
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         named = not args
@@ -69,7 +71,7 @@ def hooked(
 
 
 def moved(move: Tensor) -> Callable[[Tensor], Tensor]:
-    """Adds a vector to the last column in the states' own dtype, whatever token stands there."""
+    """Add a vector to the last column in the states' own dtype, whatever token stands there."""
 
     def change(states: Tensor) -> Tensor:
         new = states.clone()

@@ -121,7 +121,7 @@ def bypass(logits: Tensor, chances: Tensor, target: int, *, gamma: float = GAMMA
 
 
 def answer_of(text: str, prompt: str) -> str:
-    r"""The generated text with the prompt replaced by nothing, wherever it stands.
+    r"""Return the generated text with the prompt replaced by nothing, wherever it stands.
 
     A model that repeats the prompt loses the repetition too, and a prompt that decodes otherwise than it
     was written stays.
@@ -138,7 +138,7 @@ def answer_of(text: str, prompt: str) -> str:
 
 
 def refused(text: str, substrings: Sequence[str]) -> bool:
-    """Whether any of some substrings stands anywhere in the text, in whatever case.
+    """Return True if any of some substrings stands anywhere in the text, in whatever case.
 
     There are six in the notebook; a caller names them. Differs from the study's refusals, which are looked
     for in the first sentence as whole words.
@@ -156,7 +156,7 @@ def refused(text: str, substrings: Sequence[str]) -> bool:
 
 
 def loops(text: str) -> bool:
-    """Whether the last five words of more than ten stood there before.
+    """Return True if the last five words of more than ten stood there before.
 
     Example:
         >>> from attnscope.protocols import ruscio2026
@@ -174,7 +174,7 @@ def loops(text: str) -> bool:
 
 
 def first_rows(items: int, seed: int, count: int = 200) -> Tensor:
-    """The shuffled rows that the notebook fits its probe and boundary on, and scores it on again.
+    """Return the shuffled rows that the notebook fits its probe and boundary on, and scores it on again.
 
     Example:
         >>> from attnscope.protocols import ruscio2026

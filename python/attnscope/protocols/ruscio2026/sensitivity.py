@@ -198,7 +198,7 @@ def jacobian(
 
 
 def _behind(model: nn.Module, some: Mapping[str, Tensor], block: nn.Module) -> Tensor:
-    """The states [B, D] of the last column behind a block."""
+    """Return the states [B, D] of the last column behind a block."""
     kept: list[Tensor] = []
 
     def keep(states: Tensor) -> None:

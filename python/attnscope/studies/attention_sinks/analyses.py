@@ -12,20 +12,20 @@ import pandas as pd
 from markupsafe import Markup
 
 from attnscope.metrics.information.sink_sets import PERCENTILES
-from attnscope.report.numbers import Wanted
+from attnscope.report.numbers import ProtocolComparison
 from attnscope.report.section import Page, Section, analysis
 from attnscope.studies.attention_sinks import small_tables
 from attnscope.studies.attention_sinks.figures import THRESHOLD
 
 
-def _head_means(**labels: str | tuple[str, str]) -> tuple[Wanted, ...]:
+def _head_means(**labels: str | tuple[str, str]) -> tuple[ProtocolComparison, ...]:
     """Columns of the head means, what the report calls them, and the published column where it is another."""
     named = ((column, (one,) if isinstance(one, str) else one) for column, one in labels.items())
-    return tuple(Wanted("head_means", column, *more) for column, more in named)
+    return tuple(ProtocolComparison("head_means", column, *more) for column, more in named)
 
 
 def _table(make: Callable[..., pd.DataFrame | None], caption: str, names: int) -> Callable[[Page], None]:
-    """Writes a table that is made of the stored ones."""
+    """Write a table that is made of the stored ones."""
     return lambda page: page.frame(make.__name__, caption, make(page.tables), names=names)
 
 
@@ -78,7 +78,8 @@ ANALYSES: tuple[Section, ...] = (
         figures=("sink_removal", "divergence"),
         metrics=("entropy", "entropy_normalized", "head_divergence"),
         pairs=[
-            Wanted("layers", f"kl_reduction_{at}", f"KL reduction, {at}th percentile") for at in PERCENTILES
+            ProtocolComparison("layers", f"kl_reduction_{at}", f"KL reduction, {at}th percentile")
+            for at in PERCENTILES
         ],
         published="""In the published KL a row that loses all its keys becomes uniform; here it is left out
             and counted.""",
@@ -102,7 +103,7 @@ ANALYSES: tuple[Section, ...] = (
         figures=("thresholds",),
         metrics=("fiedler_value", "fiedler_value_normalized", "laplacian_gap"),
         pairs=[
-            Wanted("head_mean_graphs", column, f"{label} at {THRESHOLD}", threshold=THRESHOLD)
+            ProtocolComparison("head_mean_graphs", column, f"{label} at {THRESHOLD}", threshold=THRESHOLD)
             for column, label in (
                 *(("graph_fiedler_value", "λ₂ of the graph"), ("density", "density")),
                 *(("hub_share", "hub share"), ("gini", "Gini of degrees")),
@@ -223,7 +224,7 @@ ANALYSES: tuple[Section, ...] = (
         ),
         pairs=(
             *_head_means(alignment_hidden="alignment with states", entropy="entropy (nats)"),
-            Wanted("layers", "transformation_magnitude", "change by the block"),
+            ProtocolComparison("layers", "transformation_magnitude", "change by the block"),
             *_head_means(
                 entropy_magnitude_correlation="entropy with change", pca_correlation="PCA correlation"
             ),

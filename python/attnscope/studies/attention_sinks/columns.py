@@ -87,14 +87,14 @@ def metric_names() -> list[str]:
 
 
 def table_of(one: Quantity) -> str:
-    """The table of a quantity; "" for one with a number per query, key or rank."""
+    """Return the table of a quantity; "" for one with a number per query, key or rank."""
     if one.scope == "layer":
         return "" if one.axes else "layers"
     return {(): "heads", ("threshold",): "graphs"}.get(one.axes, "") if one.scope == "map" else ""
 
 
 def taken(protocol: str, metrics: Sequence[str], thresholds: Sequence[float | str]) -> list[Quantity]:
-    """The quantities of a protocol under the settings of a run, means over queries."""
+    """Return the quantities of a protocol under the settings of a run, means over queries."""
     chosen = []
     for declared in registry().quantities:
         if declared.protocol != protocol:
@@ -156,7 +156,7 @@ class States(Seen):
 
     @classmethod
     def of(cls, layer: Layer) -> States:
-        """Reads a captured layer."""
+        """Read a captured layer."""
         heads = layer.matrices()
         sites = {site: layer.states(site).cpu() for site in SITES if site in layer.tensors}
         # each query head its own value head, unless the heads divide evenly, which the kernels read in place
@@ -167,7 +167,7 @@ class States(Seen):
         return cls(*given, heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites)
 
     def copy(self) -> States:
-        """The same numbers in memory of their own, which outlive the forward pass."""
+        """Return the same numbers in memory of their own, which outlive the forward pass."""
         sites = {site: tensor.clone() for site, tensor in self.sites.items()}
         return replace(self, heads=self.heads.clone(), sites=sites)
 
@@ -184,7 +184,7 @@ def write_rows(
     supports: Sequence[str] = (),
     **of_layer: Any,
 ) -> None:
-    """Writes what was measured of the maps [batch, maps] of a layer.
+    """Write what was measured of the maps [batch, maps] of a layer.
 
     Those are heads of these numbers or, without `names`, the head mean, as the model has them or a `variant`;
     `supports` say in a word what each text's queries see, `of_layer` holds further columns of `layers`.
@@ -224,7 +224,7 @@ def write_rows(
 
 
 def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:
-    """Writes to `examples` the heads of a layer that attend most and least to the first key, flattened."""
+    """Write to `examples` the heads of a layer that attend most and least to the first key, flattened."""
     if SAMPLE not in batch.samples:
         return
     place = list(batch.samples).index(SAMPLE)

@@ -43,7 +43,8 @@ def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFr
 
 
 def numbers_of(results: Results, table: str, *, constants: bool = False) -> list[str]:
-    """The measured columns of a table, in stored order; constants of the design or of the null if asked.
+    """Return the measured columns of a table, in stored order; constants of the design or of the null if
+    asked.
 
     A mean says nothing of flags and of places.
     """
@@ -62,7 +63,7 @@ def measured(results: Results, table: str) -> pd.DataFrame:
 
 
 def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds p_holm and p_bh over the exact rows of each checkpoint; the authors corrected nothing."""
+    """Add p_holm and p_bh over the exact rows of each checkpoint; the authors corrected nothing."""
     families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         row |= {"p_holm": math.nan, "p_bh": math.nan}
@@ -147,7 +148,7 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
 
 
 def _mean(values: np.ndarray[Any, np.dtype[np.float64]] | None) -> float:
-    """The mean of what is defined, NaN of nothing."""
+    """Return the mean of what is defined, NaN of nothing."""
     known = values[~np.isnan(values)] if values is not None else np.empty(0)
     return float(known.mean()) if len(known) else math.nan
 
@@ -196,7 +197,7 @@ def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) ->
 
 
 def difference_of(test: Any) -> dict[str, float]:
-    """The columns of a test's difference."""
+    """Return the columns of a test's difference."""
     return {name: getattr(test, name) for name in ("difference", "low", "high", "p_value")}
 
 

@@ -28,7 +28,7 @@ LOGITS_BYTES = 256 * 1024**2
 
 
 def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> str:
-    """Runs the model without its sinks and without its first key, and writes to `ablation`.
+    """Run the model without its sinks and without its first key, and writes to `ablation`.
 
     Keys are hidden before the softmax in every layer and head. A control `control_NAME` has exactly the size
     of its set in each text and is the mean over its draws; it is null where the set is empty. Returned is why
@@ -75,7 +75,7 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
 
 
 def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
-    """Writes the Fisher information of every sentence to `fisher`; returned is why not, "" where it is."""
+    """Write the Fisher information of every sentence to `fisher`; returned is why not, "" where it is."""
     model, title, encoder = loaded.model, loaded.checkpoint.title, run.encoder
     if without := _without_loss(loaded):
         return f"fisher: {title}: {without}, so there is no loss"

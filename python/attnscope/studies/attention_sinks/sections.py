@@ -9,7 +9,7 @@ from markupsafe import Markup
 from attnscope.inference.sink_heads import LEAST_SHARE
 from attnscope.plots.figure import NotDrawable, Results, optional
 from attnscope.plots.selection import estimate, last_step
-from attnscope.report.numbers import every_mean, interval_text, number
+from attnscope.report.numbers import all_means, interval_text, number
 from attnscope.report.section import NamedSentence, Page, Section, Table, paragraphs
 from attnscope.studies.attention_sinks.analyses import ANALYSES
 from attnscope.studies.attention_sinks.figures.sinks import sinks
@@ -37,7 +37,7 @@ _CAUSAL = Markup(
 
 
 def findings(results: Results) -> list[str]:
-    """The main numbers of the run in sentences that are true of any run."""
+    """Return the main numbers of the run in sentences that are true of any run."""
     try:
         final = last_step(sinks(results))
     except NotDrawable:
@@ -70,12 +70,14 @@ def findings(results: Results) -> list[str]:
 
 
 def _count(some: int, every: int) -> str:
-    """How many of the heads, as a subject."""
+    """Return the number of of the heads, as a subject."""
     return f"{some} of {every} heads" if some else f"none of {every} heads" if every > 1 else "no head"
 
 
 def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
-    """How many heads have a sink by the test, and the frame of those, as the beginning of a sentence."""
+    """Return the number of heads have a sink by the test, and the frame of those, as the beginning of a
+    sentence.
+    """
     if verdicts is None or "heads_tested" not in verdicts:
         return ""
     rows = verdicts[(verdicts["protocol"] == "exact") & (verdicts["model"] == own["model"].iloc[0])]
@@ -126,7 +128,7 @@ def _published(page: Page) -> None:
     # what the authors compute, they compute on the head mean
     tables = {name: table for name, table in page.tables.items() if "head" not in table}
     caption = "Every stored number of the published protocol, mean over models and layers"
-    page.table(Table("published", caption, every_mean(tables, PROTOCOL), 2, folded=True))
+    page.table(Table("published", caption, all_means(tables, PROTOCOL), 2, folded=True))
 
 
 def _comparison(page: Page) -> None:

@@ -37,7 +37,7 @@ class SinkSums:
         self._texts: dict[int, tuple[str, list[str]]] = {}
 
     def add(self, states: States, number: int, batch: Batch) -> None:
-        """Takes one layer of a batch."""
+        """Take one layer of a batch."""
         short = [place for place, n in enumerate(batch.lengths) if n < POOLED_BELOW]
         if not short:
             return
@@ -58,7 +58,7 @@ class SinkSums:
         self._parts.append(pd.DataFrame({**about, "key": key, **sums}))
 
     def write(self) -> None:
-        """Writes the rows of the unit to `sink_sums`."""
+        """Write the rows of the unit to `sink_sums`."""
         every = pd.concat(self._parts) if self._parts else pd.DataFrame()
         if every.empty:
             return
@@ -139,7 +139,7 @@ def by_group(
 
 
 def judged(results: Results) -> Iterator[HeadSinks]:
-    """The heads of every checkpoint, in all texts and in each group where there are several."""
+    """Yield the heads of every checkpoint, in all texts and in each group where there are several."""
     there = "sink_sums" in results.tables()
     sums = results.table("sink_sums") if there else pd.DataFrame(columns=[*CHECKPOINT_KEYS, "group"])
     numbers = ["sink_position", "sink_count"]

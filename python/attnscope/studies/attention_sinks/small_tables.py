@@ -32,7 +32,9 @@ EMERGING = (
 
 
 def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """The verdict on each model's frame and its heads' consistency; None where frames were not classified."""
+    """Return the verdict on each model's frame and its heads' consistency; None where frames were not
+    classified.
+    """
     needed = {"model", "step", "group", "protocol", "frame", "token_frame", "probability", "modal_position"}
     if "frames" not in tables or tables["frames"].empty or not needed <= set(tables["frames"]):
         return None
@@ -65,7 +67,7 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
 
 
 def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
-    """How many of the tested heads have a sink; nothing where every head counts."""
+    """Return the number of of the tested heads have a sink; nothing where every head counts."""
     tested = row.get("heads_tested", float("nan"))
     if pd.isna(tested):
         return ""
@@ -75,7 +77,8 @@ def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
 
 
 def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """Whether and when each quantity changes from one level to another, and the head that changes most.
+    """Return True if and when each quantity changes from one level to another, and the head that changes
+    most.
 
     None when the run is no checkpoint series; one sentence for a run whose steps were stored untested.
     """
@@ -135,7 +138,9 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
 
 
 def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """The trace of each group of parameters, summed over blocks, mean over sentences, None without any."""
+    """Return the trace of each group of parameters, summed over blocks, mean over sentences, None without
+    any.
+    """
     if "fisher" not in tables or tables["fisher"].empty:
         return None
     # One sum per sentence: sentences are the unit of replication.
@@ -208,7 +213,9 @@ _OF_INITIALISATIONS = Markup(
 
 
 def _against_nulls(table: pd.DataFrame) -> Question:
-    """The model against random initialisations of itself, and paired over sentences with shuffled rows."""
+    """Return the model against random initialisations of itself, and paired over sentences with shuffled
+    rows.
+    """
     exact = table[(table["protocol"] == "exact") & (table["scope"] == "heads")]
     tests = []
     for kind, metric in product(NULLS, METRICS):
@@ -301,7 +308,7 @@ def _removal(table: pd.DataFrame) -> Question:
 
 
 def _layers(table: pd.DataFrame) -> Question:
-    """How many pairs of layers differ: paired and corrected, and as published."""
+    """Return the number of pairs of layers differ: paired and corrected, and as published."""
     rows = []
     for (model, own), metric in product(table.groupby("model", sort=False), ("mean_persistence_0", *METRICS)):
         tests = own[own["metric"] == metric]
@@ -328,7 +335,9 @@ def _layers(table: pd.DataFrame) -> Question:
 
 
 def _answered(title: str, words: str, tests: list[dict[Any, Any]]) -> Question:
-    """A question with the results of its tests and corrected p-values: stored ones, else of all tests."""
+    """Return a question with the results of its tests and corrected p-values: stored ones, else of all
+    tests.
+    """
     if not tests:
         return Question(title, words, pd.DataFrame())
     rows = pd.DataFrame(tests)
@@ -347,7 +356,7 @@ def _answered(title: str, words: str, tests: list[dict[Any, Any]]) -> Question:
 
 
 def p_text(value: float) -> str:
-    """A p-value as it is written.
+    """Return a p-value as it is written.
 
     >>> p_text(0.2), p_text(0.0123), p_text(1e-9), p_text(float("nan"))
     ('0.20', '0.012', '< 0.001', '–')

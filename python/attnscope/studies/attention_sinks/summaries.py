@@ -33,7 +33,7 @@ TABLES = (
 
 
 def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
-    """Writes the tables that are made of the others; those of everything where no metric is named."""
+    """Write the tables that are made of the others; those of everything where no metric is named."""
     results, whole = run.stored, not metrics
     there = set(results.tables())
     evidence: list[dict[str, Any]] = []

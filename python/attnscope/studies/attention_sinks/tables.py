@@ -43,12 +43,12 @@ def _columns(*kinds: str) -> tuple[Column, ...]:
 
 
 def _table(name: str, keys: str, *kinds: str, **about: str) -> Table:
-    """A table whose keys are those of a checkpoint and some more."""
+    """Return a table whose keys are those of a checkpoint and some more."""
     return Table(name, (*CHECKPOINT_KEYS, *keys.split()), _columns(*kinds), about=about)
 
 
 def _quantities(table: str) -> tuple[Quantity, ...]:
-    """The quantities of a table in all protocols, each name once."""
+    """Return the quantities of a table in all protocols, each name once."""
     every = [one for protocol in METRICS for one in taken(protocol, (), (0.1,))]
     # a flag that was read as a number is averaged over heads
     mine = {

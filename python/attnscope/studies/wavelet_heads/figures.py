@@ -27,7 +27,7 @@ from attnscope.plots.figure import (
     declared_in,
     optional,
     over_steps,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
@@ -89,8 +89,10 @@ def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
 
 @figure("signals")
 def scalograms(results: Results, options: Options) -> Drawn:
-    """The last query's attention and its Morlet scalogram: per layer the widest head and a middling one."""
-    signals = last_step(heads_only(stored(results, "signals", "signal")))
+    """Return the last query's attention and its Morlet scalogram: per layer the widest head and a middling
+    one.
+    """
+    signals = last_step(heads_only(require_table(results, "signals", "signal")))
     own = signals[signals["signal"].map(_has_scales).astype(bool)]
     if own.empty:
         raise NotDrawable(f"no stored signal has {FEWEST} tokens or more, all with values")
@@ -128,13 +130,13 @@ def scalograms(results: Results, options: Options) -> Drawn:
 
 
 def _has_scales(signal: Any) -> bool:
-    """Whether a stored signal is long enough and whole."""
+    """Return True if a stored signal is long enough and whole."""
     values = np.asarray(signal, dtype=float)
     return values.size >= FEWEST and bool(np.isfinite(values).all())
 
 
 def _wide_and_middling(rows: pd.DataFrame) -> tuple[Any, Any]:
-    """The heads whose signals have the largest and the middle entropy."""
+    """Return the heads whose signals have the largest and the middle entropy."""
     entropies = [
         float(torch.special.entr(torch.tensor(list(signal), device="cpu")).sum()) for signal in rows["signal"]
     ]
@@ -222,7 +224,7 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 @figure("spectra")
 def power_spectra(results: Results, options: Options) -> Drawn:
     """Power spectra of attention along the keys by layer, one panel per series, at the last checkpoint."""
-    spectra = in_series(stored(results, "spectra", "power_share"), results)
+    spectra = in_series(require_table(results, "spectra", "power_share"), results)
     final, before = last_step(spectra), first_step(spectra)
     final = final[final["power_share"] > 0]
     if final.empty:
@@ -340,7 +342,7 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
 @figure("scale_sensitivity")
 def scale_sensitivity(results: Results, options: Options) -> Drawn:
     """1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
-    table = last_step(in_series(heads_only(stored(results, "scale_sensitivity")), results))
+    table = last_step(in_series(heads_only(require_table(results, "scale_sensitivity")), results))
     words = {
         "energy": ("energies of the scales", "energies of the common scales"),
         "coefficients": ("resampled coefficients", "coefficients resampled"),

@@ -43,7 +43,7 @@ def own_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
 
 
 def inputs_of(model: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The inputs: the mean embedding at every position, and one token repeated."""
+    """Yield the inputs: the mean embedding at every position, and one token repeated."""
     weights = model.get_input_embeddings().weight
     n = min(POSITIONS, int(getattr(model.config.get_text_config(), "max_position_embeddings", POSITIONS)))
     yield "constant", {"inputs_embeds": weights.detach().mean(0).expand(1, n, -1)}

@@ -128,7 +128,7 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def findings(results: Results) -> list[str]:
-    """The main numbers of the run in sentences that are true of any run."""
+    """Return the main numbers of the run in sentences that are true of any run."""
     if "phases" not in results.tables():
         return []
     table = results.table("phases")

@@ -63,7 +63,7 @@ def phases(results: Results) -> pd.DataFrame:
 
 
 def published(table: pd.DataFrame) -> pd.DataFrame:
-    """The table `published`: the paper's values for models of this run, beside the run's own."""
+    """Return the table `published`: the paper's values for models of this run, beside the run's own."""
     printed = published_numbers("ruscio2024")
     rows = printed.merge(table, left_on="quantity", right_on="metric", suffixes=("_printed", ""))
     there = [

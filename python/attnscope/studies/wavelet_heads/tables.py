@@ -68,7 +68,7 @@ class WaveletOptions(Options):
     signals: list[int] = Field(default=[0])
 
     def takes(self, metric: str) -> bool:
-        """Whether a metric is asked for."""
+        """Return True if a metric is asked for."""
         return not self.metrics or metric in self.metrics
 
     def of(self, metric: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ PROFILE = replace(
 
 
 def of_heads(options: WaveletOptions) -> list[Quantity]:
-    """The quantities of `heads` under the options of a run, each a number per map."""
+    """Return the quantities of `heads` under the options of a run, each a number per map."""
     # the shortest signals have so many scales of details, and those of all signals are compared
     levels = math.floor(math.log2(options.min_keys / 3))
     scales = over_queries(wavelet.ENERGY, options), over_queries(wavelet.POSITION_ENTROPY, options)
@@ -118,7 +118,7 @@ def of_heads(options: WaveletOptions) -> list[Quantity]:
 
 
 def over_queries(one: Quantity, options: WaveletOptions) -> Quantity:
-    """The mean over queries of a quantity under the options of a run."""
+    """Return the mean over queries of a quantity under the options of a run."""
     return one.with_options(**options.of(one.metric)).mean_over("query")
 
 

@@ -23,7 +23,7 @@ from attnscope.plots.figure import (
     compared_with,
     optional,
     over_layers,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.lines import depth_profile, draw_curve
@@ -186,7 +186,7 @@ def protocol_profile(own: pd.DataFrame, column: str, ax: Axes) -> None:
 
 def protocols(results: Results, options: Options) -> Drawn:
     """Each published quantity over depth beside the exact one, on the head mean, one row per model."""
-    heads = stored(results, "head_means", "protocol")
+    heads = require_table(results, "head_means", "protocol")
     if set(heads["protocol"]) < {"exact", "ruscio2025"}:
         raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")
     heads = defined(last_step(in_series(heads, results)))

@@ -20,7 +20,7 @@ from attnscope.plots.figure import (
     Results,
     captioned,
     compared_with,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.lines import draw_curve
@@ -48,7 +48,7 @@ def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> N
 
 def sink_removal(results: Results, options: Options) -> Drawn:
     """KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
-    layers = last_step(in_series(stored(results, "layers", "protocol"), results))
+    layers = last_step(in_series(require_table(results, "layers", "protocol"), results))
     there = with_values(layers, "layers", list(REDUCTIONS.values()))
     of_kinds = {kind: layers[layers["protocol"] == kind] for kind in PROTOCOL_NAMES}
     kinds = [kind for kind, own in of_kinds.items() if own[there].notna().any(axis=None)]
@@ -111,7 +111,7 @@ NAMED = 0.85
 
 def ablation(results: Results, options: Options) -> Drawn:
     """Sink keys masked inside the model: divergence of its output and change of its loss."""
-    table = last_step(in_series(stored(results, "ablation", "keys"), results))
+    table = last_step(in_series(require_table(results, "ablation", "keys"), results))
     shown = with_values(table, "ablation", list(CHANGES))
     names = list(dict.fromkeys(table["series"]))
     colors = series_colors(names)
@@ -176,7 +176,7 @@ def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
 
 
 def power(value: float) -> str:
-    """A tick of a logarithmic axis: plain where that is short, a power of ten elsewhere.
+    """Return a tick of a logarithmic axis: plain where that is short, a power of ten elsewhere.
 
     >>> power(0.5), power(200.0), power(2e-6), power(1e7)
     ('0.5', '200', '2e−6', '1e7')
@@ -189,7 +189,7 @@ def power(value: float) -> str:
 
 def fisher(results: Results, options: Options) -> Drawn:
     """Fisher information by block and kind of parameters: as published, exact, and per parameter."""
-    table = stored(results, "fisher", "protocol").rename(columns={"group": "part"})
+    table = require_table(results, "fisher", "protocol").rename(columns={"group": "part"})
     table = last_step(in_series(table, results)).rename(columns={"group": "input", "part": "group"})
     shown = [
         (protocol, column, title)

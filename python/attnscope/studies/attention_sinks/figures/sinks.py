@@ -20,12 +20,12 @@ from attnscope.plots.figure import (
     compared_with,
     optional,
     over_steps,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.lines import head_emergence
 from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, persistence_diagram, printable
-from attnscope.plots.selection import estimate, last_step, measured_heads, series_are
+from attnscope.plots.selection import estimate, last_step, measured_heads, series_noun
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
 from attnscope.plots.style import DASHES, MUTED, PALETTE, legend_over, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
@@ -109,7 +109,7 @@ def sink_maps(results: Results, options: Options) -> Drawn:
             ax.label_outer()
     uniform = uniform_value(heads, optional(results, "baselines"), "sink_share")
     shared_colorbar(figure, figure.axes, norm, axis_label("sink_share"), uniform)
-    rows_are = f", one row per {series_are(heads)}" if len(names) > 1 else ""
+    rows_are = f", one row per {series_noun(heads)}" if len(names) > 1 else ""
     columns_are = ", one column per checkpoint" if len(steps) > 1 else ""
     return captioned(
         figure, f"Attention to the first key per layer and head{rows_are}{columns_are}.", marked(figure)
@@ -121,7 +121,7 @@ def persistence(results: Results, options: Options) -> Drawn:
 
     Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
     """
-    bars, heads, keys = stored(results, "bars", *BARS), last_step(sinks(results)), MAP_KEYS
+    bars, heads, keys = require_table(results, "bars", *BARS), last_step(sinks(results)), MAP_KEYS
     bars = bars[bars["protocol"] == "exact"] if "protocol" in bars else bars
     bars = bars[bars[["birth", "death"]].notna().all(axis=1)]
     there = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
@@ -185,8 +185,8 @@ def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
 
 def frames(results: Results, options: Options) -> Drawn:
     """Share of the most frequent sink in each third of the layers, by position and by token; the verdict."""
-    evidence = stored(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
-    verdicts = stored(results, "frames", "group", "protocol", "frame", "token_frame")
+    evidence = require_table(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
+    verdicts = require_table(results, "frames", "group", "protocol", "frame", "token_frame")
     evidence, verdicts = (
         one[one["group"] == "all"] if (one["group"] == "all").any() else one
         for one in (last_step(evidence).dropna(subset="top_1"), last_step(verdicts))

@@ -36,7 +36,7 @@ _TOPOLOGY_TOKENS = 48
 def compare(
     results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
 ) -> Compared:
-    """The numbers of a run beside the published ones.
+    """Return the numbers of a run beside the published ones.
 
     Every number is computed from the run's rows of protocol "ruscio2025" in the way it was published (mean,
     median or spread over sentences and layers), and from its rows of protocol "exact" where the quantity
@@ -82,7 +82,7 @@ class _Run:
         self._every_layer = functools.cache(self._by_text_and_layer)
 
     def names(self, model: str) -> list[str]:
-        """The model's label and, where the study has one entry for it, its path."""
+        """Return the model's label and, where the study has one entry for it, its path."""
         paths = [str(one.get("path", "")) for one in self.sources if one.get("label") in (model, "")]
         return [model, *(paths if len(self.sources) == 1 else [])]
 
@@ -115,7 +115,7 @@ class _Run:
         return found
 
     def row(self, model: str, number: dict[Any, Any], depth: int) -> dict[str, Any]:
-        """A number published of a model of so many layers, with the run's own at the same place."""
+        """Return a number published of a model of so many layers, with the run's own at the same place."""
         quantity, layer = number["quantity"], int(number["layer"])
         theirs = compared_layers(depth)
         here = compared_layers(self.depths[model])[theirs.index(layer)] if layer in theirs else -1
@@ -133,7 +133,7 @@ class _Run:
     def _compute(
         self, protocol: str, model: str, quantity: str, layer: int, token: str, statistic: str
     ) -> tuple[Measured, int]:
-        """A number of the run, and how many sentences it is of."""
+        """Return a number of the run, and how many sentences it is of."""
         table, column = SOURCES.loc[quantity, ["table", "column"]]
         rows = self._rows(table, model, protocol)
         if table == "layer_tests" and len(rows):
@@ -151,7 +151,7 @@ class _Run:
         return _summary(wide.to_numpy(float), statistic, self.draws, self.seed)
 
     def _by_text_and_layer(self, protocol: str, model: str, quantity: str, token: str) -> pd.DataFrame:
-        """A quantity as sentences by layers, NaN where it has no value."""
+        """Return a quantity as sentences by layers, NaN where it has no value."""
         table, column = SOURCES.loc[quantity, ["table", "column"]]
         rows = self._rows(table, model, protocol)[["sample", "layer", column]].dropna()
         values = rows[column]
@@ -163,7 +163,9 @@ class _Run:
 
 
 def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[Measured, int]:
-    """A statistic of [sentences, layers], what is infinite left out, with its interval over sentences."""
+    """Return a statistic of [sentences, layers], what is infinite left out, with its interval over
+    sentences.
+    """
     values = np.where(np.isfinite(values), values, np.nan)
     values = values[np.isfinite(values).any(axis=1)]
     count, function = len(values), _STATISTICS[statistic]
@@ -185,7 +187,7 @@ def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[Mea
 
 
 def _over_all(name: str) -> Callable[[Matrix], Any]:
-    """A NumPy function over [draws, sentences, layers]: the faster plain one where nothing is NaN."""
+    """Return a NumPy function over [draws, sentences, layers]: the faster plain one where nothing is NaN."""
 
     def of(values: Matrix) -> Any:
         flat = values.reshape(len(values), -1)
@@ -214,7 +216,7 @@ _STATISTICS |= {"share": _STATISTICS["mean"], "trend": _trend}
 
 
 def compared_layers(count: int) -> list[int]:
-    """The layers that the paper reports: first, quarters, last.
+    """Return the layers that the paper reports: first, quarters, last.
 
     >>> compared_layers(28), compared_layers(2)
     ([0, 7, 14, 21, 27], [0, 0, 0, 0, 1])

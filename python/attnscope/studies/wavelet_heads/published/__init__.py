@@ -27,7 +27,7 @@ _ABOUT = {
 
 
 def step_belongs(place: str, step: int) -> bool:
-    """Whether a number of "steps 512 to 1000", or else of the trained model, belongs to a checkpoint.
+    """Return True if a number of "steps 512 to 1000", or else of the trained model, belongs to a checkpoint.
 
     >>> step_belongs("steps 512 to 1000", 512), step_belongs("trained model", 512)
     (True, False)
@@ -39,7 +39,7 @@ def step_belongs(place: str, step: int) -> bool:
 def compare(
     results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
 ) -> Compared:
-    """The numbers of a run beside the published ones.
+    """Return the numbers of a run beside the published ones.
 
     A number of a training phase is held against the last checkpoint in it; a number of a trained model
     against the run's last one. The study has one protocol: `measured` is its own, and `step` says of which
