@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from attnscope.commands import runs, stored
-from attnscope.commands.exits import DONE, FAILED, Json, exits, show
+from attnscope.commands import results_commands, runs
+from attnscope.commands.errors import DONE, FAILED, Json, exits, show
 
 app = typer.Typer(
     name="attnscope",
@@ -145,7 +145,14 @@ def doctor(as_json: Json = False) -> None:
 
 for command in (
     *(runs.run, runs.resume, runs.gather, runs.slurm, runs.demo),
-    *(stored.report, stored.figures, stored.tables, stored.compare, stored.view, stored.check),
+    *(
+        results_commands.report,
+        results_commands.figures,
+        results_commands.tables,
+        results_commands.compare,
+        results_commands.view,
+        results_commands.check,
+    ),
     *(metrics, configs, init, doctor),
 ):
     app.command()(exits(command))

@@ -120,7 +120,7 @@ def _torch_interfaces() -> str:
 
 
 def _instruction_set(live: str, best: str) -> Check:
-    """Return True if the best build that runs here is live; one that ATTNSCOPE_ISA chooses is a note."""
+    """Check that the best build that runs here is live; a build that ATTNSCOPE_ISA chooses is a note."""
     name = "instruction set"
     if live == best:
         return Check(name, True, live)
@@ -142,7 +142,7 @@ def _by_metric() -> dict[str, list[Quantity]]:
 
 
 def _example_holds(name: str) -> Check:
-    """Return True if a function that gives more than numbers answers as its docstring says."""
+    """Check that a function with results other than numbers answers as its docstring says."""
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
     examples = finder.find(_public()[name], name)
     failed = sum(runner.run(example, out=lambda text: None).failed for example in examples)
@@ -151,7 +151,7 @@ def _example_holds(name: str) -> Check:
 
 
 def _holds(name: str, quantities: list[Quantity]) -> Check:
-    """Return True if the closed forms of a metric come out."""
+    """Check that the closed forms of a metric come out."""
     values = []
     for quantity in quantities:
         try:

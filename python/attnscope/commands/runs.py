@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
+from attnscope.commands.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Study

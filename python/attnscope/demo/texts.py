@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the demo model reads, byte by byte: Python's own documentation, and random strings written twice."""
+"""The demo model's texts, byte by byte: Python's own documentation, and random strings written twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def documentation() -> tuple[str, str]:
 def text_windows(count: int, seed: int) -> list[str]:
     """Windows of the held-out documentation, one byte per character, at seeded random places.
 
-    Passed over are windows that stand in the training part too (topics quote each other) and those that begin
+    Left out are windows that are in the training part too (topics quote each other) and those that begin
     or end with white space, which readers of sentence files strip.
     """
     learned, held_out = documentation()
@@ -88,7 +88,7 @@ def training_bytes() -> torch.Tensor:
 def training_batch(batch: int, seed: int, step: int) -> torch.Tensor:
     """Return the token ids of one training step: half windows of text, half copying sequences, BOS first.
 
-    The batch depends on `seed` and `step` alone, so a resumed training sees what an uninterrupted one sees.
+    The batch depends only on `seed` and `step`, so a resumed training sees what an uninterrupted one sees.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     corpus = training_bytes()

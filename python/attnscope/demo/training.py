@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Trains the demo's language model and keeps Pythia-style early checkpoints; finds the one that is there.
+"""The training of the demo's language model, with Pythia-style early checkpoints.
 
 Nothing can be downloaded on many machines, so the demo makes its model: three layers suffice to see sinks
 form within minutes. Steps are dense at first, where sinks emerge, and a finished training is found again by
@@ -40,7 +40,7 @@ _LOSSES_SEED = 10_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what is learned; two trainings of one recipe on one machine are bit-equal."""
+    """All settings that determine the training; two trainings of one recipe on one machine are bit-equal."""
 
     steps: int = 256
     layers: int = 3
@@ -81,7 +81,7 @@ def build_model(recipe: Recipe) -> Any:
 
 
 def config_values(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says of a Llama configuration."""
+    """Return the recipe's values of a Llama configuration."""
     if recipe.width % (2 * recipe.heads):
         raise ValueError(
             f"build_model: width must be a multiple of twice the heads, got {recipe.width} and {recipe.heads}"
@@ -123,10 +123,10 @@ def train(
     progress: bool = True,
     label: str = "training",
 ) -> Path:
-    """Trains the recipe and writes `checkpoints/step{N}`; goes on where an earlier call was stopped.
+    """Train the recipe and write `checkpoints/step{N}`; continue where an earlier call was stopped.
 
     Each checkpoint is a Hugging Face folder (safetensors, `tokenizer.json`) written under a temporary name
-    and renamed. Beside them stand `recipe.json` and `training.jsonl`, a line of losses per checkpoint.
+    and renamed. `recipe.json` and `training.jsonl` are next to them, a line of losses per checkpoint.
 
     Args:
         recipe: what to train; the default shows a sink emerging in a minute or two.
@@ -137,9 +137,9 @@ def train(
         raise ValueError(f"train: steps must be at least 1, got {recipe.steps}")
     root = Path(directory)
     checkpoints = root / "checkpoints"
-    kept = checkpoint_steps(recipe.steps)
+    stored_steps = checkpoint_steps(recipe.steps)
     _claim(root, recipe)
-    if all((checkpoints / f"step{step}").is_dir() for step in kept):
+    if all((checkpoints / f"step{step}").is_dir() for step in stored_steps):
         (root / _OPTIMIZER).unlink(missing_ok=True)
         return checkpoints
 
@@ -158,7 +158,7 @@ def train(
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
             descend(model, optimizer, loss)
             bar.update()
-            if step + 1 in kept:
+            if step + 1 in stored_steps:
                 losses = _save(root, model, optimizer, step + 1)
                 bar.set_postfix_str(", ".join(f"loss {group} {value:.2f}" for group, value in losses.items()))
     (root / _OPTIMIZER).unlink()
@@ -166,7 +166,7 @@ def train(
 
 
 def descend(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """One step, its gradient no longer than 1."""
+    """Take one optimiser step, its gradient no longer than 1."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -184,24 +184,28 @@ def save_model(folder: Path, model: Any, tokenizer: Any, **files: Any) -> None:
 
 
 def _claim(root: Path, recipe: Recipe) -> None:
-    """Write the recipe, or checks that the one already there is the same."""
+    """Write the recipe, or check that the stored one is the same."""
     text = "".join(documentation())
-    wanted = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
-    if not has_recipe(root, wanted, f"train: {root} holds the checkpoints"):
+    recipe_values = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    if not has_recipe(root, recipe_values, f"train: {root} holds the checkpoints"):
         root.mkdir(parents=True, exist_ok=True)
-        (root / "recipe.json").write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+        (root / "recipe.json").write_text(json.dumps(recipe_values, indent=2) + "\n", encoding="utf-8")
 
 
-def has_recipe(folder: Path, wanted: dict[str, Any], holds: str) -> bool:
+def has_recipe(folder: Path, recipe_values: dict[str, Any], holds: str) -> bool:
     """Return True if a folder has the recipe, False where it has none; ValueError where it `holds`
     another's.
     """
     path = folder / "recipe.json"
     if not path.exists():
         return False
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if different := sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key)):
-        shown = ", ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} wanted" for key in different)
+    stored_values = json.loads(path.read_text(encoding="utf-8"))
+    if different := sorted(
+        key for key in {*stored_values, *recipe_values} if stored_values.get(key) != recipe_values.get(key)
+    ):
+        shown = ", ".join(
+            f"{key}: {stored_values.get(key)} there, {recipe_values.get(key)} wanted" for key in different
+        )
         raise ValueError(f"{holds} of another recipe ({shown}); take another directory or delete that one")
     return True
 

@@ -243,7 +243,7 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
 def leakage_test(
     real: Any, null: Any, *, confidence: float = 0.95, draws: int = 9999, seed: int = 0
 ) -> LeakageTest:
-    """Return True if leakage of texts exceeds that of the same texts turned round, for every head.
+    """Test whether leakage of texts exceeds that of the same texts turned round, for every head.
 
     Each text counts once, every pair of positions is in its fit, flips have two sides, and the adjustment is
     Benjamini and Hochberg's. A rotation keeps all effects of position that ignore content.

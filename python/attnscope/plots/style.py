@@ -142,7 +142,7 @@ def legend_above(ax: Axes) -> None:
 
 
 def legend_columns(figure: Figure, names: Iterable[str], most: int = 8) -> int:
-    """Return the number of columns a legend of these names may have in the width of the figure."""
+    """Return the number of columns of a legend of these names in the width of the figure."""
     # inches of a name with its line, in the style's letters
     widths = [0.058 * len(name) + 0.45 for name in names] or [1.0]
     columns = max(1, min(len(widths), most, int(figure.get_figwidth() / max(widths))))

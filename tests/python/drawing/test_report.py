@@ -26,8 +26,8 @@ from attnscope.report.page import _facts, _flat, further, render
 from attnscope.report.page import html as table_html
 from attnscope.report.section import Page as StudyPage
 from attnscope.report.section import Table
+from attnscope.studies.attention_sinks.report_tables import emergence, fisher, frames, questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
-from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames, questions
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
@@ -290,7 +290,7 @@ def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> N
     assert fisher({}) is None
 
 
-def test_emergence_and_frames_have_small_tables() -> None:
+def test_emergence_and_frames_have_report_tables() -> None:
     verdicts = frames({name: tables.make_study().table(name) for name in ("frames", "specialization")})
     assert verdicts.iloc[0][["protocol", "frame by position"]].tolist() == ["exact", "centralized"]
     assert verdicts["consistent heads"].iloc[0] == "10 of 15"

@@ -10,8 +10,8 @@ import attnscope as asc
 from attnscope import inference
 from attnscope.engine.forward import head_mean
 from attnscope.metrics.information.sink_sets import _keys_by_percentile
+from attnscope.studies.attention_sinks.report_tables import questions
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED, removal_shares, share_without
-from attnscope.studies.attention_sinks.small_tables import questions
 
 N, HEADS = 24, 3
 

@@ -14,10 +14,10 @@ EPSILON = 1e-6
 
 
 class BestLayer(NamedTuple):
-    """Where a correlation is largest.
+    """The layer and mode of the largest correlation.
 
     Attributes:
-        layer: its number; −1 where there is none.
+        layer: its number; −1 without one.
         mode: its name.
         rho: the correlation.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The figures of the study on attention sinks, each drawn from stored tables alone."""
+"""The figures of the study on attention sinks, each drawn from stored tables only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the report says of each analysis: of single maps first, then of layers, models and training.
+"""The report's sections of each analysis: of single maps first, then of layers, models and training.
 
 Formulas are HTML of this file; nothing that comes from a run is put into them.
 """
@@ -14,18 +14,20 @@ from markupsafe import Markup
 from attnscope.metrics.information.sink_sets import PERCENTILES
 from attnscope.report.numbers import ProtocolComparison
 from attnscope.report.section import Page, Section, analysis
-from attnscope.studies.attention_sinks import small_tables
+from attnscope.studies.attention_sinks import report_tables
 from attnscope.studies.attention_sinks.figures import THRESHOLD
 
 
 def _head_means(**labels: str | tuple[str, str]) -> tuple[ProtocolComparison, ...]:
-    """Columns of the head means, what the report calls them, and the published column where it is another."""
-    named = ((column, (one,) if isinstance(one, str) else one) for column, one in labels.items())
-    return tuple(ProtocolComparison("head_means", column, *more) for column, more in named)
+    """Columns of the head means, their labels in the report, and the published column if it differs."""
+    labelled = ((column, (label,) if isinstance(label, str) else label) for column, label in labels.items())
+    return tuple(
+        ProtocolComparison("head_means", column, *label_and_other) for column, label_and_other in labelled
+    )
 
 
 def _table(make: Callable[..., pd.DataFrame | None], caption: str, names: int) -> Callable[[Page], None]:
-    """Write a table that is made of the stored ones."""
+    """Return a writer of a table that is computed from the stored tables."""
     return lambda page: page.frame(make.__name__, caption, make(page.tables), names=names)
 
 
@@ -275,7 +277,7 @@ ANALYSES: tuple[Section, ...] = (
             the Fisher information itself, one draw a text."""
         ),
         figures=("fisher",),
-        table=_table(small_tables.fisher, "Trace of the Fisher information by group of parameters.", 2),
+        table=_table(report_tables.fisher, "Trace of the Fisher information by group of parameters.", 2),
         published="""The published loss counts padding and takes the input ids as labels, for encoders too;
             groups are found by parts of parameter names, which put what they do not know under “other”.""",
     ),
@@ -293,7 +295,7 @@ ANALYSES: tuple[Section, ...] = (
             texts with the same verdict. Consistent heads have the same sink, by the test, in at least 30 % of
             at least five texts; they are counted among the heads with a sink in any.""",
         figures=("frames",),
-        table=_table(small_tables.frames, "Reference frames and consistent heads.", 5),
+        table=_table(report_tables.frames, "Reference frames and consistent heads.", 5),
         published="""The published reading is by token string: a tokenizer that prepends no BOS puts another
             word at the first position of every text, so a model whose heads all rest on the first key is
             called distributed.""",
@@ -312,7 +314,7 @@ ANALYSES: tuple[Section, ...] = (
             too few to tell: no order of so few checkpoints could pass for so many quantities. Half-way is
             where half of the way from first to last is covered, which noise does somewhere too.""",
         figures=("emergence",),
-        table=_table(small_tables.emergence, "Which quantities change during training.", 3),
+        table=_table(report_tables.emergence, "Which quantities change during training.", 3),
         published="""The published change is the last step minus the first in the order of the steps' names as
             text, where 8 comes after 143000.""",
     ),

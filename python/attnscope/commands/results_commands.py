@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from attnscope._safe_text import mark_controls, quote_formulas
-from attnscope.commands.exits import FAILED, SKIPPED, Folder, Json, Trust, say, show
+from attnscope.commands.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show
 
 if TYPE_CHECKING:
     import pandas as pd
