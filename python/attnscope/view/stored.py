@@ -7,6 +7,7 @@ by the most frequent one; a matrix that was not stored is computed again from th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,14 +58,7 @@ def contents_of_results(
     table = checked_table(results, "heads")
     protocol = "exact" if "protocol" not in table else min(table["protocol"].dropna(), default="exact")
     checked_optional(results, "samples")
-    parts: list[_Part] = []
-    for name in ("heads", "graphs"):
-        if name in names:
-            rows = defined(in_series(heads_only(checked_table(results, name), protocol), results))
-            # columns of the other protocol are absent from all rows
-            columns = [column for column in measured_columns(rows) if rows[column].notna().any()]
-            levels: Any = rows.groupby("threshold") if name == "graphs" else [(None, rows)]
-            parts += [_Part(name, level, rows_at_level, columns) for level, rows_at_level in levels]
+    parts = _parts_of(results, protocol)
     heads = parts[0].rows
     if heads.empty:
         raise ResultsError("view: the table 'heads' has no row of a single head")
@@ -84,13 +78,7 @@ def contents_of_results(
         checkpoint_rows = checkpoint_rows.iloc[shown_places]
     checkpoints = [tuple(row) for row in checkpoint_rows.itertuples(index=False, name=None)]
 
-    baselines = checked_optional(results, "baselines")
-    uniform: list[list[float | None]] = [[] for _ in inputs]
-    for _, level, rows, columns in parts:
-        for group, values in zip(inputs, uniform, strict=True):
-            rows_of_group = rows[(rows["group"] == group) & (rows["head"] == numbers[0])]
-            values += [number(uniform_value(rows_of_group, baselines, column, level)) for column in columns]
-
+    uniform = _uniform_values(results, parts, inputs, numbers[0])
     maps = Maps(max_bytes)
     examples = checked_optional(results, "examples")
     if sample is not None:
@@ -111,6 +99,32 @@ def contents_of_results(
         "maps": maps.stored,
         "without": _why(maps),
     }
+
+
+def _parts_of(results: Results, protocol: str) -> list[_Part]:
+    """Return the rows of single heads, those of the graphs by threshold."""
+    parts: list[_Part] = []
+    for name in ("heads", "graphs"):
+        if name in results.tables():
+            rows = defined(in_series(heads_only(checked_table(results, name), protocol), results))
+            # columns of the other protocol are absent from all rows
+            columns = [column for column in measured_columns(rows) if rows[column].notna().any()]
+            levels: Any = rows.groupby("threshold") if name == "graphs" else [(None, rows)]
+            parts += [_Part(name, level, rows_at_level, columns) for level, rows_at_level in levels]
+    return parts
+
+
+def _uniform_values(
+    results: Results, parts: Sequence[_Part], inputs: list[str], head: int
+) -> list[list[float | None]]:
+    """Return the numbers of uniform attention, by input and column, from the rows of one head."""
+    baselines = checked_optional(results, "baselines")
+    uniform: list[list[float | None]] = [[] for _ in inputs]
+    for _, level, rows, columns in parts:
+        for group, values in zip(inputs, uniform, strict=True):
+            rows_of_group = rows[(rows["group"] == group) & (rows["head"] == head)]
+            values += [number(uniform_value(rows_of_group, baselines, column, level)) for column in columns]
+    return uniform
 
 
 def _why(maps: Maps) -> str:
