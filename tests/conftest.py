@@ -125,7 +125,7 @@ def one_thread():
 def unarranged():
     """Figures whose panels are not arranged, which takes half of their time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnscope.plots.figure.settled", lambda figure: figure.set_layout_engine("none"))
+        patch.setattr("attnscope.plots.figure.freeze_layout", lambda figure: figure.set_layout_engine("none"))
         yield
 
 
@@ -163,7 +163,7 @@ def call(capsys):
 
     def made(*arguments):
         with pytest.raises(SystemExit) as end:
-            cli.main([str(one) for one in arguments])
+            cli.main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         return end.value.code or 0, out, err
 

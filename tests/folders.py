@@ -66,7 +66,7 @@ def sentences(path, count=10, shortest=3):
 
 def id_lines(path, rows):
     """A JSONL file of token ids; returns the file."""
-    assert all(0 <= one < VOCABULARY for row in rows for one in row)
+    assert all(0 <= token < VOCABULARY for row in rows for token in row)
     Path(path).write_text(
         "".join(json.dumps({"token_ids": row, "kind": "made"}) + "\n" for row in rows), "utf-8"
     )
@@ -108,7 +108,9 @@ def killed(study, least=3):
     units = folder / "units"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
         for _ in range(2400):
-            done = [one for one in units.iterdir() if not one.name.startswith(".")] if units.is_dir() else []
+            done = (
+                [path for path in units.iterdir() if not path.name.startswith(".")] if units.is_dir() else []
+            )
             if len(done) >= least:
                 break
             time.sleep(0.05)

@@ -30,7 +30,7 @@ def letters():
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    names = ["<pad>", "<s>", "</s>", "[UNK]", *(chr(one) for one in range(32, 127)), "\n"]
+    names = ["<pad>", "<s>", "</s>", "[UNK]", *(chr(code) for code in range(32, 127)), "\n"]
     made = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])

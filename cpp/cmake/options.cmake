@@ -12,6 +12,14 @@ endif()
 # Never -ffast-math: NaN and infinity are inputs with a defined answer here.
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 
+# Kernels and bindings read arguments of unknown origin: a process whose stack was overrun ends instead of
+# returning into the middle of somewhere, and functions of the C library check the bounds that are known. The
+# sanitizers look at every access, and refuse to be mixed with the second.
+if(NOT ATTNSCOPE_SANITIZE)
+  add_compile_options(-fstack-protector-strong)
+  string(APPEND CMAKE_CXX_FLAGS_RELEASE " -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2")
+endif()
+
 # Assertions stay in, and lines are named in reports.
 set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1 -fno-omit-frame-pointer")
 if(ATTNSCOPE_SANITIZE)

@@ -2,13 +2,18 @@
 """Small runs of both studies, whose tables are stored: what a change of the engine must leave as it is.
 
     python tests/reference/runs.py FOLDER        writes FOLDER/NAME.parquet for every run
+    python tests/reference/runs.py FOLDER rules  writes FOLDER/sinks-tiny-rules.parquet
 
 A run is one Parquet file with one row: each table is a column, a list of structs. Its metadata hold the
 instruction set that made it, the version of torch, and how the model's own arithmetic rounded.
+
+The runs were stored before the engine was built anew. What another rule decides since then, sinks by the test
+above all, is stored a second time in sinks-tiny-rules.parquet, whose metadata name the commit that made it.
 """
 
 import hashlib
 import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -85,15 +90,61 @@ def made(name, home):
         return asc.run(study, progress=False, say=lambda text: None)
 
 
-def written(results, file, rounding):
-    """Writes the tables of a run, and its `arithmetic`, as one small file."""
-    columns = {}
+#: Columns of the exact protocol whose rule is another one: the sinks that are counted, taken out or taken as
+#: reference are those of the test, because by frequency sharp heads have sinks that receive nothing.
+BY_TEST = (
+    *("alignment_value_without_sinks", "alignment_hidden_without_sinks"),
+    *("reference_count", "reference_magnitude", "reference_directional", "reference_information"),
+    *("kl_reduction", "sink_concentration", "sink_count", "excluded_rows", "p_value"),
+    *("sink_position", "sink_token"),
+)
+#: Constants of the design and of the null, which no model changes, are not tested.
+CONSTANTS = ("sink_share_uniform", "mp_edge", "attention_mean")
+#: Rows of these tables are compared where their rule is the stored one.
+RULES = {
+    # frames and consistency are of heads that have a sink by the test
+    "frames": lambda rows: rows["protocol"] == "ruscio2025",
+    "frame_evidence": lambda rows: rows["protocol"] == "ruscio2025",
+    "specialization": lambda rows: rows["protocol"] == "ruscio2025",
+    # the share of the divergence is held against that of shuffled rows
+    "removal_tests": lambda rows: rows["protocol"] == "ruscio2025",
+    # of random weights the unit is the initialisation
+    "null_tests": lambda rows: (
+        (rows["kind"] == "row_permutation") & ~rows["metric"].isin([*BY_TEST, *CONSTANTS])
+    ),
+    "layer_tests": lambda rows: ~rows["metric"].isin([*BY_TEST, *CONSTANTS]),
+    # the sinks are those of the test, and controls are drawn near the keys that they stand for
+    "ablation": lambda rows: rows["keys"] == "first",
+    "baselines": lambda rows: ~rows["metric"].isin(BY_TEST),
+}
+#: Tables whose columns `BY_TEST` are of another rule in the exact protocol.
+OF_HEADS = ("heads", "head_means", "layers", "heads_variants", "layers_variants")
+
+
+def of_rules(results):
+    """Return what another rule decides since the runs were stored, as tables with their keys."""
+    tables = {}
     for name in results.tables():
-        rows = results.arrow(name).replace_schema_metadata().combine_chunks()
+        rows = results.table(name)
+        if name in RULES:
+            tables[name] = rows[~RULES[name](rows)]
+        elif name in OF_HEADS:
+            columns = [*results.keys(name), *rows.columns.intersection(BY_TEST)]
+            tables[name] = rows.loc[rows["protocol"] == "exact", columns]
+        elif name == "fisher":
+            tables[name] = rows[[*results.keys(name), "trace_sampled"]]
+    return {name: rows.reset_index(drop=True) for name, rows in tables.items()}
+
+
+def written(tables, file, about):
+    """Write tables of Arrow as one small file that says what made them."""
+    columns = {}
+    for name, table in tables.items():
+        rows = table.replace_schema_metadata().combine_chunks()
         structs = rows.to_struct_array()
         structs = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
         columns[name] = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), structs)
-    about = {"instructions": _isa.live(), "torch": torch.__version__, "arithmetic": rounding}
+    about = {"instructions": _isa.live(), "torch": torch.__version__, **about}
     table = pa.table(columns).replace_schema_metadata({"reference": json.dumps(about)})
     pq.write_table(table, file, compression="zstd", compression_level=19)
 
@@ -125,9 +176,23 @@ def older(name, home):
     return asc.load(home)
 
 
-if __name__ == "__main__":
-    for run in RUNS:
-        with tempfile.TemporaryDirectory() as folder:
-            home = Path(folder)
-            written(made(run, home), Path(sys.argv[1]) / f"{run}.parquet", arithmetic(run, home))
+def main(folder, rules=""):
+    """Write every run, or what another rule decides in one of them."""
+    for run in ["sinks-tiny"] if rules else RUNS:
+        with tempfile.TemporaryDirectory() as inner:
+            home = Path(inner)
+            results, about = made(run, home), {"arithmetic": arithmetic(run, home)}
+            if rules:
+                commit = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
+                about["commit"] = subprocess.run(
+                    commit, capture_output=True, text=True, check=True
+                ).stdout.strip()
+                tables = {name: pa.Table.from_pandas(rows) for name, rows in of_rules(results).items()}
+            else:
+                tables = {name: results.arrow(name) for name in results.tables()}
+            written(tables, Path(folder) / f"{run}{'-rules' if rules else ''}.parquet", about)
             print(run, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

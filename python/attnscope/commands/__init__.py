@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""The command line and what stands behind its commands."""
+"""The command line and the functions of its commands."""

@@ -61,7 +61,7 @@ def analyze(
     column: str = "",
     **options: Any,
 ) -> Results:
-    """Measures the attention of a model on some inputs, one layer at a time, without writing anything.
+    """Measure the attention of a model on some inputs, one layer at a time, without writing anything.
 
     Every layer is measured while it is alive; no more than two layers' maps are in memory.
 
@@ -111,7 +111,7 @@ def analyze(
         {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 4}
     """
     _check_first_arguments(model, metrics)
-    recipe = _everything(options) if metrics is None else _chosen(metrics, options)
+    recipe = _all_quantities(options) if metrics is None else _chosen(metrics, options)
     loaded, tokenizer, own_name = _model_of(model, tokenizer)
     label = name or own_name
     layers = [layers] if isinstance(layers, int) else layers
@@ -119,50 +119,50 @@ def analyze(
     limit = context_length(loaded.config, tokenizer, loaded)
     encoder = Encoder(tokenizer, limit, "keep", largest_setting(text_config(loaded.config), "vocab_size"))
     texts = prepare_texts("analyze", loaded, read_inputs("analyze", inputs, column), encoder)
-    if cut := sum(one.encoded.truncated for one in texts.inputs):
+    if cut := sum(text.encoded.truncated for text in texts.inputs):
         warn(f"analyze: {cut} of {len(texts.inputs)} texts were longer than {limit} tokens and are cut")
     rows: dict[str, Rows] = {}
     states = recipe.states()
-    # of everything, what the model gives
-    needed, wished = ((), states) if metrics is None else (states, ())
-    whose = {"model": label, "revision": "", "step": -1}
+    # without named metrics: all sites that the model gives
+    needed, optional_sites = ((), states) if metrics is None else (states, ())
+    checkpoint = {"model": label, "revision": "", "step": -1}
     left_out = LeftOut(recipe.columns)
     with counted() as undefined:
-        for one in texts.passes(label, loaded):
+        for forward_pass in texts.passes(label, loaded):
             for number, layer in self_attention(
                 loaded,
-                one.arguments,
+                forward_pass.arguments,
                 layers=layers,
                 sites=("attention", *needed),
-                extra=wished,
+                extra=optional_sites,
                 reasons=left_out.sites,
             ):
-                batch = one.batch_of(layer)
+                batch = forward_pass.batch_of(layer)
                 for table, columns in recipe.measure(layer, number, batch, left_out):
                     declared = Table(table, _KEYS[table], None)
                     if table != "layers" and "head" not in columns:
                         declared = declared.head_means()
-                    own = rows.setdefault(declared.name, Rows(declared, "analyze", whose))
-                    own.add(**columns)
+                    table_rows = rows.setdefault(declared.name, Rows(declared, "analyze", checkpoint))
+                    table_rows.add(**columns)
     summarize(undefined)
     reasons = left_out.reasons(undefined)
-    tables = {table: own.arrow() for table, own in rows.items()}
+    tables = {table: table_rows.arrow() for table, table_rows in rows.items()}
     if metrics is None:
-        tables = {table: _without(own, reasons) for table, own in tables.items()}
+        tables = {table: _without(arrow_table, reasons) for table, arrow_table in tables.items()}
     if reasons:
         warn(
             f"analyze: {len(reasons)} of {len(recipe.columns)} columns have no value; "
             "results.left_out has the reasons"
         )
     tables = {"samples": texts.samples_table(label), **tables}
-    about = {"model": label, "architecture": type(loaded).__name__, "left_out": reasons}
-    results = Results(tables, provenance={**about, "inputs": texts.names})
+    model_facts = {"model": label, "architecture": type(loaded).__name__, "left_out": reasons}
+    results = Results(tables, provenance={**model_facts, "inputs": texts.names})
     results.model, results.inputs = weakref.ref(loaded), texts.arguments
     return results
 
 
 def _check_first_arguments(model: Any, metrics: Any) -> None:
-    """Raise for an argument that stands in another one's place."""
+    """Raise for an argument in the place of another."""
     if isinstance(model, (Tensor, np.ndarray)):
         raise TypeError(
             "analyze: the first argument must be a model, got "
@@ -213,18 +213,18 @@ class LeftOut:
         words: dict[str, str] = {}
         for warning in undefined:
             words.setdefault(warning.function, str(warning).partition(": ")[2])
-        found = {}
+        reasons = {}
         for name, column in self._columns.items():
             if name in self._measured:
                 continue
             site = next((site for site in column.needs if site in self.sites), "")
             reason = f"{site} are not captured: {self.sites[site]}" if site else words.get(column.metric, "")
-            found[name] = reason or (
+            reasons[name] = reason or (
                 f"undefined for all {self._maps} maps of {_span(self._lengths)} tokens, visibility "
                 f"{' and '.join(sorted(self._supports))}: {column.metric.lstrip('_')} needs more "
                 "tokens, more visible keys, sinks or more variation"
             )
-        return found
+        return reasons
 
 
 def _span(numbers: Collection[int]) -> str:
@@ -238,7 +238,7 @@ def _span(numbers: Collection[int]) -> str:
 
 
 class _Recipe(NamedTuple):
-    """What is measured of each layer: columns, called as they are asked for, and bars."""
+    """The measurements of each layer: columns under their requested names, and bars."""
 
     columns: list[Quantity]
     bars: bool
@@ -264,7 +264,7 @@ class _Recipe(NamedTuple):
             ({"attention": mean, **shared}, None),
             ({"attention": heads, "head_mean": mean, **states}, list(layer.heads)),
         ):
-            wanted = [
+            columns = [
                 column
                 for column in self.columns
                 # scores are heads' own: their mean is no argument of a softmax
@@ -272,7 +272,7 @@ class _Recipe(NamedTuple):
             ]
             measured = measure_layer(
                 sites,
-                wanted,
+                columns,
                 seen,
                 lengths=layer.lengths,
                 heads=names,
@@ -280,16 +280,16 @@ class _Recipe(NamedTuple):
                 full_results=("persistence",) if self.bars else (),
             )
             left_out.add(measured, batch.lengths, layer.visibility.name)
-            yield from place(wanted, measured, batch, number, names)
+            yield from place(columns, measured, batch, number, names)
 
 
-def table_of(one: Quantity) -> str:
-    """Return the table with a row for every number of a quantity, "" where there is none."""
-    if one.scope == "layer":
-        return "" if one.axes else "layers"
-    if one.scope != "map" or len(one.axes) > 1:
+def table_of(quantity: Quantity) -> str:
+    """Return the table with a row for every number of a quantity, "" without one."""
+    if quantity.scope == "layer":
+        return "" if quantity.axes else "layers"
+    if quantity.scope != "map" or len(quantity.axes) > 1:
         return ""
-    return {(): "heads", ("threshold",): "graphs"}.get(one.axes, "vectors")
+    return {(): "heads", ("threshold",): "graphs"}.get(quantity.axes, "vectors")
 
 
 def place(
@@ -299,7 +299,9 @@ def place(
     number: int,
     names: Sequence[int] | None,
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What was measured of the maps of a layer, as rows of tables; those of its head mean have no names."""
+    """Yield the measured numbers of a layer's maps as rows of tables; those of its head mean have no
+    names.
+    """
     count, heads = len(batch.samples), 1 if names is None else len(names)
     lengths = np.repeat(batch.lengths, heads)
     keys = {"layer": number, "protocol": "exact"}
@@ -308,49 +310,56 @@ def place(
         of_maps["head"] = np.tile(names, count)
     if "persistence" in measured.results:
         yield "bars", bar_columns(measured.results["persistence"], {**keys, **of_maps})
-    found: dict[str, dict[str, Any]] = {"heads": {}, "layers": {}, "graphs": {}, "vectors": {}}
-    for one in columns:
-        if one not in measured.values:
+    values_by_table: dict[str, dict[str, Any]] = {"heads": {}, "layers": {}, "graphs": {}, "vectors": {}}
+    for quantity in columns:
+        if quantity not in measured.values:
             continue
-        name, table = one.name, table_of(one)
-        values = np.ma.MaskedArray(measured.values[one].numpy(), ~measured.defined[one].numpy())
-        if one.kind == "position" and name.endswith("_position") and not one.axes:
+        name, table = quantity.name, table_of(quantity)
+        values = np.ma.MaskedArray(measured.values[quantity].numpy(), ~measured.defined[quantity].numpy())
+        if quantity.kind == "position" and name.endswith("_position") and not quantity.axes:
             texts = np.array(batch.tokens_at(values), dtype=object)
-            found["heads"][name.removesuffix("position") + "token"] = texts
+            values_by_table["heads"][name.removesuffix("position") + "token"] = texts
         at: Any = range(values.shape[-1])
         if table == "graphs":
-            at = one.options.get("thresholds", THRESHOLDS)
+            at = quantity.options.get("thresholds", THRESHOLDS)
             at = [at] if isinstance(at, str) else np.asarray(at, dtype=object).ravel().tolist()
-        found[table][name] = (at, values.reshape(len(lengths), -1)) if one.axes else values.ravel()
-    if found["heads"]:
-        yield "heads", {**keys, **of_maps, "n_tokens": lengths, **found["heads"]}
-    if found["layers"]:
-        yield "layers", {**keys, "sample": batch.samples, "n_tokens": batch.lengths, **found["layers"]}
-    if graphs := found["graphs"]:
-        thresholds, whole = _side_by_side(graphs)
-        spread = {key: np.repeat(own, len(thresholds)) for key, own in of_maps.items()}
-        each = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
-        yield "graphs", {**keys, **spread, "threshold": each, **whole}
-    if vectors := found["vectors"]:
-        places, whole = _side_by_side(vectors)
-        spread = {key: np.repeat(own, len(places)) for key, own in of_maps.items()}
+        values_by_table[table][name] = (
+            (at, values.reshape(len(lengths), -1)) if quantity.axes else values.ravel()
+        )
+    if values_by_table["heads"]:
+        yield "heads", {**keys, **of_maps, "n_tokens": lengths, **values_by_table["heads"]}
+    if values_by_table["layers"]:
+        yield (
+            "layers",
+            {**keys, "sample": batch.samples, "n_tokens": batch.lengths, **values_by_table["layers"]},
+        )
+    if graphs := values_by_table["graphs"]:
+        thresholds, graph_columns = _align_entries(graphs)
+        spread = {key: np.repeat(values, len(thresholds)) for key, values in of_maps.items()}
+        levels = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
+        yield "graphs", {**keys, **spread, "threshold": levels, **graph_columns}
+    if vectors := values_by_table["vectors"]:
+        places, vector_columns = _align_entries(vectors)
+        spread = {key: np.repeat(values, len(places)) for key, values in of_maps.items()}
         n = measured.size
         # entries behind a short sentence's end belong to nothing; other axes are as long as they are
         sizes = {len(at) for at, _ in vectors.values()}
         ends = np.maximum(lengths if n in sizes else 0, max(sizes - {n}, default=0))
         inside = (np.arange(len(places)) < np.broadcast_to(ends, lengths.shape)[:, None]).ravel()
-        whole = {**spread, "index": np.tile(places, len(lengths)), **whole}
-        yield "vectors", {**keys, **{key: own[inside] for key, own in whole.items()}}
+        vector_columns = {**spread, "index": np.tile(places, len(lengths)), **vector_columns}
+        yield "vectors", {**keys, **{key: values[inside] for key, values in vector_columns.items()}}
 
 
-def _side_by_side(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list[Any], dict[str, Any]]:
-    """All that stands along the last axes, and the columns over it, flat; what a column lacks is absent."""
-    places = list(dict.fromkeys(at for own, _ in parts.values() for at in own))
+def _align_entries(parts: Mapping[str, tuple[Sequence[Any], Any]]) -> tuple[list[Any], dict[str, Any]]:
+    """Return all entries along the last axes, and the columns over them, flat; entries that a column lacks
+    are absent.
+    """
+    places = list(dict.fromkeys(at for entries, _ in parts.values() for at in entries))
     columns = {}
-    for column, (own, values) in parts.items():
-        whole = np.ma.MaskedArray(np.zeros((len(values), len(places)), values.dtype), mask=True)
-        whole[:, [places.index(at) for at in own]] = values
-        columns[column] = whole.ravel()
+    for column, (entries, values) in parts.items():
+        aligned = np.ma.MaskedArray(np.zeros((len(values), len(places)), values.dtype), mask=True)
+        aligned[:, [places.index(entry) for entry in entries]] = values
+        columns[column] = aligned.ravel()
     return places, columns
 
 
@@ -359,111 +368,132 @@ def _chosen(metrics: Metrics, options: Mapping[str, Any]) -> _Recipe:
     common = dict(options)
     space = common.pop("space", None)
     metrics = [metrics] if isinstance(metrics, str) else metrics
-    given = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
-    split = {key: named_metric(key, own) for key, own in given.items()}
-    asked = {key: own for key, (_, own) in split.items()}
-    exact, public = [one for one in registry().quantities if one.protocol == "exact"], set(metric_names())
-    # columns that are called otherwise than any metric that reads maps
-    columns = {one.name: one for one in exact if one.name not in public}
+    options_by_key = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
+    split = {key: named_metric(key, key_options) for key, key_options in options_by_key.items()}
+    options_of_metric = {key: key_options for key, (_, key_options) in split.items()}
+    exact, public = (
+        [quantity for quantity in registry().quantities if quantity.protocol == "exact"],
+        set(metric_names()),
+    )
+    # columns whose name is no metric that reads maps
+    columns = {quantity.name: quantity for quantity in exact if quantity.name not in public}
     named = {key: name for key, (name, _) in split.items()}
-    alone = {key: columns[name] for key, name in named.items() if name in columns}
-    named |= {key: metric_of(one) for key, one in alone.items()}
+    single_columns = {key: columns[name] for key, name in named.items() if name in columns}
+    named |= {key: metric_of(column) for key, column in single_columns.items()}
 
     # the metrics that compare attention with states, and the sites that those can be of
-    of_site = [(metric_of(one), one.options["states"].name) for one in exact if "states" in one.options]
-    takers, known = (list(dict.fromkeys(each)) for each in zip(*of_site, strict=True))
-    spaces = {key: asked[key].pop("space", space) for key, name in named.items() if name in takers}
+    of_site = [
+        (metric_of(quantity), quantity.options["states"].name)
+        for quantity in exact
+        if "states" in quantity.options
+    ]
+    takers, spaces_of_states = (list(dict.fromkeys(values)) for values in zip(*of_site, strict=True))
+    spaces = {
+        key: options_of_metric[key].pop("space", space) for key, name in named.items() if name in takers
+    }
     if space is not None and not spaces:
         raise ValueError(f"analyze: 'space' is an option of {' and '.join(takers)}")
-    for key, one in spaces.items():
-        if asked[key]:
-            raise ValueError(f"analyze: {key} takes the option space, not {min(asked[key])!r}")
-        if one not in (None, *known):
-            raise ValueError(f"analyze: space must be one of {', '.join(known)}, got {one!r}")
-    inner = [key for key in alone if named[key] not in public]
-    if of_inner := [(key, option) for key in inner for option in asked[key]]:
+    for key, requested in spaces.items():
+        if options_of_metric[key]:
+            raise ValueError(f"analyze: {key} takes the option space, not {min(options_of_metric[key])!r}")
+        if requested not in (None, *spaces_of_states):
+            raise ValueError(
+                f"analyze: space must be one of {', '.join(spaces_of_states)}, got {requested!r}"
+            )
+    inner = [key for key in single_columns if named[key] not in public]
+    if of_inner := [(key, option) for key in inner for option in options_of_metric[key]]:
         raise ValueError("analyze: the column {} takes no option, got {!r}".format(*of_inner[0]))
-    plain = {key: {**asked[key], "function": named[key]} for key in asked if key not in (*spaces, *inner)}
+    plain = {
+        key: {**options_of_metric[key], "function": named[key]}
+        for key in options_of_metric
+        if key not in (*spaces, *inner)
+    }
     settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
     chosen = [
         column
         for key, name in named.items()
-        for column in _asked_columns(key, name, settings.get(key, {}), spaces.get(key), alone.get(key))
+        for column in _asked_columns(
+            key, name, settings.get(key, {}), spaces.get(key), single_columns.get(key)
+        )
     ]
     return _Recipe(chosen, "persistence" in named.values())
 
 
-def _everything(options: Mapping[str, Any]) -> _Recipe:
-    """Every quantity with a number per map, or per map and threshold, whose sites a model can give."""
+def _all_quantities(options: Mapping[str, Any]) -> _Recipe:
+    """Return a recipe of every quantity with a number per map, or per map and threshold, whose sites a
+    model can give.
+    """
     if unknown := sorted(set(options) - {"thresholds", "bars"}):
         raise ValueError(f"analyze: {unknown[0]!r} is an option of single metrics; name the metrics")
     bound = {"thresholds": options.get("thresholds", THRESHOLDS)}
     columns = [
-        (one.with_options(**bound) if "threshold" in one.axes else one).mean_over("query")
-        for one in registry().quantities
-        if one.protocol == "exact" and set(one.needs) <= {*MAPS, *SITES}
+        (quantity.with_options(**bound) if "threshold" in quantity.axes else quantity).mean_over("query")
+        for quantity in registry().quantities
+        if quantity.protocol == "exact" and set(quantity.needs) <= {*MAPS, *SITES}
     ]
-    placed = [one for one in columns if table_of(one) in ("heads", "graphs", "layers")]
+    placed = [column for column in columns if table_of(column) in ("heads", "graphs", "layers")]
     return _Recipe(placed, bool(options.get("bars", False)))
 
 
 def _asked_columns(
-    key: str, metric: str, options: Mapping[str, Any], space: str | None, alone: Quantity | None
+    key: str, metric: str, options: Mapping[str, Any], space: str | None, single: Quantity | None
 ) -> list[Quantity]:
-    """Return the quantities of a metric under some options, or the one `alone`, called as their columns.
+    """Return the quantities of a metric under some options, or the column `single`, named as their columns.
 
     A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
     metric's quantities are called by the key in the place of what their names have in common.
     """
-    declared = [one for one in columns_of(metric) if not alone or one.name == alone.name]
-    agreeing = [one for one in declared if _agrees(one, options)] or declared
-    if key != metric and not alone:  # a column of one's own is of the metric's plain form
-        fewest = min((len(_settings(one)) for one in agreeing), default=0)
-        agreeing = [one for one in agreeing if len(_settings(one)) == fewest]
+    declared = [quantity for quantity in columns_of(metric) if not single or quantity.name == single.name]
+    agreeing = [quantity for quantity in declared if _agrees(quantity, options)] or declared
+    if key != metric and not single:  # a renamed column is of the metric's plain form
+        fewest = min((len(_settings(quantity)) for quantity in agreeing), default=0)
+        agreeing = [quantity for quantity in agreeing if len(_settings(quantity)) == fewest]
     if space is not None:
-        agreeing = [one for one in agreeing if space in one.needs] or [_moved(one, space) for one in agreeing]
-    sites = {site for one in agreeing for site in one.needs} - {*MAPS, *SITES}
+        agreeing = [quantity for quantity in agreeing if space in quantity.needs] or [
+            _moved(quantity, space) for quantity in agreeing
+        ]
+    sites = {site for quantity in agreeing for site in quantity.needs} - {*MAPS, *SITES}
     if sites:
         raise ValueError(
             f"analyze: {key} reads {' and '.join(sorted(sites))}, which no model gives; use measure"
         )
-    bound = [one.with_options(**options) if options else one for one in agreeing]
-    placed = [one for one in bound if table_of(one)]
+    bound = [quantity.with_options(**options) if options else quantity for quantity in agreeing]
+    placed = [quantity for quantity in bound if table_of(quantity)]
     if not placed and metric != "persistence":
         raise ValueError(f"analyze: {key} has no place in a table; use measure")
-    if key != metric or alone:
-        names = [key for _ in placed] if alone else _named_after(key, [one.name for one in placed])
-        placed = [replace(one, name=name) for name, one in zip(names, placed, strict=True)]
-    return placed + [one.mean_over("query") for one in placed if one.axes == ("query",)]
+    if key != metric or single:
+        names = [key for _ in placed] if single else _named_after(key, [quantity.name for quantity in placed])
+        placed = [replace(quantity, name=name) for name, quantity in zip(names, placed, strict=True)]
+    return placed + [quantity.mean_over("query") for quantity in placed if quantity.axes == ("query",)]
 
 
-def _settings(one: Quantity) -> dict[str, Any]:
-    return {name: value for name, value in one.options.items() if not isinstance(value, (Site, Shared))}
+def _settings(quantity: Quantity) -> dict[str, Any]:
+    return {name: value for name, value in quantity.options.items() if not isinstance(value, (Site, Shared))}
 
 
-def _agrees(one: Quantity, options: Mapping[str, Any]) -> bool:
+def _agrees(quantity: Quantity, options: Mapping[str, Any]) -> bool:
     """Return True if a quantity takes all of the options and fixes none of them otherwise."""
-    taken = options_of(registry().function(one.protocol, one.metric))
-    fixed = all(options.get(name, value) == value for name, value in _settings(one).items())
-    return fixed and set(options) <= {*taken, *one.options}
+    function_options = options_of(registry().function(quantity.protocol, quantity.metric))
+    fixed = all(options.get(name, value) == value for name, value in _settings(quantity).items())
+    return fixed and set(options) <= {*function_options, *quantity.options}
 
 
-def _moved(one: Quantity, space: str) -> Quantity:
+def _moved(quantity: Quantity, space: str) -> Quantity:
     """Return a quantity of states with those of another site."""
-    own = one.options["states"].name
-    needs = tuple(space if site == own else site for site in one.needs)
-    return replace(one, needs=needs).with_options(states=Site(space))
+    site_of_states = quantity.options["states"].name
+    needs = tuple(space if site == site_of_states else site for site in quantity.needs)
+    return replace(quantity, needs=needs).with_options(states=Site(space))
 
 
 def _named_after(key: str, names: Sequence[str]) -> list[str]:
-    """What the quantities of a metric are called under a key of one's own.
+    """Return names for the quantities of a metric under a key that the caller chose.
 
     >>> _named_after("low", ["betti_0", "betti_1"]), _named_after("plain", ["fiedler_value"])
     (['low_0', 'low_1'], ['plain'])
     """
     words = [name.split("_") for name in names]
-    same = len(list(takewhile(lambda each: len(set(each)) == 1, zip(*words, strict=False))))
-    return ["_".join([key, *word[same:]]) for word in words]
+    shared_words = len(list(takewhile(lambda words_at: len(set(words_at)) == 1, zip(*words, strict=False))))
+    return ["_".join([key, *word[shared_words:]]) for word in words]
 
 
 def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:

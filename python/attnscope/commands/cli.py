@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from attnscope.commands import runs, stored
-from attnscope.commands.exits import DONE, FAILED, Json, exits, show
+from attnscope.commands import results_commands, runs
+from attnscope.commands.errors import DONE, FAILED, Json, exits, show
 
 app = typer.Typer(
     name="attnscope",
@@ -29,12 +29,12 @@ app = typer.Typer(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The entry point `attnscope`; ends the process with one of the documented exit codes."""
+    """Run the command line `attnscope`; end the process with one of the documented exit codes."""
     app(args=arguments, prog_name="attnscope")
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         from attnscope import __version__
 
         show(f"attnscope {__version__}")
@@ -90,15 +90,15 @@ def configs(
         text = packaged.packaged_text(name)
         show(json.dumps({"name": name, "yaml": text}) if as_json else text)
         return
-    found = packaged.catalogue()
+    studies = packaged.catalogue()
     parts = packaged.analyses()
     if as_json:
-        show(json.dumps({"studies": [vars(one) for one in found], "analyses": parts}))
+        show(json.dumps({"studies": [vars(study) for study in studies], "analyses": parts}))
         return
-    width = max(len(one.name) for one in found)
-    for one in found:
-        series = f" at {', '.join(one.revisions)}" if one.revisions else ""
-        show(f"{one.name:<{width}}  {', '.join(one.models) or one.about}{series}")
+    width = max(len(study.name) for study in studies)
+    for study in studies:
+        series = f" at {', '.join(study.revisions)}" if study.revisions else ""
+        show(f"{study.name:<{width}}  {', '.join(study.models) or study.about}{series}")
     show("\nAny of them can be cut to one analysis of the paper, attnscope run NAME:ANALYSIS")
     for name, keys in parts.items():
         show(f"{name:<{width}}  {keys['texts.samples']} texts, at most {keys['max_tokens']} tokens")
@@ -137,7 +137,7 @@ def doctor(as_json: Json = False) -> None:
         width = max(len(check.name) for check in checks)
         for check in checks:
             mark = "BAD " if not check.ok else "note" if check.note else "ok  "
-            show(f"{mark}  {check.name:<{width}}  {check.found}")
+            show(f"{mark}  {check.name:<{width}}  {check.result}")
         show(f"\n{verdict(checks)}")
     if not all(check.ok for check in checks):
         raise typer.Exit(FAILED)
@@ -145,7 +145,14 @@ def doctor(as_json: Json = False) -> None:
 
 for command in (
     *(runs.run, runs.resume, runs.gather, runs.slurm, runs.demo),
-    *(stored.report, stored.figures, stored.tables, stored.compare, stored.view, stored.check),
+    *(
+        results_commands.report,
+        results_commands.figures,
+        results_commands.tables,
+        results_commands.compare,
+        results_commands.view,
+        results_commands.check,
+    ),
     *(metrics, configs, init, doctor),
 ):
     app.command()(exits(command))

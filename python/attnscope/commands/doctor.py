@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""What is installed: every metric in its own docstring's words, and whether each gives a known answer.
+"""The installed package: every metric in the words of its docstring, and a check of each against known
+answers.
 
 `attnscope metrics` prints the first; `attnscope doctor` the second, with build, instruction sets and threads.
 """
@@ -30,7 +31,7 @@ class Check:
 
     name: str
     ok: bool
-    found: str
+    result: str
     note: bool = False  # whether a person should know of it although it is no fault
     remedy: str = ""
 
@@ -43,7 +44,7 @@ WRONG_NUMBERS = (
 
 
 def show_config() -> str:
-    """What attnscope runs on: build, instruction sets, threads, versions, devices.
+    """Return the facts of the installation: build, instruction sets, threads, versions, devices.
 
     Returns:
         the text, one fact per line, for a bug report.
@@ -52,9 +53,9 @@ def show_config() -> str:
     >>> "instruction set" in asc.show_config()
     True
     """
-    here = facts()
-    width = max(map(len, here))
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in here.items())
+    installation = facts()
+    width = max(map(len, installation))
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in installation.items())
 
 
 def facts() -> dict[str, str]:
@@ -62,18 +63,20 @@ def facts() -> dict[str, str]:
     from attnscope import _core, _isa
     from attnscope.engine.run_folder import installed, machine
 
-    here = machine()
-    beside = ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")
+    machine_facts = machine()
+    companions = ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")
     cuda = "reductions and dense linear algebra run there; other measures copy the tensor to the CPU once"
     return {
-        "attnscope": here["attnscope"],
+        "attnscope": machine_facts["attnscope"],
         "core": str(getattr(_core, "__file__", "")),
-        "instruction set": f"{here['instructions']['core']} (installed: {', '.join(_isa.available())})",
+        "instruction set": (
+            f"{machine_facts['instructions']['core']} (installed: {', '.join(_isa.available())})"
+        ),
         "torch": _torch_interfaces(),
-        "threads": f"{here['threads']} of {os.cpu_count()}",
-        "processor": f"{here['cpu']} ({here['instructions']['torch']})",
-        "cuda": f"{here['cuda']} ({cuda})" if here["cuda"] else "none",
-        **{name: installed(name) or "not installed" for name in beside},
+        "threads": f"{machine_facts['threads']} of {os.cpu_count()}",
+        "processor": f"{machine_facts['cpu']} ({machine_facts['instructions']['torch']})",
+        "cuda": f"{machine_facts['cuda']} ({cuda})" if machine_facts["cuda"] else "none",
+        **{name: installed(name) or "not installed" for name in companions},
     }
 
 
@@ -94,7 +97,7 @@ def examine() -> list[Check]:
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """What the checks come to: how many faults there are, and what to do about them.
+    """Summarise the checks: the number of faults, and their remedies.
 
     >>> verdict([Check("threads", True, "2 of 2")])
     '0 faults: this installation is sound'
@@ -118,7 +121,7 @@ def _torch_interfaces() -> str:
 
 
 def _instruction_set(live: str, best: str) -> Check:
-    """Return True if the best build that runs here is live; one that ATTNSCOPE_ISA chooses is a note."""
+    """Check that the best build that runs here is live; a build that ATTNSCOPE_ISA chooses is a note."""
     name = "instruction set"
     if live == best:
         return Check(name, True, live)
@@ -128,17 +131,19 @@ def _instruction_set(live: str, best: str) -> Check:
 
 
 def _by_metric() -> dict[str, list[Quantity]]:
-    """Every quantity under the public function that gives it."""
+    """Return every quantity under the public function that gives it."""
     groups: dict[str, list[Quantity]] = {}
-    for one in registry().quantities:
-        name = metric_of(one)
-        name = one.name if name.startswith("_") else name
-        groups.setdefault(name if one.protocol == "exact" else f"{one.protocol}.{name}", []).append(one)
+    for quantity in registry().quantities:
+        name = metric_of(quantity)
+        name = quantity.name if name.startswith("_") else name
+        groups.setdefault(name if quantity.protocol == "exact" else f"{quantity.protocol}.{name}", []).append(
+            quantity
+        )
     return groups
 
 
 def _example_holds(name: str) -> Check:
-    """Return True if a function that gives more than numbers answers as its docstring says."""
+    """Check that a function with results other than numbers answers as its docstring says."""
     finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
     examples = finder.find(_public()[name], name)
     failed = sum(runner.run(example, out=lambda text: None).failed for example in examples)
@@ -147,54 +152,63 @@ def _example_holds(name: str) -> Check:
 
 
 def _holds(name: str, quantities: list[Quantity]) -> Check:
-    """Return True if the closed forms of a metric come out."""
+    """Check that the closed forms of a metric come out."""
     values = []
-    for one in quantities:
+    for quantity in quantities:
         try:
-            value, expected = check_closed_form(one)
+            value, expected = check_closed_form(quantity)
         except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
-            return Check(name, False, f"{one.name}: {type(error).__name__}: {error}", remedy=WRONG_NUMBERS)
+            return Check(
+                name, False, f"{quantity.name}: {type(error).__name__}: {error}", remedy=WRONG_NUMBERS
+            )
         if not math.isclose(value, expected, rel_tol=1e-10, abs_tol=1e-12):
-            return Check(name, False, f"{one.name}: {value!r}, expected {expected!r}", remedy=WRONG_NUMBERS)
+            return Check(
+                name, False, f"{quantity.name}: {value!r}, expected {expected!r}", remedy=WRONG_NUMBERS
+            )
         values.append(f"{value:.12g}")
     return Check(name, True, ", ".join(values))
 
 
 def first_lines() -> dict[str, str]:
-    """Every public metric with the sentence that defines it."""
+    """Return every public metric with the sentence that defines it."""
     return {name: (inspect.getdoc(metric) or "").partition("\n")[0] for name, metric in _public().items()}
 
 
 def describe(name: str) -> str:
-    """Return the whole definition of a metric, or of a column's; of a column that no metric gives, its
+    """Return the full definition of a metric, or of a column's; of a column that no metric gives, its
     sentence.
     """
     public = _public()
-    exact = [one for one in registry().quantities if one.protocol == "exact"]
-    columns = {one.name: one for one in exact}
+    exact = [quantity for quantity in registry().quantities if quantity.protocol == "exact"]
+    columns = {quantity.name: quantity for quantity in exact}
     if name not in public and name not in columns:
         raise MissingError(f"there is no metric or column {name!r}{nearest(name, (*public, *columns))}")
     called = name if name in public else metric_of(columns[name])
     if called not in public:
-        return "\n".join(["Column:", *(_line(one) for one in exact if one.name == name)])
+        return "\n".join(["Column:", *(_line(quantity) for quantity in exact if quantity.name == name)])
     metric = public[called]
     signature = inspect.signature(metric)
-    bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    bare = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
     call = signature.replace(parameters=bare, return_annotation=signature.empty)
     home = "attnscope" if metric.__module__.startswith("attnscope.") else metric.__module__
-    about = f"{home}.{called}{call}\n\n{inspect.getdoc(metric) or ''}"
-    lines = [_line(one) for one in columns_of(called)]
-    return "\n".join([about, "", "Columns:", *lines] if lines else [about])
+    definition = f"{home}.{called}{call}\n\n{inspect.getdoc(metric) or ''}"
+    lines = [_line(quantity) for quantity in columns_of(called)]
+    return "\n".join([definition, "", "Columns:", *lines] if lines else [definition])
 
 
-def _line(one: Quantity) -> str:
-    return f"    {one.name}: {one.label}. {one.meaning}"
+def _line(quantity: Quantity) -> str:
+    return f"    {quantity.name}: {quantity.label}. {quantity.meaning}"
 
 
 def _public() -> dict[str, Callable[..., Any]]:
     """Return the public metrics: those of attnscope under its names, what others declare."""
     import attnscope
 
-    here = registry()
-    declared = {**{identity: made for identity, (_, made) in here.derived.items()}, **here.functions}
-    return {name: getattr(attnscope, name, None) or declared["exact", name] for name in here.names()}
+    declared_metrics = registry()
+    declared = {
+        **{identity: derivation for identity, (_, derivation) in declared_metrics.derived.items()},
+        **declared_metrics.functions,
+    }
+    return {
+        name: getattr(attnscope, name, None) or declared["exact", name] for name in declared_metrics.names()
+    }

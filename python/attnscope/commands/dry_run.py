@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a run will take, before it starts: units, tokens, memory and time from a short calibration.
+"""The cost of a run before it starts: units, tokens, memory and time from a short calibration.
 
 The shortest, the median and the longest text of every model are really run, and the time of the others is
 interpolated in their length, so that whoever starts a run of a day knows it before the first hour.
@@ -73,14 +73,14 @@ def dry_run(
     draw: bool = False,
     started: float = 0.0,
 ) -> Estimate:
-    """Plans a study and measures a few texts of every model, without writing anything.
+    """Plan a study and measure a few texts of every model, without writing anything.
 
     The shortest, the median and the longest text are run through the first checkpoint of each model; the
     time of the others is interpolated in their length. Of texts of one length a whole unit is run. A stage
     that cannot do without what earlier ones store is named and not measured.
 
     Args:
-        say: gets the notes of the plan and what the study expects, before any weight is read.
+        say: gets the notes of the plan and of the study, before any weight is read.
         draw: whether the run will draw: then the figures of what was measured are drawn here.
         started: seconds until here that a run needs as well, such as those of imports.
     """
@@ -107,7 +107,7 @@ def dry_run(
         except LoadError as error:
             refused.add(source)
             plan.leave_out(dict.fromkeys(unit.checkpoint for unit in units if unit.checkpoint), error)
-            if refused == {one for one, _, _ in kinds}:
+            if refused == {source for source, _, _ in kinds}:
                 raise LoadError(plan.reasons) from None
         except MissingError:
             if not plan.stages[stage].reads:
@@ -129,9 +129,9 @@ def dry_run(
         folder=str(engine.folder),
         units=sum(unit.checkpoint is not None for unit in plan.units),
         checkpoints=len(plan.checkpoints),
-        sentences=len({one.sentence.sample for unit in reading for one in unit.inputs}),
+        sentences=len({text.sentence.sample for unit in reading for text in unit.inputs}),
         tokens=sum(unit.tokens for unit in plan.units),
-        longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
+        longest=max((text.n_tokens for unit in reading for text in unit.inputs), default=0),
         seconds=seconds,
         drawing=drawing,
         layer_bytes=max((_layer_bytes(engine, unit) for unit in reading), default=0),
@@ -164,20 +164,25 @@ def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) ->
 
     from attnscope.engine.results import Results
     from attnscope.plots import NotDrawable, draw_all, figures_of
-    from attnscope.plots.style import panels, save, settled
+    from attnscope.plots.style import freeze_layout, panels, save
 
     tables = {
-        name: pa.concat_tables([one[name] for one in measured if name in one], promote_options="default")
-        for name in {name for one in measured for name in one if not name.startswith("reduced-")}
+        name: pa.concat_tables(
+            [tables_of_unit[name] for tables_of_unit in measured if name in tables_of_unit],
+            promote_options="default",
+        )
+        for name in {
+            name for tables_of_unit in measured for name in tables_of_unit if not name.startswith("reduced-")
+        }
     }
     results = Results(tables, study=study.to_dict())
-    own = figures_of(results)
+    declared = figures_of(results)
     at_its_end = {table for stage in plan.stages.values() for table in stage.writes} - set(tables)
     late = 0
     ready, spent = time.perf_counter() - began, []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, figure in own.items():
+        for name, figure in declared.items():
             began = time.perf_counter()
             try:
                 if draw_all(results, [name], left_out=[]):
@@ -185,24 +190,24 @@ def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) ->
             except NotDrawable:
                 late += bool(set(figure.tables) & at_its_end)
     if spent:
-        each = (1 + _WRITTEN) * sum(spent) / len(spent)
+        seconds_per_figure = (1 + _WRITTEN) * sum(spent) / len(spent)
     else:  # figures of what a study computes at its end are each like three empty panels
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            save(settled(panels(1, 3, height=2.4)[0]), f"{folder}/panels", ("pdf", "png", "svg"))
-        each = time.perf_counter() - began
-    return ready + each * (len(spent) + late + 2)
+            save(freeze_layout(panels(1, 3, height=2.4)[0]), f"{folder}/panels", ("pdf", "png", "svg"))
+        seconds_per_figure = time.perf_counter() - began
+    return ready + seconds_per_figure * (len(spent) + late + 2)
 
 
 def _calibrate(engine: Engine, units: Sequence[Unit], measured: list[Mapping[str, Any]]) -> tuple[float, int]:
-    """Seconds for all units of one model, and bytes at the peak; what was measured goes into a list."""
+    """Seconds for all units of one model, and bytes at the peak; measured tables are appended to a list."""
     checkpoint = units[0].checkpoint
     assert checkpoint is not None
     began = time.perf_counter()
     engine.loaded(checkpoint, units[0], control=False)
     loading = time.perf_counter() - began
-    inputs = sorted((one for unit in units for one in unit.inputs), key=lambda one: one.n_tokens)
-    lengths = [one.n_tokens for one in inputs]
+    inputs = sorted((text for unit in units for text in unit.inputs), key=lambda text: text.n_tokens)
+    lengths = [text.n_tokens for text in inputs]
 
     def timed(unit: Unit) -> float:
         began = time.perf_counter()
@@ -213,19 +218,19 @@ def _calibrate(engine: Engine, units: Sequence[Unit], measured: list[Mapping[str
     engine.work(replace(units[0], inputs=(inputs[0],)))
     if lengths[0] == lengths[-1]:
         # texts of one length go through the model together, in far less time than one by one
-        whole = timed(units[0]) * len(inputs) / len(units[0].inputs)
+        reading_all = timed(units[0]) * len(inputs) / len(units[0].inputs)
     else:
         picked = [0, len(inputs) // 2, -1]
         times = [timed(replace(units[0], inputs=(inputs[at],))) for at in picked]
         logs = np.interp(np.log(lengths), np.log([lengths[at] for at in picked]), np.log(times))
-        whole = float(np.exp(logs).sum())
+        reading_all = float(np.exp(logs).sum())
     widest = max(_layer_bytes(engine, unit) for unit in units)
     checkpoints = len({unit.checkpoint for unit in units})
     measuring = peak_bytes(widest, engine.plan.heads[units[0].source], inputs[-1].n_tokens)
-    return whole + loading * checkpoints, resident_bytes() + measuring
+    return reading_all + loading * checkpoints, resident_bytes() + measuring
 
 
 def _layer_bytes(engine: Engine, unit: Unit) -> int:
     heads = engine.plan.heads[unit.source]
     groups = batches(unit, heads, engine.layer_budget)
-    return max(len(group) * heads * max(one.n_tokens for one in group) ** 2 * 4 for group in groups)
+    return max(len(group) * heads * max(text.n_tokens for text in group) ** 2 * 4 for group in groups)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
+from attnscope.commands.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust, say, show, silent
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import Study
@@ -86,9 +86,9 @@ def run(
         values["models"] = [{"path": path, "revisions": revision or []} for path in model]
     if texts:
         values["texts"] = [{"path": path, "column": column} for path in texts]
-    given = dict(block=block, name=name, output=output, protocols=protocol, bos=bos, seed=seed)
-    given["max_memory"] = max_memory
-    values |= {key: value for key, value in given.items() if value not in (None, "")}
+    settings = dict(block=block, name=name, output=output, protocols=protocol, bos=bos, seed=seed)
+    settings["max_memory"] = max_memory
+    values |= {key: value for key, value in settings.items() if value not in (None, "")}
     of_entries = {
         "models.revisions": None if model else revision,
         "texts.column": "" if texts else column,
@@ -102,7 +102,7 @@ def run(
     elif shard:
         _shard(study, shard, as_json, quiet)
     else:
-        finished(run_study(study, **_said(quiet), executor=_cluster(ray)), quiet, as_json, draw)
+        report_outcome(run_study(study, **_notifier(quiet), executor=_cluster(ray)), quiet, as_json, draw)
 
 
 def resume(
@@ -120,9 +120,9 @@ def resume(
     from attnscope.engine.run_study import resume as resume_study
 
     results = resume_study(
-        folder, **_said(quiet), executor=_cluster(ray), trust_remote_code=trust_remote_code
+        folder, **_notifier(quiet), executor=_cluster(ray), trust_remote_code=trust_remote_code
     )
-    finished(results, quiet, as_json, draw)
+    report_outcome(results, quiet, as_json, draw)
 
 
 def gather(
@@ -139,8 +139,8 @@ def gather(
     """
     from attnscope.engine.executors.shards import gather as gather_shards
 
-    results = gather_shards(folders, into=into, **_said(quiet), trust_remote_code=trust_remote_code)
-    finished(results, quiet, as_json, draw)
+    results = gather_shards(folders, into=into, **_notifier(quiet), trust_remote_code=trust_remote_code)
+    report_outcome(results, quiet, as_json, draw)
 
 
 def slurm(
@@ -158,8 +158,8 @@ def slurm(
     typer.echo(slurm_script(config, array, overrides=assignments or [], time=time), nl=False)
 
 
-def _said(quiet: bool) -> dict[str, Any]:
-    """What a run shows of its course."""
+def _notifier(quiet: bool) -> dict[str, Any]:
+    """Return the options of a run that report its progress."""
     return {"progress": not quiet, "say": silent if quiet else None}
 
 
@@ -176,7 +176,7 @@ def _shard(study: Study, shard: str, as_json: bool, quiet: bool) -> None:
     from attnscope.engine.executors.shards import run_shard
     from attnscope.errors import command
 
-    done = run_shard(study, shard, **_said(quiet))
+    done = run_shard(study, shard, **_notifier(quiet))
     if as_json:
         show(json.dumps(vars(done), ensure_ascii=False, default=str))
     elif not quiet:
@@ -214,8 +214,8 @@ def _plan(study: Study, as_json: bool, draw: bool) -> None:
         raise typer.Exit(SKIPPED)
 
 
-def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
-    """Draws what a run has measured, says where it is and how to go on, and ends with its exit code."""
+def report_outcome(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
+    """Draw the results of a run, print where it is and how to go on, and exit with its exit code."""
     skipped = results.provenance.get("skipped", [])
     left_out: list[LeftOut] = []
     report = _drawn(results, quiet or as_json, left_out) if draw else None
@@ -225,7 +225,7 @@ def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
             "tables": {name: len(results.arrow(name, [])) for name in results.tables()},
             "skipped": skipped,
             "report": None if report is None else str(report),
-            "figures_left_out": {one.name: one.reason for one in left_out},
+            "figures_left_out": {omission.name: omission.reason for omission in left_out},
         }
         show(json.dumps(answer, ensure_ascii=False))
     elif not quiet:
@@ -241,12 +241,12 @@ def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
     if skipped:
         names = ", ".join(entry["checkpoint"] for entry in skipped)
         say(f"finished, {len(skipped)} checkpoint{'s' if len(skipped) > 1 else ''} skipped: {names}")
-    if skipped or any(one.failed for one in left_out):
+    if skipped or any(omission.failed for omission in left_out):
         raise typer.Exit(SKIPPED)
 
 
 def _not_installed() -> list[str]:
-    """What drawing needs and is not there."""
+    """Return the libraries that drawing needs and that are not installed."""
     return [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
 
 
@@ -260,9 +260,9 @@ def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | Non
 
     drawn = draw_all(results, left_out=left_out, say=None if quiet else say)
     results.figures(drawn=drawn, left_out=left_out)
-    for one in left_out:
-        if one.failed or not quiet:
-            say(str(one))
+    for omission in left_out:
+        if omission.failed or not quiet:
+            say(str(omission))
     if results.path is not None and "heads" in results.tables():
         from attnscope.view import view
 

@@ -25,19 +25,19 @@ _FIRST = {"models": [{"path": "MODEL_FOLDER_OR_HUB_NAME"}], "texts": [{"path": "
 def written(study: str = "") -> str:
     """Return the settings of a study with their defaults, each under a comment with its type and meaning."""
     name = study or default_study()
-    own = study_class(name)
-    lines = [f"# Settings of {own.name}; a key left out keeps the value shown."]
+    study_type = study_class(name)
+    lines = [f"# Settings of {study_type.name}; a key left out keeps the value shown."]
     meanings = _meanings(Settings)
     for key, field in Settings.model_fields.items():
         if key == "options":
             continue
-        value = own.name if key == "study" else _FIRST.get(key, _default(field))
+        value = study_type.name if key == "study" else _FIRST.get(key, _default(field))
         lines += _entry(key, value, field, meanings)
     lines.append("options:")
-    found = _meanings(own.Options)
-    options: type[BaseModel] = own.Options
+    option_meanings = _meanings(study_type.Options)
+    options: type[BaseModel] = study_type.Options
     for key, field in options.model_fields.items():
-        lines += [f"  {line}" for line in _entry(key, _default(field), field, found)]
+        lines += [f"  {line}" for line in _entry(key, _default(field), field, option_meanings)]
     if not options.model_fields:
         lines[-1] = "options: {}"
     return "\n".join(lines) + "\n"
@@ -45,16 +45,16 @@ def written(study: str = "") -> str:
 
 def _entry(key: str, value: Any, field: Any, meanings: dict[str, str]) -> list[str]:
     """Return a key with its value, under its meaning and that of every key below it."""
-    about = textwrap.wrap(f"{meanings[key]} ({_name(field.annotation)})", _WIDTH)
+    comments = textwrap.wrap(f"{meanings[key]} ({_name(field.annotation)})", _WIDTH)
     for model in models_in(field.annotation):
-        own = _meanings(model)
-        about.append(f"Keys of {model.__name__}:")
-        for one, inner in model.model_fields.items():
+        key_meanings = _meanings(model)
+        comments.append(f"Keys of {model.__name__}:")
+        for inner_key, inner in model.model_fields.items():
             needed = "needed" if inner.is_required() else f"default {_plain(_default(inner))}"
-            line = f"{one}: {own[one]} ({_name(inner.annotation)}, {needed})"
-            about += textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent="      ")
+            line = f"{inner_key}: {key_meanings[inner_key]} ({_name(inner.annotation)}, {needed})"
+            comments += textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent="      ")
     text: str = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False)
-    return [*(f"# {line}" for line in about), *text.rstrip().splitlines()]
+    return [*(f"# {line}" for line in comments), *text.rstrip().splitlines()]
 
 
 def _default(field: Any) -> Any:
@@ -67,8 +67,8 @@ def _data(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, dict):
-        return {str(key): _data(one) for key, one in value.items()}
-    return [_data(one) for one in value] if isinstance(value, (list, tuple, set, frozenset)) else value
+        return {str(key): _data(entry) for key, entry in value.items()}
+    return [_data(entry) for entry in value] if isinstance(value, (list, tuple, set, frozenset)) else value
 
 
 def _plain(value: Any) -> str:
@@ -82,9 +82,9 @@ def _name(kind: Any) -> str:
     if origin is typing.Annotated:
         return _name(inside[0])
     if origin is typing.Literal:
-        return " | ".join(repr(one) for one in inside)
+        return " | ".join(repr(literal) for literal in inside)
     if origin in (typing.Union, types.UnionType):
-        return " | ".join("null" if one is type(None) else _name(one) for one in inside)
+        return " | ".join("null" if member is type(None) else _name(member) for member in inside)
     if origin in (tuple, list):
         return f"list of {_name(inside[0])}" if inside else "list"
     if origin is dict:
@@ -93,15 +93,15 @@ def _name(kind: Any) -> str:
 
 
 def _meanings(model: type[BaseModel]) -> dict[str, str]:
-    """What the docstring of a model says of each key under Args or Attributes."""
-    found: dict[str, str] = {}
+    """Return the meaning of each key in a model's docstring, under Args or Attributes."""
+    meanings: dict[str, str] = {}
     key = ""
     for line in (model.__doc__ or "").splitlines():
         if match := re.fullmatch(r" {8}(\w+): (.*)", line):
             key = match[1]
-            found[key] = match[2]
+            meanings[key] = match[2]
         elif key and re.match(r" {12,}\S", line):
-            found[key] += " " + line.strip()
+            meanings[key] += " " + line.strip()
         else:
             key = ""
-    return found
+    return meanings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A small masked-language model, trained here: what the study of likelihood needs of an encoder.
+"""A small masked-language model, trained here: the encoder that the study of likelihood needs.
 
 python -m attnscope.demo.encoder [DIRECTORY] [--steps N] [--tokenizer FOLDER --texts FILE] trains it on the
 language reference that Python carries, in two minutes on one core, or on lines of a file.
@@ -25,14 +25,14 @@ from attnscope.demo.training import descend, has_recipe, save_model
 
 BOS, PAD, MASK, UNKNOWN = "<s>", "[PAD]", "[MASK]", "<unk>"
 PIECES = 512
-#: Share of the tokens that are predicted; of these, masked, and replaced by any token. The rest stands.
+#: Share of the tokens that are predicted; of these, masked, and replaced by any token. The rest is unchanged.
 PREDICTED, MASKED, REPLACED = 0.15, 0.8, 0.1
 _NOT_PREDICTED = -100
 
 
 @dataclass(frozen=True)
 class EncoderRecipe:
-    """Everything that decides what is learned; two trainings of one recipe on one machine are bit-equal."""
+    """All settings that determine the training; two trainings of one recipe on one machine are bit-equal."""
 
     steps: int = 1200
     layers: int = 4
@@ -47,7 +47,8 @@ class EncoderRecipe:
 
 
 def pieces_tokenizer() -> Any:
-    """A tokenizer of 512 pieces of words, made from the language reference: BOS in front, and a mask token.
+    """Return a tokenizer of 512 pieces of words, made from the language reference: BOS in front, and a mask
+    token.
 
     >>> tokenizer = pieces_tokenizer()
     >>> len(tokenizer), tokenizer.convert_ids_to_tokens(tokenizer("the object")["input_ids"])
@@ -83,7 +84,7 @@ def pieces_tokenizer() -> Any:
 
 
 def with_mask(tokenizer: Any) -> Any:
-    """The tokenizer with a mask token, and one for padding, as its last entries where it has none."""
+    """Return the tokenizer with a mask token, and one for padding, as its last entries where it has none."""
     if tokenizer.mask_token is None:
         tokenizer.add_special_tokens({"mask_token": MASK})
     if tokenizer.pad_token is None:
@@ -119,7 +120,7 @@ def masked_batch(
 
 
 def build_encoder(recipe: EncoderRecipe, tokenizer: Any) -> Any:
-    """An untrained `BertForMaskedLM` of the recipe's size, from its seed."""
+    """Return an untrained `BertForMaskedLM` of the recipe's size, from its seed."""
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
@@ -147,7 +148,7 @@ def train_encoder(
     texts: Sequence[str] | None = None,
     progress: bool = True,
 ) -> Path:
-    """Trains the recipe and writes a Hugging Face folder; one that is there already is kept.
+    """Train the recipe and write a Hugging Face folder; an existing one is kept.
 
     Args:
         tokenizer: of transformers, to which a mask token is added; None makes `pieces_tokenizer`.
@@ -160,19 +161,19 @@ def train_encoder(
     tokenizer = pieces_tokenizer() if tokenizer is None else with_mask(tokenizer)
     texts = documentation()[0].split("\n") if texts is None else list(texts)
     ids = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    corpus = torch.tensor([one for text in ids for one in text], dtype=torch.int64, device="cpu")
+    corpus = torch.tensor([token for text in ids for token in text], dtype=torch.int64, device="cpu")
     if len(corpus) <= recipe.tokens:
         raise ValueError(
             f"train_encoder: texts must hold more than {recipe.tokens} tokens, got {len(corpus)}"
         )
     digest = hashlib.sha256(corpus.numpy().tobytes() + str(len(tokenizer)).encode()).hexdigest()[:16]
-    wanted = asdict(recipe) | {"corpus": digest}
-    if has_recipe(folder, wanted, f"train_encoder: {folder} holds an encoder"):
+    stored_recipe = asdict(recipe) | {"corpus": digest}
+    if has_recipe(folder, stored_recipe, f"train_encoder: {folder} holds an encoder"):
         return folder
     model = _trained(build_encoder(recipe, tokenizer), corpus, recipe, tokenizer, progress)
     folder.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.model_max_length = recipe.longest
-    save_model(folder, model, tokenizer, recipe=wanted)
+    save_model(folder, model, tokenizer, recipe=stored_recipe)
     return folder
 
 
@@ -185,8 +186,8 @@ def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, 
         for step in range(recipe.steps):
             rate = min((step + 1) / warmup, (recipe.steps - step) / (recipe.steps - warmup + 1))
             optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
-            given, wanted = masked_batch(corpus, recipe, step, **ids)
-            loss = masked_loss(model, given, wanted)
+            masked_ids, targets = masked_batch(corpus, recipe, step, **ids)
+            loss = masked_loss(model, masked_ids, targets)
             descend(model, optimizer, loss)
             bar.update()
             if step % 50 == 0:
@@ -194,15 +195,15 @@ def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, 
     return model.eval()
 
 
-def masked_loss(model: Any, given: Tensor, wanted: Tensor) -> Tensor:
-    """Mean cross-entropy of the tokens that are to be predicted."""
+def masked_loss(model: Any, input_ids: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of the tokens that are to be predicted."""
     return functional.cross_entropy(
-        model(input_ids=given).logits.flatten(0, 1), wanted.flatten(), ignore_index=_NOT_PREDICTED
+        model(input_ids=input_ids).logits.flatten(0, 1), targets.flatten(), ignore_index=_NOT_PREDICTED
     )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m attnscope.demo.encoder")
     parser.add_argument("directory", nargs="?", default="runs/encoder")
     parser.add_argument("--steps", type=int, default=EncoderRecipe.steps)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""One small language model with several ways of telling positions apart, trained by the demo's recipe.
+"""One small language model with several position encodings, trained by the demo's recipe.
 
 python -m attnscope.demo.encodings [DIRECTORY] [--study absolute_position] [--steps N] [--seeds N] trains
-them, runs a study over all of them (by default the wavelet study, over five) and prints what it found.
+them, runs a study over all of them (by default the wavelet study, over five) and prints the results.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ class PositionsConfig(LlamaConfig):  # type: ignore[misc]
 
 
 class Unrotated(nn.Module):
-    """In place of RoPE: a rotation by nothing."""
+    """A replacement of RoPE: rotation by 0."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines of 1 and sines of 0.
+        """Return cosines of 1 and sines of 0.
 
         Args:
             x: any tensor of the model's dtype [b, n, width].
             position_ids: [b, n].
         """
-        ones = x.new_ones(*position_ids.shape, 1)
-        return ones, torch.zeros_like(ones)
+        cosines = x.new_ones(*position_ids.shape, 1)
+        return cosines, torch.zeros_like(cosines)
 
 
 class LearnedPositions(nn.Embedding):
@@ -136,7 +136,7 @@ class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
                 layer.self_attn.register_forward_pre_hook(self._biased, with_kwargs=True)
 
     def _biased(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Adds the bias of the distance, or a window's edge, to a layer's mask, which logits are added to."""
+        """Add the bias of the distance, or a window's edge, to a layer's mask, which logits are added to."""
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         n = hidden.shape[1]
         place = torch.arange(n, device=hidden.device)
@@ -165,13 +165,13 @@ AutoModelForCausalLM.register(PositionsConfig, PositionsForCausalLM, exist_ok=Tr
 
 @dataclass(frozen=True)
 class PositionsRecipe(Recipe):
-    """The demo's recipe, a third as long, with a way of telling positions apart."""
+    """The demo's recipe, a third as long, with a position encoding."""
 
     steps: int = 256
     encoding: str = "rope"
 
     def build(self) -> Any:
-        """The untrained model, from the recipe's seed."""
+        """Return the untrained model, from the recipe's seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             config = PositionsConfig(**config_values(self), position_encoding=self.encoding)
@@ -190,9 +190,9 @@ def compare_encodings(
     progress: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Trains the models and runs a study over their last checkpoints.
+    """Train the models and run a study over their last checkpoints.
 
-    What is done already is kept, as in `run_demo`. Both studies read held-out text alone: copying sequences
+    Finished work is kept, as in `run_demo`. Both studies read only held-out text: copying sequences
     change their statistics in the middle.
 
     Args:
@@ -221,23 +221,23 @@ def compare_encodings(
     count = samples or (128 if windows else 24)
     texts = root / "text.jsonl"
     write_texts(texts, text_windows(count, _SAMPLES_SEED))
-    given: dict[str, Any] = {"texts": {"path": str(texts)}, "options": {"nulls": ["row_permutation"]}}
+    settings: dict[str, Any] = {"texts": {"path": str(texts)}, "options": {"nulls": ["row_permutation"]}}
     if windows:
-        given = {
+        settings = {
             "texts": {"path": str(texts), "per": "window", "samples": count},
             "max_tokens": 64,
             "options": {"arms": ["no_bos"], "nulls": []},
         }
-    given["options"] |= dict(options or {})
-    made = Study(study=study, name="study", output=str(root), models=models, **given)
-    results = Engine(made, progress=progress).run(resume=True)
+    settings["options"] |= dict(options or {})
+    run_settings = Study(study=study, name="study", output=str(root), models=models, **settings)
+    results = Engine(run_settings, progress=progress).run(resume=True)
     results.figures()
     results.report()
     return results
 
 
 def residual_summary(results: Results) -> list[str]:
-    """A line per encoding: mean residual of early queries by layer, text windows and shuffled ones."""
+    """Return a line per encoding: mean residual of early queries by layer, text windows and shuffled ones."""
     means = results.table("layer_means")
     means = means[(means["queries"] == "early") & (means["arm"] == "base")]
     lines = [f"{'':8}  residual by layer (nats²): windows; shuffled tokens; p of layer 0, shuffled"]
@@ -245,9 +245,11 @@ def residual_summary(results: Results) -> list[str]:
     first = position[(position["layer"] == 0) & (position["input"] == "shuffled")]
     first = first[(first["queries"] == "early") & (first["arm"] == "base")]
     for encoding in dict.fromkeys(means["model"]):
-        own = means[means["model"] == encoding].sort_values("layer")
+        means_of_encoding = means[means["model"] == encoding].sort_values("layer")
         parts = [
-            "  ".join(f"{value:8.4f}" for value in own[own["input"] == kind]["residual"])
+            "  ".join(
+                f"{value:8.4f}" for value in means_of_encoding[means_of_encoding["input"] == kind]["residual"]
+            )
             for kind in ("windows", "shuffled")
         ]
         least = first[first["model"] == encoding]["p_value"].min()
@@ -256,20 +258,20 @@ def residual_summary(results: Results) -> list[str]:
 
 
 def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
-    """A table of the main numbers, one line per encoding."""
+    """Return a table of the main numbers, one line per encoding."""
     phases = results.table("phases")
-    wanted = (
+    columns = (
         "low_band", "high_band", "spectral_selectivity", "spectral_entropy", "wavelet_entropy",
         "position_entropy", "local_share", "rho", "scale_sensitivity_energy_0.5",
     )  # fmt: skip
-    lines = [f"{'':8} {'loss':>14}  " + "  ".join(f"{name[-17:]:>17}" for name in wanted)]
+    lines = [f"{'':8} {'loss':>14}  " + "  ".join(f"{name[-17:]:>17}" for name in columns)]
     for encoding in WAVELET_ENCODINGS:
-        own = phases[phases["model"] == encoding].set_index("metric")["mean"]
+        phases_of_encoding = phases[phases["model"] == encoding].set_index("metric")["mean"]
         record = json.loads(
             (Path(directory) / encoding / "training.jsonl").read_text("utf-8").splitlines()[-1]
         )
         losses = f"{record['loss_text']:.2f} / {record['loss_copying']:.2f}"
-        cells = "  ".join(f"{float(own.get(name, math.nan)):>17.3f}" for name in wanted)
+        cells = "  ".join(f"{float(phases_of_encoding.get(name, math.nan)):>17.3f}" for name in columns)
         lines.append(f"{encoding:8} {losses:>14}  {cells}")
     return lines
 
@@ -283,10 +285,14 @@ if __name__ == "__main__":
     parser.add_argument("--study", choices=("wavelet_heads", "absolute_position"), default="wavelet_heads")
     parser.add_argument("--steps", type=int, default=256)
     parser.add_argument("--seeds", type=int, default=1)
-    given = parser.parse_args()
-    found = encodings.compare_encodings(
-        given.directory, study=given.study, steps=given.steps, seeds=given.seeds
+    arguments = parser.parse_args()
+    study_results = encodings.compare_encodings(
+        arguments.directory, study=arguments.study, steps=arguments.steps, seeds=arguments.seeds
     )
-    wavelet = given.study == "wavelet_heads"
-    for line in encodings.summary(found, given.directory) if wavelet else encodings.residual_summary(found):
+    wavelet = arguments.study == "wavelet_heads"
+    for line in (
+        encodings.summary(study_results, arguments.directory)
+        if wavelet
+        else encodings.residual_summary(study_results)
+    ):
         print(line)

@@ -107,15 +107,15 @@ class Arm:
         self._generator = torch.Generator().manual_seed(seed)
 
     def loss(self, step: int) -> Tensor:
-        """Of one step's batch."""
+        """Return the loss of one step's batch."""
         if self.name in ("sft", "dpo"):
             preferred, rejected = answers(BATCH, self.seed + 1, step)
             if self.name == "sft":
                 return -answer_likelihood(self.model, preferred).mean() / HALF
             with torch.no_grad():
                 reference = [answer_likelihood(self._reference, ids) for ids in (preferred, rejected)]
-            own = [answer_likelihood(self.model, ids) for ids in (preferred, rejected)]
-            margin = (own[0] - reference[0]) - (own[1] - reference[1])
+            likelihoods = [answer_likelihood(self.model, ids) for ids in (preferred, rejected)]
+            margin = (likelihoods[0] - reference[0]) - (likelihoods[1] - reference[1])
             return -functional.logsigmoid(BETA * margin).mean()
         ids = training_batch(BATCH, self.seed + 1, step)
         logits = self.model(input_ids=ids).logits[:, :-1].flatten(0, 1)
@@ -129,7 +129,7 @@ class Arm:
         return functional.cross_entropy(logits, targets)
 
     def train(self, steps: int, keep: Sequence[int] = ()) -> Any:
-        """The tuned model."""
+        """Return the tuned model."""
         self.model.train()
         if self.name in WHITENED:
             self._descend(steps)
@@ -170,19 +170,19 @@ class Arm:
 
 
 def _roots(model: Any, seed: int, sides: Sequence[str]) -> dict[str, dict[str, Tensor]]:
-    """By tensor, the inverse roots of the start's moments of each matrix on some sides."""
+    """Return, by tensor, the inverse roots of the start's moments of each matrix on some sides."""
     from attnscope.capture.weights.second_moments import second_moments
     from attnscope.models.architecture import weight_map
 
-    found = weight_map(model)
+    entries = weight_map(model)
     texts = [ids for step in range(2) for ids in training_batch(BATCH, seed + 100, step)]
     with evaluating(model):
-        moments = second_moments(model, texts, map=found, gradients="out" in sides, skip_first=False)
+        moments = second_moments(model, texts, map=entries, gradients="out" in sides, skip_first=False)
     return {
         entry.tensor: {
             side: inverse_root(moments, entry.layer, entry.role, side).to(torch.float32) for side in sides
         }
-        for entry in found
+        for entry in entries
         if entry.layer >= 0
     }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The main job: train, measure every checkpoint on both kinds of input, draw, report, say what emerged."""
+"""The main job: train, measure every checkpoint on both kinds of input, draw, report, print the emergence."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def run_demo(
     say: Callable[[str], Any] = print,
     steps_before: int = 0,
 ) -> Results:
-    """Trains a small language model and runs the sink study over all its checkpoints.
+    """Train a small language model and run the sink study over all its checkpoints.
 
-    What is done already is kept: a finished training is not repeated, a stopped one goes on at its last
+    Finished work is kept: a finished training is not repeated, a stopped one goes on at its last
     checkpoint, and the study at its first missing unit.
 
     Args:
@@ -44,7 +44,7 @@ def run_demo(
     recipe = recipe or Recipe()
     root = Path(directory).resolve()
     train_step, study_step, report_step = (
-        f"[{steps_before + one}/{steps_before + 3}]" for one in range(1, 4)
+        f"[{steps_before + number}/{steps_before + 3}]" for number in range(1, 4)
     )
     say(f"{train_step} training a small model, {recipe.steps} steps")
     checkpoints = train(root, recipe, progress=progress, label=f"{train_step} training")
@@ -68,7 +68,7 @@ def run_demo(
 
 
 def _draw(results: Results, label: str, progress: bool) -> Path:
-    """Every figure once, as files and in the report."""
+    """Draw every figure once, as files and in the report."""
     from attnscope.plots import LeftOut, draw_all, figures_of
 
     left_out: list[LeftOut] = []
@@ -80,7 +80,7 @@ def _draw(results: Results, label: str, progress: bool) -> Path:
 
 
 def emergence_lines(results: Results) -> list[str]:
-    """What was measured, in words and a small table: attention to BOS by step, and by head at the end."""
+    """Return the results in words and a small table: attention to BOS by step, and by head at the end."""
     from attnscope.plots.selection import measured_heads
 
     heads = measured_heads(results)
@@ -109,7 +109,7 @@ def emergence_lines(results: Results) -> list[str]:
 
 
 def _verdict(per_head: Any, last: int, uniform: float) -> list[str]:
-    """One sentence per kind of input; 0.3 is the usual bound of what is called a sink."""
+    """Return one sentence per kind of input; 0.3 is the usual bound of a sink."""
     lines = []
     for group in GROUPS:
         final = per_head.loc[group, last]
@@ -127,7 +127,7 @@ def _verdict(per_head: Any, last: int, uniform: float) -> list[str]:
 
 
 def _write_inputs(root: Path, samples: int) -> list[dict[str, str]]:
-    """The sequences as files that the study reads like anyone's, as its settings name them."""
+    """Return the sequences as files that the study reads like anyone's, as its settings name them."""
     folder = root / "inputs"
     folder.mkdir(exist_ok=True)
     for group, texts in inputs_by_group(samples, _SAMPLES_SEED).items():
@@ -136,7 +136,7 @@ def _write_inputs(root: Path, samples: int) -> list[dict[str, str]]:
 
 
 def _store_examples(results: Results) -> None:
-    """Keeps a few whole maps of the last checkpoint, with their bars, for the figures that need one.
+    """Keep a few whole maps of the last checkpoint, with their bars, for the figures that need one.
 
     They are: the head that rests most on the first key when copying, on one sequence of each kind, and the
     head that does so least.
@@ -155,10 +155,10 @@ def _store_examples(results: Results) -> None:
     mean = heads[heads["group"] == "copying"].groupby(["layer", "head"])["sink_share"].mean()
     strongest, weakest = mean.idxmax(), mean.idxmin()
     first = heads.groupby("group")["sample"].min()
-    wanted = [(first["copying"], strongest), (first["text"], strongest), (first["copying"], weakest)]
+    examples = [(first["copying"], strongest), (first["text"], strongest), (first["copying"], weakest)]
 
     rows, bars = [], []
-    for sample, (layer, head) in wanted:
+    for sample, (layer, head) in examples:
         maps = captured_sentence(results, sample)
         row = maps[(maps["layer"] == layer) & (maps["head"] == head)].iloc[0]
         keys = {**row[[*CHECKPOINT_KEYS, "sample", "layer", "head"]], "protocol": "exact"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the demo model reads, byte by byte: Python's own documentation, and random strings written twice."""
+"""The demo model's texts, byte by byte: Python's own documentation, and random strings written twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _SYMBOLS = [chr(code) for code in range(0x21, 0x7F)]
 
 @lru_cache(maxsize=1)
 def documentation() -> tuple[str, str]:
-    """The language reference that `pydoc` carries, cut into a training part and the last tenth, held out."""
+    """Return the language reference that `pydoc` carries, cut into a training part and the last tenth,
+    held out.
+    """
     from pydoc_data.topics import topics
 
     text = "\n".join(topics[name] for name in sorted(topics))
@@ -40,7 +42,7 @@ def documentation() -> tuple[str, str]:
 def text_windows(count: int, seed: int) -> list[str]:
     """Windows of the held-out documentation, one byte per character, at seeded random places.
 
-    Passed over are windows that stand in the training part too (topics quote each other) and those that begin
+    Left out are windows that are in the training part too (topics quote each other) and those that begin
     or end with white space, which readers of sentence files strip.
     """
     learned, held_out = documentation()
@@ -71,7 +73,7 @@ def inputs_by_group(count: int, seed: int) -> dict[str, list[str]]:
 
 
 def write_texts(path: Path, texts: Sequence[str]) -> None:
-    """Writes texts as a file that a study reads like anyone's; one that holds them is left as it is."""
+    """Write texts as a file that a study reads like anyone's; one that holds them is left as it is."""
     content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
     if not path.exists() or path.read_text(encoding="utf-8") != content:
         path.write_text(content, encoding="utf-8")
@@ -79,14 +81,14 @@ def write_texts(path: Path, texts: Sequence[str]) -> None:
 
 @lru_cache(maxsize=1)
 def training_bytes() -> torch.Tensor:
-    """The training part of the documentation, a number for each byte."""
+    """Return the training part of the documentation, a number for each byte."""
     return torch.frombuffer(bytearray(documentation()[0].encode()), dtype=torch.uint8).long()
 
 
 def training_batch(batch: int, seed: int, step: int) -> torch.Tensor:
-    """The token ids of one training step: half windows of text, half copying sequences, BOS first.
+    """Return the token ids of one training step: half windows of text, half copying sequences, BOS first.
 
-    The batch depends on `seed` and `step` alone, so a resumed training sees what an uninterrupted one sees.
+    The batch depends only on `seed` and `step`, so a resumed training sees what an uninterrupted one sees.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     corpus = training_bytes()
@@ -99,7 +101,7 @@ def training_batch(batch: int, seed: int, step: int) -> torch.Tensor:
 
 
 def byte_tokenizer(max_length: int = 128) -> Any:
-    """A fast Hugging Face tokenizer over bytes, which puts BOS before every text.
+    """Return a fast Hugging Face tokenizer over bytes, which puts BOS before every text.
 
     A byte-pair encoding with no merges: each byte is its own token, so no text is out of vocabulary and
     positions in the attention map are positions in the text.

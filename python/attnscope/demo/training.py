@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Trains the demo's language model and keeps Pythia-style early checkpoints; finds the one that is there.
+"""The training of the demo's language model, with Pythia-style early checkpoints.
 
 Nothing can be downloaded on many machines, so the demo makes its model: three layers suffice to see sinks
 form within minutes. Steps are dense at first, where sinks emerge, and a finished training is found again by
@@ -40,7 +40,7 @@ _LOSSES_SEED = 10_000
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides what is learned; two trainings of one recipe on one machine are bit-equal."""
+    """All settings that determine the training; two trainings of one recipe on one machine are bit-equal."""
 
     steps: int = 256
     layers: int = 3
@@ -52,7 +52,7 @@ class Recipe:
     seed: int = 0
 
     def build(self) -> Any:
-        """The untrained model."""
+        """Return the untrained model."""
         return build_model(self)
 
 
@@ -61,7 +61,7 @@ SHORT = Recipe(steps=128)
 
 
 def checkpoint_steps(last: int) -> list[int]:
-    """The steps that are kept: 0, 1, 2, 4, ..., 512, then every 128th, and the last.
+    """Return the steps that are kept: 0, 1, 2, 4, ..., 512, then every 128th, and the last.
 
     >>> checkpoint_steps(700)
     [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 640, 700]
@@ -71,7 +71,7 @@ def checkpoint_steps(last: int) -> list[int]:
 
 
 def build_model(recipe: Recipe) -> Any:
-    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed."""
+    """Return an untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**config_values(recipe))
@@ -81,7 +81,7 @@ def build_model(recipe: Recipe) -> Any:
 
 
 def config_values(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says of a Llama configuration."""
+    """Return the recipe's values of a Llama configuration."""
     if recipe.width % (2 * recipe.heads):
         raise ValueError(
             f"build_model: width must be a multiple of twice the heads, got {recipe.width} and {recipe.heads}"
@@ -123,10 +123,10 @@ def train(
     progress: bool = True,
     label: str = "training",
 ) -> Path:
-    """Trains the recipe and writes `checkpoints/step{N}`; goes on where an earlier call was stopped.
+    """Train the recipe and write `checkpoints/step{N}`; continue where an earlier call was stopped.
 
     Each checkpoint is a Hugging Face folder (safetensors, `tokenizer.json`) written under a temporary name
-    and renamed. Beside them stand `recipe.json` and `training.jsonl`, a line of losses per checkpoint.
+    and renamed. `recipe.json` and `training.jsonl` are next to them, a line of losses per checkpoint.
 
     Args:
         recipe: what to train; the default shows a sink emerging in a minute or two.
@@ -137,9 +137,9 @@ def train(
         raise ValueError(f"train: steps must be at least 1, got {recipe.steps}")
     root = Path(directory)
     checkpoints = root / "checkpoints"
-    kept = checkpoint_steps(recipe.steps)
+    stored_steps = checkpoint_steps(recipe.steps)
     _claim(root, recipe)
-    if all((checkpoints / f"step{step}").is_dir() for step in kept):
+    if all((checkpoints / f"step{step}").is_dir() for step in stored_steps):
         (root / _OPTIMIZER).unlink(missing_ok=True)
         return checkpoints
 
@@ -158,7 +158,7 @@ def train(
             loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
             descend(model, optimizer, loss)
             bar.update()
-            if step + 1 in kept:
+            if step + 1 in stored_steps:
                 losses = _save(root, model, optimizer, step + 1)
                 bar.set_postfix_str(", ".join(f"loss {group} {value:.2f}" for group, value in losses.items()))
     (root / _OPTIMIZER).unlink()
@@ -166,7 +166,7 @@ def train(
 
 
 def descend(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
-    """One step, its gradient no longer than 1."""
+    """Take one optimiser step, its gradient no longer than 1."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -174,7 +174,7 @@ def descend(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) ->
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any, **files: Any) -> None:
-    """Writes a Hugging Face folder, with JSON files of these names in it, whole or not at all."""
+    """Write a Hugging Face folder, with JSON files of these names in it, whole or not at all."""
     with atomic_folder(folder) as temporary, without_progress_bars():
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
@@ -184,28 +184,36 @@ def save_model(folder: Path, model: Any, tokenizer: Any, **files: Any) -> None:
 
 
 def _claim(root: Path, recipe: Recipe) -> None:
-    """Writes the recipe, or checks that the one already there is the same."""
+    """Write the recipe, or check that the stored one is the same."""
     text = "".join(documentation())
-    wanted = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
-    if not has_recipe(root, wanted, f"train: {root} holds the checkpoints"):
+    recipe_values = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    if not has_recipe(root, recipe_values, f"train: {root} holds the checkpoints"):
         root.mkdir(parents=True, exist_ok=True)
-        (root / "recipe.json").write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+        (root / "recipe.json").write_text(json.dumps(recipe_values, indent=2) + "\n", encoding="utf-8")
 
 
-def has_recipe(folder: Path, wanted: dict[str, Any], holds: str) -> bool:
-    """Whether a folder has the recipe, False where it has none; ValueError where it `holds` another's."""
+def has_recipe(folder: Path, recipe_values: dict[str, Any], holds: str) -> bool:
+    """Return True if a folder has the recipe, False where it has none; ValueError where it `holds`
+    another's.
+    """
     path = folder / "recipe.json"
     if not path.exists():
         return False
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if different := sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key)):
-        shown = ", ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} wanted" for key in different)
+    stored_values = json.loads(path.read_text(encoding="utf-8"))
+    if different := sorted(
+        key for key in {*stored_values, *recipe_values} if stored_values.get(key) != recipe_values.get(key)
+    ):
+        shown = ", ".join(
+            f"{key}: {stored_values.get(key)} there, {recipe_values.get(key)} wanted" for key in different
+        )
         raise ValueError(f"{holds} of another recipe ({shown}); take another directory or delete that one")
     return True
 
 
 def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | None]:
-    """The model, the steps it has taken and its optimizer's state; untrained when nothing can be resumed."""
+    """Return the model, the steps it has taken and its optimizer's state; untrained when nothing can be
+    resumed.
+    """
     path = root / _OPTIMIZER
     if path.exists():
         saved = torch.load(path, weights_only=True)
@@ -220,7 +228,7 @@ def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Gives torch one thread: several would spend their time waiting for each other on so small a model."""
+    """Return torch one thread: several would spend their time waiting for each other on so small a model."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -230,7 +238,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -> dict[str, float]:
-    """Writes checkpoint `step` whole or not at all, then the optimizer's state that continues from it."""
+    """Write checkpoint `step` whole or not at all, then the optimizer's state that continues from it."""
     losses = evaluate_loss(model)
     lines = root / "training.jsonl"
     earlier = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
@@ -249,7 +257,7 @@ def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -
 def demo_checkpoints(
     runs: str | os.PathLike[str] = "runs", *, recipe: Recipe = SHORT, progress: bool = True
 ) -> Path:
-    """The folder of checkpoints of a demo model that is trained when there is none yet.
+    """Return the folder of checkpoints of a demo model that is trained when there is none yet.
 
     Looked for is the finished `demo` run in the working directory and above it. Without one the recipe is
     trained once into `attnscope/` in the user's cache (`XDG_CACHE_HOME`, else `~/.cache`) and found there
@@ -271,13 +279,15 @@ def demo_checkpoints(
 
 
 def last_checkpoint(checkpoints: Path) -> Path:
-    """The folder of the last step."""
+    """Return the folder of the last step."""
     return max(checkpoints.glob("step*"), key=lambda folder: step_of(folder.name))
 
 
 @contextmanager
 def cached_folder(name: str, *identity: Any) -> Iterator[Path]:
-    """A folder of the user's cache for what has this identity; one process at a time is inside the block."""
+    """Return a folder of the user's cache for what has this identity; one process at a time is inside the
+    block.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnscope"
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / f"{name}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]}"
@@ -286,7 +296,7 @@ def cached_folder(name: str, *identity: Any) -> Iterator[Path]:
 
 
 def _finished(run: Path) -> bool:
-    """Whether a demo run has all the checkpoints of its recipe."""
+    """Return True if a demo run has all the checkpoints of its recipe."""
     recipe = run / "recipe.json"
     if not recipe.is_file():
         return False

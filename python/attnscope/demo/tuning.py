@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tunes the demo's model in many ways from one start, and runs the study of weight changes over all of them.
+"""Tuning of the demo's model in many ways from one start, and the study of weight changes over all results.
 
     python -m attnscope.demo.tuning [DIRECTORY] [--seeds N] [--steps N] [--arms NAME,NAME]
                                    [--processes N]
@@ -65,7 +65,7 @@ def tune(
     progress: bool = True,
     processes: int | None = None,
 ) -> Results:
-    """Trains the arms that are not there yet and runs the study over them.
+    """Train the missing arms and run the study over all of them.
 
     Args:
         directory: gets a folder for each arm and seed, with `arm.json` in it, and the run `study`.
@@ -106,7 +106,7 @@ def tune(
 
 
 def _pool(processes: int) -> ProcessPoolExecutor:
-    """Processes of one thread each: a second thread gains nothing on matrices of this size."""
+    """Return processes of one thread each: a second thread gains nothing on matrices of this size."""
     return ProcessPoolExecutor(
         processes, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
     )
@@ -115,14 +115,14 @@ def _pool(processes: int) -> ProcessPoolExecutor:
 def _train_all(
     root: Path, base: Path, arms: Sequence[str], seeds: int, steps: int, progress: bool, processes: int
 ) -> dict[str, str]:
-    """Trains every seed's arms that are not there yet; label -> arm of all of them."""
+    """Train every seed's missing arms; return label -> arm of all of them."""
     by_adam = [arm for arm in arms if arm not in WHITENED]
     matched = [f"{arm}{MATCHED}" for arm in by_adam if len(by_adam) > 1]
-    known = _known(root)
+    trained_arms = _trained_arms(root)
     jobs: list[tuple[list[str], int]] = []
     for seed in range(seeds):
-        missing = [arm for arm in arms if f"{arm}-{seed}" not in known]
-        if any(f"{name}-{seed}" not in known for name in matched):
+        missing = [arm for arm in arms if f"{arm}-{seed}" not in trained_arms]
+        if any(f"{name}-{seed}" not in trained_arms for name in matched):
             missing = [arm for arm in arms if arm in missing or arm in by_adam]
         # arms that are stopped at one size are trained together; each other one is a job of its own
         jobs.append(([arm for arm in missing if arm in by_adam], seed))
@@ -140,49 +140,49 @@ def _train_all(
 
 
 def _train(root: Path, base: Path, arms: Sequence[str], seed: int, steps: int, progress: bool) -> None:
-    """Trains some arms of one seed, and those by AdamW once more to the size of the smallest change."""
+    """Train some arms of one seed, and those by AdamW once more to the size of the smallest change."""
     # a change grows with the steps, so the arm that moved least is met late on the way of the others
     keep = range(max(1, steps // 4), steps + 1, 1 if steps < 16 else 2)
-    kept: dict[str, Arm] = {}
+    arms_by_adam: dict[str, Arm] = {}
     for arm in arms:
         trained = Arm(arm, base, seed)
         trained.train(steps, () if arm in WHITENED else keep)
         _store(root, f"{arm}-{seed}", trained, steps, progress)
         if trained.kept:
-            kept[arm] = trained
-    if len(kept) < 2:
+            arms_by_adam[arm] = trained
+    if len(arms_by_adam) < 2:
         return
-    smallest = min(trained.kept[max(trained.kept)][0] for trained in kept.values())
-    for arm, trained in kept.items():
-        step = min(trained.kept, key=lambda one: abs(trained.kept[one][0] - smallest))
+    smallest = min(trained.kept[max(trained.kept)][0] for trained in arms_by_adam.values())
+    for arm, trained in arms_by_adam.items():
+        step = min(trained.kept, key=lambda step_number: abs(trained.kept[step_number][0] - smallest))
         trained.model.load_state_dict(trained.kept[step][1])
         _store(root, f"{arm}{MATCHED}-{seed}", trained, step, progress)
 
 
 def _store(root: Path, label: str, arm: Arm, steps: int, progress: bool) -> None:
-    """Writes a model folder with `arm.json` in it."""
-    own = {
+    """Write a model folder with `arm.json` in it."""
+    facts = {
         "loss": evaluate_loss(arm.model)["text"],
         "objective": arm.last_loss,
         "size": arm.size(),
         "steps": steps,
     }
     remove(root / label)
-    save_model(root / label, arm.model, byte_tokenizer(), arm=own)
+    save_model(root / label, arm.model, byte_tokenizer(), arm=facts)
     if progress:
         print(
-            f"{label}: {steps} steps, loss on held-out text {own['loss']:.3f}, ‖ΔW‖ {own['size']:.2f}",
+            f"{label}: {steps} steps, loss on held-out text {facts['loss']:.3f}, ‖ΔW‖ {facts['size']:.2f}",
             flush=True,
         )
 
 
-def _known(root: Path) -> dict[str, dict[str, float]]:
-    """Loss, size and steps of every arm that is there."""
+def _trained_arms(root: Path) -> dict[str, dict[str, float]]:
+    """Return loss, size and steps of every trained arm."""
     return {file.parent.name: json.loads(file.read_text("utf-8")) for file in root.glob("*/arm.json")}
 
 
 def _measured(study: Settings, processes: int, progress: bool) -> Results:
-    """The study, its units shared out among processes."""
+    """Return the study, its units shared out among processes."""
     from attnscope.engine.engine import Engine
     from attnscope.engine.executors.shards import gather
 
@@ -196,9 +196,9 @@ def _measured(study: Settings, processes: int, progress: bool) -> Results:
                 pool.submit(_share, study.to_dict(), f"{at + 1}/{processes}") for at in range(processes)
             ]
             done = [shard.result() for shard in shards]
-            # a stage waits for what the stage before it wrote, in whichever share
-            before, stored = stored, sum(one.stored for one in done)
-            if stored == before or not any(one.left for one in done):
+            # a stage waits for the tables of the stage before it, in any share
+            before, stored = stored, sum(shard_result.stored for shard_result in done)
+            if stored == before or not any(shard_result.left for shard_result in done):
                 break
     return gather([done[0].run], progress=progress)
 
@@ -211,26 +211,28 @@ def _share(settings: dict[str, Any], shard: str) -> ShardDone:
 
 
 def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
-    """What the run says: every arm's fractions and losses, then the claims as computed."""
-    return [*_arm_lines(results, _known(Path(directory))), "", *_claim_lines(results.table("claims"))]
+    """Return the lines that the run prints: every arm's fractions and losses, then the claims."""
+    return [*_arm_lines(results, _trained_arms(Path(directory))), "", *_claim_lines(results.table("claims"))]
 
 
-def _arm_lines(results: Results, known: dict[str, dict[str, float]]) -> Iterator[str]:
-    """Fractions over isotropic, 2^mean log2 over layers, seeds in order."""
+def _arm_lines(results: Results, trained_arms: dict[str, dict[str, float]]) -> Iterator[str]:
+    """Yield fractions over isotropic, 2^mean log2 over layers, seeds in order."""
     table = results.table("fractions")
     table = table[table["tested"].astype(bool) & (table["layer"] >= 0) & (table["relative"] > 0)]
     arms: dict[str, str] = dict(results.study["options"]["arms"])
     titles = [f"{role} {'in' if side == 'in' else 'prediction'}" for role, side, _ in _COLUMNS]
     yield "  ".join([f"{'arm':24}", *(f"{title:>16}" for title in titles), "loss, ‖ΔW‖"])
     for arm in dict.fromkeys(arms.values()):
-        models = [model for model, own in arms.items() if own == arm]
+        models = [model for model, arm_of_model in arms.items() if arm_of_model == arm]
         cells = []
         for role, side, subspace in _COLUMNS:
             rows = table[(table["role"] == role) & (table["side"] == side) & (table["subspace"] == subspace)]
             means = [_mean_log2(rows[rows["model"] == model]["relative"]) for model in models]
             cells.append(" ".join(f"{value:.1f}" for value in means))
         losses = [
-            f"{known[model]['loss']:.3f} {known[model]['size']:.1f}" for model in models if model in known
+            f"{trained_arms[model]['loss']:.3f} {trained_arms[model]['size']:.1f}"
+            for model in models
+            if model in trained_arms
         ]
         yield "  ".join([f"{arm:24}", *(f"{cell:>16}" for cell in cells), "; ".join(losses)])
 
@@ -251,8 +253,8 @@ def _claim_lines(claims: pd.DataFrame) -> Iterator[str]:
             if row["claim"] in STAND_IN:
                 yield f"       a smaller stand-in: {STAND_IN[row['claim']]}"
     yield "each pair:"
-    own = claims[~of_arms & claims["claim"].isin(["C1", "C1b", "C2"])]
-    for model, rows in own.groupby("model", sort=False):
+    claims_of_pairs = claims[~of_arms & claims["claim"].isin(["C1", "C1b", "C2"])]
+    for model, rows in claims_of_pairs.groupby("model", sort=False):
         values = ", ".join(
             f"{row['claim']} {row['value']:.2f} {row['verdict']}" for _, row in rows.iterrows()
         )
@@ -260,7 +262,7 @@ def _claim_lines(claims: pd.DataFrame) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """The command line."""
+    """Run the command line."""
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m attnscope.demo.tuning")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What measured numbers allow one to say: intervals, tests, corrections, reference frames, emergence.
+"""Statistics of measured numbers: intervals, tests, corrections, reference frames, emergence.
 
 The unit of replication is the sample (one text): heads and layers of a sample are averaged before anything
 is tested. Every draw is seeded. SciPy does the statistics; this package decides what is drawn,

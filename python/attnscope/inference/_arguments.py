@@ -21,8 +21,8 @@ def array(function: str, name: str, values: Any, dtype: Any = np.float64) -> npt
             return np.asarray(values.to_numpy(dtype=dtype, na_value=np.nan))
         return np.asarray(values, dtype=dtype)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        what = "numbers" if dtype else "an array"
-        raise TypeError(f"{function}: {name} must be {what}: {error}") from None
+        expectation = "numbers" if dtype else "an array"
+        raise TypeError(f"{function}: {name} must be {expectation}: {error}") from None
 
 
 def vector(function: str, name: str, values: Any) -> Vector:
@@ -36,15 +36,17 @@ def label_numbers(
     function: str, name: str, values: Any, items: int | None = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Return the different labels, ascending, and which of them each item has."""
-    found = array(function, name, values, None)
-    if found.ndim != 1 or items not in (None, len(found)):
+    items_array = array(function, name, values, None)
+    if items_array.ndim != 1 or items not in (None, len(items_array)):
         size = "" if items is None else f", [{items}]"
-        raise ValueError(f"{function}: {name} must hold one label per item{size}, got shape {found.shape}")
+        raise ValueError(
+            f"{function}: {name} must hold one label per item{size}, got shape {items_array.shape}"
+        )
     try:
-        unique, own = np.unique(found, return_inverse=True)
+        unique, item_labels = np.unique(items_array, return_inverse=True)
     except TypeError as error:
         raise TypeError(f"{function}: {name} must be labels of one kind: {error}") from None
-    return unique, own.astype(np.int64)
+    return unique, item_labels.astype(np.int64)
 
 
 def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
@@ -53,8 +55,8 @@ def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
         raise ValueError(
             f"{function}: both arguments must hold the same sentences, got {len(x)} and {len(y)}"
         )
-    both = ~(np.isnan(x) | np.isnan(y))
-    return x[both], y[both]
+    defined = ~(np.isnan(x) | np.isnan(y))
+    return x[defined], y[defined]
 
 
 def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[float, int, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Differences of means with the sample as unit: t-tests, and what many of them at once are worth.
+"""Differences of means with the sample as unit: t-tests, and corrections for many of them at once.
 
 Heads of one text and layers of one model are not independent; texts are. So each test has one number a text,
 and what is printed together is corrected together: Holm against any false discovery, Benjamini and Hochberg
@@ -42,7 +42,7 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         confidence: of the interval of the difference.
 
     Returns:
-        Comparison; p_value is NaN where there is no test: for fewer than two pairs, and where all differences
+        Comparison; p_value is NaN where no test exists: for fewer than two pairs, and where all differences
         are 0. It is 0 where all are equal and not 0. What sums in another order differ by, less than 2⁻⁴⁰ of
         the numbers themselves, is 0.
 
@@ -81,7 +81,7 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         confidence: of the interval of the difference.
 
     Returns:
-        Comparison, n the samples of both; p_value is NaN where there is no test: where either holds fewer
+        Comparison, n the samples of both; p_value is NaN where no test exists: where either holds fewer
         than two, or all values are equal.
 
     Raises:
@@ -186,6 +186,6 @@ def by_student(mean: float, error: float, freedom: float, n: int, confidence: fl
 
 
 def _without_spread(mean: float, freedom: int, n: int) -> Comparison:
-    """What the test tends to as the spread goes to 0."""
+    """Return the limit of the test as the spread goes to 0."""
     statistic = math.copysign(math.inf, mean) if mean else math.nan
     return Comparison(mean, mean, mean, statistic, float(freedom), 0.0 if mean else math.nan, n)

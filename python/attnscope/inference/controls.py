@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""A measured model against random-weight controls: how much one initialisation differs from another.
+"""A measured model against random-weight controls: the difference between initialisations.
 
-An interval over texts of one control shrinks with the number of texts and says nothing of other
+An interval over texts of one control shrinks with the number of texts and does not include other
 initialisations. So the initialisation is the unit: with several controls, each on its own texts, the variance
 of their means holds both that between initialisations and what their texts leave. The measured model is one
-draw of weights too: more controls tell their mean better, and not how far a single model lies from it.
+draw of weights too: more controls give their mean more exactly, not the distance of a single model from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attnscope._checks import fraction_argument
 from attnscope.inference._arguments import vector
 from attnscope.inference.comparisons import by_student
 
-#: Fewer controls say too little of initialisations.
+#: Fewer controls give too little information about initialisations.
 FEWEST = 8
 
 
@@ -65,8 +65,8 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     Example:
         >>> from attnscope import inference
         >>> controls = [[0.1 * k, 0.1 * k + 0.2] for k in range(8)]
-        >>> found = inference.control_test([1.0, 1.2, 1.1], controls)
-        >>> round(found.difference, 6), found.controls
+        >>> result = inference.control_test([1.0, 1.2, 1.1], controls)
+        >>> round(result.difference, 6), result.controls
         (0.65, 8)
 
     References:
@@ -75,26 +75,26 @@ def control_test(measured: Any, controls: Sequence[Any], *, confidence: float = 
     """
     name = "control_test"
     confidence = fraction_argument(name, "confidence", confidence)
-    own = vector(name, "measured", measured)
-    own = own[~np.isnan(own)]
-    each = [vector(name, "controls", values) for values in controls]
-    each = [values[~np.isnan(values)] for values in each]
-    each = [values for values in each if len(values)]
-    means = np.array([values.mean() for values in each])
-    difference = float(own.mean() - means.mean()) if len(own) and len(means) else math.nan
-    count, texts = len(means), len(own)
-    nothing = ControlTest(difference, *(math.nan,) * 6, count, texts)
+    model_values = vector(name, "measured", measured)
+    model_values = model_values[~np.isnan(model_values)]
+    control_values = [vector(name, "controls", values) for values in controls]
+    control_values = [values[~np.isnan(values)] for values in control_values]
+    control_values = [values for values in control_values if len(values)]
+    means = np.array([values.mean() for values in control_values])
+    difference = float(model_values.mean() - means.mean()) if len(model_values) and len(means) else math.nan
+    count, texts = len(means), len(model_values)
+    undefined = ControlTest(difference, *(math.nan,) * 6, count, texts)
     if count < FEWEST or texts < 2:
-        return nothing
-    # What texts add to the spread of the controls' means, and to the model's: few texts of its own say
-    # little.
-    several = [values for values in each if len(values) > 1]
+        return undefined
+    # The texts' part of the spread of the controls' means, and of the model's: few texts of the model
+    # tell little.
+    several = [values for values in control_values if len(values) > 1]
     of_controls = float(np.mean([values.var(ddof=1) / len(values) for values in several])) if several else 0.0
     of_one_text = float(np.mean([values.var(ddof=1) for values in several])) if several else 0.0
-    of_texts = max(float(own.var(ddof=1)), of_one_text) / texts
+    of_texts = max(float(model_values.var(ddof=1)), of_one_text) / texts
     spread = float(means.var(ddof=1))
     variance = spread * (1 + 1 / count) + max(0.0, of_texts - of_controls)
     if not variance > 0:
-        return nothing
+        return undefined
     tested = by_student(difference, math.sqrt(variance), count - 1, count, confidence)
     return ControlTest(*tested[:-1], math.sqrt(max(0.0, spread - of_controls)), count, texts)

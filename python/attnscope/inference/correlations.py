@@ -3,7 +3,7 @@
 
 Drawing samples again makes intervals of correlations too short, and those of few samples far too short: a
 draw that repeats samples is nearly a line. Here the interval is Student's on Fisher's scale, with a standard
-error from what each sample contributes, and never shorter than Fisher's own.
+error from what each sample contributes, and never shorter than Fisher's.
 
     >>> from attnscope import inference
     >>> few = inference.correlation([1.0, 2.0, 3.0], [1.0, 2.0, 3.5], method="spearman")

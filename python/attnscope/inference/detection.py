@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Whether states tell two kinds of texts apart, on texts of templates that were not fitted.
+"""Detection of two kinds of texts from states, on texts of templates that were not fitted.
 
 Everything is scored on held-out folds: a probe of more dimensions than texts fits any labels, random ones
-included. What words, lengths or other features tell apart stands beside it, on the same folds.
+included. Words, lengths or other features are scored next to it, on the same folds.
 
 Drawing clusters again with their scores as they are leaves out that every score rests on the training rows of
 its fold. Without a difference a pair of rows adds as much to the area when the first is scored by a probe
@@ -28,7 +28,7 @@ Vector = npt.NDArray[Any]
 #: Ridge penalties in units of the mean squared length of the centred features.
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _STEPS, _INNER = 30, 3
-#: Variance of a held-out area over that of its scored rows alone: the training rows add as much and, of five
+#: Variance of a held-out area over that of its scored rows: the training rows add as much and, of five
 #: folds, a quarter more, because a probe is fitted on four of them.
 WITH_TRAINING = 2.25
 #: Clusters below which intervals are studentised.
@@ -78,12 +78,12 @@ def detection(
 
         >>> import numpy as np, attnscope as asc
         >>> labels = np.arange(40) % 2
-        >>> found = asc.detection(labels[:, None], labels, folds=np.arange(40) // 10)
-        >>> dict(zip(found["score"], found["auc"]))
+        >>> areas = asc.detection(labels[:, None], labels, folds=np.arange(40) // 10)
+        >>> dict(zip(areas["score"], areas["auc"]))
         {'auc': 1.0, 'auc_direction': 1.0}
 
     References:
-        Belinkov, Probing classifiers, 2022, for what a probe shows only beside controls. Nadeau and Bengio,
+        Belinkov, Probing classifiers, 2022, for the results of a probe that need controls. Nadeau and Bengio,
         Inference for the generalization error, 2003, for the variance.
     """
     name = "detection"
@@ -93,19 +93,19 @@ def detection(
         raise ValueError(f"{name}: labels must be 0 and 1, got {sorted(set(target.tolist()))[:5]}")
     held = np.unique(np.asarray(folds), return_inverse=True)[1]
     units = held if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
-    for what, value in (("labels", target), ("folds", held), ("clusters", units)):
+    for argument, value in (("labels", target), ("folds", held), ("clusters", units)):
         if len(value) != len(features):
-            raise ValueError(f"{name}: {what} must have {len(features)} entries, got {len(value)}")
+            raise ValueError(f"{name}: {argument} must have {len(features)} entries, got {len(value)}")
     scores = {
         "auc": probe_scores(features, target, held),
         "auc_direction": direction_scores(features, target, held),
     }
     others = [*dict(baselines)]
-    for other, given in dict(baselines).items():
-        own = _features(name, other, given)
-        if len(own) != len(features):
-            raise ValueError(f"{name}: {other} must have {len(features)} rows, got {len(own)}")
-        scores[other] = probe_scores(own, target, held)
+    for other, baseline in dict(baselines).items():
+        baseline_features = _features(name, other, baseline)
+        if len(baseline_features) != len(features):
+            raise ValueError(f"{name}: {other} must have {len(features)} rows, got {len(baseline_features)}")
+        scores[other] = probe_scores(baseline_features, target, held)
     return areas(scores, target, units, best_of=others, draws=draws, confidence=confidence, seed=seed)
 
 
@@ -119,7 +119,7 @@ def areas(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Areas of held-out scores, and how far `auc` is above the best of some, as `detection` gives them."""
+    """Areas of held-out scores, and the excess of `auc` over the best of some, as `detection` gives them."""
     import pandas as pd
 
     parts = {score: cluster_wins(np.asarray(value), labels, clusters) for score, value in scores.items()}
@@ -128,11 +128,11 @@ def areas(
     drawn = rng.multinomial(count, np.full(count, 1 / count), draws).astype(float)
     rows = [(score, *_interval([part], drawn, confidence)) for score, part in parts.items()]
     if best_of:
-        best = max(best_of, key=lambda one: np.nan_to_num(area(parts[one]), nan=-1.0))
+        best = max(best_of, key=lambda score: np.nan_to_num(area(parts[score]), nan=-1.0))
         rows.append(("auc_excess", *_interval([parts["auc"], parts[best]], drawn, confidence)))
-    found = pd.DataFrame(rows, columns=["score", "auc", "low", "high"])
-    found["n"] = len(labels)
-    return found
+    table = pd.DataFrame(rows, columns=["score", "auc", "low", "high"])
+    table["n"] = len(labels)
+    return table
 
 
 def auc(scores: Any, labels: Any) -> Any:
@@ -147,10 +147,10 @@ def auc(scores: Any, labels: Any) -> Any:
     values, target = np.broadcast_arrays(np.asarray(scores, dtype=np.float64), np.asarray(labels))
     rows = pd.DataFrame(values.reshape(-1, values.shape[-1]))
     ranks = rows.rank(axis=1).to_numpy().reshape(values.shape)
-    ones = target.sum(-1)
-    zeros = target.shape[-1] - ones
+    positives = target.sum(-1)
+    negatives = target.shape[-1] - positives
     with np.errstate(divide="ignore", invalid="ignore"):
-        return ((ranks * target).sum(-1) - ones * (ones + 1) / 2) / (ones * zeros)
+        return ((ranks * target).sum(-1) - positives * (positives + 1) / 2) / (positives * negatives)
 
 
 def probe_scores(features: Vector, labels: Vector, folds: Vector) -> Vector:
@@ -168,18 +168,24 @@ def direction_scores(features: Vector, labels: Vector, folds: Vector) -> Vector:
 
 
 def cluster_wins(scores: Vector, labels: Vector, clusters: Vector) -> tuple[Vector, Vector]:
-    """Of two clusters [G, G]: how often a 1 of the one beats a 0 of the other, and the pairs compared."""
-    ones, zeros = labels == 1, labels == 0
+    """Count the wins between two clusters [G, G]: how often a 1 of the first beats a 0 of the second, and
+    the pairs compared.
+    """
+    is_positive, is_negative = labels == 1, labels == 0
     if not np.isfinite(scores).all():
         count = int(clusters.max()) + 1
         return np.full((count, count), np.nan), np.ones((count, count))
-    wins = (scores[ones][:, None] > scores[zeros]) + 0.5 * (scores[ones][:, None] == scores[zeros])
+    wins = (scores[is_positive][:, None] > scores[is_negative]) + 0.5 * (
+        scores[is_positive][:, None] == scores[is_negative]
+    )
     member = np.eye(int(clusters.max()) + 1)[clusters]
-    return member[ones].T @ wins @ member[zeros], np.outer(member[ones].sum(0), member[zeros].sum(0))
+    return member[is_positive].T @ wins @ member[is_negative], np.outer(
+        member[is_positive].sum(0), member[is_negative].sum(0)
+    )
 
 
 def area(part: tuple[Vector, Vector], weights: Vector | None = None) -> Any:
-    """Return the area under the curve when clusters count as often as the weights [..., G] say."""
+    """Return the area under the curve when clusters are weighted by [..., G]."""
     wins, pairs = part
     w = np.ones(len(wins)) if weights is None else weights
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -192,19 +198,19 @@ def _interval(
     """Area, or difference of two areas, with its bootstrap interval over clusters."""
 
     def value(weights: Vector) -> Any:
-        found = [area(part, weights) for part in parts]
-        return found[0] if len(found) == 1 else found[0] - found[1]
+        values_of_parts = [area(part, weights) for part in parts]
+        return values_of_parts[0] if len(values_of_parts) == 1 else values_of_parts[0] - values_of_parts[1]
 
     count = drawn.shape[-1]
-    whole = float(value(np.ones(count)))
-    if not np.isfinite(whole) or count < 5:
-        return whole, np.nan, np.nan
+    estimate = float(value(np.ones(count)))
+    if not np.isfinite(estimate) or count < 5:
+        return estimate, np.nan, np.nan
     tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
     values = value(drawn)
     low, high = (-1.0, 1.0) if len(parts) == 2 else (0.0, 1.0)
     bounds = np.quantile(values[np.isfinite(values)], tails)
-    own = value(1 - np.eye(count))
-    error = float(np.sqrt((count - 1) / count * ((own - own.mean()) ** 2).sum()))
+    without_cluster = value(1 - np.eye(count))
+    error = float(np.sqrt((count - 1) / count * ((without_cluster - without_cluster.mean()) ** 2).sum()))
     if count < FEW and error > 0:
         # Jackknife errors of each draw, one of a cluster's copies left out at a time.
         without = np.nan_to_num(value(np.maximum(drawn[:, None, :] - np.eye(count), 0)))
@@ -212,17 +218,17 @@ def _interval(
         errors = np.sqrt((drawn * (without - centre[:, None]) ** 2).sum(1) * (count - 1) / count)
         usable = np.isfinite(values) & (errors > 0)
         if usable.mean() >= 0.9:
-            ratios = (values[usable] - whole) / errors[usable]
-            bounds = whole - error * np.quantile(ratios, tails)[::-1]
-    bounds = whole + np.sqrt(WITH_TRAINING) * (bounds - whole)
-    return whole, float(np.clip(bounds[0], low, high)), float(np.clip(bounds[1], low, high))
+            ratios = (values[usable] - estimate) / errors[usable]
+            bounds = estimate - error * np.quantile(ratios, tails)[::-1]
+    bounds = estimate + np.sqrt(WITH_TRAINING) * (bounds - estimate)
+    return estimate, float(np.clip(bounds[0], low, high)), float(np.clip(bounds[1], low, high))
 
 
-def _features(function: str, what: str, given: Any) -> Vector:
-    data = given.detach().cpu().double().numpy() if torch.is_tensor(given) else np.asarray(given, float)
+def _features(function: str, argument: str, values: Any) -> Vector:
+    data = values.detach().cpu().double().numpy() if torch.is_tensor(values) else np.asarray(values, float)
     data = data[:, None] if data.ndim == 1 else data
     if data.ndim != 2 or not len(data):
-        raise ValueError(f"{function}: {what} must be [n, D], got shape {data.shape}")
+        raise ValueError(f"{function}: {argument} must be [n, D], got shape {data.shape}")
     return narrowed(data)
 
 
@@ -239,17 +245,17 @@ def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any) -> Vect
 
 
 def _difference(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vector:
-    one, zero = train[labels == 1].mean(0), train[labels == 0].mean(0)
-    length = np.linalg.norm(one - zero)
-    return (test - (one + zero) / 2) @ (one - zero) / max(length, 1e-300)
+    mean_of_ones, mean_of_zeros = train[labels == 1].mean(0), train[labels == 0].mean(0)
+    length = np.linalg.norm(mean_of_ones - mean_of_zeros)
+    return (test - (mean_of_ones + mean_of_zeros) / 2) @ (mean_of_ones - mean_of_zeros) / max(length, 1e-300)
 
 
 def _fitted(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vector:
     """Return the probe with the penalty that scores best on inner folds."""
     inner = np.unique(folds, return_inverse=True)[1] % _INNER
     losses = np.zeros(len(PENALTIES))
-    for one in np.unique(inner) if len(np.unique(inner)) > 1 else ():
-        held = inner == one
+    for inner_fold in np.unique(inner) if len(np.unique(inner)) > 1 else ():
+        held = inner == inner_fold
         if len(set(labels[~held].tolist())) == 2:
             logits = _paths(train[~held], labels[~held], train[held])
             signed = np.where(labels[held] == 1, logits, -logits)
@@ -263,19 +269,19 @@ def _fitted(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vecto
 def _paths(train: Vector, labels: Vector, test: Vector, penalties: Sequence[float] = PENALTIES) -> Any:
     """Log-odds [penalties, test rows] of ridge logistic probes."""
     centre = train.mean(0)
-    own, held = train - centre, test - centre
-    size = np.sqrt((own**2).sum(1).mean())
+    centred, held = train - centre, test - centre
+    size = np.sqrt((centred**2).sum(1).mean())
     if not size > 0:
         share = labels.mean()
         return np.full((len(penalties), len(test)), np.log(share / (1 - share)))
-    own, held = own / size, held / size
-    theta = np.zeros(own.shape[1] + 1)
-    found = np.empty((len(penalties), len(test)))
+    centred, held = centred / size, held / size
+    theta = np.zeros(centred.shape[1] + 1)
+    log_odds = np.empty((len(penalties), len(test)))
     # from the strongest penalty on, each starting where the one before it ended
     for place in np.argsort(penalties)[::-1]:
-        theta = _minimum(own, labels, penalties[place] * len(own) / 100, theta)
-        found[place] = held @ theta[:-1] + theta[-1]
-    return found
+        theta = _minimum(centred, labels, penalties[place] * len(centred) / 100, theta)
+        log_odds[place] = held @ theta[:-1] + theta[-1]
+    return log_odds
 
 
 def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
@@ -295,10 +301,10 @@ def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
 
     if x.shape[1] > WIDE:
         return minimize(loss, theta, jac=True, method="L-BFGS-B", options={"gtol": 1e-6}).x
-    whole = np.column_stack([x, np.ones(len(x))])
+    design = np.column_stack([x, np.ones(len(x))])
     for _ in range(_STEPS):
-        p = expit(whole @ theta)
-        hessian = whole.T @ (whole * np.maximum(p * (1 - p), 1e-12)[:, None]) + np.diag(ridge)
+        p = expit(design @ theta)
+        hessian = design.T @ (design * np.maximum(p * (1 - p), 1e-12)[:, None]) + np.diag(ridge)
         move = np.linalg.solve(hessian, loss(theta)[1])
         theta = theta - move / (1 + np.linalg.norm(move) / 10)
         if np.linalg.norm(move) < 1e-9 * (1 + np.linalg.norm(theta)):

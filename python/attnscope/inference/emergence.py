@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether a metric changes from one level to another during training, and at which checkpoint.
+"""The change of a metric from one level to another during training, and its checkpoint.
 
 Any noisy curve has a best split. A step is named only where two levels explain more of the curve than they do
 of the same checkpoints in random orders, corrected for all curves that are judged together.
@@ -67,7 +67,7 @@ def emergence_step(
         without one), p_value and p_holm (NaN where nothing was tested), difference of the metric between the
         last and the first checkpoint with low and high over samples (NaN below five samples), start and end
         (its means there), and half_way (Int64): the first checkpoint that has covered `fraction` of the way
-        from start to end, which says nothing about whether there is a change.
+        from start to end, which is no evidence of a change.
 
     Raises:
         ValueError: a column is missing, fewer than two steps, negative steps, fraction, level or confidence
@@ -77,8 +77,8 @@ def emergence_step(
         >>> import pandas as pd, attnscope as asc
         >>> values = [0.0, 0.1, 0.0, 0.1, 0.9, 1.0, 0.9, 1.0]
         >>> table = pd.DataFrame({"step": [0, 1, 2, 4, 8, 16, 32, 64], "sample": 0, "sink_share": values})
-        >>> found = asc.emergence_step(table, "sink_share").iloc[0]
-        >>> found["verdict"], int(found["step"]), int(found["half_way"])
+        >>> change = asc.emergence_step(table, "sink_share").iloc[0]
+        >>> change["verdict"], int(change["step"]), int(change["half_way"])
         ('step', 8, 8)
 
     References:
@@ -89,26 +89,26 @@ def emergence_step(
 
     name = "emergence_step"
     fraction = real(name, "fraction", fraction)
-    confidence, asked, seed = check_draws(name, confidence, 1 if draws is None else draws, seed)
+    confidence, checked_draws, seed = check_draws(name, confidence, 1 if draws is None else draws, seed)
     level = fraction_argument(name, "level", level)
-    whole = _checked_steps(table, metric, fraction, by)
-    table = table.assign(step=whole)
+    steps = _checked_steps(table, metric, fraction, by)
+    table = table.assign(step=steps)
     keys: list[dict[str, Any]] = []
     curves: list[Curve] = []
     groups = [((), table)] if not by else table.groupby(list(by), sort=True, dropna=False)
     for key, group in groups:
-        each = group.groupby(["step", "sample"])[metric].mean().unstack("sample").sort_index()
-        curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
+        sample_means = group.groupby(["step", "sample"])[metric].mean().unstack("sample").sort_index()
+        curves.append((sample_means.index.to_numpy(np.int64), sample_means.to_numpy(np.float64)))
         keys.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)))
-    found = emergence_splits(
+    splits = emergence_splits(
         curves,
         fraction=fraction,
         level=level,
         confidence=confidence,
-        draws=None if draws is None else asked,
+        draws=None if draws is None else checked_draws,
         seed=seed,
     )
-    rows = [{**key, **one} for key, one in zip(keys, found, strict=True)]
+    rows = [{**key, **split} for key, split in zip(keys, splits, strict=True)]
     return pd.DataFrame(rows).astype({"step": "Int64", "half_way": "Int64"})
 
 
@@ -121,7 +121,8 @@ def emergence_splits(
     draws: int | None = None,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """What `emergence_step` says of several curves, corrected together: the quantities of one run.
+    """Return the results of `emergence_step` for several curves, corrected together: the quantities of one
+    run.
 
     Args:
         curves: of each its steps, ascending, and values [steps, samples], NaN where a sample has none.
@@ -139,22 +140,24 @@ def emergence_splits(
         present = ~np.isnan(values)
         with np.errstate(invalid="ignore"):
             means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
-    known = [mean[~np.isnan(mean)] for mean in means]
+    defined_means = [mean[~np.isnan(mean)] for mean in means]
     # Constant curves hold no test: nothing changes, whatever the order.
-    tested = [bool(len(own) and np.ptp(own) > 0) for own in known]
-    family = sum(flag and len(own) >= 2 * EACH_SIDE for own, flag in zip(known, tested, strict=True))
+    tested = [bool(len(curve) and np.ptp(curve) > 0) for curve in defined_means]
+    family = sum(
+        flag and len(curve) >= 2 * EACH_SIDE for curve, flag in zip(defined_means, tested, strict=True)
+    )
     draws = max(999, math.ceil(2 * family / level) - 1) if draws is None else draws
     splits: list[tuple[int, float]] = []
-    for own, flag in zip(known, tested, strict=True):
-        orders = math.comb(len(own), len(own) // 2)
-        able = flag and len(own) >= 2 * EACH_SIDE and 2 * family / level <= orders
-        splits.append(_split_of(own, draws, seed) if able else (-1, math.nan))
+    for curve, flag in zip(defined_means, tested, strict=True):
+        orders = math.comb(len(curve), len(curve) // 2)
+        able = flag and len(curve) >= 2 * EACH_SIDE and 2 * family / level <= orders
+        splits.append(_split_of(curve, draws, seed) if able else (-1, math.nan))
     adjusted = holm([p_value for _, p_value in splits])
     result = []
     for (steps, values), mean, flag, (place, p_value), p_holm in zip(
         curves, means, tested, splits, adjusted, strict=True
     ):
-        there = steps[~np.isnan(mean)]
+        defined_steps = steps[~np.isnan(mean)]
         verdict = "no change"
         if flag and math.isnan(p_value):
             verdict = "too few to tell"
@@ -167,7 +170,7 @@ def emergence_splits(
         result.append(
             {
                 "verdict": verdict,
-                "step": int(there[place]) if verdict == "step" else None,
+                "step": int(defined_steps[place]) if verdict == "step" else None,
                 "p_value": p_value,
                 "p_holm": float(p_holm),
                 "difference": ends.estimate,
@@ -195,18 +198,20 @@ def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int
         sums = orders.cumsum(-1)[..., left - 1]
         return sums**2 * (count / (left * (count - left)))
 
-    own = between(mean)
+    observed = between(mean)
     generator = np.random.default_rng(seed)
     above = 0
     for begin in range(0, draws, DRAWS_AT_ONCE):
-        some = np.broadcast_to(mean, (min(DRAWS_AT_ONCE, draws - begin), count))
+        copies = np.broadcast_to(mean, (min(DRAWS_AT_ONCE, draws - begin), count))
         # Orders that give the same two sets of checkpoints differ by rounding only.
-        above += int((between(generator.permuted(some, axis=-1)).max(-1) >= own.max() * (1 - 1e-9)).sum())
-    return int(left[own.argmax()]), (1 + above) / (1 + draws)
+        above += int(
+            (between(generator.permuted(copies, axis=-1)).max(-1) >= observed.max() * (1 - 1e-9)).sum()
+        )
+    return int(left[observed.argmax()]), (1 + above) / (1 + draws)
 
 
 def _checked_steps(table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str]) -> list[int]:
-    """Return the steps as integers, for as text "10" stands before "2"."""
+    """Return the steps as integers, because as text "10" sorts before "2"."""
     name = "emergence_step"
     table_argument(name, table, ("step", "sample"), metric, by)
     if not 0.0 < fraction <= 1.0:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Tests that exchange the labels of items, and what the largest of many statistics is compared with.
+"""Tests that exchange the labels of items, and the null law of the largest of many statistics.
 
-If two labels mean nothing, they can be exchanged: the statistic of the given labels is compared with those of
-exchanged ones, within pairs or groups where only these are alike. For many statistics at once the largest is
-compared with the largest of every exchange, which needs no correction afterwards.
+If two labels mean nothing, they can be exchanged: the statistic of the observed labels is compared with those
+of exchanged ones, within pairs or groups where only these are alike. For many statistics at once the largest
+is compared with the largest of every exchange, which needs no correction afterwards.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ FEWEST = 20
 
 
 class Exchange(NamedTuple):
-    """A statistic of labelled items, and what other labellings make of it.
+    """A statistic of labelled items, and its values under other labellings.
 
     Attributes:
         observed: of the labels as they are, [...].
         drawn: of the drawn labellings, [draws, ...]; `max_t` takes both.
-        p_value: (1 + #{drawn >= observed})/(1 + draws), [...]; NaN where the observed one is, or where fewer
-            than 20 labellings can be had.
-        permutations: labellings that can be had, infinite beyond 1e308.
+        p_value: (1 + #{drawn >= observed})/(1 + draws), [...]; NaN where the observed value is NaN, or where
+            fewer than 20 labellings exist.
+        permutations: number of labellings, infinite beyond 1e308.
         labels: the drawn labellings, [draws, n]; True is the second label.
     """
 
@@ -43,12 +43,12 @@ class Exchange(NamedTuple):
 
 
 class MaxT(NamedTuple):
-    """Statistics of one family in units of their own spread, and what their largest says.
+    """Statistics of one family in units of their spread, and the test of their largest.
 
     Attributes:
         statistic: (observed − mean)/deviation over all labellings, [m]; NaN where nothing varies.
         p_adjusted: (1 + #{largest drawn >= own})/(1 + draws), [m].
-        p_value: the smallest of them, of the family as a whole.
+        p_value: the smallest of them, of the family.
     """
 
     statistic: Array
@@ -68,7 +68,7 @@ def exchange_labels(
     """Return a test of two labels that would be exchangeable if they made no difference.
 
     With `pairs` the two items of a pair exchange labels by a fair coin. With `clusters` (templates) labels
-    are permuted inside each cluster that holds both; where every cluster holds one label alone, whole
+    are permuted inside each cluster that holds both; where every cluster holds a single label, entire
     clusters are permuted. Otherwise all labels are.
 
     Args:
@@ -94,12 +94,12 @@ def exchange_labels(
         >>> import numpy as np
         >>> from attnscope import inference
         >>> values = np.arange(20.0)
-        >>> found = inference.exchange_labels(
+        >>> result = inference.exchange_labels(
         ...     lambda drawn: abs((np.where(drawn, 1, -1) * values).sum(-1)),
         ...     [0, 1] * 10,
         ...     pairs=np.arange(20) // 2,
         ... )
-        >>> found.observed.item(), found.permutations, found.p_value.item() < 0.01
+        >>> result.observed.item(), result.permutations, result.p_value.item() < 0.01
         (10.0, 1024.0, True)
 
     References:
@@ -110,24 +110,25 @@ def exchange_labels(
     draws, seed = _arguments.check_draws(name, 0.5, draws, seed)[1:]
     if not callable(statistic):
         raise TypeError(f"{name}: statistic must be a function, got {type(statistic).__name__}")
-    values, own = _arguments.label_numbers(name, "labels", labels)
+    values, item_labels = _arguments.label_numbers(name, "labels", labels)
     if len(values) != 2:
         raise ValueError(f"{name}: labels must have two values, got {len(values)}")
     if pairs is not None and clusters is not None:
         raise ValueError(f"{name}: pairs or clusters, got both")
     draw = np.random.default_rng(seed)
     if pairs is not None:
-        _, each = _arguments.label_numbers(name, "pairs", pairs, len(own))
-        drawn, ways = _within_pairs(name, own == 1, each, draws, draw)
+        _, pair_numbers = _arguments.label_numbers(name, "pairs", pairs, len(item_labels))
+        drawn, ways = _within_pairs(name, item_labels == 1, pair_numbers, draws, draw)
     else:
-        together = np.zeros(len(own)) if clusters is None else clusters
-        _, groups = _arguments.label_numbers(name, "clusters", together, len(own))
-        drawn, ways = _within_clusters(own == 1, groups, draws, draw)
-    every = np.concatenate([own[None] == 1, drawn])
-    result = np.asarray(statistic(every), dtype=np.float64)
-    if result.shape[:1] != (len(every),):
+        together = np.zeros(len(item_labels)) if clusters is None else clusters
+        _, groups = _arguments.label_numbers(name, "clusters", together, len(item_labels))
+        drawn, ways = _within_clusters(item_labels == 1, groups, draws, draw)
+    labellings = np.concatenate([item_labels[None] == 1, drawn])
+    result = np.asarray(statistic(labellings), dtype=np.float64)
+    if result.shape[:1] != (len(labellings),):
         raise ValueError(
-            f"{name}: statistic must give a row per labelling, [{len(every)}, ...], got shape {result.shape}"
+            f"{name}: statistic must give a row per labelling, [{len(labellings)}, ...], got shape "
+            f"{result.shape}"
         )
     observed, rest = result[0], result[1:]
     # A labelling that gives the same groups may round otherwise.
@@ -138,10 +139,10 @@ def exchange_labels(
 
 
 def max_t(observed: Any, drawn: Any) -> MaxT:
-    """Adjusts many statistics of the same drawn labellings by the law of their largest.
+    """Adjust many statistics of the same drawn labellings by the law of their largest.
 
     Each is taken in units of its own spread over all labellings, the observed one among them, so that no one
-    of them decides alone what the largest is.
+    of them alone determines the largest.
 
     Args:
         observed: statistics of a family, [m]; larger is further from the null.
@@ -167,23 +168,34 @@ def max_t(observed: Any, drawn: Any) -> MaxT:
         Westfall and Young, Resampling-based multiple testing, 1993.
     """
     name = "max_t"
-    own, others = _arguments.array(name, "observed", observed), _arguments.array(name, "drawn", drawn)
-    if own.ndim != 1 or others.ndim != 2 or others.shape[1] != len(own) or len(others) == 0:
+    observed_values, drawn_values = (
+        _arguments.array(name, "observed", observed),
+        _arguments.array(name, "drawn", drawn),
+    )
+    if (
+        observed_values.ndim != 1
+        or drawn_values.ndim != 2
+        or drawn_values.shape[1] != len(observed_values)
+        or len(drawn_values) == 0
+    ):
         raise ValueError(
-            f"{name}: observed must be [m] and drawn [draws, m], got shapes {own.shape} and {others.shape}"
+            f"{name}: observed must be [m] and drawn [draws, m], got shapes {observed_values.shape} and "
+            f"{drawn_values.shape}"
         )
-    every = np.concatenate([own[None], others])
-    if len(own) == 0:
-        return MaxT(own, own, math.nan)
+    all_values = np.concatenate([observed_values[None], drawn_values])
+    if len(observed_values) == 0:
+        return MaxT(observed_values, observed_values, math.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
-        spread = every.std(0)
-        t = (every - every.mean(0)) / np.where(spread > 1e-12 * np.abs(every).max(0), spread, math.nan)
+        spread = all_values.std(0)
+        t = (all_values - all_values.mean(0)) / np.where(
+            spread > 1e-12 * np.abs(all_values).max(0), spread, math.nan
+        )
     defined = ~np.isnan(t).any(0)
-    p = np.full(len(own), math.nan)
+    p = np.full(len(observed_values), math.nan)
     if defined.any():
         largest = t[1:, defined].max(1)
         reached = largest[:, None] >= t[0, defined] - 1e-12 * np.abs(t[0, defined])
-        p[defined] = (1 + reached.sum(0)) / (1 + len(others))
+        p[defined] = (1 + reached.sum(0)) / (1 + len(drawn_values))
     smallest = float(p[defined].min()) if defined.any() else math.nan
     return MaxT(np.where(defined, t[0], math.nan), p, smallest)
 
@@ -192,12 +204,12 @@ def _within_pairs(
     function: str, labels: Labels, pairs: npt.NDArray[np.int64], draws: int, draw: np.random.Generator
 ) -> tuple[Labels, float]:
     count = int(pairs.max()) + 1
-    both = np.bincount(pairs, minlength=count), np.bincount(pairs[labels], minlength=count)
-    if (both[0] != 2).any() or (both[1] != 1).any():
-        first = int(np.flatnonzero((both[0] != 2) | (both[1] != 1))[0])
+    pair_counts = np.bincount(pairs, minlength=count), np.bincount(pairs[labels], minlength=count)
+    if (pair_counts[0] != 2).any() or (pair_counts[1] != 1).any():
+        first = int(np.flatnonzero((pair_counts[0] != 2) | (pair_counts[1] != 1))[0])
         raise ValueError(
-            f"{function}: every pair must hold one item of each label, got {both[0][first]} items in the "
-            f"pair of item {int(np.flatnonzero(pairs == first)[0])}"
+            f"{function}: every pair must hold one item of each label, got {pair_counts[0][first]} items in "
+            f"the pair of item {int(np.flatnonzero(pairs == first)[0])}"
         )
     coins = draw.integers(0, 2, (draws, count)).astype(bool)
     return labels ^ coins[:, pairs], float(2.0**count) if count < 1024 else math.inf
@@ -210,14 +222,14 @@ def _within_clusters(
     marked = np.bincount(clusters[labels], minlength=len(sizes))
     crossed = np.flatnonzero((marked > 0) & (marked < sizes))
     if len(crossed) == 0:
-        own = marked > 0
-        drawn = np.stack([draw.permutation(own)[clusters] for _ in range(draws)])
-        return drawn, _ways([(len(sizes), int(own.sum()))])
+        is_marked = marked > 0
+        drawn = np.stack([draw.permutation(is_marked)[clusters] for _ in range(draws)])
+        return drawn, _ways([(len(sizes), int(is_marked.sum()))])
     drawn = np.repeat(labels[None], draws, 0)
     for cluster in crossed:
         places = np.flatnonzero(clusters == cluster)
         drawn[:, places] = draw.permuted(drawn[:, places], axis=1)
-    return drawn, _ways([(int(sizes[one]), int(marked[one])) for one in crossed])
+    return drawn, _ways([(int(sizes[cluster]), int(marked[cluster])) for cluster in crossed])
 
 
 def _ways(chosen: list[tuple[int, int]]) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which reference frame a model keeps: one anchor for all, two ends, or many."""
+"""The reference frame of a model: one anchor for all heads, two ends, or many."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Frames(NamedTuple):
-    """The verdict by position, the verdict by token identity beside it, and what they rest on."""
+    """The verdict by position, the verdict by token identity, and their evidence."""
 
     frame: str
     token_frame: str | None
@@ -106,48 +106,51 @@ def classify_frames(
         What are you sinking? A geometric approach on attention sink, arXiv 2508.02546, 2025.
     """
     name = "classify_frames"
-    given = {"dominant": dominant, "half": half, "minor": minor}
-    thresholds = [_checks.fraction_argument(name, key, value) for key, value in given.items()]
+    shares = {"dominant": dominant, "half": half, "minor": minor}
+    thresholds = [_checks.fraction_argument(name, key, value) for key, value in shares.items()]
     causal = _checks.flag(name, "causal", causal)
     least = _checks.between(name, "least", least, 0, 1)
     seed = _checks.at_least(name, "seed", seed, 0)
-    found, sizes = _arguments(positions, lengths)
+    sinks, sizes = _arguments(positions, lengths)
     anchors = _anchors(special, sizes)
-    groups = _thirds(found.shape[1])
+    groups = _thirds(sinks.shape[1])
     # A sample's own last anchor gets one label for all samples.
     n = int(sizes.max())
     labels = np.where(
-        (found == anchors[:, 1, None, None]) & (anchors[:, 1] > anchors[:, 0])[:, None, None], n, found
+        (sinks == anchors[:, 1, None, None]) & (anchors[:, 1] > anchors[:, 0])[:, None, None], n, sinks
     )
-    ends = np.stack([anchors[:, 0], np.full(len(found), n)], -1)
-    by_position, at_anchors = _counts(labels, ends, found >= 0, groups, n + 1)
-    needed = least * found.size
+    ends = np.stack([anchors[:, 0], np.full(len(sinks), n)], -1)
+    by_position, at_anchors = _counts(labels, ends, sinks >= 0, groups, n + 1)
+    needed = least * sinks.size
     frame, margin = _verdict(by_position.sum(0), at_anchors.sum(0), causal, thresholds, needed)
-    drawn = np.random.default_rng(seed).multinomial(len(found), np.full(len(found), 1 / len(found)), DRAWS)
-    same = 0
+    drawn = np.random.default_rng(seed).multinomial(len(sinks), np.full(len(sinks), 1 / len(sinks)), DRAWS)
+    agreeing = 0
     for weights in drawn:
         counts = np.tensordot(weights, by_position, 1)
         anchored = np.tensordot(weights, at_anchors, 1)
-        same += _verdict(counts, anchored, causal, thresholds, needed)[0] == frame
+        agreeing += _verdict(counts, anchored, causal, thresholds, needed)[0] == frame
     names = [*map(str, range(n)), "last"]
     rows = _evidence("position", by_position.sum(0), at_anchors.sum(0), names, n)
     token_frame = None
     if tokens is not None:
-        labels, ends, names = _by_token(found, tokens, sizes, anchors)
-        counts, both = (one.sum(0) for one in _counts(labels, ends, found >= 0, groups, len(names)))
-        token_frame, _ = _verdict(counts, both, causal, thresholds, needed)
-        rows += _evidence("token", counts, both, names, len(names))
+        labels, ends, names = _by_token(sinks, tokens, sizes, anchors)
+        counts, ends_of_tokens = (
+            part.sum(0) for part in _counts(labels, ends, sinks >= 0, groups, len(names))
+        )
+        token_frame, _ = _verdict(counts, ends_of_tokens, causal, thresholds, needed)
+        rows += _evidence("token", counts, ends_of_tokens, names, len(names))
     import pandas as pd
 
-    return Frames(frame, token_frame, margin, same / DRAWS, pd.DataFrame(rows))
+    return Frames(frame, token_frame, margin, agreeing / DRAWS, pd.DataFrame(rows))
 
 
 def _verdict(
     counts: Counts, at_anchors: Counts, causal: bool, thresholds: Sequence[float], needed: float
 ) -> tuple[str, float]:
-    """Return the frame of counts [thirds, labels] and [thirds, 2], and how far the nearest other one is.
+    """Return the frame of counts [thirds, labels] and [thirds, 2], and the distance to the nearest other
+    frame.
 
-    Fewer sinks than `needed`, or none at all, have no frame, and nothing says how near another is.
+    Fewer sinks than `needed`, or none at all, have no frame and no distance.
     """
     dominant, half, minor = thresholds
     totals = counts.sum(-1)
@@ -161,7 +164,7 @@ def _verdict(
         ends = at_anchors[used] / totals[used, None]
         pooled = at_anchors.sum(0) / totals.sum()
         together = min(float(pooled.sum()) - dominant, float(pooled.min()) - minor)
-        apart = [min(one[0], other[1]) - half for one, other in permutations(ends, 2)]
+        apart = [min(first[0], second[1]) - half for first, second in permutations(ends, 2)]
         two_ended = max([together, *map(float, apart)])
     if central >= 0:
         return "centralized", central
@@ -171,7 +174,7 @@ def _verdict(
 
 
 def _by_token(
-    found: Numbers, tokens: Sequence[Sequence[Any]], sizes: Numbers, anchors: Numbers
+    sinks: Numbers, tokens: Sequence[Sequence[Any]], sizes: Numbers, anchors: Numbers
 ) -> tuple[Numbers, Numbers, list[str]]:
     """Numbers of the tokens at the sinks and at the anchors of each sample, and the tokens by number."""
     for text in (tokens, *(tokens if isinstance(tokens, Sequence) else ())):
@@ -179,20 +182,20 @@ def _by_token(
             raise TypeError(
                 f"classify_frames: tokens must be a list of tokens for each sample, got {type(text).__name__}"
             )
-    if len(tokens) != len(found):
-        raise ValueError(f"classify_frames: tokens must hold {len(found)} samples, got {len(tokens)}")
+    if len(tokens) != len(sinks):
+        raise ValueError(f"classify_frames: tokens must hold {len(sinks)} samples, got {len(tokens)}")
     names: dict[Any, int] = {}
-    identities = np.zeros_like(found)
-    ends = np.zeros((len(found), 2), dtype=np.int64)
+    identities = np.zeros_like(sinks)
+    ends = np.zeros((len(sinks), 2), dtype=np.int64)
     for index, sample in enumerate(tokens):
         if len(sample) < sizes[index]:
             raise ValueError(
                 f"classify_frames: tokens of sample {index} must hold {sizes[index]} entries, got "
                 f"{len(sample)}"
             )
-        own = np.array([names.setdefault(token, len(names)) for token in sample], dtype=np.int64)
-        identities[index] = own[found[index].clip(min=0)]
-        ends[index] = own[anchors[index]]
+        token_numbers = np.array([names.setdefault(token, len(names)) for token in sample], dtype=np.int64)
+        identities[index] = token_numbers[sinks[index].clip(min=0)]
+        ends[index] = token_numbers[anchors[index]]
     return identities, ends, [*map(str, names)]
 
 
@@ -203,9 +206,9 @@ def _evidence(
     rows: list[dict[str, Any]] = []
     scale = math.log(most) if most > 1 else 1.0
     thirds = THIRDS if len(counts) == 3 else ("all",)
-    for third, own, ends in zip(thirds, counts, at_anchors, strict=True):
-        total = own.sum()
-        shares = own / total if total else np.full_like(own, math.nan)
+    for third, third_counts, ends in zip(thirds, counts, at_anchors, strict=True):
+        total = third_counts.sum()
+        shares = third_counts / total if total else np.full_like(third_counts, math.nan)
         largest = np.sort(shares)[::-1]
         positive = shares[shares > 0]
         rows.append(
@@ -213,7 +216,7 @@ def _evidence(
                 "kind": kind,
                 "third": third,
                 "sinks": int(total),
-                "top": names[int(np.argmax(own))] if total else "",
+                "top": names[int(np.argmax(third_counts))] if total else "",
                 "top_1": float(largest[0]),
                 "top_2": float(largest[:2].sum()),
                 "top_3": float(largest[:3].sum()),
@@ -230,7 +233,8 @@ def _counts(
 ) -> tuple[Counts, Counts]:
     """Return how often each label occurs, [samples, thirds, labels], and the two ends of each sample."""
     sample, third = (
-        np.broadcast_to(one, labels.shape) for one in (np.arange(len(labels))[:, None, None], groups[:, None])
+        np.broadcast_to(axis, labels.shape)
+        for axis in (np.arange(len(labels))[:, None, None], groups[:, None])
     )
     counts = np.zeros((len(labels), int(groups.max()) + 1, size))
     np.add.at(counts, (sample[valid], third[valid], labels[valid]), 1.0)
@@ -270,21 +274,21 @@ def _arguments(positions: Any, lengths: Any) -> tuple[Numbers, Numbers]:
         raise ValueError(
             f"classify_frames: positions must have shape [samples, layers, heads], got {tuple(tensor.shape)}"
         )
-    found = tensor.cpu().numpy().astype(np.int64)
+    sinks = tensor.cpu().numpy().astype(np.int64)
     sizes = np.asarray(_checks.as_tensor(name, "lengths", lengths).cpu())
-    if not np.issubdtype(sizes.dtype, np.integer) or sizes.shape not in ((), (len(found),)):
+    if not np.issubdtype(sizes.dtype, np.integer) or sizes.shape not in ((), (len(sinks),)):
         raise ValueError(
-            f"classify_frames: lengths must be {len(found)} integers, got {sizes.dtype} of shape "
+            f"classify_frames: lengths must be {len(sinks)} integers, got {sizes.dtype} of shape "
             f"{sizes.shape}"
         )
-    sizes = np.broadcast_to(sizes, len(found)).astype(np.int64)
+    sizes = np.broadcast_to(sizes, len(sinks)).astype(np.int64)
     if (sizes < 1).any():
         raise ValueError(f"classify_frames: lengths must be at least 1, got {sizes.min()}")
-    outside = (found >= sizes[:, None, None]) | (found < -1)
+    outside = (sinks >= sizes[:, None, None]) | (sinks < -1)
     if outside.any():
         sample = int(np.argwhere(outside)[0, 0])
         raise ValueError(
             f"classify_frames: positions of sample {sample} must lie between -1 and {sizes[sample] - 1}, got "
-            f"{found[outside][0]}"
+            f"{sinks[outside][0]}"
         )
-    return found, sizes
+    return sinks, sizes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Intervals and tests from a few groups of texts: delete-one jackknife and sign flips.
 
-Where only sums over groups of texts are kept, the groups are what is left out or turned round. The size of a
+Where only sums over groups of texts are kept, the groups are left out or turned round. The size of a
 mean is estimated from products of different groups, in which their noise cancels.
 """
 
@@ -67,8 +67,8 @@ def jackknife_bounds(
     estimate = np.asarray(function(values), dtype=np.float64)
     groups = len(values)
     if groups < 2:
-        nothing = np.full(estimate.shape, math.nan)
-        return estimate, nothing, nothing.copy(), groups
+        undefined = np.full(estimate.shape, math.nan)
+        return estimate, undefined, undefined.copy(), groups
     without = np.stack(
         [np.asarray(function(np.delete(values, group, axis=0)), dtype=np.float64) for group in range(groups)]
     )
@@ -76,9 +76,9 @@ def jackknife_bounds(
 
 
 def jackknife_interval(
-    estimate: Array, without: Array, *, confidence: float = 0.95, more: Array | float = 0.0
+    estimate: Array, without: Array, *, confidence: float = 0.95, added_variance: Array | float = 0.0
 ) -> tuple[Array, Array, Array]:
-    """Return an estimate with the ends of its interval, from what it is without each group.
+    """Return an estimate with the ends of its interval, from its values without each group.
 
     Args:
         estimate: from all groups, of any shape.
@@ -91,7 +91,7 @@ def jackknife_interval(
     groups = len(without)
     with np.errstate(invalid="ignore"):  # an estimate that is infinite without a group has no interval
         spread = ((without - without.mean(0)) ** 2).sum(0) * (groups - 1) / groups
-    reach = special.stdtrit(groups - 1, (1 + confidence) / 2) * np.sqrt(spread + more)
+    reach = special.stdtrit(groups - 1, (1 + confidence) / 2) * np.sqrt(spread + added_variance)
     return estimate, estimate - reach, estimate + reach
 
 
@@ -114,7 +114,7 @@ def mean_product(gram: Any) -> Array:
 
 
 def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool | None = None) -> Vector:
-    """p-values of 0 by turning the signs of whole groups at random.
+    """p-values of 0 by turning the signs of groups at random.
 
     Under the null a group's deviation is as likely as its opposite, whatever its distribution.
 

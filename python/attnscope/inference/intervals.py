@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Estimates over samples with bootstrap intervals.
 
-Heads and layers of one text are measured on the same words, so they are no replicates: whatever is averaged
-here is first reduced to one number a sample (`per_sample`), and the samples are what is drawn again.
+Heads and layers of one text are measured on the same words, so they are no replicates: so all averaged values
+are first reduced to one number a sample (`per_sample`), and samples are drawn again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attnscope.inference._arguments import Vector, check_draws, label_numbers, t
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Of fewer samples there is no interval.
+#: Fewer samples have no interval.
 FEWEST = 5
 #: Drawn numbers that are held in memory at a time.
 _HELD = 2**22
@@ -106,22 +106,22 @@ def bootstrap(
         Efron, Bootstrap methods: another look at the jackknife, 1979. Hall, Theoretical comparison of
         bootstrap confidence intervals, 1988 (studentised).
     """
-    whole = vector("bootstrap", "values", values)
+    all_values = vector("bootstrap", "values", values)
     confidence, draws, seed = check_draws("bootstrap", confidence, draws, seed)
     if statistic is not None and not callable(statistic):
         raise TypeError(f"bootstrap: statistic must be a function, got {type(statistic).__name__}")
-    drawn_together = np.arange(len(whole)) if clusters is None else clusters
-    _, ids = label_numbers("bootstrap", "clusters", drawn_together, len(whole))
-    data = whole[~np.isnan(whole)]
-    present, own = np.unique(ids[~np.isnan(whole)], return_inverse=True)
+    drawn_together = np.arange(len(all_values)) if clusters is None else clusters
+    _, ids = label_numbers("bootstrap", "clusters", drawn_together, len(all_values))
+    data = all_values[~np.isnan(all_values)]
+    present, cluster_numbers = np.unique(ids[~np.isnan(all_values)], return_inverse=True)
     count = len(present)
 
-    def along_last(given: Vector) -> Vector:
-        result = np.asarray(given.mean(-1) if statistic is None else statistic(given))
-        if result.shape != given.shape[:-1]:
-            asked = f"work along the last axis and make shape {given.shape[:-1]} of {given.shape}"
-            asked = asked if clusters is None else "give a number"
-            raise ValueError(f"bootstrap: statistic must {asked}, got shape {result.shape}")
+    def along_last(samples: Vector) -> Vector:
+        result = np.asarray(samples.mean(-1) if statistic is None else statistic(samples))
+        if result.shape != samples.shape[:-1]:
+            expectation = f"work along the last axis and make shape {samples.shape[:-1]} of {samples.shape}"
+            expectation = expectation if clusters is None else "give a number"
+            raise ValueError(f"bootstrap: statistic must {expectation}, got shape {result.shape}")
         return result
 
     if count == 0:
@@ -130,15 +130,15 @@ def bootstrap(
     if count < FEWEST:
         return Interval(estimate, math.nan, math.nan, count)
     if statistic is None:
-        sums, sizes = (np.bincount(own, weight).astype(np.float64) for weight in (data, None))
+        sums, sizes = (np.bincount(cluster_numbers, weight).astype(np.float64) for weight in (data, None))
         return Interval(estimate, *_studentised(sums, sizes, confidence, draws, seed), count)
     if clusters is None:
         drawn = _drawn(data, along_last, draws, seed)
     else:
-        places = [np.flatnonzero(own == cluster) for cluster in range(count)]
+        places = [np.flatnonzero(cluster_numbers == cluster) for cluster in range(count)]
         chosen = np.random.default_rng(seed).integers(0, count, (draws, count))
-        each = (data[np.concatenate([places[at] for at in row])] for row in chosen)
-        drawn = np.array([along_last(one) for one in each], dtype=np.float64)
+        resamples = (data[np.concatenate([places[at] for at in row])] for row in chosen)
+        drawn = np.array([along_last(resample) for resample in resamples], dtype=np.float64)
     drawn = drawn[~np.isnan(drawn)]
     return Interval(estimate, *_percentiles(drawn, confidence), count)
 
@@ -193,10 +193,10 @@ class MedianInterval(NamedTuple):
 
 
 def median_interval(values: Any, *, confidence: float = 0.95) -> MedianInterval:
-    """Return the median of samples and the interval of order statistics whose coverage is nearest to the
-    asked.
+    """Return the median of samples and the interval of order statistics whose coverage is nearest to
+    `confidence`.
 
-    Whatever the (continuous) distribution, x_(k) to x_(n+1−k) covers its median with chance
+    For any continuous distribution, x_(k) to x_(n+1−k) covers its median with chance
     1 − 2·P(Binomial(n, 1/2) < k): 93.8 % at 5 samples, 93.0 at 8, 96.1 at 12, 95.7 at 30.
 
     Args:

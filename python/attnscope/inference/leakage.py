@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""What share of the variance of scores texts have in common beside the offset, and whether heads have any.
+"""The share of the variance of scores that texts have in common beyond the offset, and its test.
 
 Scores that depend on the offset alone still vary with position where residuals share something over texts.
-Products of residuals of different texts keep the shared part on average and lose what is each text's own.
+Products of residuals of different texts keep the shared part on average and lose the part of each single
+text.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def leakage_share(
         confidence: of the jackknife interval, of the ratio.
 
     Returns:
-        LeakageShare, float64 [L, h]; may be negative where there is nothing. NaN where scores do not vary.
+        LeakageShare, float64 [L, h]; may be negative without an effect. NaN where scores do not vary.
 
     Raises:
         ValueError: as `residual_size`.
@@ -116,11 +117,11 @@ def _share(
     rows = profile.rows_of(queries, attention_stored=False, without=without)
     variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy()
 
-    def share(kept: np.ndarray[Any, Any]) -> Array:
-        whole = variance[kept].mean(0)
-        size = mean_product(gram[..., kept, :][..., kept])
+    def share(groups: np.ndarray[Any, Any]) -> Array:
+        total_variance = variance[groups].mean(0)
+        size = mean_product(gram[..., groups, :][..., groups])
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(whole > 0, size / whole, math.nan)
+            return np.where(total_variance > 0, size / total_variance, math.nan)
 
     return share
 
@@ -156,18 +157,18 @@ def overall_share(
         return OverallShare(*[math.nan] * 4)
     share = _share(profile, queries, ())
 
-    def mean(kept: np.ndarray[Any, Any]) -> Array:
-        values = share(kept)[later]
-        known = np.isfinite(values)
-        return np.asarray(np.where(known, values, 0.0).sum() / known.sum() if known.any() else math.nan)
+    def mean(groups: np.ndarray[Any, Any]) -> Array:
+        values = share(groups)[later]
+        defined = np.isfinite(values)
+        return np.asarray(np.where(defined, values, 0.0).sum() / defined.sum() if defined.any() else math.nan)
 
     estimate, low, high, _ = jackknife_bounds(np.arange(len(profile.present)), mean)
     rows = profile.rows_of(queries, attention_stored=False)
     variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy().mean(0)[later]
     gram = profile.gram(queries).numpy()[later]
-    known = np.isfinite(gram).all((-2, -1)) & (variance > 0)
-    scaled = gram[known] / variance[known][:, None, None]
-    p_value = sign_flips(scaled.mean(0)[None], draws=draws, seed=seed)[0] if known.any() else math.nan
+    defined = np.isfinite(gram).all((-2, -1)) & (variance > 0)
+    scaled = gram[defined] / variance[defined][:, None, None]
+    p_value = sign_flips(scaled.mean(0)[None], draws=draws, seed=seed)[0] if defined.any() else math.nan
     return OverallShare(float(estimate), float(low), float(high), float(p_value))
 
 
@@ -213,8 +214,8 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     first = ordered[0]
     for profile in ordered:
         require_groups(name, profile)
-        same = (profile.present, profile.layers) == (first.present, first.layers)
-        if not same or profile.counts().shape != first.counts().shape:
+        is_alike = (profile.present, profile.layers) == (first.present, first.layers)
+        if not is_alike or profile.counts().shape != first.counts().shape:
             raise ValueError(
                 f"{name}: every length needs the same groups, layers and heads, got "
                 f"{tuple(first.counts().shape)} and {tuple(profile.counts().shape)}"
@@ -222,15 +223,15 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
     shares = [_share(profile, (2, profile.m - 1), ()) for profile in ordered]
     at = np.log(lengths) - np.log(lengths).mean()
 
-    def found(kept: np.ndarray[Any, Any]) -> Array:
-        means = np.stack([share(kept).mean(-1) for share in shares])
+    def statistics(groups: np.ndarray[Any, Any]) -> Array:
+        means = np.stack([share(groups).mean(-1) for share in shares])
         means = np.concatenate([means, means.mean(-1, keepdims=True)], axis=-1)
         with np.errstate(invalid="ignore", divide="ignore"):
             logs = np.where(means > 0, np.log(means), math.nan)
         return np.concatenate([means, (at @ logs / (at @ at))[None]])
 
     groups = np.arange(len(first.present))
-    bounds = jackknife_bounds(groups, found, confidence=confidence)[:3]
+    bounds = jackknife_bounds(groups, statistics, confidence=confidence)[:3]
     return LeakageSlope(
         lengths,
         LeakageShare(*(values[:-1, :-1] for values in bounds)),
@@ -242,7 +243,7 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
 def leakage_test(
     real: Any, null: Any, *, confidence: float = 0.95, draws: int = 9999, seed: int = 0
 ) -> LeakageTest:
-    """Return True if leakage of texts exceeds that of the same texts turned round, for every head.
+    """Test whether leakage of texts exceeds that of the same texts turned round, for every head.
 
     Each text counts once, every pair of positions is in its fit, flips have two sides, and the adjustment is
     Benjamini and Hochberg's. A rotation keeps all effects of position that ignore content.
@@ -263,23 +264,23 @@ def leakage_test(
     Example:
         >>> import numpy as np
         >>> from attnscope.inference.leakage import leakage_test
-        >>> found = leakage_test(np.full((12, 1), 0.3), np.full((12, 1), 0.1))
-        >>> round(found.gap.item(), 9), bool(found.p_value < 0.01)
+        >>> test = leakage_test(np.full((12, 1), 0.3), np.full((12, 1), 0.1))
+        >>> round(test.gap.item(), 9), bool(test.p_value < 0.01)
         (0.2, True)
 
     References:
         Benjamini and Hochberg, Controlling the false discovery rate, 1995.
     """
     name = "leakage_test"
-    a, b = (np.asarray(one, dtype=np.float64) for one in (real, null))
+    a, b = (np.asarray(values, dtype=np.float64) for values in (real, null))
     if a.shape != b.shape or a.ndim == 0 or len(a) < 2:
         raise ValueError(
             f"{name}: real and null must hold the same heads of at least two texts, got {a.shape} and "
             f"{b.shape}"
         )
     difference = a - b
-    gap, low, high, _ = jackknife_bounds(difference, lambda kept: kept.mean(0), confidence=confidence)
+    gap, low, high, _ = jackknife_bounds(difference, lambda texts: texts.mean(0), confidence=confidence)
     flat = difference.reshape(len(difference), -1)
-    p_value = np.array([sign_flips(own, draws=draws, seed=seed) for own in flat.T], dtype=np.float64)
+    p_value = np.array([sign_flips(head, draws=draws, seed=seed) for head in flat.T], dtype=np.float64)
     adjusted = benjamini_hochberg(p_value)
     return LeakageTest(gap, low, high, p_value.reshape(gap.shape), adjusted.reshape(gap.shape))

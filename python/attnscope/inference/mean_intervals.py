@@ -50,22 +50,24 @@ def mean_intervals(
         raise ValueError(f"mean_intervals: values must be [means, samples], got shape {data.shape}")
     confidence, draws, seed = check_draws("mean_intervals", confidence, draws, seed)
     low, high = np.full(len(data), math.nan), np.full(len(data), math.nan)
-    there: Any = np.isfinite(data)
+    defined: Any = np.isfinite(data)
     if together:
-        some = there.any(axis=1, keepdims=True)
-        there = np.logical_and(some, (there | ~some).all(axis=0))
-    patterns, which = np.unique(there, axis=0, return_inverse=True)
+        has_values = defined.any(axis=1, keepdims=True)
+        defined = np.logical_and(has_values, (defined | ~has_values).all(axis=0))
+    patterns, which = np.unique(defined, axis=0, return_inverse=True)
     for index, pattern in enumerate(patterns):
         n = int(pattern.sum())
         if n < FEWEST:
             continue
         rows = np.flatnonzero(which.ravel() == index)
-        own = data[np.ix_(rows, np.flatnonzero(pattern))]
+        values_of_pattern = data[np.ix_(rows, np.flatnonzero(pattern))]
         weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
         # as many rows at a time as the processor's cache holds
         parts = [slice(None)] if together else [slice(at, at + 256) for at in range(0, len(rows), 256)]
         for part in parts:
-            low[rows[part]], high[rows[part]] = _of_means(own[part], weights, confidence, together)
+            low[rows[part]], high[rows[part]] = _of_means(
+                values_of_pattern[part], weights, confidence, together
+            )
     return low, high
 
 
@@ -81,8 +83,8 @@ def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) 
     drawn = rest @ weights.T
     variance = np.maximum((rest**2) @ weights.T - drawn**2, 0.0) * n / (n - 1)
     # a draw that repeats one value only has no standard error, but for rounding of numbers up to 1
-    known = variance > 1e-13
-    t = np.where(known, drawn / np.sqrt(np.where(known, variance, 1.0)), math.nan)
+    has_spread = variance > 1e-13
+    t = np.where(has_spread, drawn / np.sqrt(np.where(has_spread, variance, 1.0)), math.nan)
     spread = rest.std(axis=1, ddof=1) * scale[:, 0]
     if together:
         largest = np.nanmax(np.abs(t[~fixed]), axis=0, initial=0.0)

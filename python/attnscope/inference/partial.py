@@ -26,8 +26,8 @@ from attnscope.inference.intervals import bootstrap
 
 Array = npt.NDArray[np.float64]
 
-#: What of a variable is left by the covariates as a share of its spread, below which nothing is left.
-_NOTHING = 1e-9
+#: Share of a variable's spread left by the covariates, below which the rest counts as rounding.
+_LEAST_REST = 1e-9
 
 
 def partial_correlation(
@@ -39,7 +39,7 @@ def partial_correlation(
     confidence: float = 0.95,
     units: Any = None,
 ) -> Correlation:
-    """Correlation of what least squares on covariates leaves of x and of y.
+    """Correlation of the residuals of x and of y after least squares on covariates.
 
     It is −P_xy/√(P_xx·P_yy) of the inverse P of the correlation matrix of x, y and the covariates. Its
     interval is that of `correlation`, with a degree of freedom less for each covariate and units in the place
@@ -52,7 +52,7 @@ def partial_correlation(
             `correlation`. A row with NaN anywhere is left out.
         method: of values, or of ranks (mean ranks on ties), which the covariates get too.
         confidence: in (0, 1).
-        units: labels [n] of samples that belong together; None: each sample stands for itself.
+        units: labels [n] of samples that belong together; None: each sample is its own unit.
 
     Returns:
         Correlation; all NaN for fewer than c + 3 samples, where x or y is constant, or where the covariates
@@ -98,7 +98,7 @@ def within_correlation(
     y: Any,
     texts: Any,
     *,
-    given: Any = None,
+    covariates: Any = None,
     confidence: float = 0.95,
     draws: int = 2000,
     seed: int = 0,
@@ -132,8 +132,8 @@ def within_correlation(
 
         >>> from attnscope import inference
         >>> x, y = [1, 2, 3, 11, 12, 13], [21, 22, 23, 1, 2, 3]
-        >>> found = inference.within_correlation(x, y, [0, 0, 0, 1, 1, 1])
-        >>> found.r, found.n, round(inference.correlation(x, y).r, 2)
+        >>> result = inference.within_correlation(x, y, [0, 0, 0, 1, 1, 1])
+        >>> result.r, result.n, round(inference.correlation(x, y).r, 2)
         (1.0, 2, -0.97)
 
     References:
@@ -144,17 +144,17 @@ def within_correlation(
 
     name = "within_correlation"
     confidence, draws, seed = check_draws(name, confidence, draws, seed)
-    data, labels = _columns(name, x, y, () if given is None else given, texts)
+    data, labels = _columns(name, x, y, () if covariates is None else covariates, texts)
     parts = [_centred_ranks(data[rows]) for rows in _rows_of(labels)]
-    if given is not None:
+    if covariates is not None:
         return _pooled(parts, confidence)
-    found = np.array([cosine(part[:, 0], part[:, 1]) for part in parts])
-    defined = ~np.isnan(found)
+    correlations = np.array([cosine(part[:, 0], part[:, 1]) for part in parts])
+    defined = ~np.isnan(correlations)
     if not defined.any():
         return Correlation(math.nan, math.nan, math.nan, math.nan, 0)
-    mean = bootstrap(found[defined], confidence=confidence, draws=draws, seed=seed)
-    variance = sum(1 / (len(part) - 1) for part, there in zip(parts, defined, strict=True) if there)
-    z = float(found[defined].sum()) / math.sqrt(variance)
+    mean = bootstrap(correlations[defined], confidence=confidence, draws=draws, seed=seed)
+    variance = sum(1 / (len(part) - 1) for part, is_defined in zip(parts, defined, strict=True) if is_defined)
+    z = float(correlations[defined].sum()) / math.sqrt(variance)
     return Correlation(mean.estimate, mean.low, mean.high, float(2 * special.ndtr(-abs(z))), mean.n)
 
 
@@ -163,19 +163,23 @@ def _columns(
 ) -> tuple[Array, npt.NDArray[np.int64]]:
     """x, y and the covariates [n, 2 + c] of samples without NaN, and numbers of their units."""
     first, second = vector(function, "x", x), vector(function, "y", y)
-    more = array(function, "covariates", covariates)
-    if more.ndim == 1:
-        more = more[:, None] if len(more) else np.empty((len(first), 0))
-    if more.ndim != 2:
-        raise ValueError(f"{function}: covariates must have shape [n] or [n, c], got shape {more.shape}")
-    for name, values in (("y", second), ("covariates", more)):
+    covariate_columns = array(function, "covariates", covariates)
+    if covariate_columns.ndim == 1:
+        covariate_columns = (
+            covariate_columns[:, None] if len(covariate_columns) else np.empty((len(first), 0))
+        )
+    if covariate_columns.ndim != 2:
+        raise ValueError(
+            f"{function}: covariates must have shape [n] or [n, c], got shape {covariate_columns.shape}"
+        )
+    for name, values in (("y", second), ("covariates", covariate_columns)):
         if len(values) != len(first):
             raise ValueError(f"{function}: {name} must hold the {len(first)} samples of x, got {len(values)}")
     together = np.arange(len(first)) if units is None else units
-    _, own = label_numbers(function, "units or texts", together, len(first))
-    data = np.column_stack([first, second, more])
-    known = np.isfinite(data).all(1)
-    return data[known], label_numbers(function, "units or texts", own[known])[1]
+    _, unit_numbers = label_numbers(function, "units or texts", together, len(first))
+    data = np.column_stack([first, second, covariate_columns])
+    complete = np.isfinite(data).all(1)
+    return data[complete], label_numbers(function, "units or texts", unit_numbers[complete])[1]
 
 
 def _rows_of(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.intp]]:
@@ -185,7 +189,9 @@ def _rows_of(labels: npt.NDArray[np.int64]) -> list[npt.NDArray[np.intp]]:
 
 
 def _partial(data: Array, method: str) -> tuple[Array, Array]:
-    """What the other columns leave of columns 0 and 1, [n, 2], NaN where nothing; and their basis [n, c]."""
+    """Return the parts of columns 0 and 1 that the other columns leave, [n, 2], NaN if none; and their
+    basis [n, c].
+    """
     if len(data) == 0:
         return np.empty((0, 2)), np.empty((0, 0))
     varying = np.ptp(data, axis=0) > 0
@@ -203,12 +209,12 @@ def _residuals(columns: Array) -> tuple[Array, Array]:
     if columns.shape[1] == 2:
         return columns, columns[:, :0]
     left, sizes, _ = np.linalg.svd(columns[:, 2:], full_matrices=False)
-    basis = left[:, sizes > _NOTHING * sizes[0]] if len(sizes) and sizes[0] > 0 else left[:, :0]
+    basis = left[:, sizes > _LEAST_REST * sizes[0]] if len(sizes) and sizes[0] > 0 else left[:, :0]
     rest = columns[:, :2]
     for _ in range(2):  # once more takes out what the first projection left by rounding
         rest = rest - basis @ (basis.T @ rest)
-    before, after = (np.sqrt(np.square(some).sum(0)) for some in (columns[:, :2], rest))
-    return np.where(after > _NOTHING * before, rest, math.nan), basis
+    before, after = (np.sqrt(np.square(columns_pair).sum(0)) for columns_pair in (columns[:, :2], rest))
+    return np.where(after > _LEAST_REST * before, rest, math.nan), basis
 
 
 def _centred_ranks(data: Array) -> Array:
@@ -219,19 +225,19 @@ def _centred_ranks(data: Array) -> Array:
 
 
 def _pooled(parts: list[Array], confidence: float) -> Correlation:
-    """Correlation of pooled centred ranks given the control; texts are what its interval is over."""
-    known = [part for part in parts if not np.isnan(part).any() and np.ptp(part[:, :2], axis=0).all()]
-    nothing = Correlation(math.nan, math.nan, math.nan, math.nan, len(known))
-    if not known:
-        return nothing
-    residuals, basis = _residuals(np.concatenate(known))
+    """Correlation of pooled centred ranks given the control; its interval is over texts."""
+    usable = [part for part in parts if not np.isnan(part).any() and np.ptp(part[:, :2], axis=0).all()]
+    undefined = Correlation(math.nan, math.nan, math.nan, math.nan, len(usable))
+    if not usable:
+        return undefined
+    residuals, basis = _residuals(np.concatenate(usable))
     r = cosine(*residuals.T)
     if math.isnan(r):
-        return nothing
-    sizes = [len(part) for part in known]
+        return undefined
+    sizes = [len(part) for part in usable]
     low, high = correlation_bounds(
         residuals,
-        np.repeat(np.arange(len(known)), sizes),
+        np.repeat(np.arange(len(usable)), sizes),
         confidence,
         ranked=True,
         covariates=basis.shape[1],
@@ -239,4 +245,4 @@ def _pooled(parts: list[Array], confidence: float) -> Correlation:
         # centring takes one of each text's versions
         samples=1 + sum(size - 1 for size in sizes),
     )
-    return Correlation(r, low, high, math.nan, len(known))
+    return Correlation(r, low, high, math.nan, len(usable))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""How large the mean residual of scores is, and how much of it a change in the run removes.
+"""The size of the mean residual of scores, and the part of it that a change in the run removes.
 
 The square of a noisy mean never vanishes: E‖R̂‖² = ‖R‖² + noise/N. Products of different groups of texts
-share no noise, so their mean is unbiased, and negative where there is nothing.
+share no noise, so their mean is unbiased, and negative without a residual.
 """
 
 from __future__ import annotations
@@ -52,24 +52,25 @@ class ResidualSize(NamedTuple):
 
     @property
     def floor(self) -> Array:
-        """What noise adds to `plain`."""
+        """Noise in `plain`."""
         return self.plain - self.estimate
 
 
 class Removal(NamedTuple):
-    """A share that is removed: of each layer (mean over its heads), and of all but the first."""
+    """A removed share: of each layer (mean over its heads), and of all layers but the first."""
 
     layers: tuple[Interval, ...]
-    whole: Interval
+    overall: Interval
 
 
 class Removed(NamedTuple):
-    """What a condition removes of the base's residual; 0 is nothing, negative values are more than before.
+    """The part of the base's residual that a condition removes; 0 is no change, negative values are more than
+    before.
 
     Attributes:
         energy: 1 − ĉ'²/ĉ².
         size: 1 − ĉ'/ĉ; a negative ĉ² counts as 0.
-        pattern: 1 − <R', R>/<R, R>: how much of the base's own pattern is gone.
+        pattern: 1 − <R', R>/<R, R>: the share of the base's pattern that is removed.
     """
 
     energy: Removal
@@ -82,8 +83,8 @@ class MovedDistance(NamedTuple):
 
     Attributes:
         value: mean over queries of ½ Σ_j |E δ_ij|, noise included.
-        floor: its mean over sign flips of whole groups, what noise alone gives.
-        p_value: the share of those flips that move as much or more; NaN where nothing can be moved.
+        floor: its mean over sign flips of whole groups, the value of noise.
+        p_value: the share of those flips that move as much or more; NaN if nothing can be moved.
     """
 
     value: Array
@@ -138,7 +139,7 @@ def residual_size(
     require_groups("residual_size", profile)
     gram = profile.gram(queries, weights=weights, without=without).numpy()
     estimate, low, high, _ = _of_groups(
-        lambda kept: mean_product(_kept(gram, kept)), len(gram[0, 0]), confidence
+        lambda groups: mean_product(_among_groups(gram, groups)), len(gram[0, 0]), confidence
     )
     p_value = sign_flips(gram, draws=draws, seed=seed)
     odd, even = slice(1, None, 2), slice(0, None, 2)
@@ -180,7 +181,7 @@ def removed(
         confidence: of the jackknife intervals, of the ratios.
 
     Returns:
-        Removed; an Interval of NaN where the lower bound of the base's ĉ² is not above 0, because there is
+        Removed; an Interval of NaN where the lower bound of the base's ĉ² is not above 0, which has
         nothing that could be removed. With one layer `whole` is of no layer and NaN.
 
     Raises:
@@ -195,8 +196,8 @@ def removed(
         >>> base, arm = asc.PositionProfile(6, groups=4), asc.PositionProfile(6, groups=4)
         >>> for profile, factor in ((base, 1.0), (arm, 0.5)):
         ...     profile.add(factor * scores, group=[text // 4 for text in range(16)])
-        >>> found = asc.removed(base, arm)
-        >>> [round(share.layers[0].estimate, 9) for share in found]
+        >>> shares = asc.removed(base, arm)
+        >>> [round(share.layers[0].estimate, 9) for share in shares]
         [0.75, 0.5, 0.5]
 
     References:
@@ -204,18 +205,18 @@ def removed(
     """
     for profile in (base, arm):
         require_groups("removed", profile)
-    mine, its = base.counts(), arm.counts()
-    if base.present != arm.present or base.layers != arm.layers or mine.shape != its.shape:
+    base_counts, arm_counts = base.counts(), arm.counts()
+    if base.present != arm.present or base.layers != arm.layers or base_counts.shape != arm_counts.shape:
         raise ValueError(
-            f"removed: both need the same groups, layers and heads, got {tuple(mine.shape)} and "
-            f"{tuple(its.shape)} in groups {base.present} and {arm.present}"
+            f"removed: both need the same groups, layers and heads, got {tuple(base_counts.shape)} and "
+            f"{tuple(arm_counts.shape)} in groups {base.present} and {arm.present}"
         )
     confidence = fraction_argument("removed", "confidence", confidence)
     vectors = base.vectors(queries, weights, without, base), base.vectors(queries, weights, without, arm)
     replicates = removal_replicates(*vectors, base.layers)
     *layers, together = removal_intervals(replicates, confidence=confidence)
     parts = zip(*layers, strict=True) if layers else ((), (), ())
-    return Removed(*(Removal(part, whole) for part, whole in zip(parts, together, strict=True)))
+    return Removed(*(Removal(part, overall) for part, overall in zip(parts, together, strict=True)))
 
 
 def removal_replicates(base: Tensor, arm: Tensor, layers: Sequence[int]) -> Array:
@@ -231,21 +232,24 @@ def removal_replicates(base: Tensor, arm: Tensor, layers: Sequence[int]) -> Arra
         of the layers from 1 on. NaN where the lower bound of the base's size is not above 0.
     """
     first, second = base.permute(1, 2, 0, 3), arm.permute(1, 2, 0, 3)
-    grams = [(one @ other.mT).numpy() for one, other in ((first, first), (second, second), (first, second))]
+    grams = [
+        (first_vectors @ second_vectors.mT).numpy()
+        for first_vectors, second_vectors in ((first, first), (second, second), (first, second))
+    ]
     groups = grams[0].shape[-1]
     later = [place for place, layer in enumerate(layers) if layer >= 1]
     scopes = [[place] for place in range(len(layers))] + [later]
 
-    def sizes(kept: np.ndarray) -> Array:
-        """Of each scope the mean over its heads of base, arm and what they share, [scopes, 3]."""
-        means = np.stack([mean_product(_kept(gram, kept)) for gram in grams], -1)
+    def sizes(groups: np.ndarray) -> Array:
+        """Return the mean over the heads of each scope, of base, arm and their product, [scopes, 3]."""
+        means = np.stack([mean_product(_among_groups(gram, groups)) for gram in grams], -1)
         heads = np.stack([(~np.isnan(means[scope])).sum((0, 1)) for scope in scopes])
         with np.errstate(invalid="ignore"):  # 0/0 where a scope has no head
             rows: Array = np.stack([np.nansum(means[scope], (0, 1)) for scope in scopes]) / heads
         return rows
 
-    every = np.arange(groups)
-    of_groups = np.stack([sizes(every), *(sizes(np.delete(every, group)) for group in every)])
+    all_groups = np.arange(groups)
+    of_groups = np.stack([sizes(all_groups), *(sizes(np.delete(all_groups, group)) for group in all_groups)])
     before, after, shared = np.moveaxis(of_groups, -1, 0)
     lowest = jackknife_interval(before[0], before[1:])[1]
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -275,7 +279,7 @@ def moved_distance(
     draws: int = 200,
     seed: int = 0,
 ) -> MovedDistance:
-    """Return the total variation by which early attention is moved, and what noise alone gives.
+    """Return the total variation by which early attention is moved, and the value of noise.
 
     Args:
         profile: of at least four groups and four texts a group.
@@ -285,7 +289,7 @@ def moved_distance(
         seed: of the draws.
 
     Returns:
-        MovedDistance, float64 [L, h], in [0, 1]; `value` means nothing without `floor` beside it.
+        MovedDistance, float64 [L, h], in [0, 1]; compare `value` with `floor`.
 
     Raises:
         ValueError: as `residual_size`.
@@ -320,7 +324,7 @@ def moved_distance(
 
 
 def require_groups(function: str, profile: PositionProfile) -> None:
-    """What a size needs: four groups, and four texts in each on average."""
+    """Raise ValueError unless a size can be estimated: four groups, and four texts in each on average."""
     if not isinstance(profile, PositionProfile):
         raise TypeError(f"{function}: a PositionProfile is needed, got {type(profile).__name__}")
     groups, texts = len(profile.present), profile.texts
@@ -336,5 +340,5 @@ def _of_groups(
     return jackknife_bounds(np.arange(groups), function, confidence=confidence)
 
 
-def _kept(gram: Array, kept: np.ndarray) -> Array:
-    return gram[..., kept, :][..., kept]
+def _among_groups(gram: Array, groups: np.ndarray) -> Array:
+    return gram[..., groups, :][..., groups]

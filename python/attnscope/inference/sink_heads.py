@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""Which heads have a sink, and the reference frame of those that do.
+"""The heads that have a sink, and their reference frame.
 
-Every head has a largest entry, so frames of all heads say something of any model, an untrained one too. Here
-a head counts when a test finds its sink in text after text, and where few heads have one there is no frame.
+Every head has a largest entry, so frames of all heads exist for any model, an untrained one too. Here
+a head counts when a test finds its sink in text after text, and where few heads have one no frame is
+reported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from attnscope import _checks
 from attnscope.inference.frames import Frames, classify_frames
 
-#: Shorter texts say too little alone: their heads' sinks are those of the pooled test.
+#: Shorter texts are too few keys for a test: their heads' sinks are those of the pooled test.
 SHORT = 32
 #: A frame needs this share of the tested heads.
 LEAST_SHARE = 0.1
@@ -30,7 +31,7 @@ class SinkFrames(NamedTuple):
 
     frame: "none" below a tenth of the tested heads, else as `classify_frames`. share: of the tested heads,
     those with a sink; NaN where none was tested. heads: bool [layers, heads]. tested: bool [layers, heads].
-    frames: of those heads, or None. positions: what they are of, int64 [texts, layers, heads], −1 elsewhere.
+    frames: of those heads, or None. positions: of the sinks, int64 [texts, layers, heads], −1 elsewhere.
     """
 
     frame: str
@@ -60,13 +61,13 @@ def heads_with_sinks(
     Example:
         >>> from attnscope import inference
         >>> positions, untested = [[[0, -1, -1]], [[0, 3, -1]], [[0, -1, -1]]], [[[False, False, True]]] * 3
-        >>> [found.tolist() for found in inference.heads_with_sinks(positions, untested)]
+        >>> [mask.tolist() for mask in inference.heads_with_sinks(positions, untested)]
         [[[True, False, False]], [[True, True, False]]]
     """
     name = "heads_with_sinks"
-    found, without = _shaped(name, positions, untested)
+    sinks, without = _shaped(name, positions, untested)
     tested = (~without).sum(0)
-    have = (tested > 0) & (2 * ((found >= 0) & ~without).sum(0) >= tested)
+    have = (tested > 0) & (2 * ((sinks >= 0) & ~without).sum(0) >= tested)
     for layer, head in pooled or {}:
         if not (0 <= layer < have.shape[0] and 0 <= head < have.shape[1]):
             raise ValueError(f"{name}: pooled head {(layer, head)} is not among {have.shape}")
@@ -109,24 +110,24 @@ def frames_of_sinks(
         >>> import numpy as np
         >>> from attnscope import inference
         >>> nowhere = np.full((5, 3, 4), -1)
-        >>> found = inference.frames_of_sinks(nowhere, nowhere > 0, lengths=64, causal=True)
-        >>> found.frame, found.share
+        >>> result = inference.frames_of_sinks(nowhere, nowhere > 0, lengths=64, causal=True)
+        >>> result.frame, result.share
         ('none', 0.0)
 
     References:
         What are you sinking? A geometric approach on attention sink, arXiv 2508.02546, 2025.
     """
     have, tested = heads_with_sinks(positions, untested, pooled)
-    found, without = _shaped("frames_of_sinks", positions, untested)
+    sinks, without = _shaped("frames_of_sinks", positions, untested)
     share = float(have.sum() / tested.sum()) if tested.any() else float("nan")
     sizes = _checks.as_tensor("frames_of_sinks", "lengths", lengths).cpu().numpy()
-    sizes = np.broadcast_to(sizes, len(found))
-    chosen = np.where(have & ~without, found, -1)
+    sizes = np.broadcast_to(sizes, len(sinks))
+    chosen = np.where(have & ~without, sinks, -1)
     for text in np.flatnonzero(sizes < SHORT):
         chosen[text] = -1
         for (layer, head), label in (pooled or {}).items():
             place = -1 if label is None else label if label >= 0 else int(sizes[text]) + label
-            # a place that is counted from the end of longer texts may lie before a short one begins
+            # a place that is counted from the end of longer texts may be before the start of a short text
             chosen[text, layer, head] = place if 0 <= place < sizes[text] else -1
     if not share >= LEAST_SHARE or not (chosen >= 0).any():
         return SinkFrames("none", share, have, tested, None, chosen)
@@ -144,16 +145,16 @@ def _shaped(
     function: str, positions: Any, untested: Any
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Both arguments as arrays [texts, layers, heads]."""
-    found = _checks.as_tensor(function, "positions", positions).cpu().numpy()
+    sinks = _checks.as_tensor(function, "positions", positions).cpu().numpy()
     without = _checks.as_tensor(function, "untested", untested).cpu().numpy()
-    if found.ndim != 3 or not np.issubdtype(found.dtype, np.integer):
+    if sinks.ndim != 3 or not np.issubdtype(sinks.dtype, np.integer):
         raise ValueError(
-            f"{function}: positions must be integers [texts, layers, heads], got {found.dtype} of shape "
-            f"{found.shape}"
+            f"{function}: positions must be integers [texts, layers, heads], got {sinks.dtype} of shape "
+            f"{sinks.shape}"
         )
-    if without.shape != found.shape or without.dtype != bool:
+    if without.shape != sinks.shape or without.dtype != bool:
         raise ValueError(
-            f"{function}: untested must be boolean of shape {found.shape}, got {without.dtype} of shape "
+            f"{function}: untested must be boolean of shape {sinks.shape}, got {without.dtype} of shape "
             f"{without.shape}"
         )
-    return found.astype(np.int64), without
+    return sinks.astype(np.int64), without

@@ -68,7 +68,7 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
     folder = Path(path).expanduser()
     if folder.is_dir():
         if _is_model(folder) and not revisions:
-            _refuse_special_files(folder)
+            refuse_special_files(folder)
             return [Checkpoint(label or _label(folder), "", -1, str(folder), True)]
         inside = [folder / name for name in revisions] or list(filter(_is_model, folder.iterdir()))
         if not inside:
@@ -130,11 +130,14 @@ def _is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
-def _refuse_special_files(folder: Path) -> None:
-    """Raise FileNotFoundError for a pipe, socket or device, whose reading may take for ever."""
-    for file in sorted(folder.iterdir()):
+def refuse_special_files(folder: Path, kind: str = "a model") -> None:
+    """Raise FileNotFoundError for a pipe, socket or device, whose reading may take for ever.
+
+    Looked at is what loading reads: the folder itself and its chat templates.
+    """
+    for file in (*sorted(folder.iterdir()), *sorted(folder.glob("additional_chat_templates/*"))):
         if file.exists() and not (file.is_file() or file.is_dir()):
-            raise FileNotFoundError(f"{file} is no regular file; a model is a folder of files")
+            raise FileNotFoundError(f"{file} is no regular file; {kind} is a folder of files")
 
 
 def _series(folders: Sequence[Path], label: str) -> list[Checkpoint]:
@@ -142,7 +145,7 @@ def _series(folders: Sequence[Path], label: str) -> list[Checkpoint]:
     if missing:
         raise FileNotFoundError(f"there is no checkpoint folder {', '.join(missing)}")
     for folder in folders:
-        _refuse_special_files(folder)
+        refuse_special_files(folder)
     names = [folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from attnscope._evaluation import plain_defaults
-from attnscope.models.checkpoints import Checkpoint
+from attnscope.models.checkpoints import Checkpoint, refuse_special_files
 from attnscope.models.hub import hub_answers
 
 #: Architectures that this package defines: model type -> module whose import makes it known.
@@ -117,15 +117,22 @@ def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> A
 
 
 def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a checkpoint.
+    """Return the tokenizer of a checkpoint.
 
     Args:
+        checkpoint: whose tokenizer.
         path: folder or hub id of another tokenizer; empty takes the checkpoint's own.
+        trust_remote_code: run Python code that comes with the tokenizer.
+
+    Raises:
+        LoadError: there is none, or its folder holds a pipe, socket or device.
     """
     import transformers
 
     with _place(checkpoint, trust_remote_code, "tokenizer: ") as place:
         if path:
+            if Path(path).is_dir():
+                refuse_special_files(Path(path), "a tokenizer")
             place = {"pretrained_model_name_or_path": path, "trust_remote_code": trust_remote_code}
         return transformers.AutoTokenizer.from_pretrained(**place)
 

@@ -66,7 +66,9 @@ def figures_of(results: Results) -> Mapping[str, Figure]:
 
 
 class LeftOut(NamedTuple):
-    """A figure that is not there, and why: what the tables lack, or, where drawing `failed`, the error."""
+    """A figure that is not drawn and the reason: missing tables or columns, or, if drawing `failed`, the
+    error.
+    """
 
     name: str
     reason: str
@@ -84,20 +86,20 @@ def draw_all(
     left_out: list[LeftOut] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Drawn]:
-    """Figures as `draw` makes them, each with its caption; `say` gets a line before each.
+    """Draw figures as `draw` does, each with its caption; `say` gets a line before each.
 
     An error of one figure does not end the others: that figure is left out and named.
     """
-    own, results = figures_of(results), drawable(results)
-    unknown = [name for name in names or () if name not in own]
+    declared, results = figures_of(results), drawable(results)
+    unknown = [name for name in names or () if name not in declared]
     if unknown:
-        raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], own)}")
+        raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], declared)}")
     drawn: dict[str, Drawn] = {}
-    for place, name in enumerate(names or own, 1):
+    for place, name in enumerate(names or declared, 1):
         if say is not None:
-            say(f"drawing {place}/{len(names or own)} {name}")
+            say(f"drawing {place}/{len(names or declared)} {name}")
         try:
-            drawn[name] = own[name](results, options)
+            drawn[name] = declared[name](results, options)
         except Exception as error:
             if names and isinstance(error, NotDrawable):
                 raise NotDrawable(f"figures: {name}: {error}") from error
@@ -118,8 +120,8 @@ def draw(
     Returns:
         Figures by name.
     """
-    found = draw_all(results, names, Options(**options), left_out=left_out)
-    return {name: drawn.figure for name, drawn in found.items()}
+    drawn_figures = draw_all(results, names, Options(**options), left_out=left_out)
+    return {name: drawn.figure for name, drawn in drawn_figures.items()}
 
 
 def figures(
@@ -167,16 +169,18 @@ def figures(
     if folder is None:
         home = getattr(results, "path", None)
         if home is None:
-            raise ValueError("figures: these results have no run folder; say where to write")
+            raise ValueError("figures: these results have no run folder; name a folder")
         refuse_links(Path(home), "figures")
         folder = Path(home) / "figures"
     files: list[Path] = []
     if drawn is None:
         drawn = draw_all(results, names, how, left_out=left_out)
-    for name, one in drawn.items():
+    for name, drawn_figure in drawn.items():
         try:
             with style(how.font):
-                files += save(one.figure, Path(folder) / name, formats, dpi=dpi, title=name.replace("_", " "))
+                files += save(
+                    drawn_figure.figure, Path(folder) / name, formats, dpi=dpi, title=name.replace("_", " ")
+                )
         except OSError:
             # a folder that cannot be written is no fault of one figure
             raise
@@ -185,8 +189,8 @@ def figures(
     if files:
         # a LaTeX file that defines `\figurecaption{NAME}` for every figure
         lines = [r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}"]
-        for name, one in drawn.items():
-            caption = pdflatex(escaped(one.caption))
+        for name, drawn_figure in drawn.items():
+            caption = pdflatex(escaped(drawn_figure.caption))
             lines.append(rf"\expandafter\def\csname attnscope:{name}\endcsname{{{caption}}}")
         files.append(Path(folder) / "captions.tex")
         write_bytes(files[-1], ("\n".join(lines) + "\n").encode())
@@ -196,8 +200,8 @@ def figures(
 def _leave_out(name: str, error: Exception, left_out: list[LeftOut] | None) -> None:
     failed = not isinstance(error, NotDrawable)
     reason = f"{type(error).__name__}: {' '.join(str(error).split())}" if failed else str(error)
-    one = LeftOut(name, reason, failed)
+    omission = LeftOut(name, reason, failed)
     if left_out is not None:
-        left_out.append(one)
+        left_out.append(omission)
     elif failed:
-        warn(str(one), UserWarning)
+        warn(str(omission), UserWarning)

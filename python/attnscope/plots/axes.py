@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Axes and colours of curves: training steps, layers, what an axis says, what is drawn on it."""
+"""Axes and colours of curves: training steps, layers, labels of axes, and the range drawn on them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def layers_below(ax: Axes) -> None:
 
 
 def axis_label(metric: str, threshold: float | None = None) -> str:
-    """What an axis says: the quantity, its symbol, and the graph's threshold where there is one.
+    """Return the label of an axis: the quantity, its symbol, and the graph's threshold if it has one.
 
     >>> axis_label("density", 0.02)
     'density at .02'
@@ -56,7 +56,7 @@ def axis_label(metric: str, threshold: float | None = None) -> str:
 
 
 def label_some(ax: Axes, places: Sequence[float], text: Callable[[float], str]) -> None:
-    """Labels places on a logarithmic axis as close as labels can stand, from the last one down; ticks on all.
+    """Label places on a logarithmic axis as close as labels fit, from the last one down; ticks on all.
 
     >>> from matplotlib.figure import Figure
     >>> ax = Figure().subplots()
@@ -64,21 +64,21 @@ def label_some(ax: Axes, places: Sequence[float], text: Callable[[float], str]) 
     >>> ax.get_xticks().tolist()
     [0.0, 0.001, 0.01, 0.05, 0.2]
     """
-    kept: list[float] = []
+    labelled: list[float] = []
     for place in sorted(places, reverse=True):
-        if not kept or place * 3.9 <= kept[-1]:
-            kept.append(place)
-    ax.set_xticks(kept[::-1], [text(place) for place in kept[::-1]])
-    ax.set_xticks([place for place in places if place not in kept], [], minor=True)
+        if not labelled or place * 3.9 <= labelled[-1]:
+            labelled.append(place)
+    ax.set_xticks(labelled[::-1], [text(place) for place in labelled[::-1]])
+    ax.set_xticks([place for place in places if place not in labelled], [], minor=True)
 
 
 def step_axis(ax: Axes, steps: Any) -> None:
-    """A training axis: 0 first, then logarithmic, with ticks on checkpoints that exist."""
-    there = sorted({int(step) for step in steps})
+    """Make a training axis: 0 first, then logarithmic, with ticks on checkpoints that exist."""
+    known_steps = sorted({int(step) for step in steps})
     ax.set_xscale("symlog", linthresh=1, linscale=0.5)
     # 143000 is 143k
-    label_some(ax, there, lambda step: re.sub(r"(?<=\d\d)000$", "k", str(step)))
-    ax.set_xlim(there[0] - (0.08 if there[0] == 0 else 0.0), there[-1] * 1.08)
+    label_some(ax, known_steps, lambda step: re.sub(r"(?<=\d\d)000$", "k", str(step)))
+    ax.set_xlim(known_steps[0] - (0.08 if known_steps[0] == 0 else 0.0), known_steps[-1] * 1.08)
     ax.set_xlabel("training step")
 
 
@@ -89,15 +89,15 @@ def layer_colors(count: int) -> list[str]:
     return [to_hex(color) for color in colormaps["viridis_r"](np.linspace(0.12, 1.0, count))]
 
 
-def logarithmic(ax: Axes, values: Sequence[Any]) -> None:
-    """A logarithmic vertical axis where any of the values can stand on one; a linear one else."""
-    if any((np.asarray(one, dtype=float) > 0).any() for one in values):
+def scale_logarithmically(ax: Axes, values: Sequence[Any]) -> None:
+    """Make the vertical axis logarithmic if any of the values is positive."""
+    if any((np.asarray(series, dtype=float) > 0).any() for series in values):
         ax.set_yscale("log")
 
 
 def drawn_range(ax: Axes) -> tuple[float, float]:
-    """Return the lowest and highest value that lines and intervals of some axes reach; NaN when there is
-    none.
+    """Return the lowest and highest value that lines and intervals of some axes reach; NaN without
+    any.
     """
     values = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
     values += [np.asarray(path.vertices)[:, 1] for band in ax.collections for path in band.get_paths()]

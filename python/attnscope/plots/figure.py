@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What a figure is to a study: a function from stored tables to a drawing and the caption of what it drew.
+"""Figures of a study: functions from stored tables to a drawing and its caption.
 
-A study declares its figures with `declared_in`; nothing here knows which studies there are.
+A study declares its figures with `declared_in`; this module knows no study.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from matplotlib.patches import Rectangle, StepPatch
 from attnscope.config.study_folders import study_of
 from attnscope.engine.reading import optional as optional
 from attnscope.engine.results import Results as Results
-from attnscope.plots.adapted import Options as Options
-from attnscope.plots.adapted import adapt, fit_titles, wrap_titles
 from attnscope.plots.drawable import drawable, plain_caption
-from attnscope.plots.style import MUTED, settled, style
+from attnscope.plots.figure_options import Options as Options
+from attnscope.plots.figure_options import adapt, fit_titles, wrap_titles
+from attnscope.plots.style import MUTED, freeze_layout, style
 from attnscope.study_api.study import study_class
 
 
 class NotDrawable(LookupError):
-    """The stored tables lack what a figure shows; the message says what."""
+    """Raised when the stored tables lack data that a figure shows; the message names it."""
 
 
 class Drawn(NamedTuple):
-    """A figure, the caption of what it shows in plain text, and what it had no room for."""
+    """A figure, its caption in plain text, and the parts that it had no room for."""
 
     figure: mpl.Figure
     caption: str
@@ -49,8 +49,8 @@ class Figure:
 
     Attributes:
         draw: from results to the drawing; raises `NotDrawable` when a table or column is missing.
-        tables: without which there is nothing to draw.
-        caption: one sentence on what the figure shows of any run.
+        tables: names of the tables that the figure needs.
+        caption: one sentence on the content of the figure, true of any run.
     """
 
     draw: Draw
@@ -61,7 +61,7 @@ class Figure:
         """Draw in the style, laid out once and for all."""
         results = drawable(results)
         for name in self.tables:
-            stored(results, name)
+            require_table(results, name)
         options = options or Options()
         with warnings.catch_warnings(), style(options.font):
             # a mean of nothing is NaN, which is not drawn
@@ -76,7 +76,7 @@ class Figure:
             _without_empty_panels(drawn.figure)
             adapt(drawn.figure, options)
             wrap_titles(drawn.figure)
-            settled(drawn.figure)
+            freeze_layout(drawn.figure)
             fit_titles(drawn.figure)
             return drawn._replace(caption=plain_caption(drawn.caption))
 
@@ -85,17 +85,17 @@ def _lacking(results: Results, error: str) -> str:
     """Return which declared columns that an error names the stored tables lack; "" when it names none."""
     study = study_of(results)
     words = set(re.findall(r"\w+", error))
-    there = results.tables()
+    stored_tables = results.tables()
     for table in study_class(study.name).tables if study else ():
-        names = [*table.keys, *(one.name for one in table.columns or ())]
-        own = set(results.table(table.name)) if table.name in there else set(names)
-        if missing := [name for name in names if name in words and name not in own]:
+        names = [*table.keys, *(column.name for column in table.columns or ())]
+        columns = set(results.table(table.name)) if table.name in stored_tables else set(names)
+        if missing := [name for name in names if name in words and name not in columns]:
             return f"the {table.name} table has no {', '.join(missing)}"
     return ""
 
 
 def _without_empty_panels(figure: mpl.Figure) -> None:
-    """Leaves out panels on which nothing has a finite place, and says so where they would stand."""
+    """Remove panels on which no mark has a finite place, and put a note in their place."""
     # the axes of a colour bar hold its colours, whatever the map holds
     shown = [ax for ax in figure.axes if ax.axison and ax.get_visible() and not hasattr(ax, "_colorbar")]
     empty = [ax for ax in shown if not _has_data(ax)]
@@ -104,13 +104,13 @@ def _without_empty_panels(figure: mpl.Figure) -> None:
     for ax in empty:
         title = ax.get_title() or ax.get_title(loc="left") or ax.get_ylabel()
         ax.clear()
-        instead_of(ax, f"{title}: no values" if title else "no values", color=MUTED, fontsize=6.5)
+        show_placeholder(ax, f"{title}: no values" if title else "no values", color=MUTED, fontsize=6.5)
 
 
-def instead_of(ax: Axes, words: str, **how: Any) -> None:
-    """Put words where a panel would stand."""
+def show_placeholder(ax: Axes, words: str, **text_style: Any) -> None:
+    """Put words in the place of a panel."""
     ax.set_axis_off()
-    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", **how)
+    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", **text_style)
 
 
 def _has_data(ax: Axes) -> bool:
@@ -118,16 +118,19 @@ def _has_data(ax: Axes) -> bool:
     count.
     """
     places: list[Any] = [line.get_xydata() for line in ax.get_lines() if line.get_transform() is ax.transData]
-    for one in ax.collections:
-        points = one.get_offset_transform() is ax.transData
-        places += [one.get_offsets()] if points else [area.vertices for area in one.get_paths()]
+    for collection in ax.collections:
+        points = collection.get_offset_transform() is ax.transData
+        places += [collection.get_offsets()] if points else [area.vertices for area in collection.get_paths()]
     places += [np.reshape(np.ma.asarray(image.get_array()), (-1, 1)) for image in ax.images]
     for patch in ax.patches:
         if isinstance(patch, Rectangle):
             places.append([[patch.get_x(), patch.get_width(), patch.get_height()]])
         elif isinstance(patch, StepPatch):
             places.append(np.reshape(patch.get_data()[0], (-1, 1)))
-    return any(np.isfinite(np.ma.asarray(one, dtype=float).filled(np.nan)).all(-1).any() for one in places)
+    return any(
+        np.isfinite(np.ma.asarray(coordinates, dtype=float).filled(np.nan)).all(-1).any()
+        for coordinates in places
+    )
 
 
 def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Draw]]:
@@ -143,7 +146,7 @@ def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Dr
     return needing
 
 
-def stored(results: Results, name: str, *columns: str) -> pd.DataFrame:
+def require_table(results: Results, name: str, *columns: str) -> pd.DataFrame:
     """Return a table, infinite measurements as missing ones; NotDrawable without it, its rows or a column."""
     table = optional(results, name)
     if table is None:
@@ -156,12 +159,12 @@ def stored(results: Results, name: str, *columns: str) -> pd.DataFrame:
     return table
 
 
-def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[str]:
-    """Those of some columns that hold at least one value; NotDrawable where there is none."""
-    found = [column for column in wanted if column in table and table[column].notna().any()]
-    if not found:
-        raise NotDrawable(f"the {name} table has none of {', '.join(wanted)}")
-    return found
+def with_values(table: pd.DataFrame, name: str, columns: Sequence[str]) -> list[str]:
+    """Return the columns that hold at least one value; NotDrawable without any."""
+    present = [column for column in columns if column in table and table[column].notna().any()]
+    if not present:
+        raise NotDrawable(f"the {name} table has none of {', '.join(columns)}")
+    return present
 
 
 def over_steps(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
@@ -183,11 +186,11 @@ def over_layers(table: pd.DataFrame) -> None:
 
 
 def captioned(figure: mpl.Figure, *sentences: str, left_out: Sequence[str] = ()) -> Drawn:
-    """Return a figure with the sentences that say what it shows; empty ones are left out."""
+    """Return a figure with the sentences of its caption; empty ones are left out."""
     return Drawn(figure, " ".join(sentence for sentence in sentences if sentence), tuple(left_out))
 
 
-#: What stands beside the measured values, by the start of its artists' ids.
+#: Reference values drawn with the measured ones, by the start of their artists' ids.
 _BESIDE = {
     "interval": "bands: 95 % intervals over texts",
     "uniform": "dashed: uniform attention of the same lengths",

@@ -36,6 +36,6 @@ def pdflatex(source: str) -> str:
     source = source.replace("\\\\\n[", "\\\\\n{}[")
     return re.sub(
         r"[^\n -~\u00a0-\u017f]|[<>|]",
-        lambda found: _LETTERS.get(found[0]) or rf"\texttt{{U+{ord(found[0]):04X}}}",
+        lambda match: _LETTERS.get(match[0]) or rf"\texttt{{U+{ord(match[0]):04X}}}",
         source,
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Curves with intervals: emergence over training, profiles over depth, dependence on a threshold.
 
-A line is a mean over texts with its interval, one for each model, layer or threshold; what cannot be drawn is
-left out and named in the caption. Steps are drawn on a logarithmic axis that holds step 0.
+A line is a mean over texts with its interval, one for each model, layer or threshold; values that cannot be
+drawn are left out and named in the caption. Steps are drawn on a logarithmic axis that holds step 0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def emergence_curve(
 ) -> Axes:
     """Return a metric over training, one line per series, with its 95 % interval over samples.
 
-    Steps stand on a logarithmic axis that begins with 0; rows of unknown step (−1) are left out. The dashed
+    Steps are on a logarithmic axis that begins with 0; rows of unknown step (−1) are left out. The dashed
     line is uniform attention of the same lengths, the dotted one each series' own value before training;
     where the run measured them, the models with random weights and the maps with shuffled rows are drawn too.
 
@@ -132,7 +132,7 @@ def head_emergence(
     uniform = uniform_value(heads, baselines, metric)
     floor = (uniform if np.isfinite(uniform) else low) + 0.1 * (high - low)
     below = np.inf
-    # names stand right of their lines' ends, and apart where these are near each other
+    # names are right of their lines' ends, and spread where the ends are close
     for row in final[:named].sort_values(["mean", "layer", "head"], ascending=False).itertuples():
         if row.mean > floor and low <= row.mean <= high:
             below = min(row.mean, below - 0.075 * (high - low))
@@ -156,7 +156,7 @@ def depth_profile(
     """Return a metric over depth at the last checkpoint, one line per series, with its 95 % interval over
     samples.
 
-    The dashed line is uniform attention, dotted lines are the untrained model (step 0) where there is one.
+    The dashed line is uniform attention, dotted lines are the untrained model (step 0), if the run has one.
     Models of different depth share an axis from first to last layer.
 
     Args:
@@ -281,19 +281,19 @@ def _beside_baselines(
 
 
 def _of_known_step(rows: pd.DataFrame) -> pd.DataFrame:
-    known = rows[rows["step"] >= 0]
-    if known.empty:
+    of_known_step = rows[rows["step"] >= 0]
+    if of_known_step.empty:
         raise NotDrawable(f"none of {len(rows)} rows has a known training step, all steps are -1")
-    return known
+    return of_known_step
 
 
 def _limits(ax: Axes, metric: str) -> None:
     """Keep the axis inside the quantity's range, a share's zero in sight, and intervals whole.
 
-    Beside a baseline that is many times what was measured the axis is logarithmic: on a linear one all that
+    With a baseline that is many times the measured values the axis is logarithmic: on a linear one all that
     was measured would be a line at 0.
     """
-    about = quantity(metric)
+    declared = quantity(metric)
     bottom, top = drawn_range(ax)
     if not np.isfinite(top):
         return
@@ -303,12 +303,12 @@ def _limits(ax: Axes, metric: str) -> None:
         ax.set_yscale("log")
         ax.set_ylim(bottom / 1.5, 1.5 * top)
         return
-    if ax.get_yscale() == "log":  # chosen for what the same panel held before
+    if ax.get_yscale() == "log":  # chosen for earlier content of the same panel
         ax.set_yscale("linear")
     room = 0.06 * (top - bottom) or 0.05 * abs(top) or 0.05
     low, high = bottom - room, top + room
     # bounds that depend on the number of tokens differ between the maps of one figure
-    least, most = (None if callable(bound) else bound for bound in (about.low, about.high))
+    least, most = (None if callable(bound) else bound for bound in (declared.low, declared.high))
     if least == 0:
         low, high = -0.02 * top, top + 0.06 * top
     elif least is not None:

@@ -118,7 +118,7 @@ def attention_map(
 ) -> Axes:
     """One attention matrix, queries down and keys across, on a logarithmic scale.
 
-    Attention spans orders of magnitude; what lies under the floor, the causal triangle too, is left white.
+    Attention spans orders of magnitude; values under the floor, and the causal triangle, are left white.
 
     Args:
         attention: `[n, n]`, anything NumPy reads.
@@ -175,22 +175,22 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
         marks the Kolmogorov–Smirnov distance.
     """
     ax = axes_or_new(ax)
-    found = null_spectrum(torch.tensor(np.asarray(attention, dtype=float), device="cpu"))
-    share = np.arange(1, len(found.values) + 1) / len(found.values)
-    ax.step(found.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
-    ax.plot(found.law_x, found.law_cdf, label=found.law, **UNIFORM)
-    ax.plot([found.at] * 2, found.between, color=PALETTE[1], linewidth=2.0, solid_capstyle="butt", zorder=4)
+    law = null_spectrum(torch.tensor(np.asarray(attention, dtype=float), device="cpu"))
+    share = np.arange(1, len(law.values) + 1) / len(law.values)
+    ax.step(law.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
+    ax.plot(law.law_x, law.law_cdf, label=law.law, **UNIFORM)
+    ax.plot([law.at] * 2, law.between, color=PALETTE[1], linewidth=2.0, solid_capstyle="butt", zorder=4)
     ax.annotate(
-        f"KS {found.ks:.2f}", (found.at, sum(found.between) / 2), xytext=(4, 0), textcoords="offset points",
+        f"KS {law.ks:.2f}", (law.at, sum(law.between) / 2), xytext=(4, 0), textcoords="offset points",
         color=PALETTE[1], va="center", fontsize=7, fontweight="bold", zorder=5,
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8},
     )  # fmt: skip
-    ax.axvline(found.edge, color=INK, linewidth=0.5, linestyle=":")
+    ax.axvline(law.edge, color=INK, linewidth=0.5, linestyle=":")
     ax.annotate(
-        "edge", (found.edge, 0.0), xytext=(2, 2), textcoords="offset points", fontsize=6, rotation=90,
+        "edge", (law.edge, 0.0), xytext=(2, 2), textcoords="offset points", fontsize=6, rotation=90,
         va="bottom",
     )  # fmt: skip
-    ends = max(1e-4, 0.5 * found.values[found.values > 0].min()), 1.6 * max(found.values[-1], found.edge)
+    ends = max(1e-4, 0.5 * law.values[law.values > 0].min()), 1.6 * max(law.values[-1], law.edge)
     ax.set(xscale="log", xlim=ends, ylim=(0, 1.02), xlabel="eigenvalue", ylabel="share below")
     legend_above(ax)
     return ax
@@ -215,7 +215,7 @@ def bars_of(bars: Any) -> pd.DataFrame:
 def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
     """Births and deaths of components and loops, as distances 1 − attention.
 
-    Bars that never die stand on the line at the top.
+    Bars that never die are on the line at the top.
 
     Args:
         bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.
@@ -260,10 +260,10 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     thresholds = np.geomspace(1.0, smallest, 400)
     kind, birth, death = torch.from_numpy(bars[bars["dimension"] < DIMENSIONS].to_numpy(float).T)
     edges = torch.empty(0, 2, dtype=torch.float32, device="cpu")
-    whole = Barcodes(
+    bars_of_map = Barcodes(
         birth, death, kind.to(torch.int8), edges, edges, torch.tensor([0, len(birth)], device="cpu"), ()
     )
-    counts = barcodes.betti_curve(whole, torch.from_numpy(1.0 - thresholds)).clip(min=0).numpy()
+    counts = barcodes.betti_curve(bars_of_map, torch.from_numpy(1.0 - thresholds)).clip(min=0).numpy()
     for dimension, dash in enumerate(("-", (0, (4, 1)))):
         ax.step(
             thresholds, counts[:, dimension], where="post", color=PALETTE[dimension],
@@ -283,7 +283,7 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
 
 
 def add_colorbar(figure: Any, shown: Any, axes: Any, **options: Any) -> Any:
-    """Return a colour scale without a frame, as vectors like the map beside it."""
+    """Return a colour scale without a frame, as vectors like the map next to it."""
     bar = figure.colorbar(shown, ax=axes, **options)
     bar.outline.set_visible(False)
     # Matplotlib turns scales of many colours into pixels; without an edge their seams would show.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""From stored tables to the numbers a figure draws: which rows, which series, which interval.
+"""The rows, series and intervals that a figure draws, selected from stored tables.
 
 A figure asks for a quantity and gets one model, protocol and group of rows, with the interval over texts;
-what stays ambiguous is an error that names the choices.
+an ambiguous request is an error that names the choices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attnscope.engine.schema import HEAD_KEYS
 from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.drawable import drawable
-from attnscope.plots.figure import Results, stored
+from attnscope.plots.figure import Results, require_table
 
 #: Samples below which no intervals are given that hold for many means at once.
 FEWEST_TOGETHER = 10
@@ -26,33 +26,35 @@ FEWEST_TOGETHER = 10
 Quantities = Sequence[tuple[str, float | None]]
 
 
-def series_are(frame: pd.DataFrame) -> str:
-    """What tells the series of a table apart: "model", "input" or "model, input"."""
+def series_noun(frame: pd.DataFrame) -> str:
+    """Name the keys that distinguish the series of a table: "model", "input" or "model, input"."""
     models, inputs = (frame[key].nunique() > 1 for key in ("model", "group"))
     return "model, input" if models and inputs else "model" if models else "input"
 
 
-def rows_of(given: Any, metric: str, table: str = "heads", threshold: float | None = None) -> pd.DataFrame:
-    """Rows of single heads with their series, of whatever a drawing function is given.
+def rows_of(source: Any, metric: str, table: str = "heads", threshold: float | None = None) -> pd.DataFrame:
+    """Rows of single heads with their series, from any source that a drawing function takes.
 
     That is results; a table of them or of one's own, in which a missing axis has one place; or numbers
     [layer, head], [layer, sample, head] or [step, layer, sample, head] that are called `metric`.
     """
-    if hasattr(given, "tables"):
-        given = drawable(given)
+    if hasattr(source, "tables"):
+        source = drawable(source)
         if table == "heads":
-            return measured_heads(given, ((metric, threshold),))
-        return defined(in_series(heads_only(stored(given, table)), given))
-    frame = given if isinstance(given, pd.DataFrame) else _numbers(given, metric)
+            return measured_heads(source, ((metric, threshold),))
+        return defined(in_series(heads_only(require_table(source, table)), source))
+    frame = source if isinstance(source, pd.DataFrame) else _numbers(source, metric)
     if "series" in frame:
         return frame
-    alone: dict[str, Any] = {"model": "", "revision": "", "step": -1, "sample": 0, "layer": 0, "head": 0}
-    return with_groups(heads_only(frame.assign(**{k: v for k, v in alone.items() if k not in frame})), None)
+    defaults: dict[str, Any] = {"model": "", "revision": "", "step": -1, "sample": 0, "layer": 0, "head": 0}
+    return with_groups(
+        heads_only(frame.assign(**{k: v for k, v in defaults.items() if k not in frame})), None
+    )
 
 
-def _numbers(given: Any, metric: str) -> pd.DataFrame:
+def _numbers(source: Any, metric: str) -> pd.DataFrame:
     """Return a number per head as rows; steps, layers, samples and heads count from 0."""
-    values = np.asarray(given, dtype=float)
+    values = np.asarray(source, dtype=float)
     axes = {2: ("layer", "head"), 3: ("layer", "sample", "head"), 4: ("step", "layer", "sample", "head")}
     if values.ndim not in axes:
         raise ValueError(
@@ -65,7 +67,7 @@ def _numbers(given: Any, metric: str) -> pd.DataFrame:
 
 def measured_heads(results: Results, quantities: Quantities = ()) -> pd.DataFrame:
     """Single exact heads with their series, and columns of the graphs that were asked for."""
-    heads = defined(in_series(heads_only(stored(results, "heads")), results))
+    heads = defined(in_series(heads_only(require_table(results, "heads")), results))
     graphs = optional(results, "graphs")
     if graphs is None:
         return heads
@@ -87,13 +89,13 @@ def first_model(results: Results, name: str, *columns: str) -> tuple[pd.DataFram
     """Return a table's rows of the first model at its last checkpoint, and a sentence when there are more
     models.
     """
-    table = last_step(stored(results, name, *columns))
+    table = last_step(require_table(results, name, *columns))
     first, *others = table["model"].unique()
     return table[table["model"] == first], f"{first}; the run holds {len(others)} more." if others else ""
 
 
 def first_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of untrained models, step 0; none where there is no later one."""
+    """Return the rows of untrained models, step 0; none without a later one."""
     return frame[(frame["step"] == 0) & (frame["step"].nunique() > 1)]
 
 
@@ -119,7 +121,7 @@ def estimate(frame: pd.DataFrame, metric: str, by: Sequence[str], *, together: b
     The unit of replication is the sample: rows of one sample (its heads, its layers) are averaged first and
     samples are drawn with replacement, as `inference.mean_intervals` does. Missing values are left out and
     counted. With `together` all intervals hold at once, as where the largest of the means is chosen; there
-    are none below ten samples, whose spread says too little for that.
+    are none below ten samples, whose spread is too uncertain for that.
 
     Returns:
         One row per combination, sorted: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five

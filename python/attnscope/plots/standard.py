@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Figures that any study can declare: the quantities are its own, the drawing is the same.
+"""Figures that any study can declare for its quantities.
 
     FIGURES["depth"] = depth((("fiedler_value", None), ("betti_0", 0.02)))
 
@@ -32,11 +32,11 @@ from attnscope.plots.figure import (
     Results,
     captioned,
     compared_with,
-    instead_of,
     optional,
     over_layers,
     over_steps,
-    stored,
+    require_table,
+    show_placeholder,
     with_values,
 )
 from attnscope.plots.lines import depth_profile, emergence_curve, threshold_curve
@@ -55,7 +55,7 @@ from attnscope.plots.selection import (
     last_step,
     measured_heads,
     rows_of,
-    series_are,
+    series_noun,
 )
 from attnscope.plots.style import INK, NARROWEST, legend_row, panels
 
@@ -71,11 +71,11 @@ def figures_of_any_run() -> dict[str, Figure]:
     }
 
 
-def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
-    """Those quantities that the table holds with at least one value."""
-    wanted = [(name, None) for name in averaged_columns(heads)] if quantities is None else quantities
-    there = with_values(heads, "heads", [name for name, _ in wanted])
-    return [(name, at) for name, at in wanted if name in there]
+def drawable_quantities(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
+    """Return the quantities that the table holds with at least one value."""
+    requested = [(name, None) for name in averaged_columns(heads)] if quantities is None else quantities
+    present = with_values(heads, "heads", [name for name, _ in requested])
+    return [(name, at) for name, at in requested if name in present]
 
 
 def metric_maps(quantities: Quantities | None = None) -> Figure:
@@ -83,7 +83,7 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
 
     def draw(results: Results, options: Options) -> Drawn:
         heads = last_step(measured_heads(results, quantities or ()))
-        metrics = drawable(heads, quantities)
+        metrics = drawable_quantities(heads, quantities)
         baselines = optional(results, "baselines")
         names = list(dict.fromkeys(heads["series"]))
         size = heads["layer"].nunique(), heads["head"].nunique()
@@ -105,9 +105,9 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
             room = 0.0 if high > low else max(0.05 * abs(low), 1e-6)
             norm = Normalize(low - room, high + room)
             for ax, name in zip(axes_row, names, strict=True):
-                own = heads[heads["series"] == name]
+                rows_of_series = heads[heads["series"] == name]
                 layer_head_map(
-                    own, metric, ax=ax, norm=norm, colorbar=False,
+                    rows_of_series, metric, ax=ax, norm=norm, colorbar=False,
                     numbers=cell >= LEGIBLE and size[0] * size[1] <= 48,
                 )  # fmt: skip
                 ax.set_aspect("equal")
@@ -120,7 +120,7 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
             shared_colorbar(figure, axes_row, norm, "", uniform)
         for ax in axes[-1][(len(metrics) - 1) % blocks * len(names) + len(names) :]:
             ax.set_axis_off()
-        columns_are = f", one column per {series_are(heads)}" if len(names) > 1 else ""
+        columns_are = f", one column per {series_noun(heads)}" if len(names) > 1 else ""
         return captioned(figure, f"Mean over texts per layer and head{columns_are}.", marked(figure))
 
     return Figure(draw, ("heads",), "Every quantity per layer and head at the last checkpoint.")
@@ -133,14 +133,14 @@ _PAGE = 9.0
 
 
 def _places(metrics: int, series: int, layers: int, heads: int, width: float) -> tuple[int, float]:
-    """Return the number of quantities stand side by side, and the side of a square cell in inches.
+    """Return the number of quantities side by side, and the side of a square cell in inches.
 
     >>> _places(20, 1, 12, 12, 7.0)
     (4, 0.095)
     """
     widest = max(1, min(4, int(width / NARROWEST)) // series)
-    wanted = int(0.65 * width / (heads * LEGIBLE * series)) if layers * heads <= 48 else widest
-    blocks = min(metrics, max(1, min(widest, wanted)))
+    legible_blocks = int(0.65 * width / (heads * LEGIBLE * series)) if layers * heads <= 48 else widest
+    blocks = min(metrics, max(1, min(widest, legible_blocks)))
     cell = min(0.65 * width / (blocks * series * heads), 0.35)
     rows = -(-metrics // blocks)
     return blocks, round(min(cell, max(0.02, (_PAGE / rows - 0.62) / layers)), 3)
@@ -152,7 +152,7 @@ def emergence(quantities: Quantities | None = None) -> Figure:
     def draw(results: Results, options: Options) -> Drawn:
         heads, unknown = over_steps(measured_heads(results, quantities or ()))
         figure = metric_grid(
-            heads, drawable(heads, quantities), emergence_curve, optional(results, "baselines"),
+            heads, drawable_quantities(heads, quantities), emergence_curve, optional(results, "baselines"),
             width=options.width,
         )  # fmt: skip
         words = "Each quantity over training, mean over heads, which hides single strong ones."
@@ -166,24 +166,24 @@ def depth(
     *,
     columns: int = 4,
     width: float = np.inf,
-    says: Mapping[str, str] | None = None,
+    sentences: Mapping[str, str] | None = None,
 ) -> Figure:
     """Quantities over depth at the last checkpoint, mean over heads with its interval over samples.
 
-    `says` is what the caption says of each quantity that is drawn.
+    `sentences` are the caption's sentences by quantity; those of drawn quantities are used.
     """
 
     def draw(results: Results, options: Options) -> Drawn:
         heads = measured_heads(results, quantities or ())
-        metrics = drawable(last_step(heads), quantities)
+        metrics = drawable_quantities(last_step(heads), quantities)
         over_layers(heads)
         figure = metric_grid(
             heads, metrics, depth_profile, optional(results, "baselines"), columns=columns,
             width=min(width, options.width),
         )  # fmt: skip
         words = "By layer at the last checkpoint, mean over heads."
-        if says:
-            words = f"By layer: {' and '.join(says[name] for name, _ in metrics if name in says)}."
+        if sentences:
+            words = f"By layer: {' and '.join(sentences[name] for name, _ in metrics if name in sentences)}."
         return captioned(figure, words, compared_with(figure))
 
     return Figure(draw, ("heads",), "Every quantity by layer at the last checkpoint.")
@@ -193,7 +193,7 @@ def thresholds(
     columns: Sequence[str] | None = None,
     *,
     logarithmic: Sequence[str] = (),
-    says: Mapping[str, str] | None = None,
+    sentences: Mapping[str, str] | None = None,
 ) -> Figure:
     """Columns of `graphs`, or all, over the threshold at the last checkpoint.
 
@@ -205,35 +205,35 @@ def thresholds(
 
     def draw(results: Results, options: Options) -> Drawn:
         graphs = last_step(rows_of(results, "", "graphs"))
-        there = with_values(graphs, "graphs", averaged_columns(graphs) if columns is None else columns)
+        present = with_values(graphs, "graphs", averaged_columns(graphs) if columns is None else columns)
         figure = metric_grid(
-            graphs, [(name, None) for name in there], curve, optional(results, "baselines"), columns=3,
+            graphs, [(name, None) for name in present], curve, optional(results, "baselines"), columns=3,
             width=options.width,
         )  # fmt: skip
         return captioned(
             figure,
             "The graph over its threshold at the last checkpoint: mean over layers and heads.",
             compared_with(figure),
-            *((says or {}).get(name, "") for name in there),
+            *((sentences or {}).get(name, "") for name in present),
         )
 
     return Figure(draw, ("graphs",), "The attention graph over its threshold at the last checkpoint.")
 
 
-#: What says whose map it is, and what a bar is.
+#: Keys of a stored map, and the columns of a bar.
 MAP_KEYS = [*CHECKPOINT_KEYS, "sample", "layer", "head"]
 BARS = ("dimension", "birth", "death")
 
 
 def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Figure:
-    """Stored attention maps beside their spectrum, persistence diagram and Betti curve.
+    """Draw stored attention maps next to their spectrum, persistence diagram and Betti curve.
 
     Of more than `most` maps the highest and the lowest by `rank` of the matrix are drawn, or the first.
     """
 
     def draw(results: Results, options: Options) -> Drawn:
-        whole = last_step(stored(results, "examples", "n_tokens", "attention"))
-        table = _few(whole.dropna(subset=["n_tokens", "attention"]), rank, most)
+        stored_maps = last_step(require_table(results, "examples", "n_tokens", "attention"))
+        table = _few(stored_maps.dropna(subset=["n_tokens", "attention"]), rank, most)
         samples, stored_bars, heads = (optional(results, name) for name in ("samples", "bars", "heads"))
         bars = pd.DataFrame()
         if stored_bars is not None and set(BARS) <= set(stored_bars):
@@ -249,29 +249,29 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
             if seen in ("causal", "full"):
                 spectrum_against_null(matrix, ax=axes_row[1])
             else:
-                instead_of(axes_row[1], f"no law of random entries\nwhere queries see a {seen}")
+                show_placeholder(axes_row[1], f"no law of random entries\nwhere queries see a {seen}")
             if len(bars):
-                own = bars[(bars[MAP_KEYS] == row[MAP_KEYS]).all(axis=1)]
-                persistence_diagram(own, ax=axes_row[2])
-                betti_curve(own, ax=axes_row[3])
-        more = len(whole) - len(table)
+                bars_of_map = bars[(bars[MAP_KEYS] == row[MAP_KEYS]).all(axis=1)]
+                persistence_diagram(bars_of_map, ax=axes_row[2])
+                betti_curve(bars_of_map, ax=axes_row[3])
+        left_over = len(stored_maps) - len(table)
         return captioned(
             figure,
             "Each row a head: attention on a logarithmic scale, white under 0.001; its spectrum over the law "
             "of random entries"
             + ("; births and deaths; Betti numbers while the threshold falls." if drawn == 4 else "."),
-            left_out=(f"{more} stored maps",) if more else (),
+            left_out=(f"{left_over} stored maps",) if left_over else (),
         )
 
     return Figure(draw, ("examples",), "Stored attention maps, their spectra and their topology.")
 
 
 def _looked_up(table: pd.DataFrame | None, row: Any, keys: list[str], column: str, default: str) -> str:
-    """What a table says of a stored map in a column, or a default where it says nothing."""
+    """Return the value of a table's column for a stored map, or a default without one."""
     if table is None or not {*keys, column} <= set(table):
         return default
-    own = table[(table[keys] == row[keys]).all(axis=1)][column].dropna()
-    return str(own.iloc[0]) if len(own) else default
+    values = table[(table[keys] == row[keys]).all(axis=1)][column].dropna()
+    return str(values.iloc[0]) if len(values) else default
 
 
 def matrix_of(row: Any) -> Any:
@@ -281,7 +281,7 @@ def matrix_of(row: Any) -> Any:
 
 
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
-    """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
+    """Return the maps that have a spectrum; of many the highest and the lowest by `rank`."""
     table = table[
         [not undefined_because(torch.tensor(matrix_of(row), device="cpu")) for _, row in table.iterrows()]
     ]
@@ -340,6 +340,6 @@ def shared_colorbar(
 
 
 def marked(figure: mpl.Figure) -> str:
-    """Return the mark on a colour scale in words; empty where there is none."""
-    there = any(line.get_gid() == "uniform" for ax in figure.axes for line in ax.get_lines())
-    return "The mark on a colour scale is uniform attention, mean over layers." if there else ""
+    """Return the mark on a colour scale in words; empty without one."""
+    has_mark = any(line.get_gid() == "uniform" for ax in figure.axes for line in ax.get_lines())
+    return "The mark on a colour scale is uniform attention, mean over layers." if has_mark else ""

@@ -36,7 +36,7 @@ SPARSE = "Blues"
 INK, MUTED, GRID = "#1a1a1a", "#6b6b6b", "#e4e4e4"
 #: Okabe and Ito's colours, dark ones first so that lines stay legible on white.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#1a1a1a")
-#: Line styles that go with the colours, so that a grey print tells series apart as well.
+#: Line styles paired with the colours, so that a grey print tells series apart as well.
 DASHES = ("-", "-", "-", "-", "--", "--", "--", "--")
 
 #: How uniform attention, the closed-form baseline, is drawn everywhere.
@@ -88,8 +88,7 @@ _RC: dict[str, Any] = {
 
 @contextmanager
 def style(font: str = "") -> Iterator[None]:
-    """Return the style, in a `with` block or of a decorated function; what the user's rcParams set is left as
-    it is.
+    """Apply the style, in a `with` block or to a decorated function; values of the user's rcParams stay.
 
     Args:
         font: family in the place of the style's.
@@ -102,10 +101,12 @@ def style(font: str = "") -> Iterator[None]:
     >>> matplotlib.rcParams["font.size"] == before
     True
     """
-    own = {name: value for name, value in _RC.items() if mpl.rcParams[name] == mpl.rcParamsDefault[name]}
+    style_settings = {
+        name: value for name, value in _RC.items() if mpl.rcParams[name] == mpl.rcParamsDefault[name]
+    }
     if font:
-        own["font.family"] = [font]
-    with mpl.rc_context(own):
+        style_settings["font.family"] = [font]
+    with mpl.rc_context(style_settings):
         yield
 
 
@@ -119,11 +120,11 @@ def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axe
 
 
 def legend_above(ax: Axes) -> None:
-    """A legend above the axes, hiding no data: in one line, or one name a line where it is narrow."""
+    """Put a legend above the axes, hiding no data: in one line, or one name a line where it is narrow."""
     names = ax.get_legend_handles_labels()[1]
     columns, place = len(names), ax.get_subplotspec()
     if place is not None:
-        # inches to the axes beside these, or to the end of the figure
+        # inches to the next axes, or to the end of the figure
         across = place.get_gridspec().ncols
         cell = float(ax.get_figure(root=True).get_figwidth()) / across  # type: ignore[union-attr]
         room = cell - (0.45 if place.colspan.stop == across else 0.1)
@@ -141,7 +142,7 @@ def legend_above(ax: Axes) -> None:
 
 
 def legend_columns(figure: Figure, names: Iterable[str], most: int = 8) -> int:
-    """Return the number of columns a legend of these names may have in the width of the figure."""
+    """Return the number of columns of a legend of these names in the width of the figure."""
     # inches of a name with its line, in the style's letters
     widths = [0.058 * len(name) + 0.45 for name in names] or [1.0]
     columns = max(1, min(len(widths), most, int(figure.get_figwidth() / max(widths))))
@@ -157,25 +158,27 @@ def legend_over(figure: Figure, named: Mapping[str, Any], most: int = 8, **optio
 
 
 def named_artists(axes: Iterable[Axes]) -> dict[str, Any]:
-    """What some axes show under a name, each name once; of untrained models a line that has values."""
-    found: dict[str, Any] = {}
+    """Return the artists of some axes by label, each label once; of untrained models a line that has
+    values.
+    """
+    artists: dict[str, Any] = {}
     for ax in axes:
         for artist, name in zip(*ax.get_legend_handles_labels(), strict=True):
-            found.setdefault(name, artist)
+            artists.setdefault(name, artist)
         for line in ax.get_lines():
             untrained = str(line.get_gid()).startswith("untrained:")
             if untrained and np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any():
-                found.setdefault(BEFORE, line)
-    return found
+                artists.setdefault(BEFORE, line)
+    return artists
 
 
 def legend_row(figure: Figure, first: Iterable[str] = ()) -> None:
     """One legend above all panels, some names first; a single name needs none."""
-    found = named_artists(figure.axes)
-    if len(found) > 1:
-        names = [name for name in dict.fromkeys([*first, *found]) if name in found]
-        legend = legend_over(figure, {name: found[name] for name in names})
-        if BEFORE in found:
+    artists = named_artists(figure.axes)
+    if len(artists) > 1:
+        names = [name for name in dict.fromkeys([*first, *artists]) if name in artists]
+        legend = legend_over(figure, {name: artists[name] for name in names})
+        if BEFORE in artists:
             legend.legend_handles[names.index(BEFORE)].set_color(MUTED)  # type: ignore[union-attr]
 
 
@@ -216,19 +219,19 @@ def panels(
 
 
 @style()
-def settled(figure: Figure) -> Figure:
-    """Lays a figure out once and for all: every format saved afterwards would do it again."""
+def freeze_layout(figure: Figure) -> Figure:
+    """Lay a figure out once; otherwise every format saved afterwards would do it again."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for ax in figure.axes:
-        about: Any = getattr(ax, "_colorbar_info", None)
-        if about and about["location"] in ("right", "left"):
+        info: Any = getattr(ax, "_colorbar_info", None)
+        if info and info["location"] in ("right", "left"):
             # maps of square cells do not fill their place, which the layout takes for the scale's height
-            boxes = [parent.get_position() for parent in about["parents"]]
+            boxes = [parent.get_position() for parent in info["parents"]]
             low, high = min(box.y0 for box in boxes), max(box.y1 for box in boxes)
             place = ax.get_position()
-            beside = max(box.x1 for box in boxes) + 0.1 / figure.get_figwidth()
-            left = min(place.x0, beside) if about["location"] == "right" else place.x0
+            right_edge = max(box.x1 for box in boxes) + 0.1 / figure.get_figwidth()
+            left = min(place.x0, right_edge) if info["location"] == "right" else place.x0
             ax.set_box_aspect(None)
             ax.set_position((left, low, place.width, high - low))
     return figure

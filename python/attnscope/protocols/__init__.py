@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Published protocols: what a paper's own code computes, quirks included, beside the exact definitions."""
+"""Published protocols: the computations of a paper's code, quirks included, next to the exact definitions."""
 
 from attnscope.protocols import ruscio2023, ruscio2025, ruscio2025once, ruscio2026
 

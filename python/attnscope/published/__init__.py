@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Numbers that others published, as data, and a run's own numbers beside them.
+"""Published numbers as data, and a run's numbers next to them.
 
-Each study stores the numbers of its papers, one row each, and says how its own are computed.
+Each study stores the numbers of its papers, one row each, and computes its numbers of the same name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def published_numbers(paper: str) -> pd.DataFrame:
         One row per number: `model`, `table` and `quantity` it belongs to, `layer` (−1: the whole model),
         `token`, `statistic` ("mean", "median", "std", "min", "max", "trend" for Spearman's correlation with
         depth, "share", "count"), `value` (NaN where only a range was given, `low` to `high`), `samples` (−1:
-        not said), `printed` as it stands in the source, and its `origin`.
+        not said), `printed` as in the source, and its `origin`.
 
     Raises:
         MissingError: a paper without stored numbers.
@@ -40,14 +40,14 @@ def published_numbers(paper: str) -> pd.DataFrame:
     >>> all({"model", "quantity", "value", "origin"} <= set(published_numbers(one)) for one in papers())
     True
     """
-    there = papers()
-    if paper not in there:
-        raise MissingError(f"there are no published numbers of {paper!r}{nearest(paper, there)}")
-    return _read(there[paper].papers[paper]).copy()
+    studies_by_paper = papers()
+    if paper not in studies_by_paper:
+        raise MissingError(f"there are no published numbers of {paper!r}{nearest(paper, studies_by_paper)}")
+    return _read(studies_by_paper[paper].papers[paper]).copy()
 
 
 def papers() -> dict[str, StudyFolder]:
-    """The study that holds the numbers of each paper, by the paper's name."""
+    """Return the study that holds the numbers of each paper, by the paper's name."""
     return {paper: study for study in studies().values() for paper in study.papers}
 
 
@@ -58,15 +58,15 @@ def _read(file: Path) -> pd.DataFrame:
     return table.astype({"layer": "int64", "samples": "int64"})
 
 
-def same_model(one: str, other: str) -> bool:
-    """Whether two names are spellings of one model: hub id, label, with or without the organisation.
+def same_model(name: str, other_name: str) -> bool:
+    """Return True if two names are spellings of one model: hub id, label, with or without the organisation.
 
     >>> same_model("meta-llama/Llama-3.2-3B", "LLaMA-3.2-3B"), same_model("Qwen/Qwen2.5-7B", "Qwen-2.5-7B")
     (True, True)
     >>> same_model("Qwen2.5-7B-Instruct", "Qwen-2.5-7B"), same_model("xlm-roberta-large", "XLM-R-large")
     (False, True)
     """
-    return _letters(one) == _letters(other)
+    return _letters(name) == _letters(other_name)
 
 
 def _letters(name: str) -> str:
@@ -84,7 +84,7 @@ class Compared:
             `measured` (by the published protocol) with `low` and `high` (95 % bootstrap over sentences) and
             `sentences`, `difference` (measured − published), `exact` with `exact_low` and `exact_high`,
             `printed`, `about`, `origin`. NaN: the run holds no such number.
-        statements: what the numbers may not be taken for.
+        statements: limits of the comparison.
     """
 
     table: pd.DataFrame
@@ -102,31 +102,31 @@ class Compared:
 def compare_published(
     results: Results, paper: str = "", against: str | None = None, *, draws: int = 1000, seed: int = 0
 ) -> Compared:
-    """A run's numbers beside those of a paper.
+    """Return a run's numbers next to those of a paper.
 
     Args:
         paper: whose numbers; empty takes the paper of the run's own study.
         against: a published model; None takes the run's own where it was published, and otherwise those that
             the study takes for comparable.
     """
-    there, study = papers(), study_of(results)
+    studies_by_paper, study = papers(), study_of(results)
     if not paper:
-        own = [name for name, folder in there.items() if folder == study]
-        if not own:
+        papers_of_study = [name for name, folder in studies_by_paper.items() if folder == study]
+        if not papers_of_study:
             named = f"the study {study.name}" if study else "this run's study"
             raise ResultsError(
-                f"compare: {named} has no published numbers; there are those of {', '.join(there)}"
+                f"compare: {named} has no published numbers; there are those of {', '.join(studies_by_paper)}"
             )
-        paper = own[0]
-    numbers, home = published_numbers(paper), there[paper]
+        paper = papers_of_study[0]
+    numbers, home = published_numbers(paper), studies_by_paper[paper]
     if study not in (None, home):
         raise ResultsError(f"compare: {paper} publishes numbers of {home.name}; this run is of {study.name}")
-    known = list(dict.fromkeys(numbers["model"]))
+    published_models = list(dict.fromkeys(numbers["model"]))
     chosen = None
     if against is not None:
-        chosen = next((name for name in known if same_model(name, against)), None)
+        chosen = next((name for name in published_models if same_model(name, against)), None)
         if chosen is None:
-            raise MissingError(f"compare: {against!r} was not published{nearest(against, known)}")
+            raise MissingError(f"compare: {against!r} was not published{nearest(against, published_models)}")
     compare = getattr(home.part("published"), "compare", None)
     if compare is None:
         raise ResultsError(f"compare: {home.name} stores numbers of {paper} and no way to compare them")
@@ -134,11 +134,13 @@ def compare_published(
 
 
 def _text(rows: pd.DataFrame) -> str:
-    """The rows as aligned text."""
+    """Return the rows as aligned text."""
     lines = [("quantity", "layer", "statistic", "published", "measured", "difference", "exact")]
     for row in rows.to_dict("records"):
-        here, theirs = row["layer"], row["published_layer"]
-        layer = "all" if theirs < 0 else str(theirs) if here == theirs else f"{theirs} (here {here})"
+        run_layer, theirs = row["layer"], row["published_layer"]
+        layer = (
+            "all" if theirs < 0 else str(theirs) if run_layer == theirs else f"{theirs} (here {run_layer})"
+        )
         printed = f"{row['published']:.4g}"
         if math.isnan(row["published"]):
             printed = f"{row['published_low']:g} to {row['published_high']:g}"
@@ -165,24 +167,24 @@ def _with_interval(value: float, low: float, high: float) -> str:
 
 
 class Measured(NamedTuple):
-    """A number of the run with its interval; NaN is what it does not hold."""
+    """A number of the run with its interval; NaN if the run does not hold it."""
 
     value: float = math.nan
     low: float = math.nan
     high: float = math.nan
 
 
-def beside(
+def comparison_row(
     model: str,
     number: Mapping[str, Any],
     *,
     measured: Sequence[float] = Measured(),
     exact: Sequence[float] = Measured(),
     sentences: int = 0,
-    about: str = "",
+    note: str = "",
     **others: Any,
 ) -> dict[str, Any]:
-    """A row of `Compared.table`: the published number, and the run's own under both protocols.
+    """Return a row of `Compared.table`: the published number, and the run's number under both protocols.
 
     `others` are columns that are not as published, as the layer here.
     """
@@ -208,7 +210,7 @@ def beside(
         "exact_low": exact.low,
         "exact_high": exact.high,
         "printed": number["printed"],
-        "about": about or number["quantity"].replace("_", " "),
+        "about": note or number["quantity"].replace("_", " "),
         "origin": number["origin"],
     }
     return row | others
@@ -219,7 +221,7 @@ def pairs(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every model of a run with every number of the published model `chosen`, or of all.
 
-    Where the two models differ, `statements` gets the sentence that says so, once.
+    Where the two models differ, a sentence about it is added to `statements`, once.
     """
     if chosen is not None:
         numbers = numbers[numbers["model"] == chosen]
@@ -234,7 +236,7 @@ def pairs(
 
 
 def another_model(model: str, published: Iterable[str]) -> str:
-    """What a comparison of different models is worth."""
+    """Return the sentence on the limits of a comparison of different models."""
     return (
         f"{model} is not {' or '.join(published)}: the differences below are between models and say nothing "
         "about whether the published numbers can be reproduced."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a report says of any run: its strongest heads, and of a study without sections every quantity."""
+"""Sections of a report on any run: the strongest heads, and, for a study without sections, every quantity."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ INTERVALS = (
     "and for the "
     "model before training (step 0)."
 )
-#: The note of a study that measures no heads and says nothing else: its sections name their intervals.
+#: The note of a study that measures no heads and declares no other: its sections name their intervals.
 NAMED = "Each section names its intervals. Layers and heads are counted from 0."
-#: Rows of each series, and quantities beside the one that ranks.
+#: Rows of each series, and further quantities next to the ranking one.
 _ROWS, _BESIDE = 5, 3
 
 
@@ -75,7 +75,7 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     """Return the highest heads of each series at the last checkpoint, None where no quantity of heads has a
     value.
 
-    The quantity `ranked` ranks them, the first stored one where there is no such. Their intervals hold for
+    The quantity `ranked` ranks them, the first stored one by default. Their intervals hold for
     all heads at once, because the highest of many are chosen.
     """
     heads = page.heads()
@@ -92,12 +92,15 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     baselines = optional(page.results, "baselines")
     rows = []
     # each series has texts of its own
-    for series, here in final.groupby("series", sort=True):
-        means = here.groupby(["layer", "head"])[others].mean()
-        own = estimate(here, first, ["layer", "head"], together=True)
-        for row in own.nlargest(_ROWS, "mean").itertuples():
+    for series, rows_of_series in final.groupby("series", sort=True):
+        means = rows_of_series.groupby(["layer", "head"])[others].mean()
+        estimates = estimate(rows_of_series, first, ["layer", "head"], together=True)
+        for row in estimates.nlargest(_ROWS, "mean").itertuples():
             # layers of one model may see different keys
-            layer, beside = here[here["layer"] == row.layer], means.loc[(row.layer, row.head)]
+            layer, beside = (
+                rows_of_series[rows_of_series["layer"] == row.layer],
+                means.loc[(row.layer, row.head)],
+            )
             rows.append(
                 {
                     **({page.apart: str(series)} if several else {}),

@@ -17,7 +17,7 @@ LONGEST = 40
 
 
 def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) -> None:
-    """Write the table of claims; models and steps are named where there are several.
+    """Write the table of claims; models and steps are named if there are several.
 
     Words are in the leading columns, which wrap, so that the table fits a narrow page. With several models a
     row that is the same for all of them is given once, what is computed is said once a claim, and a long

@@ -23,8 +23,8 @@ Metric = str | tuple[str, float | None]
 FEW = 30
 
 
-class Wanted(NamedTuple):
-    """A column of a table to be shown under both protocols, and what the report calls it."""
+class ProtocolComparison(NamedTuple):
+    """A column of a table to be shown under both protocols, and its label in the report."""
 
     table: str
     column: str
@@ -39,53 +39,53 @@ def number_rows(
     """Cells by name for each metric and series, averaged over heads at the last checkpoint."""
     final, before = last_step(heads), first_step(heads)
     rows = []
-    for metric, threshold in [(one, None) if isinstance(one, str) else one for one in metrics]:
+    for metric, threshold in [(entry, None) if isinstance(entry, str) else entry for entry in metrics]:
         if metric not in heads or final[metric].isna().all():
             continue
         table = estimate(final, metric, ["series"]).set_index("series")
         start = estimate(before, metric, ["series"]).set_index("series")["mean"]
-        about = quantity(metric)
-        label = about.label + (f" at {threshold:g}" if threshold else "")
+        declared = quantity(metric)
+        label = declared.label + (f" at {threshold:g}" if threshold else "")
         for series in dict.fromkeys(final["series"]):
-            at, own = table.loc[series], final[final["series"] == series]
-            per_head = own.groupby(["layer", "head"])[metric].mean()
+            at, rows_of_series = table.loc[series], final[final["series"] == series]
+            per_head = rows_of_series.groupby(["layer", "head"])[metric].mean()
             place = per_head.idxmax() if per_head.notna().any() else None
             row = {
                 "label": label,
-                "meaning": about.meaning,
+                "meaning": declared.meaning,
                 "series": str(series),
                 "mean": number(at["mean"]),
                 "interval": interval_text(at["low"], at["high"]),
-                "uniform": number(uniform_value(own, baselines, metric, threshold)),
+                "uniform": number(uniform_value(rows_of_series, baselines, metric, threshold)),
                 "untrained": number(start[series]) if series in start else "",
                 "strongest": "" if place is None else f"{number(per_head[place])} (L{place[0]}H{place[1]})",
                 "samples": str(int(at["samples"])),
                 "missing": str(int(at["missing"])),
             }
             for kind in NULLS:
-                value = null_value(own, baselines, kind, metric, threshold)
+                value = null_value(rows_of_series, baselines, kind, metric, threshold)
                 row[kind] = number(value) if value == value else ""
-            row["median"], row["coverage"] = _median(per_sample(own, metric))
+            row["median"], row["coverage"] = _median(per_sample(rows_of_series, metric))
             rows.append(row)
     return rows
 
 
 def pair_rows(
-    tables: Mapping[str, pd.DataFrame], wanted: Sequence[Wanted], protocol: str
+    tables: Mapping[str, pd.DataFrame], comparisons: Sequence[ProtocolComparison], protocol: str
 ) -> list[dict[str, str]]:
     """Quantities of the head mean under both protocols side by side, at the last checkpoint."""
     names = ("label", "meaning", "series", "exact", "exact_interval", "published", "published_interval")
     rows = []
-    for name, column, label, other, threshold in wanted:
+    for name, column, label, other, threshold in comparisons:
         if "protocol" not in tables.get(name, ()):
             continue
-        own = last_step(tables[name])
+        final = last_step(tables[name])
         if threshold is not None:
-            own = own[np.isclose(own["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
-        for series in dict.fromkeys(own["series"]):
-            here = own[own["series"] == series]
-            exact = mean_text(here[here["protocol"] == "exact"], column)
-            published = mean_text(here[here["protocol"] == protocol], other or column)
+            final = final[np.isclose(final["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
+        for series in dict.fromkeys(final["series"]):
+            rows_of_series = final[final["series"] == series]
+            exact = mean_text(rows_of_series[rows_of_series["protocol"] == "exact"], column)
+            published = mean_text(rows_of_series[rows_of_series["protocol"] == protocol], other or column)
             if {exact[0], published[0]} != {"–"}:
                 cells = (label, quantity(column).meaning, str(series), *exact, *published)
                 rows.append(dict(zip(names, cells, strict=True)))
@@ -102,25 +102,25 @@ def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
     return number(at["mean"]), interval_text(at["low"], at["high"])
 
 
-def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame:
-    """Means of every number that a protocol stored, at the last checkpoint, as text."""
+def all_means(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame:
+    """Return means of all numbers that a protocol stored, at the last checkpoint, as text."""
     rows = []
     for name, table in tables.items():
         if "protocol" not in table or "sample" not in table:
             continue
-        own = last_step(table[table["protocol"] == protocol])
+        final = last_step(table[table["protocol"] == protocol])
         keys = {"sample", "step", "layer", "head", "threshold", "n_tokens", "dimension"}
-        for column in own.select_dtypes("number"):
+        for column in final.select_dtypes("number"):
             if column in keys or quantity(column).kind == "position":
                 continue
-            if (mean := mean_text(own, column))[0] != "–":
-                count = own["sample"][np.isfinite(own[column].astype(float))].nunique()
+            if (mean := mean_text(final, column))[0] != "–":
+                count = final["sample"][np.isfinite(final[column].astype(float))].nunique()
                 rows.append((name, column, *mean, str(count)))
     return pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
 
 
 def interval_text(low: Any, high: Any) -> str:
-    """Return an interval as a person writes it; nothing where there is none.
+    """Return an interval as a person writes it; an empty text without one.
 
     >>> interval_text(0.25, 1.5), interval_text(float("nan"), float("nan"))
     ('[0.250, 1.50]', '')
@@ -129,11 +129,14 @@ def interval_text(low: Any, high: Any) -> str:
 
 
 def _median(values: pd.Series) -> tuple[str, str]:
-    """Return the median of few texts with its interval, and how often such an interval holds it."""
-    found = median_interval(values)
-    if not FEWEST <= found.n < FEW:
+    """Return the median of few texts with its interval, and the coverage of such an interval."""
+    median = median_interval(values)
+    if not FEWEST <= median.n < FEW:
         return "", ""
-    return f"{number(found.estimate)} {interval_text(found.low, found.high)}", f"{100 * found.coverage:.1f} %"
+    return (
+        f"{number(median.estimate)} {interval_text(median.low, median.high)}",
+        f"{100 * median.coverage:.1f} %",
+    )
 
 
 def number(value: Any) -> str:

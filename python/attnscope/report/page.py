@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Puts a run's figures, numbers and provenance into one HTML file that needs nothing else.
+"""The report: a run's figures, numbers and provenance in one HTML file that needs nothing else.
 
-Sections come from the study, figures are embedded, numbers are read from the stored tables alone: a report
+Sections come from the study, figures are embedded, numbers are read from the stored tables: a report
 can be made again on another machine, from the run's folder.
 """
 
@@ -26,7 +26,7 @@ from attnscope._safe_text import mark_controls, quote_formulas
 from attnscope.config.study_folders import study_of
 from attnscope.engine.results import Results
 from attnscope.engine.storage.files import write_bytes
-from attnscope.plots.figure import stored
+from attnscope.plots.figure import require_table
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.report import any_run
 from attnscope.report.numbers import number
@@ -73,7 +73,7 @@ def report(
         path: where to write; None is `report.html` in the run folder.
         title: the heading; None names the run.
         drawn: the study's figures by name, as `attnscope.plots.draw_all` gives them; None draws them.
-        left_out: those that were not drawn, beside `drawn`.
+        left_out: figures that were not drawn, in addition to `drawn`.
 
     Returns:
         The file written.
@@ -104,11 +104,11 @@ def latex_tables(results: Results) -> str:
 
     The document needs `booktabs`.
     """
-    stored(results, "heads")
+    require_table(results, "heads")
     page = Page(results, {})
     parts = ["% \\usepackage{booktabs} in the preamble; numbers in brackets are 95 % intervals.\n"]
     blocks = [block for section in _words(results).SECTIONS for block in page.written(section)]
-    parts += [latex(one.content) for one in blocks if one.kind == "table" and not one.content.folded]
+    parts += [latex(block.content) for block in blocks if block.kind == "table" and not block.content.folded]
     return "\n".join(parts)
 
 
@@ -174,8 +174,8 @@ def render(
     }
     home = getattr(results, "path", None)
 
-    def beside(*files: str) -> list[str]:
-        """Those files that the run folder holds, as the report in it names them."""
+    def existing_files(*files: str) -> list[str]:
+        """Return the files that the run folder holds, as the report in it names them."""
         return [file for file in files if home is not None and (home / file).is_file()]
 
     pages = (("every head as a picture", "view.html"), ("captions for LaTeX", "figures/captions.tex"))
@@ -190,20 +190,20 @@ def render(
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         facts=_facts(page.tables, page.heads()),
         findings=words.findings(results) if hasattr(words, "findings") else [],
-        links=[(words, file) for words, file in pages if beside(file)],
-        files={name: beside(f"figures/{name}.pdf", f"figures/{name}.png") for name in drawn},
+        links=[(words, file) for words, file in pages if existing_files(file)],
+        files={name: existing_files(f"figures/{name}.pdf", f"figures/{name}.png") for name in drawn},
         unfinished=unfinished(results) if isinstance(results, Results) else "",
         strongest=any_run.strongest_heads(page, getattr(words, "RANKED", "")),
         skipped=_skipped(provenance),
         sections=sections,
         meanings=page.meanings,
         other_tables=[further(name, table) for name, table in others.items()],
-        left_out=[(one.name, one.reason) for one in left_out],
+        left_out=[(omission.name, omission.reason) for omission in left_out],
         samples=_samples(page.tables.get("samples")),
         provenance=_flat(provenance),
         study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
     )
-    return _with_heads_linked(rendered) if beside("view.html") else rendered
+    return _with_heads_linked(rendered) if existing_files("view.html") else rendered
 
 
 def _with_heads_linked(page: str) -> str:
@@ -223,13 +223,13 @@ def _with_heads_linked(page: str) -> str:
 
 
 def _lines(table: Table) -> tuple[list[int], bool]:
-    """Return the columns of numbers whose cells stay on one line, and whether the table has small letters.
+    """Return the columns of numbers whose cells stay on one line, and True if the table needs small letters.
 
-    A number stays beside its interval as long as the page has room for that; words break.
+    A number stays next to its interval as long as the page has room; words break.
     """
     texts = [[str(name), *map(str, cells)] for name, cells in table.frame.items()]
     longest = [max(map(len, cells)) for _, *cells in texts]
-    words = [max((len(word) for text in own for word in text.split()), default=0) for own in texts]
+    words = [max((len(word) for text in cells for word in text.split()), default=0) for cells in texts]
     words[0] = max(words[0], _FIRST)
     lines = [k for k in range(table.names, len(texts)) if longest[k] <= _SHORT]
     lines.sort(key=longest.__getitem__)
@@ -331,7 +331,7 @@ def _data_uri(figure: Any) -> str:
 
 
 def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> dict[str, str]:
-    """Return what was measured, in a few lines."""
+    """Return the facts of the measured texts and models, in a few lines."""
     facts: dict[str, str] = {}
     samples = tables.get("samples")
     if samples is not None and not samples.empty:
@@ -339,17 +339,19 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
         steps = sorted({int(step) for step in samples["step"]})
         if len(steps) > 1:
             facts["checkpoints"] = f"{len(steps)}: steps {', '.join(map(str, steps))}"
-        one = samples.drop_duplicates(["model", "sample"])
+        texts = samples.drop_duplicates(["model", "sample"])
         # models cut and split the same sentences each in its own way
-        for group, own in one.groupby("group", sort=False):
-            lengths = " to ".join(map(str, dict.fromkeys(own["n_tokens"].agg(["min", "max"]))))
-            facts[f"input “{group}”"] = f"{own['sample'].nunique()} texts of {lengths} tokens"
-        if "truncated" in one and (cut := one[one["truncated"].astype(bool)]["sample"].nunique()):
+        for group, texts_of_group in texts.groupby("group", sort=False):
+            lengths = " to ".join(map(str, dict.fromkeys(texts_of_group["n_tokens"].agg(["min", "max"]))))
+            facts[f"input “{group}”"] = f"{texts_of_group['sample'].nunique()} texts of {lengths} tokens"
+        if "truncated" in texts and (cut := texts[texts["truncated"].astype(bool)]["sample"].nunique()):
             facts["cut"] = f"{cut} texts were longer than the study takes and were cut"
     if heads is not None and not heads.empty:
         sizes = {
-            str(model): f"{own['layer'].nunique()} layers of {own['head'].nunique()} heads"
-            for model, own in heads.groupby("model", sort=False)
+            str(
+                model
+            ): f"{rows_of_model['layer'].nunique()} layers of {rows_of_model['head'].nunique()} heads"
+            for model, rows_of_model in heads.groupby("model", sort=False)
         }
         alike = len(set(sizes.values())) == 1
         named = [NamedSentence(model, size) for model, size in sizes.items()]
@@ -361,8 +363,8 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> di
 def _samples(samples: pd.DataFrame | None) -> list[dict[Hashable, Any]]:
     if samples is None or samples.empty:
         return []
-    one = samples.drop_duplicates("sample")
-    few = one.groupby("group", sort=False).head(-(-_SHOWN_SAMPLES // max(1, one["group"].nunique())))
+    texts = samples.drop_duplicates("sample")
+    few = texts.groupby("group", sort=False).head(-(-_SHOWN_SAMPLES // max(1, texts["group"].nunique())))
     return few.to_dict("records")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a section of a report is to a study: a title, the tables it shows, and a function that writes it.
+"""Sections of a report: a title, the tables that they show, and a function that writes them.
 
     def write(page: Page) -> None:
         page.words("How far a head looks back.")
@@ -9,7 +9,7 @@
     SECTIONS = (Section("range", "How far heads look", ("heads",), write),)
 
 `analysis` makes the usual section from its parts. Text is escaped wherever it is shown, so that a label of a
-run may stand in it. HTML that a study writes itself is a `markupsafe.Markup` of a literal, into which names
+run may be in it. HTML that a study writes itself is a `markupsafe.Markup` of a literal, into which names
 come by `Markup.format`, which escapes them. Texts may break and be indented as the code around them is: a
 paragraph is set as one line. Numbers are tables, which the page sets as HTML and `latex_tables` as LaTeX.
 """
@@ -29,8 +29,8 @@ from markupsafe import Markup
 from attnscope._safe_text import mark_controls
 from attnscope.engine.reading import NULLS, with_groups
 from attnscope.plots.figure import Drawn, NotDrawable, Results, optional
-from attnscope.plots.selection import measured_heads, series_are
-from attnscope.report.numbers import Metric, Wanted, number_rows, pair_rows
+from attnscope.plots.selection import measured_heads, series_noun
+from attnscope.report.numbers import Metric, ProtocolComparison, number_rows, pair_rows
 
 if TYPE_CHECKING:
     from pandas.io.formats.style import Styler
@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
 
 class NamedSentence(str):
-    """A sentence about a name, which a page sets apart from the direction of writing of the rest.
+    """A sentence about a name, which a page isolates from the direction of writing of the rest.
 
     As text it is the name, a separator and the sentence.
 
@@ -88,15 +88,17 @@ def printable_line(text: str) -> str:
 class Table:
     """Cells of text under a caption; the first columns hold names, the others numbers."""
 
-    label: str  # of its own in the report
+    label: str  # unique in the report
     caption: str  # one sentence
     frame: pd.DataFrame
-    names: int = 1  # how many leading columns hold names
+    names: int = 1  # number of leading columns that hold names
     certain: tuple[int, ...] = ()  # rows that are set bold
     folded: bool = False  # shown behind its caption only
 
     def styled(self, escape: str) -> Styler:
-        """For `to_html` or `to_latex`: cells escaped, a first cell that repeats the one above empty."""
+        """Return a styler for `to_html` or `to_latex`: cells escaped, a first cell that repeats the one
+        above empty.
+        """
         # line ends and other control characters of a token would be read by the page or by LaTeX
         frame = self.frame.astype(str).map(printable_line).reset_index(drop=True)
         frame.columns = frame.columns.map(lambda name: printable_line(str(name)))
@@ -115,7 +117,7 @@ class Section:
 
     id: str  # its address in the page
     title: str  # its heading
-    tables: tuple[str, ...]  # what it shows; a table of no written section is listed at the end of the page
+    tables: tuple[str, ...]  # its tables; a table of no written section is listed at the end of the page
     write: Callable[[Page], None]
 
 
@@ -146,7 +148,7 @@ class Page:
         self._heads: dict[Any, pd.DataFrame] = {}
 
     def written(self, section: Section) -> list[Block]:
-        """What a section writes; nothing where it has neither a figure nor a table."""
+        """Return the blocks that a section writes; none if it has neither a figure nor a table."""
         self.blocks, self.section, self.greyed = [], section, False
         try:
             section.write(self)
@@ -172,7 +174,7 @@ class Page:
 
     @cached_property
     def protocol(self) -> str:
-        """The protocol beside the exact one that the run followed, "" when there is none."""
+        """The second protocol of the run next to the exact one, "" without one."""
         heads = self.with_series.get("heads")
         if heads is None or "protocol" not in heads:
             return ""
@@ -180,25 +182,25 @@ class Page:
 
     @cached_property
     def causal(self) -> bool:
-        """True if any model of the run is causal; a run that does not say is taken for one."""
+        """True if any model of the run is causal, or if the run does not record it."""
         samples = self.tables.get("samples")
         return samples is None or "causal" not in samples or bool(samples["causal"].astype(bool).any())
 
     @cached_property
     def apart(self) -> str:
-        """What tells the series of the run apart."""
+        """Keys that distinguish the series of the run."""
         heads = self.heads()
-        return series_are(heads) if heads is not None else "input"
+        return series_noun(heads) if heads is not None else "input"
 
     def heads(self, metrics: Sequence[Metric] = ()) -> pd.DataFrame | None:
-        """Single heads under the exact protocol, with those columns of the graphs that are asked for."""
-        asked = tuple(one for one in metrics if not isinstance(one, str))
-        if asked not in self._heads:
+        """Single heads under the exact protocol, with the requested columns of the graphs."""
+        graph_metrics = tuple(metric for metric in metrics if not isinstance(metric, str))
+        if graph_metrics not in self._heads:
             try:
-                self._heads[asked] = measured_heads(self.results, asked)
+                self._heads[graph_metrics] = measured_heads(self.results, graph_metrics)
             except NotDrawable:
                 return None
-        return self._heads[asked]
+        return self._heads[graph_metrics]
 
     def words(self, text: str | Markup) -> None:
         """Write paragraphs, an empty line between them; text is escaped, markup is set as it is."""
@@ -209,7 +211,7 @@ class Page:
         self.blocks += [Block("definition", part) for part in paragraphs(text)]
 
     def heading(self, text: str) -> None:
-        """A heading inside the section."""
+        """Write a heading inside the section."""
         self.blocks.append(Block("heading", text))
 
     def notes(self, lines: Sequence[str | Markup], *, published: bool = False) -> None:
@@ -225,24 +227,24 @@ class Page:
         self.greyed = True
 
     def figure(self, name: str) -> None:
-        """A figure of the study, where it could be drawn."""
+        """Write a figure of the study, if it could be drawn."""
         if name in self.drawn:
             self.blocks.append(Block("figure", (name, self.drawn[name])))
 
     def table(self, table: Table) -> None:
-        """A table."""
+        """Write a table."""
         if len(table.frame):
             self.blocks.append(Block("table", table))
 
     def frame(
         self, name: str, caption: str, frame: pd.DataFrame | None, *, names: int = 1, folded: bool = False
     ) -> None:
-        """Write a table of text cells, where there is one; a folded one is behind its caption."""
+        """Write a table of text cells, if any; a folded table is behind its caption."""
         if frame is not None:
             self.table(Table(f"{self.section.id}-{name}", caption, frame, names, folded=folded))
 
     def numbers(self, metrics: Sequence[Metric]) -> None:
-        """Means over single heads at the last checkpoint, with interval and baselines."""
+        """Write means over single heads at the last checkpoint, with interval and baselines."""
         heads = self.heads(metrics)
         rows = [] if heads is None else number_rows(heads, optional(self.results, "baselines"), metrics)
         coverages = {row["coverage"] for row in rows if row["median"]}
@@ -252,19 +254,21 @@ class Page:
             for row in rows:
                 row["median"] = row["median"] and f"{row['median']} ({row['coverage']})"
         titles = {"label": "mean over heads", "mean": "exact", "interval": "95 % interval"}
-        more = {"median": median, "uniform": "uniform", **NULLS, "untrained": "step 0"}
-        more |= {"strongest": "highest head", "samples": "n"}
+        optional_titles = {"median": median, "uniform": "uniform", **NULLS, "untrained": "step 0"}
+        optional_titles |= {"strongest": "highest head", "samples": "n"}
         titles |= {
-            name: title for name, title in more.items() if any(row[name] not in ("", "–") for row in rows)
+            name: title
+            for name, title in optional_titles.items()
+            if any(row[name] not in ("", "–") for row in rows)
         }
         if any(row["missing"] != "0" for row in rows):
             titles["missing"] = "maps undefined"
         caption = f"{self.section.title}: mean over heads; n is the number of texts."
         self._rows(self.section.id, caption, rows, titles)
 
-    def protocols(self, wanted: Sequence[Wanted]) -> None:
-        """The head mean under the exact protocol and the other one that the run followed."""
-        rows = pair_rows(self.with_series, wanted, self.protocol) if self.protocol else []
+    def protocols(self, comparisons: Sequence[ProtocolComparison]) -> None:
+        """Write the head mean under the exact protocol and the other protocol of the run."""
+        rows = pair_rows(self.with_series, comparisons, self.protocol) if self.protocol else []
         titles = {
             "label": "head mean",
             "exact": "exact",
@@ -278,7 +282,7 @@ class Page:
     def _rows(
         self, label: str, caption: str, rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]
     ) -> None:
-        """A table of rows of cells under titles, with their series where there are several."""
+        """Write a table of rows of cells under titles, with their series if there are several."""
         self.meanings |= {row["label"]: row["meaning"] for row in rows}
         frame = pd.DataFrame(rows, columns=list(titles)).rename(columns=titles)
         several = len({row["series"] for row in rows}) > 1
@@ -296,15 +300,15 @@ def analysis(
     tables: tuple[str, ...] = ("heads",),
     figures: Sequence[str] = (),
     metrics: Sequence[Metric] = (),
-    pairs: Sequence[Wanted] = (),
+    pairs: Sequence[ProtocolComparison] = (),
     table: Callable[[Page], None] | None = None,
     published: str = "",
     published_causal: str = "",
     caveats: str = "",
 ) -> Section:
-    """Return the usual section: words, definition, figures, numbers, both protocols, what to keep in mind.
+    """Return the usual section: words, definition, figures, numbers, both protocols, caveats.
 
-    `published` says what the other protocol computes here, and is shown when the run followed it; of it and
+    `published` describes the other protocol's computation, and is shown when the run followed it; of it and
     of `caveats` each paragraph is a point of a list.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Identities that hold for any model, tried before a study measures: what each found, and their table."""
+"""Identities that hold for any model, checked before a study measures, and their table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHECKS = Table(
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found; `value` is None where it does not apply, and the reason says why."""
+    """The result of a check; `value` is None if it does not apply, and `reason` explains it."""
 
     name: str
     value: float | None
@@ -33,14 +33,19 @@ class Check:
 
     @property
     def holds(self) -> bool:
-        """Whether it does, as far as it applies."""
+        """True if it does, as far as it applies."""
         return self.value is None or self.value <= self.tolerance
 
 
-def write_checks(run: StageRun, found: Iterable[Check]) -> None:
-    """Stores what was found."""
-    for one in found:
-        value = np.nan if one.value is None else one.value
+def write_checks(run: StageRun, checks: Iterable[Check]) -> None:
+    """Store the results of checks."""
+    for check in checks:
+        value = np.nan if check.value is None else check.value
         run.write(
-            "checks", check=one.name, value=value, tolerance=one.tolerance, holds=one.holds, reason=one.reason
+            "checks",
+            check=check.name,
+            value=value,
+            tolerance=check.tolerance,
+            holds=check.holds,
+            reason=check.reason,
         )

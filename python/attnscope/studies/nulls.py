@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What attention without a model would show: shuffled rows, uniform attention, controls by length of text."""
+"""Null distributions of attention: shuffled rows, uniform attention, controls by length of text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def shuffled_rows(
     *,
     draw: int = 0,
 ) -> Tensor:
-    """Maps whose rows hold the same entries in another order, each row inside its visible keys.
+    """Return maps whose rows hold the same entries in another order, each row inside its visible keys.
 
     A sentence's draw depends on the seed, its number and the layer, and not on the batch it is in; other
     numbers `draw` than 0 give further draws. Of maps [b, m, n, n] the support is bool [n, n] or [b, 1, n, n];
@@ -49,45 +49,51 @@ def shuffled_rows(
     """
     result = torch.zeros(maps.shape, dtype=maps.dtype, device="cpu")
     for place, (length, sample) in enumerate(zip(lengths, samples, strict=True)):
-        own = maps[place, :, :length, :length].cpu()
+        maps_of_text = maps[place, :, :length, :length].cpu()
         generator = np.random.default_rng([seed, sample, layer, 0x5EED, *([draw] if draw else [])])
-        keys = torch.from_numpy(generator.random((own.shape[0], length, length)))
+        keys = torch.from_numpy(generator.random((maps_of_text.shape[0], length, length)))
         if support is None:
-            causal = length > 1 and not bool(own.triu(1).ne(0).any())
+            causal = length > 1 and not bool(maps_of_text.triu(1).ne(0).any())
             seen = visible_pairs("causal" if causal else "full", length)
         else:
             seen = (support[place, 0] if support.ndim == 4 else support)[:length, :length]
-        # hidden keys come last, and what they hold is 0 in any order
+        # hidden keys come last, and their entries are 0 in any order
         order = keys.masked_fill(~seen, 2.0).argsort(-1)
         places = (~seen).byte().argsort(dim=-1, stable=True).expand(order.shape)
-        result[place, :, :length, :length].scatter_(-1, places, own.gather(-1, order).to(result.dtype))
+        result[place, :, :length, :length].scatter_(
+            -1, places, maps_of_text.gather(-1, order).to(result.dtype)
+        )
     return result
 
 
 def write_baselines(
     run: StageRun, tables: Sequence[str], chosen: Callable[[str], Mapping[str, Sequence[Quantity]]]
 ) -> None:
-    """Writes to `baselines` the numbers of uniform attention of every length and support, and of controls.
+    """Write to `baselines` the numbers of uniform attention of every length and support, and of controls.
 
     Of controls these are mean and deviation over texts of one length. What queries see is read from `tables`;
     `chosen` gives the quantities of each protocol under a support.
     """
     samples = run.read("samples")
     nobody: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
-    for n, support in supports_of(samples, [run.read(one) for one in tables if one in run.stored.tables()]):
+    for n, support in supports_of(
+        samples, [run.read(table) for table in tables if table in run.stored.tables()]
+    ):
         seen = visible_pairs(support, n)
         sites = {"attention": uniform_over(seen)[None, None]}
         limits = LayerSupport(support if support in ("causal", "full") else seen, None)
-        about: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
+        baseline_keys: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
         for protocol, quantities in chosen(support).items():
             with warnings.catch_warnings():
-                # what has no value on uniform attention is null in the table, which says enough
+                # a number without a value on uniform attention is null in the table
                 warnings.simplefilter("ignore", RuntimeWarning)
-                found = measure_layer(sites, quantities, limits)
-            for one, values in found.values.items():
-                numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
-                at = resolve_thresholds(one.options["thresholds"], n) if one.axes else math.nan
-                keys = {**about, "protocol": protocol, "metric": one.name, "threshold": at}
+                measured = measure_layer(sites, quantities, limits)
+            for quantity, values in measured.values.items():
+                numbers = np.where(
+                    measured.defined[quantity].numpy(), values.double().numpy(), np.nan
+                ).ravel()
+                at = resolve_thresholds(quantity.options["thresholds"], n) if quantity.axes else math.nan
+                keys = {**baseline_keys, "protocol": protocol, "metric": quantity.name, "threshold": at}
                 run.write("baselines", **keys, **nobody, value=numbers)
     controls = run.stored.variants()
     if len(controls):
@@ -95,6 +101,6 @@ def write_baselines(
         lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
         frame = controls.rename(columns={"variant": "kind"}).assign(support="")
         frame = frame.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
-        each = frame.groupby([*BASELINES.keys], sort=True, dropna=False)["value"]
-        rows = each.agg(["mean", "std", "count"]).reset_index().rename(columns={"mean": "value"})
+        control_values = frame.groupby([*BASELINES.keys], sort=True, dropna=False)["value"]
+        rows = control_values.agg(["mean", "std", "count"]).reset_index().rename(columns={"mean": "value"})
         run.write("baselines", **{str(name): rows[name] for name in rows})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The options that a run was made with, for reports and figures, which read stored results alone."""
+"""The options of a run, for reports and figures, which read stored results only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which keys the queries of a captured layer see, as metrics, baselines, controls and tables take it.
+"""The keys that the queries of a captured layer see, as metrics, baselines, controls and tables take it.
 
 Layers of one model differ, and so do texts: a window that a text is not longer than is causal attention of
 that text. A learned sink takes a share of each row that belongs to no key.
@@ -32,7 +32,7 @@ SUPPORT = Column(
 
 
 @dataclass(frozen=True)
-class Seen(LayerSupport):
+class LayerVisibility(LayerSupport):
     """The support of a layer, with its name for each text.
 
     Attributes:
@@ -42,7 +42,7 @@ class Seen(LayerSupport):
     supports: tuple[str, ...]
 
     @classmethod
-    def by(cls, layer: Layer, heads: Tensor) -> Seen:
+    def by(cls, layer: Layer, heads: Tensor) -> LayerVisibility:
         """Return the support of a captured layer.
 
         Args:
@@ -50,30 +50,35 @@ class Seen(LayerSupport):
         """
         seen = LayerSupport.of(layer)
         names = support_names(layer.visibility, layer.lengths.tolist(), heads)
-        return Seen(seen.support, seen.learned, names)
+        return LayerVisibility(seen.support, seen.learned, names)
 
     def of_text(self, place: int, n: int) -> Tensor:
-        """Who sees whom in one text, bool [n, n]."""
+        """Return the visible pairs of one text, bool [n, n]."""
         if not isinstance(self.support, Tensor):
             return visible_pairs(self.supports[place], n)
-        own = self.support[place].any(0) if self.support.ndim == 4 else self.support
-        return own[:n, :n]
+        pairs = self.support[place].any(0) if self.support.ndim == 4 else self.support
+        return pairs[:n, :n]
 
 
 def keys_of(batch: Batch, layer: int, heads: Sequence[int] | None, protocol: str = "exact") -> dict[str, Any]:
     """Key columns of the maps of a layer: of its heads by their numbers, or of its head mean without any."""
-    each = 1 if heads is None else len(heads)
-    own = {} if heads is None else {"head": np.tile(heads, len(batch.samples))}
-    return {"sample": np.repeat(batch.samples, each), "layer": layer, **own, "protocol": protocol}
+    heads_per_text = 1 if heads is None else len(heads)
+    head_column = {} if heads is None else {"head": np.tile(heads, len(batch.samples))}
+    return {
+        "sample": np.repeat(batch.samples, heads_per_text),
+        "layer": layer,
+        **head_column,
+        "protocol": protocol,
+    }
 
 
 def support_names(seen: Visibility, lengths: Sequence[int], heads: Tensor) -> tuple[str, ...]:
-    """What each text's queries see, in a word that does not depend on the texts beside it.
+    """Return the name of the keys that each text's queries see, independent of the other texts of the batch.
 
     A window that a text is not longer than is causal or full attention of this text.
 
     Args:
-        heads: maps [b, h, n, n], which say it where the layer does not.
+        heads: maps [b, h, n, n], which decide where the layer does not.
     """
     names = []
     for text, n in enumerate(lengths):
@@ -93,17 +98,17 @@ def without_learned_sink(quantities: Sequence[Quantity]) -> list[Quantity]:
 
 
 def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[tuple[int, str]]:
-    """The lengths of texts and what queries saw in any layer of them; of masks no more is known."""
+    """Return the lengths of texts and the supports of their layers, without masks."""
     keys = [*CHECKPOINT_KEYS, "sample"]
     # texts are causal or full in at least one layer of most models, and a run may hold no table of maps
     words = samples["causal"].map({True: "causal", False: "full"})
-    found = [samples.assign(support=words)[["n_tokens", "support"]]] if not tables else []
+    supports = [samples.assign(support=words)[["n_tokens", "support"]]] if not tables else []
     for table in tables:
         once = table[[*keys, "support"]].drop_duplicates()
-        found.append(once.merge(samples[[*keys, "n_tokens"]], on=keys)[["n_tokens", "support"]])
-    every = pd.concat(found).dropna().drop_duplicates()
-    every = every[every["support"] != "mask"]
-    return sorted((int(n), str(support)) for n, support in every.itertuples(index=False))
+        supports.append(once.merge(samples[[*keys, "n_tokens"]], on=keys)[["n_tokens", "support"]])
+    all_supports = pd.concat(supports).dropna().drop_duplicates()
+    all_supports = all_supports[all_supports["support"] != "mask"]
+    return sorted((int(n), str(support)) for n, support in all_supports.itertuples(index=False))
 
 
 def uniform_over(support: Tensor) -> Tensor:
@@ -117,14 +122,14 @@ def uniform_over(support: Tensor) -> Tensor:
 
 
 def visible_pairs(name: str, n: int) -> Tensor:
-    """Who sees whom among n tokens, bool [n, n].
+    """Return the visible pairs among n tokens, bool [n, n].
 
     Args:
         name: "causal", "full", or a window as `Visibility.name` gives it.
         n: number of tokens.
 
     Raises:
-        ValueError: a mask, of which the name says nothing.
+        ValueError: a mask, whose name does not define the pairs.
 
     >>> visible_pairs("window 2", 3).int().tolist(), int(visible_pairs("window 1+1", 3).sum())
     ([[1, 0, 0], [1, 1, 0], [0, 1, 1]], 7)

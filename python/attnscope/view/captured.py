@@ -42,11 +42,11 @@ def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
         warn(f"view: the text of {group.n} tokens is longer than {limit} and is cut")
         group = group.cut(limit)
     encoder = Encoder(tokenizer)
-    own, virtual = encoder.names(group.ids[0]) if group.ids else [], virtual_tokens(model).number
+    tokens_of_text, virtual = encoder.names(group.ids[0]) if group.ids else [], virtual_tokens(model).number
     decoder = group.tensors.get("decoder_input_ids")
     names = {
-        "own": own,
-        "with virtual tokens": [*virtual_names(virtual), *own],
+        "own": tokens_of_text,
+        "with virtual tokens": [*virtual_names(virtual), *tokens_of_text],
         "decoder": [] if decoder is None else encoder.names(decoder[0].tolist()),
     }
     stacks: dict[str, list[tuple[Tensor, LayerSupport]]] = {}
@@ -106,25 +106,25 @@ def _tokens(
 
     if cross:
         return names_of(keys, "own"), names_of(queries, "decoder")
-    own = ("decoder",) if of_decoder else ("own", "with virtual tokens")
+    kinds_of_names = ("decoder",) if of_decoder else ("own", "with virtual tokens")
     if queries != keys:  # keys of a learned prefix attend to nothing
-        return names_of(keys, "with virtual tokens"), names_of(queries, *own)
-    return names_of(keys, *own), None
+        return names_of(keys, "with virtual tokens"), names_of(queries, *kinds_of_names)
+    return names_of(keys, *kinds_of_names), None
 
 
 def _inputs_of(model: Any, text: Any, tokenizer: Any) -> tuple[ForwardInputs, int | None]:
     """Return what the forward pass takes for one text, and the most tokens that the model reads."""
     config = getattr(model, "config", None)
     limit = None if config is None else context_length(config, tokenizer, model)
-    both = bool(getattr(config, "is_encoder_decoder", False))
-    if both and isinstance(text, (tuple, list)) and len(text) == 2:
+    is_encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+    if is_encoder_decoder and isinstance(text, (tuple, list)) and len(text) == 2:
         first, second = (_one_text(model, part, tokenizer, limit) for part in text)
         ids = second.tensors.get("input_ids")
         if ids is None:
             raise ValueError("view: the decoder's text must be a sentence or token ids")
         return replace(first, tensors={**first.tensors, "decoder_input_ids": ids}), limit
     inputs = _one_text(model, text, tokenizer, limit)
-    if both and not any(name.startswith("decoder_") for name in inputs.tensors):
+    if is_encoder_decoder and not any(name.startswith("decoder_") for name in inputs.tensors):
         raise ValueError("view: an encoder-decoder needs two texts: (for the encoder, for the decoder)")
     return inputs, limit
 
@@ -185,7 +185,7 @@ def captured_sentence(
             "view: these results name no study and their model is gone: view(results, sample=0, model=model)"
         )
     row = rows.sort_values(["model", "step", "revision"], kind="stable").iloc[-1]
-    wanted = tuple(row[[*CHECKPOINT_KEYS]])
+    checkpoint = tuple(row[[*CHECKPOINT_KEYS]])
     layers = None
     if model is None:
         study = Study(**results.study)
@@ -194,18 +194,19 @@ def captured_sentence(
                 refuse_stored_trust(study, "view")
             except ConfigError as error:
                 raise ResultsError(str(error)) from error
-        model, layers = _loaded(study, wanted), study.layers or None
+        model, layers = _loaded(study, checkpoint), study.layers or None
     ids = read_token_ids(row.get("token_ids"), sample)
     arguments = {"input_ids": torch.tensor([ids], device=input_device(model))}
-    more = results.provenance.get("inputs")
+    stored_inputs = results.provenance.get("inputs")
     if group := results.inputs.get(sample):
         arguments = group().to(input_device(model), getattr(model, "dtype", None))
-    elif more and (sample in results.inputs or not results.inputs):
+    elif stored_inputs and (sample in results.inputs or not results.inputs):
         raise ResultsError(
-            f"view: sample {sample} was read with {', '.join(more)}, which stored results do not hold; view "
+            f"view: sample {sample} was read with {', '.join(stored_inputs)}, which stored results do not "
+            "hold; view "
             "the results of analyze themselves, or view(model, inputs)"
         )
-    found = [
+    rows_of_heads = [
         {
             "layer": number,
             "head": head,
@@ -216,22 +217,22 @@ def captured_sentence(
         for number, layer in self_attention(model, arguments, layers=layers)
         for head, matrix in zip(layer.heads, layer.matrices()[0].float().cpu(), strict=True)
     ]
-    return pd.DataFrame(found).assign(**row[[*CHECKPOINT_KEYS, "sample"]])
+    return pd.DataFrame(rows_of_heads).assign(**row[[*CHECKPOINT_KEYS, "sample"]])
 
 
-def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:
+def _loaded(study: Settings, checkpoint: tuple[str, str, int]) -> Any:
     """Return the model of a checkpoint of a run."""
     from attnscope.models import LoadError, find_checkpoints, load_model
 
     try:
         for source in study.models:
-            for one in find_checkpoints(source.path, source.revisions, source.label):
-                if (one.model, one.revision, one.step) == wanted:
+            for candidate in find_checkpoints(source.path, source.revisions, source.label):
+                if (candidate.model, candidate.revision, candidate.step) == checkpoint:
                     return load_model(
-                        one, dtype=source.dtype, trust_remote_code=source.trust_remote_code
+                        candidate, dtype=source.dtype, trust_remote_code=source.trust_remote_code
                     ).model
-        raise LoadError(f"no checkpoint of it has revision {wanted[1]!r} and step {wanted[2]}")
+        raise LoadError(f"no checkpoint of it has revision {checkpoint[1]!r} and step {checkpoint[2]}")
     except (FileNotFoundError, LoadError) as error:
         raise ResultsError(
-            f"view: the model {wanted[0]} of the run cannot be loaded again: {error}"
+            f"view: the model {checkpoint[0]} of the run cannot be loaded again: {error}"
         ) from error

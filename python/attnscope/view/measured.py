@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What the page shows of tensors: every metric of one number per head, and every matrix with what it holds.
+"""The page's data of tensors: every metric with a number per head, and every matrix with its contents.
 
-Of a matrix these are its entries, its bars, and its spectrum beside the null law.
+The contents of a matrix are its entries, its bars, and its spectrum next to the null law.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAW_POINTS = 240
 
 
 def number(value: Any) -> float | None:
-    """Return a number for JSON, to six significant digits; None where there is none.
+    """Return a number for JSON, to six significant digits; None without one.
 
     >>> number(1 / 3), number(float("nan"))
     (0.333333, None)
@@ -57,7 +57,7 @@ def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
     ends = torch.cat([barcodes.birth, barcodes.death])
     scales = torch.unique(ends[ends.isfinite()])
     numbers = betti_curve(barcodes, scales).tolist() if len(scales) else []
-    return [[scale, *both] for scale, both in zip(scales.tolist(), numbers, strict=True)]
+    return [[scale, *betti] for scale, betti in zip(scales.tolist(), numbers, strict=True)]
 
 
 class Maps:
@@ -126,23 +126,23 @@ class Maps:
             }
         if reason := undefined_because(attention, word):
             return {"reason": f"{reason.capitalize()}."}
-        found = null_spectrum(attention, word)
-        key = f"{found.law} {found.edge:.9f}"
+        law = null_spectrum(attention, word)
+        key = f"{law.law} {law.edge:.9f}"
         if key not in self.laws:
-            keep = np.unique(np.linspace(0, len(found.law_x) - 1, _LAW_POINTS).astype(int))
+            keep = np.unique(np.linspace(0, len(law.law_x) - 1, _LAW_POINTS).astype(int))
             self.laws[key] = {
-                "name": found.law,
-                "edge": number(found.edge),
-                "x": [number(x) for x in found.law_x[keep]],
-                "cdf": [number(y) for y in found.law_cdf[keep]],
+                "name": law.law,
+                "edge": number(law.edge),
+                "x": [number(x) for x in law.law_x[keep]],
+                "cdf": [number(y) for y in law.law_cdf[keep]],
             }
         return {
             "law": key,
-            "values": [number(value) for value in found.values],
-            "ks": number(found.ks),
-            "outliers": found.outliers,
-            "at": number(found.at),
-            "between": [number(end) for end in found.between],
+            "values": [number(value) for value in law.values],
+            "ks": number(law.ks),
+            "outliers": law.outliers,
+            "at": number(law.at),
+            "between": [number(end) for end in law.between],
         }
 
 
@@ -153,7 +153,7 @@ class Stack(NamedTuple):
     layers: Sequence[Tensor]
     keys: Sequence[str]
     queries: Sequence[str] | None = None  # the tokens that attend, where they are others
-    supports: Sequence[LayerSupport] = ()  # of each layer; none where nothing is known
+    supports: Sequence[LayerSupport] = ()  # of each layer; none if unknown
 
     def support(self, layer: int) -> LayerSupport:
         """Return what the queries of a layer see."""
@@ -173,24 +173,28 @@ def contents_of_tensors(
 
 
 def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any]:
-    """Measures every head of every stack; cross attention, which is no square, has matrices alone."""
-    wanted = _quantities()
-    depth = max(len(one.layers) for one in stacks)
-    heads = max(len(layer) for one in stacks for layer in one.layers)
-    values = np.full((len(stacks), len(wanted), depth, heads), np.nan)
-    uniform = np.full((len(stacks), len(wanted), depth), np.nan)
+    """Measure every head of every stack; cross attention, which is not square, has only matrices."""
+    quantities = _quantities()
+    depth = max(len(stack.layers) for stack in stacks)
+    heads = max(len(layer) for stack in stacks for layer in stack.layers)
+    values = np.full((len(stacks), len(quantities), depth, heads), np.nan)
+    uniform = np.full((len(stacks), len(quantities), depth), np.nan)
     collected = Maps(max_bytes)
     for at, stack in enumerate(stacks):
         for layer, maps in enumerate(stack.layers):
             seen = stack.support(layer)
             if stack.queries is None:
-                values[at, :, layer, : len(maps)] = _numbers(maps, wanted, seen)
-                same = layer and _is_like(seen, maps, stack.support(layer - 1), stack.layers[layer - 1])
-                uniform[at, :, layer] = uniform[at, :, layer - 1] if same else _of_uniform(maps, wanted, seen)
+                values[at, :, layer, : len(maps)] = _numbers(maps, quantities, seen)
+                is_like_previous = layer and _is_like(
+                    seen, maps, stack.support(layer - 1), stack.layers[layer - 1]
+                )
+                uniform[at, :, layer] = (
+                    uniform[at, :, layer - 1] if is_like_previous else _of_uniform(maps, quantities, seen)
+                )
             for head, matrix in enumerate(maps):
                 place = {"layer": layer, "head": head, "checkpoint": 0, "input": at}
                 collected.add(matrix, stack.keys, stack.queries, seen.support, **place)
-    kept = ~np.isnan(values).all((0, 2, 3))
+    has_values = ~np.isnan(values).all((0, 2, 3))
     notes, without = [], "There is no such head here."
     if collected.refused:
         shown = len(collected.stored)
@@ -204,25 +208,28 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
         "layers": list(range(depth)),
         "heads": list(range(heads)),
         "checkpoints": [""],
-        "inputs": [one.name for one in stacks],
+        "inputs": [stack.name for stack in stacks],
         "stacks": len(stacks) > 1,
         "metrics": [
-            {"name": one.name, "label": one.label, "meaning": one.meaning, "group": "heads"}
-            for one in itertools.compress(wanted, kept)
+            {"name": quantity.name, "label": quantity.label, "meaning": quantity.meaning, "group": "heads"}
+            for quantity in itertools.compress(quantities, has_values)
         ],
-        "values": [plain(values[:, kept])],
-        "uniform": [[_by_layer(row) for row in rows] for rows in uniform[:, kept]],
+        "values": [plain(values[:, has_values])],
+        "uniform": [[_by_layer(row) for row in rows] for rows in uniform[:, has_values]],
         "laws": collected.laws,
         "maps": collected.stored,
         "without": without,
     }
 
 
-def _numbers(maps: Tensor, wanted: Sequence[Quantity], seen: LayerSupport) -> Tensor:
-    """Return values of the heads of a layer, [quantity, head], NaN where there is none."""
-    measured = measure_layer({"attention": maps[None]}, wanted, seen, heads=range(len(maps)))
+def _numbers(maps: Tensor, quantities: Sequence[Quantity], seen: LayerSupport) -> Tensor:
+    """Return values of the heads of a layer, [quantity, head], NaN without a value."""
+    measured = measure_layer({"attention": maps[None]}, quantities, seen, heads=range(len(maps)))
     return torch.stack(
-        [measured.values[one][0].double().where(measured.defined[one][0], torch.nan) for one in wanted]
+        [
+            measured.values[quantity][0].double().where(measured.defined[quantity][0], torch.nan)
+            for quantity in quantities
+        ]
     )
 
 
@@ -235,8 +242,8 @@ def _is_like(seen: LayerSupport, maps: Tensor, other: LayerSupport, others: Tens
     return seen.kind != "auto" or bool(maps.triu(1).any()) == bool(others.triu(1).any())
 
 
-def _of_uniform(maps: Tensor, wanted: Sequence[Quantity], seen: LayerSupport) -> Tensor:
-    """Return what uniform attention to the visible keys of every query gives, [quantity]."""
+def _of_uniform(maps: Tensor, quantities: Sequence[Quantity], seen: LayerSupport) -> Tensor:
+    """Return the values of uniform attention to the visible keys of every query, [quantity]."""
     n = maps.shape[-1]
     if isinstance(seen.support, Tensor):
         visible = seen.support.reshape(-1, n, n).any(0).double()
@@ -245,53 +252,53 @@ def _of_uniform(maps: Tensor, wanted: Sequence[Quantity], seen: LayerSupport) ->
         is_full = seen.support == "full" or (seen.support == "auto" and bool(maps.triu(1).any()))
         uniform = (uniform_map if is_full else uniform_causal_map)(n)
     with warnings.catch_warnings():
-        # Of uniform heads nothing differs, and their rows have nothing to standardise.
+        # Uniform heads do not differ, and their rows cannot be standardised.
         warnings.simplefilter("ignore", UndefinedWarning)
-        return _numbers(uniform[None], wanted, LayerSupport(seen.support, None))[:, 0]
+        return _numbers(uniform[None], quantities, LayerSupport(seen.support, None))[:, 0]
 
 
 def _by_layer(values: np.ndarray[Any, Any]) -> Any:
     """Return a number that all layers share, else a list with that of each."""
-    known = values[~np.isnan(values)]
-    if len(known) and (known == known[0]).all():
-        return plain(known[0])
-    return plain(values) if len(known) else None
+    defined = values[~np.isnan(values)]
+    if len(defined) and (defined == defined[0]).all():
+        return plain(defined[0])
+    return plain(values) if len(defined) else None
 
 
 def _quantities() -> list[Quantity]:
-    """Every exact quantity that attention alone gives: one number per map, means over queries.
+    """Return every exact quantity of attention: one number per map, means over queries.
 
-    What uniform attention gives stands beside each.
+    The page also has the value of uniform attention for each.
     """
     means = (
-        one.mean_over("query")
-        for one in registry().quantities
-        if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",))
+        quantity.mean_over("query")
+        for quantity in registry().quantities
+        if (quantity.protocol, quantity.scope, quantity.needs) == ("exact", "map", ("attention",))
     )
-    return [one for one in means if not one.axes and not one.name.endswith("_uniform")]
+    return [quantity for quantity in means if not quantity.axes and not quantity.name.endswith("_uniform")]
 
 
 def _one_sentence(attention: Tensor | Sequence[Tensor]) -> Tensor:
-    """[layers, heads, n, n] on the CPU."""
-    given: Any = attention
-    if not hasattr(given, "__array__"):
-        layers = list(given) if isinstance(given, Sequence) else []
+    """Return attention of a single text as [layers, heads, n, n] on the CPU."""
+    stacked: Any = attention
+    if not hasattr(stacked, "__array__"):
+        layers = list(stacked) if isinstance(stacked, Sequence) else []
         if not layers or not all(hasattr(layer, "__array__") for layer in layers):
             raise ValueError(
                 "view: want a model and a text, results, a tensor, or one tensor per layer, "
-                f"got {type(given).__name__}"
+                f"got {type(stacked).__name__}"
             )
         layers = [_checks.float_tensor("view", "attention", layer) for layer in layers]
         shapes = {tuple(layer.shape) for layer in layers}
         if len(shapes) > 1:
             raise ValueError(f"view: layers must have one shape, got {sorted(shapes)}")
-        given = torch.stack([layer.cpu() for layer in layers])
-    maps = _checks.float_tensor("view", "attention", given).cpu()
+        stacked = torch.stack([layer.cpu() for layer in layers])
+    maps = _checks.float_tensor("view", "attention", stacked).cpu()
     if maps.ndim == 5 and maps.shape[1] == 1:
         maps = maps[:, 0]
     if not 2 <= maps.ndim <= 4 or maps.shape[-1] != maps.shape[-2] or 0 in maps.shape:
         raise ValueError(
             "view: attention of one sentence must be [layers, heads, n, n], [heads, n, n] or [n, n], "
-            f"got shape {tuple(given.shape)}"
+            f"got shape {tuple(stacked.shape)}"
         )
     return maps.reshape((1,) * (4 - maps.ndim) + tuple(maps.shape))

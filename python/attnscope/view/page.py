@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Writes the page: data as JSON, script and style inside one file that fetches nothing."""
+"""The page: data as JSON, script and style inside one file that fetches nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnscope.engine.storage.files import write_bytes
 from attnscope.view.captured import stacks_of_model
 from attnscope.view.measured import contents_of_stacks, contents_of_tensors
 
-#: Makes a frame as high as the page in it says; 940 pixels until then.
+#: Sets a frame's height to the height that its page reports; 940 pixels until then.
 _FRAME = """<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
 style="width:100%;height:940px;border:0" title="attnscope view"></iframe><script>
 addEventListener("message", (event) => {{
@@ -37,7 +37,7 @@ class View:
 
     Attributes:
         title: the heading.
-        contents: what the page shows, as plain data.
+        contents: the data of the page.
     """
 
     def __init__(self, title: str, contents: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ class View:
         return target
 
     def __repr__(self) -> str:
-        """What the page holds."""
+        """Summarise the contents of the page."""
         layers, heads = len(self.contents["layers"]), len(self.contents["heads"])
         return (
             f"View({self.title!r}: {layers} layers × {heads} heads, {len(self.contents['metrics'])} metrics, "
@@ -138,13 +138,13 @@ def view(
     if isinstance(shown, str):
         raise TypeError(f"view: want a model, results or attention, got {shown!r}{instead(shown)}")
     results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
-    what = "stored results" if results else "a model" if network else "tensors"
-    given = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
-    given["trust_remote_code"] = trust_remote_code or None
-    for one, (taker, instead_of_it) in _GOES_WITH.items():
-        if given[one] is not None and taker != what:
-            raise ValueError(f"view: {one} does not go with {what}, {instead_of_it}")
-    with warned_once(rows=what == "tensors"):
+    kind = "stored results" if results else "a model" if network else "tensors"
+    options = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
+    options["trust_remote_code"] = trust_remote_code or None
+    for option, (taker, instead_of_it) in _OPTION_KINDS.items():
+        if options[option] is not None and taker != kind:
+            raise ValueError(f"view: {option} does not go with {kind}, {instead_of_it}")
+    with warned_once(rows=kind == "tensors"):
         if results:
             from attnscope.view.stored import contents_of_results
 
@@ -158,7 +158,7 @@ def view(
             name = "attention"
             contents = contents_of_tensors(shown, tokens, max_bytes)
     if head is not None:
-        layer, number = (int(one) for one in head)
+        layer, number = (int(index) for index in head)
         if layer not in contents["layers"] or number not in contents["heads"]:
             raise ValueError(
                 f"view: there is no head {number} in layer {layer}; layers {contents['layers'][0]} to "
@@ -193,7 +193,7 @@ def printable_contents(contents: dict[str, Any]) -> dict[str, Any]:
 
 
 #: The one kind of input that takes each argument, and the words of the error for any other.
-_GOES_WITH = {
+_OPTION_KINDS = {
     "text": ("a model", "only with a model"),
     "tokens": ("tensors", "which bring their own tokens"),
     "tokenizer": ("a model", "only with a model and a text"),

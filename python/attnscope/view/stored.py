@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: MIT
-"""What the page shows of stored results: means over samples of the measured columns, and kept matrices.
+"""The page's data of stored results: means over samples of the measured columns, and stored matrices.
 
 A run keeps numbers of all maps and the matrices of few. Heads are coloured by the stored means, of positions
-by the most frequent one; a matrix that was not kept is computed again from the model, where it is given.
+by the most frequent one; a matrix that was not stored is computed again from the model, if it is passed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,44 +52,34 @@ def contents_of_results(
     model: Any = None,
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """Read the tables."""
+    """Return the contents of the page from the stored tables."""
     names = results.tables()
     if "heads" not in names:
         raise ResultsError(f"view: these results have no table 'heads', only {', '.join(names) or 'none'}")
     table = checked_table(results, "heads")
     protocol = "exact" if "protocol" not in table else min(table["protocol"].dropna(), default="exact")
     checked_optional(results, "samples")
-    parts: list[_Part] = []
-    for name in ("heads", "graphs"):
-        if name in names:
-            rows = defined(in_series(heads_only(checked_table(results, name), protocol), results))
-            # columns of the other protocol are absent from all rows
-            columns = [column for column in measured_columns(rows) if rows[column].notna().any()]
-            levels: Any = rows.groupby("threshold") if name == "graphs" else [(None, rows)]
-            parts += [_Part(name, level, own, columns) for level, own in levels]
+    parts = _parts_of(results, protocol)
     heads = parts[0].rows
     if heads.empty:
         raise ResultsError("view: the table 'heads' has no row of a single head")
 
-    every = heads[[*CHECKPOINT_KEYS]].drop_duplicates().sort_values(["model", "step", "revision"])
+    checkpoint_rows = heads[[*CHECKPOINT_KEYS]].drop_duplicates().sort_values(["model", "step", "revision"])
     inputs = list(dict.fromkeys(heads["group"].astype(str)))
     layers, numbers = (sorted(int(at) for at in heads[name].unique()) for name in ("layer", "head"))
     metrics = [entry for part in parts for entry in _metrics(results, part)]
     notes = [] if protocol == "exact" else [f"The numbers are those of protocol {protocol}."]
     fits = max(2, _LARGEST // max(1, len(metrics) * len(inputs) * len(layers) * len(numbers)))
-    if len(every) > fits:
-        kept = np.unique(np.linspace(0, len(every) - 1, fits).astype(int))
-        notes.append(f"{len(kept)} of {len(every)} checkpoints are on this page; all are in the tables.")
-        every = every.iloc[kept]
-    checkpoints = [tuple(row) for row in every.itertuples(index=False, name=None)]
+    if len(checkpoint_rows) > fits:
+        shown_places = np.unique(np.linspace(0, len(checkpoint_rows) - 1, fits).astype(int))
+        notes.append(
+            f"{len(shown_places)} of {len(checkpoint_rows)} checkpoints are on this page; all are in the "
+            "tables."
+        )
+        checkpoint_rows = checkpoint_rows.iloc[shown_places]
+    checkpoints = [tuple(row) for row in checkpoint_rows.itertuples(index=False, name=None)]
 
-    baselines = checked_optional(results, "baselines")
-    uniform: list[list[float | None]] = [[] for _ in inputs]
-    for _, level, rows, columns in parts:
-        for group, values in zip(inputs, uniform, strict=True):
-            one = rows[(rows["group"] == group) & (rows["head"] == numbers[0])]
-            values += [number(uniform_value(one, baselines, column, level)) for column in columns]
-
+    uniform = _uniform_values(results, parts, inputs, numbers[0])
     maps = Maps(max_bytes)
     examples = checked_optional(results, "examples")
     if sample is not None:
@@ -111,10 +102,38 @@ def contents_of_results(
     }
 
 
+def _parts_of(results: Results, protocol: str) -> list[_Part]:
+    """Return the rows of single heads, those of the graphs by threshold."""
+    parts: list[_Part] = []
+    for name in ("heads", "graphs"):
+        if name in results.tables():
+            rows = defined(in_series(heads_only(checked_table(results, name), protocol), results))
+            # columns of the other protocol are absent from all rows
+            columns = [column for column in measured_columns(rows) if rows[column].notna().any()]
+            levels: Any = rows.groupby("threshold") if name == "graphs" else [(None, rows)]
+            parts += [_Part(name, level, rows_at_level, columns) for level, rows_at_level in levels]
+    return parts
+
+
+def _uniform_values(
+    results: Results, parts: Sequence[_Part], inputs: list[str], head: int
+) -> list[list[float | None]]:
+    """Return the numbers of uniform attention, by input and column, from the rows of one head."""
+    baselines = checked_optional(results, "baselines")
+    uniform: list[list[float | None]] = [[] for _ in inputs]
+    for _, level, rows, columns in parts:
+        for group, values in zip(inputs, uniform, strict=True):
+            rows_of_group = rows[(rows["group"] == group) & (rows["head"] == head)]
+            values += [number(uniform_value(rows_of_group, baselines, column, level)) for column in columns]
+    return uniform
+
+
 def _why(maps: Maps) -> str:
     if maps.stored:
-        kept = ", ".join(dict.fromkeys(f"L{one['layer']}H{one['head']}" for one in maps.stored))
-        return f"This run kept the matrices of {kept} only (marked in the map). "
+        stored_names = ", ".join(
+            dict.fromkeys(f"L{stored_map['layer']}H{stored_map['head']}" for stored_map in maps.stored)
+        )
+        return f"This run kept the matrices of {stored_names} only (marked in the map). "
     return (
         "This run stored numbers, not attention matrices, which would take n² numbers for each head and "
         "text. To look at those of one text, capture it again: attnscope view DIR --sample 0, or "
@@ -123,29 +142,33 @@ def _why(maps: Maps) -> str:
 
 
 def _metrics(results: Results, part: _Part) -> list[dict[str, str]]:
-    """What the page says of each column: words of the stored file, or of the metric where it has none."""
+    """Return the page's entry of each column: label of the stored file, or of the metric if the file has
+    none.
+    """
     schema, level = results.schema(part.table), part.level
     at = "" if level is None else f" at {level:g}"
     group = "heads" if level is None else f"graph of pairs at or above {level:g}"
     entries = []
     for column in part.columns:
-        about = quantity(column)
+        declared = quantity(column)
         label = (schema.field(column).metadata or {}).get(b"label", b"").decode(errors="replace")
-        label = label or about.label
-        entries.append({"name": column + at, "label": label + at, "meaning": about.meaning, "group": group})
+        label = label or declared.label
+        entries.append(
+            {"name": column + at, "label": label + at, "meaning": declared.meaning, "group": group}
+        )
     return entries
 
 
 def _means(
     part: _Part, checkpoints: _Checkpoints, inputs: list[str], layers: list[int], heads: list[int]
 ) -> np.ndarray[Any, Any]:
-    """What stands for the samples, [checkpoint, input, column, layer, head], NaN where there is no row."""
+    """Return means over the samples, [checkpoint, input, column, layer, head], NaN without a row."""
     axes = {"checkpoint": range(len(checkpoints)), "group": inputs, "layer": layers, "head": heads}
     if not part.columns:
         return np.empty([len(axes["checkpoint"]), len(inputs), 0, len(layers), len(heads)])
     places = pd.MultiIndex.from_tuples(checkpoints, names=CHECKPOINT_KEYS)
-    own = pd.MultiIndex.from_frame(part.rows[[*CHECKPOINT_KEYS]])
-    rows = part.rows.assign(checkpoint=places.get_indexer(own))
+    checkpoints_of_rows = pd.MultiIndex.from_frame(part.rows[[*CHECKPOINT_KEYS]])
+    rows = part.rows.assign(checkpoint=places.get_indexer(checkpoints_of_rows))
     # the page shows means, and of positions, which have none, the most frequent
     kinds = {name: "position" if quantity(name).kind == "position" else "value" for name in part.columns}
     means = grouped(rows, list(axes), kinds).set_index(list(axes))
@@ -154,7 +177,7 @@ def _means(
 
 
 def _labels(checkpoints: _Checkpoints) -> list[str]:
-    """What tells the checkpoints apart."""
+    """Return labels that distinguish the checkpoints."""
     several = len({model for model, _, _ in checkpoints}) > 1
     labels = []
     for model, revision, step in checkpoints:
@@ -173,8 +196,8 @@ def _add_examples(
         seen = results.table("heads", [*places, "support"]).drop_duplicates(places)
         examples = examples.merge(seen, on=places, how="left")
     if (samples := optional(results, "samples")) is not None:
-        known = [name for name in (*keys, "group", "tokens") if name in samples]
-        examples = examples.merge(samples[known].drop_duplicates(keys), on=keys, how="left")
+        present_columns = [name for name in (*keys, "group", "tokens") if name in samples]
+        examples = examples.merge(samples[present_columns].drop_duplicates(keys), on=keys, how="left")
     for _, row in examples.iterrows():
         checkpoint = tuple(row[[*CHECKPOINT_KEYS]])
         if checkpoint not in checkpoints:

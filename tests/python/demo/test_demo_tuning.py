@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from attnscope.demo.objectives import ARMS, Arm, answers, contrastive_loss, inverse_root
 from attnscope.demo.training import Recipe, train
-from attnscope.demo.tuning import _known, _train_all, summary, tune
+from attnscope.demo.tuning import _train_all, _trained_arms, summary, tune
 from attnscope.engine.storage.files import remove
 from attnscope.metrics.weights.moments import Moments
 
@@ -86,7 +86,7 @@ def test_arms_are_trained_once_and_kept_at_the_size_of_the_smallest(start, tmp_p
     labels = _train_all(*given, processes=1)
     matched = ["ce_matched", "dpo_matched"]
     assert labels == {f"{arm}-0": arm for arm in (*arms, *matched)}
-    known = _known(tmp_path)
+    known = _trained_arms(tmp_path)
     assert set(known) == set(labels)
     smallest = min(known["ce-0"]["size"], known["dpo-0"]["size"])
     for arm in matched:

@@ -131,7 +131,7 @@ def unarranged(monkeypatch):
         figure.draw_without_rendering()
         return figure
 
-    monkeypatch.setattr(figure_module, "settled", settled)
+    monkeypatch.setattr(figure_module, "freeze_layout", settled)
 
 
 @pytest.mark.usefixtures("unarranged")

@@ -15,15 +15,15 @@ from matplotlib.text import Text
 import figure_tables as made
 from attnscope.engine.results import Results
 from attnscope.plots import Options, draw, figures, threshold_curve
-from attnscope.plots.adapted import adapt, wrap_titles
+from attnscope.plots.figure_options import adapt, wrap_titles
 from attnscope.plots.standard import examples
 from attnscope.plots.style import (
     PALETTE,
+    freeze_layout,
     legend_above,
     legend_columns,
     legend_row,
     panels,
-    settled,
     style,
 )
 
@@ -173,7 +173,7 @@ def test_a_legend_above_wraps_where_it_would_leave_the_page(width, rows):
         for name in ("the first of them", "the second of them"):
             ax.plot([0, 1], [0, 1], label=name)
         legend_above(ax)
-    settled(figure)
+    freeze_layout(figure)
     for ax in axes[0]:
         legend = ax.get_legend()
         assert legend.get_window_extent().x1 <= width * figure.dpi + 2

@@ -58,7 +58,7 @@ def ax() -> matplotlib.axes.Axes:
 @pytest.fixture
 def unarranged(monkeypatch) -> None:
     """For one test: figures whose panels are not arranged, which takes half of their time."""
-    monkeypatch.setattr("attnscope.plots.figure.settled", lambda figure: figure.set_layout_engine("none"))
+    monkeypatch.setattr("attnscope.plots.figure.freeze_layout", lambda drawn: drawn.set_layout_engine("none"))
 
 
 def line(axes, label: str):

@@ -13,7 +13,7 @@ from attnscope.metrics.discovery import quantity
 from attnscope.plots import draw_all, emergence_curve, layer_head_map
 from attnscope.plots.selection import estimate
 from attnscope.report.any_run import SECTIONS
-from attnscope.report.numbers import every_mean, number_rows
+from attnscope.report.numbers import all_means, number_rows
 from attnscope.report.section import Page
 
 #: Two samples and two steps; head 1 of each layer has its strongest sink at 0, 0 and 7.
@@ -54,7 +54,7 @@ def test_figures_and_sections_of_any_run_leave_positions_out(heads) -> None:
     shown = [block for section in SECTIONS for block in page.written(section) if block.kind == "table"]
     labels = [label for block in shown for label in block.content.frame.iloc[:, 0]]
     assert labels == [quantity("sink_share").label]
-    means = every_mean({"heads": heads.assign(protocol="ruscio2025")}, "ruscio2025")
+    means = all_means({"heads": heads.assign(protocol="ruscio2025")}, "ruscio2025")
     assert means["quantity"].tolist() == ["sink_share"]
     with pytest.raises(ValueError, match="no position"):
         number_rows(page.heads(), None, ["sink_position"])

@@ -18,16 +18,16 @@ import figure_tables as made
 import study_tables as tables
 from attnscope.engine.reading import heads_only
 from attnscope.engine.results import Results
-from attnscope.plots.selection import measured_heads, series_are
+from attnscope.plots.selection import measured_heads, series_noun
 from attnscope.report import report
 from attnscope.report.any_run import strongest_heads
-from attnscope.report.numbers import Wanted, every_mean, number, number_rows, pair_rows
+from attnscope.report.numbers import ProtocolComparison, all_means, number, number_rows, pair_rows
 from attnscope.report.page import _facts, _flat, further, render
 from attnscope.report.page import html as table_html
 from attnscope.report.section import Page as StudyPage
 from attnscope.report.section import Table
+from attnscope.studies.attention_sinks.report_tables import emergence, fisher, frames, questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
-from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames, questions
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
@@ -140,7 +140,7 @@ def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypa
         {"samples": results.table("samples"), "heads": pd.concat([heads, mean], ignore_index=True)},
         study=results.study,
     )
-    means = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
+    means = all_means({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
     assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", str(made.SAMPLES)] in means
     text = "".join(opened(both, tmp_path).text)
     assert "Published protocol" in text
@@ -257,10 +257,13 @@ def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
     results = tables.make_study()
     means = results.table("head_means").assign(series="text").astype({"bar_count_0": "Int64"})
     means.loc[(means["sample"] == 0) & (means["protocol"] == "ruscio2025"), "bar_count_0"] = pd.NA
-    wanted = [Wanted("head_means", "bar_count_0", "bars"), Wanted("head_means", "nonsense", "none")]
+    wanted = [
+        ProtocolComparison("head_means", "bar_count_0", "bars"),
+        ProtocolComparison("head_means", "nonsense", "none"),
+    ]
     row = pair_rows({"head_means": means}, wanted, "ruscio2025")
     assert [(one["label"], one["exact"], one["published"]) for one in row] == [("bars", "40.0", "30.0")]
-    wanted = [Wanted("head_means", "mp_ks", "law", "marchenko_pastur_deviation")]
+    wanted = [ProtocolComparison("head_means", "mp_ks", "law", "marchenko_pastur_deviation")]
     (row,) = pair_rows({"head_means": means}, wanted, "ruscio2025")
     own = means[means["protocol"] == "ruscio2025"]
     assert row["published"] == number(own["marchenko_pastur_deviation"].mean())
@@ -287,7 +290,7 @@ def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> N
     assert fisher({}) is None
 
 
-def test_emergence_and_frames_have_small_tables() -> None:
+def test_emergence_and_frames_have_report_tables() -> None:
     verdicts = frames({name: tables.make_study().table(name) for name in ("frames", "specialization")})
     assert verdicts.iloc[0][["protocol", "frame by position"]].tolist() == ["exact", "centralized"]
     assert verdicts["consistent heads"].iloc[0] == "10 of 15"
@@ -334,7 +337,7 @@ def test_arrays_are_no_cells():
     [("ab", "tt", "model"), ("aa", "tc", "input"), ("ab", "tc", "model, input"), ("aa", "tt", "input")],
 )
 def test_what_tells_series_apart_is_named(models, groups, words):
-    assert series_are(pd.DataFrame({"model": list(models), "group": list(groups)})) == words
+    assert series_noun(pd.DataFrame({"model": list(models), "group": list(groups)})) == words
 
 
 def test_two_models_on_the_same_sentences_are_reported_as_that(monkeypatch):

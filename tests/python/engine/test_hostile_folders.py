@@ -329,6 +329,23 @@ def test_pipes_do_not_block(copied, call, llama, texts, tmp_path):
     assert "there is no file" in err
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "additional_chat_templates/a.jinja"])
+def test_a_pipe_in_a_tokenizer_folder_does_not_block(tmp_path, call, llama, texts, name):
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(llama, folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    made = study(tmp_path, [{"path": str(llama), "tokenizer": str(folder)}], str(texts))
+    with pytest.raises(LoadError, match=rf"{name} is no regular file; a tokenizer is a folder of files"):
+        run(made, progress=False)
+    assert not (tmp_path / "runs" / "a" / "units").exists()
+    (tmp_path / "b.yaml").write_text(yaml.safe_dump({**made.to_dict(), "name": "b"}), "utf-8")
+    code, _, err = call("run", tmp_path / "b.yaml", "--no-draw")
+    assert (code, "Traceback" in err) == (1, False)
+    assert "is no regular file" in err.splitlines()[-1]
+
+
 # --- a flipped bit
 
 

@@ -17,7 +17,7 @@ from attnscope.engine.results import nearest
 from attnscope.engine.texts.sources import read_sentences
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
-from attnscope.studies.attention_sinks.columns import metric_names
+from attnscope.studies.attention_sinks.layer_rows import metric_names
 from weight_models import tiny
 
 #: The paper's models, as their authors named them on the hub.

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.commands.stored import narrow, statistics
+from attnscope.commands.results_commands import narrow, statistics
 from attnscope.engine import migration
 from attnscope.engine import results as module
 from attnscope.engine.reading import grouped, kinds_of, typical

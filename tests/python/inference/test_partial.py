@@ -139,7 +139,7 @@ def test_texts_that_say_nothing_do_not_count():
     found = inference.within_correlation(x, y, texts, draws=10)
     assert (found.r, found.n) == (1.0, 1)
     for given_ in (None, x[3:]):
-        none = inference.within_correlation(x[3:], y[3:], texts[3:], given=given_, draws=10)
+        none = inference.within_correlation(x[3:], y[3:], texts[3:], covariates=given_, draws=10)
         assert math.isnan(none.r)
         assert none.n == 0
     assert inference.within_correlation([], [], [], draws=10).n == 0
@@ -154,12 +154,12 @@ def test_given_a_control_it_is_the_pooled_partial_correlation_of_centred_ranks()
         [stats.rankdata(np.column_stack([x, y, control])[texts == t], axis=0) - 3.5 for t in range(10)]
     )
     p = np.linalg.inv(centred.T @ centred)
-    found = inference.within_correlation(x, y, texts, given=control, draws=200, seed=1)
+    found = inference.within_correlation(x, y, texts, covariates=control, draws=200, seed=1)
     assert found.r == pytest.approx(-p[0, 1] / math.sqrt(p[0, 0] * p[1, 1]), abs=1e-12)
     assert found.low < found.r < found.high
     assert found.n == 10
     assert math.isnan(found.p_value)
-    assert math.isnan(inference.within_correlation(x, y, texts, given=x, draws=10).r)
+    assert math.isnan(inference.within_correlation(x, y, texts, covariates=x, draws=10).r)
 
 
 def test_few_ranks_given_a_covariate_are_counted():

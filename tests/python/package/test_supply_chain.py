@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Dependencies: floors above known holes, workflows with least rights, actions pinned to commits."""
 
+import json
 import os
 import re
 import sys
 import types
+import zipfile
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -100,6 +103,65 @@ def test_dependencies_are_updated_and_audited():
     assert ".ci/floors" in commands["floors"]
     for script in ("audit", "floors"):
         assert os.access(ROOT / ".ci" / script, os.X_OK)
+
+
+def test_a_job_writes_what_a_wheel_consists_of_and_signs_it():
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text("utf-8"))["jobs"]["wheels"]
+    steps = {step.get("uses", step.get("run", "")).partition("@")[0]: step for step in job["steps"]}
+    names = list(steps)
+    [writes] = [name for name in names if name.startswith("python .ci/sbom wheelhouse/")]
+    signed = steps["actions/attest-sbom"]["with"]
+    assert signed == {"subject-path": "wheelhouse/*.whl", "sbom-path": "wheelhouse/attnscope.cdx.json"}
+    assert names.index("pypa/cibuildwheel") < names.index(writes) < names.index("actions/attest-sbom")
+    assert "wheelhouse/*.cdx.json" in steps["actions/upload-artifact"]["with"]["path"]
+
+
+@pytest.fixture(scope="module")
+def sbom():
+    """The script, which has no ending."""
+    module = types.ModuleType("sbom")
+    module.__file__ = str(ROOT / ".ci" / "sbom")
+    SourceFileLoader("sbom", module.__file__).exec_module(module)
+    return module
+
+
+def test_libraries_that_are_compiled_in_are_part_of_the_list(sbom):
+    document = {
+        "metadata": {"component": {"bom-ref": "root"}},
+        "components": [{"bom-ref": "a", "name": "numpy"}],
+        "dependencies": [{"ref": "a"}, {"ref": "root", "dependsOn": ["a"]}],
+    }
+    versions = {"eigen": "3.4.0", "pocketfft": "", "pybind11": "2.13.6"}
+    made = sbom.with_compiled_in(json.loads(json.dumps(document)), versions)
+    found = {component["name"]: component.get("version") for component in made["components"]}
+    assert found == {"numpy": None, "eigen": "3.4.0", "pocketfft": None, "pybind11": "2.13.6"}
+    assert {one["name"]: one["licenses"] for one in made["components"][1:]}["eigen"] == [
+        {"license": {"id": "MPL-2.0"}}
+    ]
+    references = {one["bom-ref"] for one in made["components"]}
+    assert {entry["ref"] for entry in made["dependencies"]} == references | {"root"}
+    [root] = [entry for entry in made["dependencies"] if entry["ref"] == "root"]
+    assert set(root["dependsOn"]) == references
+
+
+def test_versions_of_what_is_compiled_in_are_those_of_the_wheel(sbom, tmp_path):
+    wheel = tmp_path / "attnscope-0.1.0-cp311-cp311-linux_x86_64.whl"
+    text = 'VERSION = "0.1.0"\nCOMPILED_IN = {"eigen": "3.4.0", "pocketfft": "", "pybind11": "2"}\n'
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("attnscope/_build.py", text)
+    assert sbom.compiled_in(wheel) == {"eigen": "3.4.0", "pocketfft": "", "pybind11": "2"}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("attnscope/_build.py", text.replace("pocketfft", "another"))
+    with pytest.raises(SystemExit, match="another"):
+        sbom.compiled_in(wheel)
+
+
+def test_an_audit_that_asks_nobody_fails():
+    lines = [
+        line for line in (ROOT / ".ci" / "audit").read_text("utf-8").splitlines() if 'pip-audit" ' in line
+    ]
+    assert len(lines) == 2
+    assert all("--strict" in line for line in lines)
 
 
 # --- Ray

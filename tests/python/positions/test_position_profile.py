@@ -197,7 +197,7 @@ def test_removed_knows_energy_from_pattern():
         assert own.low <= expected + 0.02
         assert own.high >= expected - 0.02
         assert abs(own.estimate - expected) < 0.05
-        assert math.isnan(share.whole.estimate)  # no layer from 1 on
+        assert math.isnan(share.overall.estimate)  # no layer from 1 on
     found = asc.removed(base, profile_of(s + other))
     shared = np.mean([(residual[i, 1 : i + 1] * other[i, 1 : i + 1]).mean() for i in range(2, M)])
     assert found.energy.layers[0].estimate == pytest.approx(1 - truth(other) / truth(residual), abs=0.1)
@@ -225,7 +225,7 @@ def test_layers_stay_apart():
     assert (size.reliability[1:] > 0.7).all()
     found = asc.removed(profile, profile)
     assert math.isnan(found.energy.layers[0].estimate)
-    assert found.energy.whole.estimate == pytest.approx(0, abs=1e-12)
+    assert found.energy.overall.estimate == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.filterwarnings("error")
@@ -234,7 +234,7 @@ def test_where_nothing_is_nothing_is_removed_and_nothing_is_warned_of():
     for layer in (0, 1):
         profile.add(torch.zeros(16, 1, 8, 8, dtype=torch.float64), ranks(16, 4), layer=layer)
     found = asc.removed(profile, profile)
-    assert np.isnan([found.energy.whole.estimate, found.energy.layers[1].estimate]).all()
+    assert np.isnan([found.energy.overall.estimate, found.energy.layers[1].estimate]).all()
 
 
 def test_positions_that_are_left_out_play_no_part():

@@ -9,8 +9,8 @@ import torch
 import attnscope as asc
 from attnscope import inference
 from attnscope.metrics.information.sink_sets import _keys_by_percentile
+from attnscope.studies.attention_sinks.report_tables import questions
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED, removal_shares, share_without
-from attnscope.studies.attention_sinks.small_tables import questions
 from attnscope.study_api.forward import head_mean
 
 N, HEADS = 24, 3

@@ -12,7 +12,7 @@ import torch
 import attnscope as asc
 from attnscope.engine.results import Results
 from attnscope.metrics.information.sink_test import pooled_sinks, sink_sums, sink_test
-from attnscope.studies.attention_sinks.sink_heads import SinkSums, judged, sink_heads
+from attnscope.studies.attention_sinks.sink_heads import SinkSums, classify_heads, sink_heads
 from attnscope.studies.attention_sinks.summaries import frames
 from attnscope.study_api.forward import Batch
 
@@ -74,7 +74,7 @@ def stored(maps, lengths, tokens=None, parts=1):
 
 def verdict(results):
     evidence = []
-    (row,) = frames(results, list(judged(results)), 0, evidence)
+    (row,) = frames(results, list(classify_heads(results)), 0, evidence)
     return row, evidence
 
 
@@ -108,13 +108,13 @@ def test_texts_too_short_for_a_test_are_judged_together():
     lengths = [6 + text % 3 for text in range(20)]
     maps = random_maps(20, 6, 8, 0.6).reshape(20, 3, 2, 8, 8)
     results = stored(maps, lengths, parts=3)
-    (one,) = judged(results)
+    (one,) = classify_heads(results)
     assert len(one.pooled) == 6
     assert set(one.labels.values()) == {0}
     assert (one.positions < 0).mean() > 0.5
     row, _ = verdict(results)
     assert (row["frame"], row["modal_position"]) == ("centralized", 0)
-    rows = pd.DataFrame(sink_heads(list(judged(results))))
+    rows = pd.DataFrame(sink_heads(list(classify_heads(results))))
     assert rows["has_sink"].all()
     assert set(rows["pooled_by"]) == {"start"}
 
@@ -123,7 +123,7 @@ def test_where_no_key_can_be_tested_the_frame_is_untested():
     maps = random_maps(4, 2, 3).reshape(4, 1, 2, 3, 3)
     results = stored(maps, [3, 3, 2, 2])
     row, _ = verdict(results)
-    rows = pd.DataFrame(sink_heads(list(judged(results))))
+    rows = pd.DataFrame(sink_heads(list(classify_heads(results))))
     assert row["heads_tested"] == 0
     assert (row["frame"], row["heads_with_sink"]) == ("untested", 0)
     assert rows["has_sink"].isna().all()
@@ -159,7 +159,7 @@ def test_a_token_of_its_own_is_found_by_token_and_not_by_place():
     tokens = [draw.choice(list("abcdefgh"), n).tolist() for _ in range(texts)]
     for text, place in enumerate(places):
         tokens[text][place] = "<sep>"
-    (one,) = judged(stored(maps, [n] * texts, tokens))
+    (one,) = classify_heads(stored(maps, [n] * texts, tokens))
     row = one.pooled[0, 0]
     assert (row["label_kind"], row["label"]) == ("token", "<sep>")
     assert one.labels == {(0, 0): None}

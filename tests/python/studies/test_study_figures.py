@@ -28,7 +28,7 @@ from attnscope.plots import (
 )
 from attnscope.plots.axes import depth_axis
 from attnscope.plots.selection import measured_heads
-from attnscope.plots.style import settled
+from attnscope.plots.style import freeze_layout
 from attnscope.studies.attention_sinks.figures import FIGURES
 from attnscope.studies.attention_sinks.figures.layers import protocol_profile
 from attnscope.studies.attention_sinks.figures.runs import fisher_profile, kl_by_threshold
@@ -75,7 +75,7 @@ def test_every_kind_of_run_has_its_figures() -> None:
 
 @pytest.mark.slow
 def test_no_panel_is_empty_and_no_title_leaves_its_panel(monkeypatch) -> None:
-    monkeypatch.setattr("attnscope.plots.figure.settled", settled)
+    monkeypatch.setattr("attnscope.plots.figure.freeze_layout", freeze_layout)
     for name, figure in draw(SERIES).items():
         renderer = FigureCanvasAgg(figure).get_renderer()
         shown = [one for one in figure.axes if one.axison]

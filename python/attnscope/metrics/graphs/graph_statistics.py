@@ -166,6 +166,6 @@ QUANTITIES = (
         1.0,
     ),
     _of_graph(
-        "effective", "density within bounds", "1 if the density is within [0.05, 0.95].", 1, kind="flag"
+        "effective", "density within bounds", "Whether the density lies within [0.05, 0.95].", 1, kind="flag"
     ),
 )

@@ -220,7 +220,7 @@ def _without(percentile: int | None) -> tuple[Quantity, ...]:
         closed_form = ClosedForm(expected, uneven_heads(3 if percentile else 32))
         return Quantity(name + suffix, metric, label + chosen, meaning, closed_form, scope="layer", **fields)
 
-    reduction_meaning = f"Decrease of the heads' mean divergence without {removed_keys}, nats."
+    reduction_meaning = f"How much the heads' mean divergence falls without {removed_keys}, nats."
     share = f"Share of the head mean's mass on {removed_keys}."
     emptied = f"Rows of all heads with nothing left without {removed_keys}."
     number = f"Number of {removed_keys}."

@@ -231,7 +231,7 @@ def _log_attention(scores: Tensor, visible: Tensor, softcap: float | None, sink:
 
 
 def _rotary_argument(function: str, rotary: Any, d: int) -> int:
-    """Return the number of dimensions are rotated: even, and at most d."""
+    """Return the number of rotated dimensions: even, and at most d."""
     rotated = d if rotary is None else _checks.whole(function, "rotary", rotary)
     if not 2 <= rotated <= d or rotated % 2:
         raise ValueError(f"{function}: rotary must be even and between 2 and d = {d}, got {rotated}")

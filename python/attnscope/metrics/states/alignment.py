@@ -67,10 +67,8 @@ def geometric_semantic_alignment(
     """
     name = "geometric_semantic_alignment"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    seen, value_states = (
-        _checks.support_argument(name, support, checked),
-        states_argument(name, states, checked),
-    )
+    seen = _checks.support_argument(name, support, checked)
+    value_states = states_argument(name, states, checked)
     if without is not None:
         without = _checks.flags_argument(name, "without", without, (*checked.leading, checked.n))
     checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)

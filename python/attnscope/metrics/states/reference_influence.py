@@ -76,10 +76,8 @@ def reference_influence(
     """
     name = "reference_influence"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    seen, value_states = (
-        _checks.support_argument(name, support, checked),
-        states_argument(name, states, checked),
-    )
+    seen = _checks.support_argument(name, support, checked)
+    value_states = states_argument(name, states, checked)
     marked = _checks.flags_argument(name, "reference", reference, (*checked.leading, checked.n))
     checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
     kernel_arguments, unit = (seen, value_states, marked), "matrices or their states"

@@ -4,7 +4,7 @@
 
 Its code (Flegyas/AttentionLikelihood) takes the probability of a word from the model's output at the word's
 own position, with nothing masked, and correlates it over texts with the mean attention inside the word. Each
-docstring names what differs from the exact definitions, which stand in `attnscope.capture.likelihood` and
+docstring names the differences from the exact definitions, which are in `attnscope.capture.likelihood` and
 `attnscope.span_attention`. Masked-language models only.
 """
 

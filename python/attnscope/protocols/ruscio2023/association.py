@@ -14,10 +14,10 @@ EPSILON = 1e-6
 
 
 class BestLayer(NamedTuple):
-    """Where a correlation is largest.
+    """The layer and mode of the largest correlation.
 
     Attributes:
-        layer: its number; −1 where there is none.
+        layer: its number; −1 without one.
         mode: its name.
         rho: the correlation.
     """
@@ -62,7 +62,7 @@ def correlation(x: Any, y: Any) -> float:
 def best_layers(
     correlations: Any, probabilities: Any, real_probability: float, modes: Sequence[str]
 ) -> BestLayer:
-    """The largest correlation over layers and over the modes that make the word less probable.
+    """Return the largest correlation over layers and over the modes that make the word less probable.
 
     Differs from an honest choice: it is chosen and reported on the same texts.
 

@@ -74,7 +74,7 @@ def unmasked_logits(model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
 
 
 def token_probability(logits: Tensor, inputs: Mapping[str, Any], spans: Any) -> TokenProbability:
-    """The float32 softmax at each position of the token that stands there.
+    """Return the float32 softmax at each position of the token at that position.
 
     Differs from the exact `token_likelihood` with a masked context: the model sees the token that it is
     asked for, so a high value says that the token is copied, not that it is expected. The product over
@@ -91,8 +91,8 @@ def token_probability(logits: Tensor, inputs: Mapping[str, Any], spans: Any) -> 
         >>> import torch
         >>> from attnscope.protocols import ruscio2023
         >>> inputs = {"input_ids": torch.tensor([[0, 1, 1]])}
-        >>> found = ruscio2023.token_probability(torch.zeros(1, 3, 2), inputs, [[1, 3]])
-        >>> found.inner_mean.item(), found.inner_product.item(), found.outer_mean.item()
+        >>> result = ruscio2023.token_probability(torch.zeros(1, 3, 2), inputs, [[1, 3]])
+        >>> result.inner_mean.item(), result.inner_product.item(), result.outer_mean.item()
         (0.5, 0.25, 0.5)
     """
     ids, real, span = _texts(inputs, spans)
@@ -100,7 +100,7 @@ def token_probability(logits: Tensor, inputs: Mapping[str, Any], spans: Any) -> 
     columns = torch.arange(ids.shape[1], device="cpu")
     inside = (columns >= span[:, :1]) & (columns < span[:, 1:])
     outside = real & ~inside
-    there = span[:, 0] >= 0
+    has_word = span[:, 0] >= 0
     numbers = [
         _mean(probability, inside),
         _std(probability, inside),
@@ -108,8 +108,8 @@ def token_probability(logits: Tensor, inputs: Mapping[str, Any], spans: Any) -> 
         _mean(probability, outside),
         _std(probability, outside),
     ]
-    kept = [torch.where(there, one, torch.nan) for one in numbers]
-    return TokenProbability(probability.masked_fill(~real, torch.nan), *kept)
+    fields = [torch.where(has_word, numbers_of_texts, torch.nan) for numbers_of_texts in numbers]
+    return TokenProbability(probability.masked_fill(~real, torch.nan), *fields)
 
 
 def replacements(
@@ -143,7 +143,7 @@ def replacements(
     """
     ids, _, span = _texts(inputs, spans)
     size = int(logits.shape[-1])
-    found = ids[:, None].repeat(1, len(modes), 1)
+    variants = ids[:, None].repeat(1, len(modes), 1)
     for text, (start, stop) in enumerate(span.tolist()):
         if start < 0:
             continue
@@ -151,12 +151,12 @@ def replacements(
         order = probability.argsort(dim=-1, stable=True)
         for m, mode in enumerate(modes):
             ranks = drawn_ranks(size, mode, stop - start)
-            found[text, m, start:stop] = order.gather(1, ranks[:, None])[:, 0]
-    return found
+            variants[text, m, start:stop] = order.gather(1, ranks[:, None])[:, 0]
+    return variants
 
 
 def drawn_ranks(vocabulary: int, mode: str, tokens: int) -> Tensor:
-    """The ranks [tokens] that a mode gives a word.
+    """Return the ranks [tokens] that a mode gives a word.
 
     >>> drawn_ranks(30522, "low", 1).tolist()
     [1399]

@@ -9,12 +9,12 @@ import torch
 
 
 class MannWhitney(NamedTuple):
-    """What one text gives.
+    """The test's numbers for one text.
 
     Attributes:
         u_real: Mann and Whitney's U of the real row.
         u_replaced: of the other, so that both add up to the number of pairs.
-        p_value: two-sided; its mean over texts is ½ where nothing differs.
+        p_value: two-sided; its mean over texts is ½ without a difference.
         difference_mean: of the two rows, 0 for rows that sum to 1.
         difference_std: of the two rows, with n − 1.
     """
@@ -52,26 +52,26 @@ def mann_whitney(real: Any, replaced: Any, span: tuple[int, int]) -> MannWhitney
     """
     from scipy import stats
 
-    one, other = (torch.as_tensor(maps, device="cpu").double() for maps in (real, replaced))
-    if one.shape != other.shape or one.ndim != 2 or one.shape[0] != one.shape[1]:
+    real_map, replaced_map = (torch.as_tensor(maps, device="cpu").double() for maps in (real, replaced))
+    if real_map.shape != replaced_map.shape or real_map.ndim != 2 or real_map.shape[0] != real_map.shape[1]:
         raise ValueError(
-            f"ruscio2023.mann_whitney: maps must be two of one shape [n, n], got {tuple(one.shape)} and "
-            f"{tuple(other.shape)}"
+            f"ruscio2023.mann_whitney: maps must be two of one shape [n, n], got {tuple(real_map.shape)} and "
+            f"{tuple(replaced_map.shape)}"
         )
-    n, (start, stop) = len(one), (int(end) for end in span)
+    n, (start, stop) = len(real_map), (int(end) for end in span)
     if not 0 <= start < stop <= n or stop - start == n:
         raise ValueError(
             f"ruscio2023.mann_whitney: span must hold 0 <= start < stop <= {n} and leave a token, got "
             f"({start}, {stop})"
         )
-    rows = [maps[start:stop].mean(0) for maps in (one, other)]
+    rows = [maps[start:stop].mean(0) for maps in (real_map, replaced_map)]
     outside = [torch.cat([row[:start], row[stop:]]).numpy() for row in rows]
-    found = stats.mannwhitneyu(*outside, alternative="two-sided")
+    test = stats.mannwhitneyu(*outside, alternative="two-sided")
     difference = rows[0] - rows[1]
     return MannWhitney(
-        float(found.statistic),
-        float(len(outside[0]) ** 2 - found.statistic),
-        float(found.pvalue),
+        float(test.statistic),
+        float(len(outside[0]) ** 2 - test.statistic),
+        float(test.pvalue),
         float(difference.mean()),
         float(difference.std()),
     )

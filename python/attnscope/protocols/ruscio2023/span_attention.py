@@ -45,8 +45,8 @@ def span_attention(attention: Any, spans: Any, *, lengths: _checks.Lengths = Non
     Example:
         >>> import torch
         >>> from attnscope.protocols import ruscio2023
-        >>> found = ruscio2023.span_attention(torch.eye(4), [1, 3])
-        >>> found.mean.item(), found.inner.item(), round(found.outer.item(), 9)
+        >>> result = ruscio2023.span_attention(torch.eye(4), [1, 3])
+        >>> result.mean.item(), result.inner.item(), round(result.outer.item(), 9)
         (0.25, 0.5, 0.166666667)
     """
     name = "span_attention"
@@ -68,6 +68,6 @@ def span_attention(attention: Any, spans: Any, *, lengths: _checks.Lengths = Non
         (maps * chosen[..., None, :] * chosen[..., :, None]).sum((-2, -1)) for chosen in (within, word)
     )
     m = word.sum(-1)
-    there = start[..., 0] >= 0
+    has_word = start[..., 0] >= 0
     numbers = (total / n**2, block / m**2, (total - block) / (n**2 - m**2))
-    return SpanAttention(*(torch.where(there, one, torch.nan) for one in numbers))
+    return SpanAttention(*(torch.where(has_word, values, torch.nan) for values in numbers))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where a lemma stands among the tokens of a sentence."""
+"""The place of a lemma among the tokens of a sentence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BEFORE = ("", " ", "-", ".")
 
 
 def find_span(tokenizer: Any, ids: Sequence[int], lemma: str) -> tuple[int, int]:
-    """First token of a lemma and one past its last, (−1, −1) where it is not there exactly once.
+    """Return the first token of a lemma and one past its last, (−1, −1) unless it occurs exactly once.
 
     The ids of the bare lemma are looked for anywhere in the sentence's ids; only where they are nowhere,
     those of the lemma behind a blank, a hyphen and a full stop in turn, of which the first that is there
@@ -34,11 +34,13 @@ def find_span(tokenizer: Any, ids: Sequence[int], lemma: str) -> tuple[int, int]
         >>> ruscio2023.find_span(tokenizer, tokenizer("a cat, a cat")["input_ids"], "cat")
         (-1, -1)
     """
-    whole = [int(one) for one in ids]
+    text_ids = [int(token) for token in ids]
     for before in BEFORE:
-        wanted = list(tokenizer(before + lemma, add_special_tokens=False)["input_ids"])
-        size = len(wanted)
-        places = [at for at in range(len(whole) - size + 1) if size and whole[at : at + size] == wanted]
+        lemma_ids = list(tokenizer(before + lemma, add_special_tokens=False)["input_ids"])
+        size = len(lemma_ids)
+        places = [
+            at for at in range(len(text_ids) - size + 1) if size and text_ids[at : at + size] == lemma_ids
+        ]
         if places:
             return (places[0], places[0] + size) if len(places) == 1 else (-1, -1)
     return -1, -1

@@ -2,8 +2,9 @@
 """The computations of the notebooks of *What are you sinking?* (Ruscio et al. 2025, arXiv 2508.02546).
 
 The same names as the exact metrics, on the head mean [..., n, n] unless an argument is called `heads`. Each
-docstring names its notebook and what differs from the exact definition; arguments are refused with the errors
-of the exact metrics. Use these to check published numbers, and the exact metrics to learn about a model.
+docstring names its notebook and the differences from the exact definition; arguments are refused with the
+errors of the exact metrics. Use these to check published numbers, and the exact metrics to learn about a
+model.
 """
 
 from attnscope.protocols.ruscio2025.alignment import (

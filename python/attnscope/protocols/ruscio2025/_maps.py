@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Maps as the notebooks hold them: whole, dense, in float64 here."""
+"""Maps as the notebooks hold them: dense, here in float64."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ named = functools.partial(Quantity.of, protocol="ruscio2025")
 
 
 def as_exact(module: ModuleType, name: str, scope: str = "map", **changed: Any) -> Quantity:
-    """One that is declared like the exact quantity of a module, but for what is changed."""
-    own = next(one for one in module.QUANTITIES if (one.name, one.scope) == (name, scope))
-    return replace(own, protocol="ruscio2025", **changed)
+    """Return a quantity declared like the exact quantity of a module, except for the changed fields."""
+    exact = next(
+        quantity for quantity in module.QUANTITIES if (quantity.name, quantity.scope) == (name, scope)
+    )
+    return replace(exact, protocol="ruscio2025", **changed)
 
 
 def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, torch.Tensor, _checks.Attention]:
@@ -52,7 +54,7 @@ def hidden_states(
 
 
 def non_finite(tensor: torch.Tensor) -> torch.Tensor:
-    """Where the last two dimensions hold an entry that is NaN or infinite."""
+    """Return a mask of maps with an entry that is NaN or infinite in the last two dimensions."""
     if tensor.shape[-2] == tensor.shape[-1]:
         return ~_core.finite_matrices(tensor, None)
     # infinity minus itself is NaN; asking each entry costs ten times as much
@@ -60,13 +62,15 @@ def non_finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _zeroed(tensor: torch.Tensor, bad: torch.Tensor) -> torch.Tensor:
-    """In float64, 0 wherever `bad` [...]; without that step where nothing is, as a copy costs a tenth."""
+    """Return float64 values, 0 wherever `bad` [...]; without a copy if no map is bad, as a copy costs a
+    tenth.
+    """
     wide = tensor.double()
     return torch.where(bad[..., None, None], 0.0, wide) if bool(bad.any()) else wide
 
 
 def plogp(shares: torch.Tensor) -> torch.Tensor:
-    """Each entry p as p log p, 0 for 0 and NaN below; torch.xlogy takes one at a time, log several."""
+    """Return p log p of each entry p, 0 for 0 and NaN below; torch.xlogy takes one at a time, log several."""
     return shares * (shares + torch.finfo(shares.dtype).tiny).log()
 
 
@@ -76,5 +80,7 @@ def percentile_of(mass: torch.Tensor, percentile: float) -> torch.Tensor:
 
 
 def type_in_numpy(kind: torch.dtype) -> torch.dtype:
-    """The type in which a notebook holds maps; NumPy has no bfloat16, such maps reach it as float32."""
+    """Return the type in which a notebook holds maps; NumPy has no bfloat16, such maps reach it as
+    float32.
+    """
     return torch.float32 if kind == torch.bfloat16 else kind

@@ -33,7 +33,7 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
     """Pearson's r between the head mean and the cosines of the hidden states, over all ordered pairs i ≠ j.
 
     Quirks of the value notebook: the pairs a causal query cannot see enter with attention 0, so that r mostly
-    measures how much alike early and late tokens are; hidden states stand for what the words call values;
+    measures how much alike early and late tokens are; hidden states take the place of values;
     without variance r is 0.
 
     Args:
@@ -67,8 +67,8 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
         # The kernel leaves tokens without direction out; here their cosines are 0 and stay in.
         unit = states / states.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
         pairs = (~torch.eye(checked.n, dtype=torch.bool, device="cpu")).flatten().expand(*checked.leading, -1)
-        whole = exact.pearson(maps.flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
-        result = torch.where(zero, whole, result)
+        with_zero_cosines = exact.pearson(maps.flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
+        result = torch.where(zero, with_zero_cosines, result)
     result = torch.where(bad, torch.nan, result.nan_to_num(nan=0.0))
     return _checks.finished(name, checked, result, int(bad.sum()), "matrices or their states")
 
@@ -193,8 +193,8 @@ def entropy_magnitude_correlation(
 
 def _correlation_of(entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """`entropy_magnitude_correlation` from the entropies [..., n]."""
-    what, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
-    magnitude = _checks.expanded(what, transformation_magnitude(before, after), entropy.shape, words)
+    description, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
+    magnitude = _checks.expanded(description, transformation_magnitude(before, after), entropy.shape, words)
     inside = torch.ones(entropy.shape, dtype=torch.bool, device="cpu")
     bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)
     return torch.where(bad, torch.nan, exact.pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))
@@ -218,15 +218,15 @@ def _scores(rows: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _leading(products: torch.Tensor, count: int) -> torch.Tensor:
-    """Unit eigenvectors [..., n, count] of the largest eigenvalues, descending."""
+    """Return the unit eigenvectors [..., n, count] of the largest eigenvalues, descending."""
     from scipy import linalg
 
     n = products.shape[-1]
-    found = np.empty((*products.shape[:-1], count))
+    eigenvectors = np.empty((*products.shape[:-1], count))
     with _blas.one_thread():
         for place in np.ndindex(*products.shape[:-2]):
-            found[place] = linalg.eigh(products[place].numpy(), subset_by_index=[n - count, n - 1])[1]
-    return torch.from_numpy(found).flip(-1)
+            eigenvectors[place] = linalg.eigh(products[place].numpy(), subset_by_index=[n - count, n - 1])[1]
+    return torch.from_numpy(eigenvectors).flip(-1)
 
 
 def _state_norm(before: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the topology notebook calls Betti numbers."""
+"""The topology notebook's "Betti numbers"."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from attnscope.protocols.ruscio2025.persistence import RING, bars_of
 
 
 def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
-    """Number of bars of a head mean [..., n, n], which the topology notebook calls β.
+    """Return the number of bars of a head mean [..., n, n], which the topology notebook calls β.
 
     Of the whole diagram, the infinite bar included, where a Betti number belongs to one scale, as the exact
     `betti_numbers` has it. On a causal map whose tokens all give themselves some attention this is
-    (min(n, 30), 0) whatever else the model attends to.
+    (min(n, 30), 0) for all other attention.
 
     Returns:
         [..., 2] int64; −1 for a map with a NaN or infinite entry.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a number changes with depth, as the Laplacian and the Fisher notebook read it."""
+"""The change of a number with depth, as the Laplacian and the Fisher notebook read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WINDOW = 3
 
 
 class MiddlePeak(NamedTuple):
-    """Means over the thirds of the layers, whether the middle one is the largest, and by what factor."""
+    """Means over the thirds of the layers; `peak` is True if the middle mean is the largest, by `factor`."""
 
     early: float
     middle: float
@@ -24,7 +24,7 @@ class MiddlePeak(NamedTuple):
 
 
 def middle_peak(values: Sequence[float]) -> MiddlePeak:
-    """Whether a number is larger in the middle third of the layers than in both others (Laplacian notebook).
+    """Compare a number's mean in the middle third of the layers with both others (Laplacian notebook).
 
     factor = min(middle/early, middle/late); thirds are cut at L//3 and 2L//3.
 
@@ -45,17 +45,17 @@ def middle_peak(values: Sequence[float]) -> MiddlePeak:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian notebook.
     """
-    given = _layers("middle_peak", values)
-    if given.size < 3:
+    layer_values = _layers("middle_peak", values)
+    if layer_values.size < 3:
         return MiddlePeak(math.nan, math.nan, math.nan, False, math.nan)
-    cuts = given.size // 3, 2 * given.size // 3
-    early, middle, late = (float(part.mean()) for part in np.split(given, cuts))
+    cuts = layer_values.size // 3, 2 * layer_values.size // 3
+    early, middle, late = (float(part.mean()) for part in np.split(layer_values, cuts))
     ratios = [middle / other if other != 0 else math.inf for other in (early, late)]
     return MiddlePeak(early, middle, late, middle > early and middle > late, min(ratios))
 
 
 def reported_layers(density: Sequence[float]) -> list[int]:
-    """The layers that the Laplacian notebook reports: density within [0.05, 0.95], or every fourth.
+    """Return the layers that the Laplacian notebook reports: density within [0.05, 0.95], or every fourth.
 
     Quirk: which layers a published mean is over depends on the threshold and the sentence.
 
@@ -91,14 +91,14 @@ def fiedler_correlations(columns: Mapping[str, Sequence[float]]) -> dict[str, fl
         raise ValueError(
             f"ruscio2025.fiedler_correlations: columns must hold 'fiedler_value', got {', '.join(columns)}"
         )
-    given = {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
-    fiedler = given.pop("fiedler_value")
+    layer_means = {name: np.asarray(values, dtype=np.float64) for name, values in columns.items()}
+    fiedler = layer_means.pop("fiedler_value")
     varies = len(fiedler) >= 3 and np.ptp(fiedler) > 0
     return {
         name: round(float(np.corrcoef(fiedler, other)[0, 1]), 12)
         if varies and np.ptp(other) > 0
         else math.nan
-        for name, other in given.items()
+        for name, other in layer_means.items()
     }
 
 
@@ -135,20 +135,22 @@ def depth_trend(values: Sequence[float]) -> DepthTrend:
     """
     from scipy import stats
 
-    given = _layers("depth_trend", values)
+    layer_values = _layers("depth_trend", values)
     window = np.ones(WINDOW) / WINDOW
-    smoothed = np.convolve(given, window, mode="valid").tolist() if given.size >= WINDOW else []
-    if given.size < 3 or not np.isfinite(given).all() or np.ptp(given) == 0:
+    smoothed = np.convolve(layer_values, window, mode="valid").tolist() if layer_values.size >= WINDOW else []
+    if layer_values.size < 3 or not np.isfinite(layer_values).all() or np.ptp(layer_values) == 0:
         return DepthTrend(np.nan, np.nan, np.nan, np.nan, smoothed)
-    depth = np.arange(given.size)
-    r, p = stats.pearsonr(depth, given)
-    rho, q = stats.spearmanr(depth, given)
+    depth = np.arange(layer_values.size)
+    r, p = stats.pearsonr(depth, layer_values)
+    rho, q = stats.spearmanr(depth, layer_values)
     return DepthTrend(float(r), float(p), float(rho), float(q), smoothed)
 
 
 def _layers(function: str, values: Sequence[float]) -> npt.NDArray[np.float64]:
-    """One number per layer."""
-    given = np.asarray(values, dtype=np.float64)
-    if given.ndim != 1 or given.size == 0:
-        raise ValueError(f"ruscio2025.{function}: values must be a list of numbers, got shape {given.shape}")
-    return given
+    """Return one number per layer."""
+    layer_values = np.asarray(values, dtype=np.float64)
+    if layer_values.ndim != 1 or layer_values.size == 0:
+        raise ValueError(
+            f"ruscio2025.{function}: values must be a list of numbers, got shape {layer_values.shape}"
+        )
+    return layer_values

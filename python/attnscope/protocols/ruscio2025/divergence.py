@@ -66,11 +66,11 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
 
 
 def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:
-    """How much the heads' divergence falls when the sink columns are zeroed and rows rescaled.
+    """Return the decrease of the heads' divergence when the sink columns are zeroed and rows rescaled.
 
     Sinks are the keys whose incoming mass over heads and queries reaches its `percentile`. kl_reduction is
     the mean over heads of KL before − KL after; sink_concentration the mean over heads of the share of each
-    one's mass that lies on the sinks, 0 for a head without mass.
+    one's mass on the sinks, 0 for a head without mass.
 
     Quirks of the KL notebook: sinks and concentration are of the maps as they are, while for the divergences
     rows are as `head_divergence` makes them; a row that removal empties becomes uniform over all non-sinks,
@@ -97,8 +97,8 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         >>> from attnscope.protocols import ruscio2025
         >>> strong = torch.tensor([0.8, 0.1, 0.1]).expand(3, 3)
         >>> weak = torch.tensor([0.2, 0.4, 0.4]).expand(3, 3)
-        >>> found = ruscio2025.sink_removal(torch.stack([strong, weak]), percentile=80)
-        >>> found.sinks, round(found.sink_concentration.item(), 6)
+        >>> result = ruscio2025.sink_removal(torch.stack([strong, weak]), percentile=80)
+        >>> result.sinks, round(result.sink_concentration.item(), 6)
         (tensor([ True, False, False]), 0.5)
 
     References:
@@ -119,10 +119,10 @@ def _removals(
     n, mean = checked.n, maps.mean(-3)
     mass = maps.sum(-2)
     maps = _normalised(maps)
-    # what speed mode looks at is a part of the rows, whose divergences do not depend on one another
-    whole = modes == (True,) and n > SPEED_ROWS
+    # speed mode reads a part of the rows, whose divergences do not depend on one another
+    only_speed_rows = modes == (True,) and n > SPEED_ROWS
     rows = torch.linspace(0, n - 1, min(n, SPEED_ROWS), dtype=torch.float64, device="cpu").long()
-    shown = maps[..., rows, :] if whole else maps
+    shown = maps[..., rows, :] if only_speed_rows else maps
     plogps = plogp(shown)
     before = _divergence(shown, plogps)
     results: dict[tuple[float, bool], SinkRemoval] = {}
@@ -133,7 +133,7 @@ def _removals(
             looked_at = mass[..., :SPEED_HEADS, :] if speed else mass
             on_sinks, total = torch.where(sinks.unsqueeze(-2), looked_at, 0.0).sum(-1), looked_at.sum(-1)
             concentration = (on_sinks / torch.where(total > 0, total, 1.0)).mean(-1)
-            part = speed and n > SPEED_ROWS and not whole
+            part = speed and n > SPEED_ROWS and not only_speed_rows
             ends = [(values[..., rows] if part else values).mean(-1) for values in (before, after)]
             p_value = (
                 torch.ones(bad.shape, dtype=torch.float64, device="cpu") if speed else _paired_t_test(*ends)
@@ -149,21 +149,21 @@ def _removals(
 def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """`_divergence` once the sink columns are zeroed and rows rescaled, from the entries p and their p log p.
 
-    A row that this empties is uniform over all other keys; where there is no other key it is NaN, as the
+    A row that this empties is uniform over all other keys; without another key it is NaN, as the
     notebook's divergence of an empty distribution is.
     """
-    kept = (~sinks).double().unsqueeze(-2)
-    left = kept.sum(-1)
-    over_kept = kept.unsqueeze(-3).mT
-    mass = (maps @ over_kept).squeeze(-1)
+    is_left = (~sinks).double().unsqueeze(-2)
+    left = is_left.sum(-1)
+    over_left = is_left.unsqueeze(-3).mT
+    mass = (maps @ over_left).squeeze(-1)
     empty = ~(mass > 0)
     divisor = torch.where(empty, torch.inf, mass)
     mean = (
         (maps / divisor.unsqueeze(-1)).mean(-3) + empty.double().mean(-2).unsqueeze(-1) / left.unsqueeze(-1)
-    ) * kept
+    ) * is_left
     logs = _logs(mean)
-    own = (plogps @ over_kept).squeeze(-1) / divisor - torch.where(empty, 1.0, mass).log()
-    rescaled = own - (maps * logs.unsqueeze(-3)).sum(-1) / divisor
+    negative_entropy = (plogps @ over_left).squeeze(-1) / divisor - torch.where(empty, 1.0, mass).log()
+    rescaled = negative_entropy - (maps * logs.unsqueeze(-3)).sum(-1) / divisor
     uniform = -left.log() - logs.sum(-1) / left
     return torch.where(empty, uniform.unsqueeze(-2), rescaled)
 
@@ -171,7 +171,7 @@ def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.T
 def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
     """Fisher's combination of p-values as in the KL notebook: χ² = −2 Σ ln(p + 1e-10), 2m degrees of freedom.
 
-    Quirk: the 1e-10 caps what one sample can say, and p-values of 1 (speed mode) are combined like any.
+    Quirk: the 1e-10 caps the weight of a single sample, and p-values of 1 (speed mode) are combined like any.
 
     Args:
         p_values: one per sample; NaN is refused.
@@ -200,7 +200,7 @@ def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
 
 
 def speed_layers(count: int) -> list[int]:
-    """The layers of `count` that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
+    """Return the layers of `count` that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
 
     Example:
         >>> from attnscope.protocols import ruscio2025
@@ -214,10 +214,10 @@ def speed_layers(count: int) -> list[int]:
 
 def _normalised(maps: torch.Tensor) -> torch.Tensor:
     mass = maps.sum(-1, keepdim=True)
-    there = mass > 0
-    if bool(there.all()):
+    has_mass = mass > 0
+    if bool(has_mass.all()):
         return maps / mass
-    return torch.where(there, maps / torch.where(there, mass, 1.0), 1.0 / maps.shape[-1])
+    return torch.where(has_mass, maps / torch.where(has_mass, mass, 1.0), 1.0 / maps.shape[-1])
 
 
 def _divergence(maps: torch.Tensor, plogps: torch.Tensor) -> torch.Tensor:
@@ -227,7 +227,7 @@ def _divergence(maps: torch.Tensor, plogps: torch.Tensor) -> torch.Tensor:
 
 
 def _logs(mean: torch.Tensor) -> torch.Tensor:
-    """The logarithm of each entry, 0 of 0."""
+    """Return the logarithm of each entry, 0 of 0."""
     return torch.where(mean == 0, 0.0, mean.log())
 
 
@@ -247,7 +247,7 @@ def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 
 
 SOURCES = (_removals,)
-DERIVED = {"sink_removal": ("_removals", lambda every, percentile, speed: every[percentile, speed])}
+DERIVED = {"sink_removal": ("_removals", lambda removals, percentile, speed: removals[percentile, speed])}
 
 # Student's t with one degree of freedom is Cauchy's distribution.
 _P_VALUE = 1 - 2 / math.pi * math.atan(
@@ -256,10 +256,12 @@ _P_VALUE = 1 - 2 / math.pi * math.atan(
 
 
 def _sinks_from(percentile: int) -> Iterator[Quantity]:
-    """What both modes of the notebook say of the keys from one percentile of incoming mass on."""
+    """Declare the numbers of both modes of the notebook for the keys from one percentile of incoming mass
+    on.
+    """
     keys = f"the keys from the {percentile}th percentile of incoming mass on"
 
-    def one(name: str, label: str, meaning: str, expected: float, speed: bool, **more: Any) -> Quantity:
+    def declare(name: str, label: str, meaning: str, expected: float, speed: bool, **fields: Any) -> Quantity:
         return declared(
             f"{name}_speed_{percentile}" if speed else f"{name}_{percentile}",
             "sink_removal",
@@ -268,21 +270,23 @@ def _sinks_from(percentile: int) -> Iterator[Quantity]:
             ClosedForm(expected, uneven_heads()),
             options={"percentile": percentile, "speed": speed},
             scope="layer",
-            **{"low": 0, "read": attribute_reader(name), **more},
+            **{"low": 0, "read": attribute_reader(name), **fields},
         )
 
     for speed in (False, True):
-        said = f"{keys}, in the notebook's speed mode" if speed else keys
-        falls = f"How much the heads' mean divergence falls without {said}, nats."
-        yield one(
-            "kl_reduction", "KL without sinks", falls, sum(exact.REMOVED_DIVERGENCE) / 2, speed, low=None
+        removed_keys = f"{keys}, in the notebook's speed mode" if speed else keys
+        reduction = f"How much the heads' mean divergence falls without {removed_keys}, nats."
+        yield declare(
+            "kl_reduction", "KL without sinks", reduction, sum(exact.REMOVED_DIVERGENCE) / 2, speed, low=None
         )
-        yield one("sink_concentration", "mass on sinks", f"Share of mass on {said}.", 0.375, speed, high=1)
+        yield declare(
+            "sink_concentration", "mass on sinks", f"Share of mass on {removed_keys}.", 0.375, speed, high=1
+        )
         if not speed:
-            count = {"kind": "count", "high": float, "read": lambda found: count_true(found.sinks)}
-            yield one("sink_count", "sink tokens per layer", f"Number of {keys}.", 1, speed, **count)
+            count = {"kind": "count", "high": float, "read": lambda removal: count_true(removal.sinks)}
+            yield declare("sink_count", "sink tokens per layer", f"Number of {keys}.", 1, speed, **count)
             paired = f"Paired t-test over heads of the divergence with and without {keys}."
-            yield one("p_value", "p without sinks", paired, _P_VALUE, speed, high=1)
+            yield declare("p_value", "p without sinks", paired, _P_VALUE, speed, high=1)
 
 
 QUANTITIES = (

@@ -21,7 +21,7 @@ class EmergenceChange(NamedTuple):
 
 
 def emergence_change(table: pd.DataFrame, metric: str) -> EmergenceChange:
-    """The mean of a metric at the last step minus that at the first, with steps sorted as strings.
+    """Return the mean of a metric at the last step minus that at the first, with steps sorted as strings.
 
     Quirk: of Pythia's steps 0, 1, 2, 4, 8, 2000, 143000 the last in string order is 8, so that the published
     changes are those of the first eight steps, and not of training. Use `emergence_step` for training.

@@ -59,9 +59,9 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
     if base == 2:
         result = bits(maps)
     else:
-        kept = torch.where(maps > SMALLEST, maps, 0.0)
-        mass = kept.sum(-1, keepdim=True)
-        share = kept / torch.where(mass > 0, mass, 1.0)
+        large_entries = torch.where(maps > SMALLEST, maps, 0.0)
+        mass = large_entries.sum(-1, keepdim=True)
+        share = large_entries / torch.where(mass > 0, mass, 1.0)
         result, _ = _core.attention_entropy(share, None, "full", False)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
     return _checks.finished(name, checked, result, int(bad.sum()))

@@ -110,15 +110,15 @@ def fisher_trace(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), by parts of the name; without those that are skipped."""
+    """Map parameter name -> (layer, group), by parts of the name; without skipped parameters."""
     places = {}
     for name, _ in model.named_parameters():
         low = name.lower()
         group = next((group for group, parts in SUBSTRINGS if any(part in low for part in parts)), None)
         if group is not None:
-            # behind the first `layers.`, or where there is none `layer.`
-            found = re.search(r"layers\.([^.]*)", name) or re.search(r"layer\.([^.]*)", name)
-            places[name] = (int(found[1]) if found and found[1].isdigit() else -1, group)
+            # after the first `layers.`, otherwise after `layer.`
+            layer_match = re.search(r"layers\.([^.]*)", name) or re.search(r"layer\.([^.]*)", name)
+            places[name] = (int(layer_match[1]) if layer_match and layer_match[1].isdigit() else -1, group)
     return places
 
 
@@ -148,7 +148,7 @@ def _padded(
 def _pad_id(model: nn.Module, tokenizer: Any) -> int:
     for owner in (tokenizer, getattr(model, "config", None)):
         for name in ("pad_token_id", "eos_token_id"):
-            found = getattr(owner, name, None)
-            if found is not None:
-                return int(found[0] if isinstance(found, (list, tuple)) else found)
+            token_id = getattr(owner, name, None)
+            if token_id is not None:
+                return int(token_id[0] if isinstance(token_id, (list, tuple)) else token_id)
     return 0

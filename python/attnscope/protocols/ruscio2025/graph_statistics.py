@@ -21,7 +21,7 @@ Variant = Literal["laplacian", "fiedler"]
 MANY_NODES = 50
 # Paths and clustering are for graphs of at most so many nodes.
 FEW_NODES = 30
-# Exact numbers of a simple graph, the last one that by which it is known again.
+# Exact numbers of a simple graph; the last one identifies the graph.
 _OF_SIMPLE = ("graph_fiedler_value", "graph_laplacian_gap", "density")
 
 
@@ -63,11 +63,11 @@ class GraphStatistics(NamedTuple):
 def graph_statistics(
     attention: Tensor, thresholds: Sequence[float] | Tensor | float, *, variant: Variant = "laplacian"
 ) -> GraphStatistics:
-    """Connectivity, hubs and inequality of the graphs 1[Ā > t], as two of the notebooks compute them.
+    """Return connectivity, hubs and inequality of the graphs 1[Ā > t], as two of the notebooks compute them.
 
     Quirks: the graph is directed and keeps its self-loops, so that a hub that all others see has d = n and
     a basic star above 1; W halves every one-way edge, so that λ2 of a causal graph is half that of the
-    simple graph; d counts incoming edges alone; the formulas divide by n − 1 although a node has n possible
+    simple graph; d counts only incoming edges; the formulas divide by n − 1 although a node has n possible
     sources. Isolated nodes (no edge at all, none of their own either) are dropped from n and d, by the
     Fiedler notebook always and by the Laplacian notebook for n > 50; λ2 and density always take all n.
     Thresholds are rounded to the maps' own type before they are compared, so that an entry of 1/10 in
@@ -75,7 +75,7 @@ def graph_statistics(
 
     Not reproduced: for n > 50 the Laplacian notebook asks ARPACK for the three smallest eigenvalues
     (`eigsh(which="SM")`), which misses repeated zeros: on uniform causal attention of 51 tokens at 0.02,
-    whose last two tokens are isolated, it says λ2 = 24.5 where the truth, and this function, say 0. What it
+    whose last two tokens are isolated, it gives λ2 = 24.5; the true value, and this function's, is 0. What it
     finds depends on the build of ARPACK and cannot be frozen.
 
     Args:
@@ -96,10 +96,10 @@ def graph_statistics(
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
         >>> star = torch.eye(30) / 2; star[:, 0] = 0.5; star[0, 0] = 1
-        >>> found = ruscio2025.graph_statistics(star, 0.1)
-        >>> [round(found.gini.item(), 4), round(found.star_likeness.item(), 4)]
+        >>> result = ruscio2025.graph_statistics(star, 0.1)
+        >>> [round(result.gini.item(), 4), round(result.star_likeness.item(), 4)]
         [0.4751, 0.6429]
-        >>> found.fiedler_value.item(), round(found.hub_share.item() * 29, 9)
+        >>> result.fiedler_value.item(), round(result.hub_share.item() * 29, 9)
         (0.5, 30.0)
 
     References:
@@ -117,7 +117,7 @@ def _by_variant(
     held: torch.dtype | None = None,
     measured: Mapping[str, Tensor] | None = None,
 ) -> dict[str, GraphStatistics]:
-    """`graph_statistics` of some of the notebooks, with what they share done once.
+    """Compute `graph_statistics` of some of the notebooks; shared work is done once.
 
     `held` is the type in which the model holds its maps, in which the notebooks keep their mean and compare
     thresholds; `measured` may hold numbers of the simple graphs of the same maps, [..., 1, T] by name.
@@ -132,29 +132,29 @@ def _by_variant(
     counted = []
     for level in levels.tolist():
         edges = maps > level
-        ones = edges.float()  # whose sums are exact below 2**24, and quick
-        counted.append((ones.sum(-2).double(), ones.sum(-1).double(), *_paths(edges)))
-    incoming, outgoing, paths, clustering = (torch.stack(one, 1) for one in zip(*counted, strict=True))
+        edge_flags = edges.float()  # whose sums are exact below 2**24, and quick
+        counted.append((edge_flags.sum(-2).double(), edge_flags.sum(-1).double(), *_paths(edges)))
+    incoming, outgoing, paths, clustering = (torch.stack(parts, 1) for parts in zip(*counted, strict=True))
     total = incoming.sum(-1)
     density, degenerate = total / n**2, (total < 2) | (n < 2)
     spectra = {**_spectra(maps, levels, total, measured or {}), "density": density}
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
-    whole = ~bad.reshape(-1, 1)
+    is_good = ~bad.reshape(-1, 1)
     result = {}
     for variant in variants:
         numbers = spectra | _degrees(incoming, outgoing, variant)
         fields = {name: torch.where(degenerate, 0.0, values) for name, values in numbers.items()}
         fields |= {name: torch.where(degenerate, math.nan, values) for name, values in missing.items()}
-        fields = {name: torch.where(whole, values, math.nan) for name, values in fields.items()}
-        fields |= {name: values & whole for name, values in flags.items()}
+        fields = {name: torch.where(is_good, values, math.nan) for name, values in fields.items()}
+        fields |= {name: values & is_good for name, values in flags.items()}
         shape = (*checked.leading, len(levels))
         result[variant] = GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()})
     return _checks.finished(name, checked, result, int(bad.sum()))
 
 
 def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:
-    """The fields made of the in-degrees [m, T, n] of graphs."""
+    """Return the fields computed from the in-degrees [m, T, n] of graphs."""
     n = degree.shape[-1]
     # a dropped node has no part in any sum: its degree is 0, so that it comes first in the order
     isolated = (degree + outgoing) == 0
@@ -192,14 +192,17 @@ def _spectra(
     both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool, device="cpu")).any(-1).any(-1)
     one_way = ~both_ways
     if "density" in measured:
-        value, beside, density = (measured[name].flatten(0, -2) for name in _OF_SIMPLE)
+        value, exact_gap, density = (measured[name].flatten(0, -2) for name in _OF_SIMPLE)
         edges = total - (maps.diagonal(0, -2, -1).unsqueeze(1) > levels.unsqueeze(-1)).sum(-1)
-        same = one_way & (edges / (0.5 * n * (n - 1)) == density).all(-1)
-        fiedler[same], gap[same] = value[same] / 2, beside[same].nan_to_num(nan=0.0) / 2
-        one_way &= ~same
+        is_same_graph = one_way & (edges / (0.5 * n * (n - 1)) == density).all(-1)
+        fiedler[is_same_graph], gap[is_same_graph] = (
+            value[is_same_graph] / 2,
+            exact_gap[is_same_graph].nan_to_num(nan=0.0) / 2,
+        )
+        one_way &= ~is_same_graph
     if one_way.any():
         # As under a causal mask: the simple graph's spectrum is quick. Its edges reach a threshold where
-        # these exceed it, so that the next larger number is asked for.
+        # these exceed it, so the next larger number is used.
         larger = torch.nextafter(levels, torch.full_like(levels, math.inf))
         simple, _ = _core.graph_statistics(maps[one_way].contiguous(), None, larger)
         fiedler[one_way] = simple[0] / 2
@@ -216,9 +219,9 @@ def _spectra(
 def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     """Average shortest path of the largest component and average clustering, of graphs [m, n, n]."""
     m, n = edges.shape[0], edges.shape[-1]
-    nothing = torch.full((m,), math.nan, dtype=torch.float64, device="cpu")
+    undefined = torch.full((m,), math.nan, dtype=torch.float64, device="cpu")
     if n > FEW_NODES:
-        return nothing, nothing
+        return undefined, undefined
     links = (edges | edges.mT) & ~torch.eye(n, dtype=torch.bool, device="cpu")
     steps = links.float()
     degree = steps.double().sum(-1)
@@ -238,13 +241,13 @@ def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
 
 
 SOURCES = (_by_variant,)
-DERIVED = {"graph_statistics": ("_by_variant", lambda both, variant="laplacian": both[variant])}
+DERIVED = {"graph_statistics": ("_by_variant", lambda by_variant, variant="laplacian": by_variant[variant])}
 
 
 def _of_graph(
-    name: str, label: str, meaning: str, expected: float, *, variant: Variant = "laplacian", **more: Any
+    name: str, label: str, meaning: str, expected: float, *, variant: Variant = "laplacian", **fields: Any
 ) -> Quantity:
-    """A field, with its value on the star of six tokens with its self-loop."""
+    """Return a field, with its value on the star of six tokens with its self-loop."""
     return declared(
         name,
         "graph_statistics",
@@ -255,7 +258,7 @@ def _of_graph(
         options={"variant": variant},
         read=attribute_reader(name.removeprefix("graph_").removesuffix("_fiedler")),
         axes=("threshold",),
-        **more,
+        **fields,
     )
 
 

@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 # The notebook keeps so many tokens of a longer map.
 TOKENS = 30
-# Beyond every distance, which lie in [0, 1]: where edges go that the notebook's conversion loses.
+# Beyond every distance, all in [0, 1]: the place of edges that the notebook's conversion loses.
 _NEVER = 3.0
 # Half of each query's attention on itself: tokens are born at 1/2 and meet at 3/4, and the loop of four fills
 # at 1.
@@ -25,7 +25,7 @@ RING = (identity(4) + ring()) / 2
 
 
 def persistence(attention: torch.Tensor) -> Barcodes:
-    """The topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
+    """Return the topology notebook's bars of D = 1 − A in float32: not symmetrised, with its diagonal.
 
     What the ripser package makes of a matrix with a non-zero diagonal: vertex i is born at D_ii; only
     entries above the diagonal are read, and an edge enters at its own D_ij even before its ends; entries
@@ -33,7 +33,7 @@ def persistence(attention: torch.Tensor) -> Barcodes:
     whose death does not exceed their birth are dropped. Of n > 30 tokens 30 are kept.
 
     On a causal map nothing above the diagonal differs: every edge enters at 1, so there are min(n, 30) bars
-    of H0 of lengths A_ii and never a loop, whatever the model attends to.
+    of H0 of lengths A_ii and never a loop, for any attention.
 
     Args:
         attention: head mean [..., n, n] (the notebook cuts texts to 48 tokens before).
@@ -58,11 +58,11 @@ def persistence(attention: torch.Tensor) -> Barcodes:
 
 
 def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
-    """`persistence` for another function of the protocol, which errors and warnings name."""
+    """Compute `persistence` for another function of the protocol, which errors and warnings name."""
     checked = _checks.attention_argument(function, attention)
     # all up to 30, else int(linspace(0, n − 1, 30))
-    kept = torch.from_numpy(np.linspace(0, checked.n - 1, min(checked.n, TOKENS)).astype(np.int64))
-    distance = (1.0 - checked.tensor.to(torch.float32))[..., kept[:, None], kept].double()
+    token_places = torch.from_numpy(np.linspace(0, checked.n - 1, min(checked.n, TOKENS)).astype(np.int64))
+    distance = (1.0 - checked.tensor.to(torch.float32))[..., token_places[:, None], token_places].double()
     birth_of_vertex = distance.diagonal(dim1=-2, dim2=-1)
     # A diagonal of zeros alone is not converted, and then no entry is lost.
     converted = (birth_of_vertex != 0).any(-1)[..., None, None]
@@ -74,20 +74,23 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     bars = torch.column_stack(columns).numpy()  # birth, death, dimension, birth edge and death edge
     bars[:, :2] -= 1
     bars[bars[:, 1] >= _NEVER, 1] = np.inf
-    born = birth_of_vertex.reshape(-1, len(kept)).numpy()
+    born = birth_of_vertex.reshape(-1, len(token_places)).numpy()
     of_maps = zip(born, np.split(bars, offsets.numpy()[:-1])[1:], strict=True)
-    parts = [_with_vertices(births, own) if len(own) else own for births, own in of_maps]
+    parts = [
+        _with_vertices(births, bars_of_map) if len(bars_of_map) else bars_of_map
+        for births, bars_of_map in of_maps
+    ]
     rows = torch.from_numpy(np.concatenate([bars[:0], *parts]))
     birth, death, dimension = rows[:, :3].mT.contiguous()
     place = rows[:, 3:].int()
-    opens, closes = torch.where(place < 0, place, kept[place].int()).hsplit(2)
+    opens, closes = torch.where(place < 0, place, token_places[place].int()).hsplit(2)
     sizes = torch.tensor([0, *map(len, parts)], device="cpu")
     result = Barcodes(birth, death, dimension.to(torch.int8), opens, closes, sizes.cumsum(0), checked.leading)
     return _checks.finished(function, checked, result, count)
 
 
 def _with_vertices(births: Array, bars: Array) -> Array:
-    """One map's bars with its vertices born at `births` instead of before all edges.
+    """Return one map's bars with its vertices born at `births` instead of before all edges.
 
     Those of H0 are found anew, by the elder rule over the tree of the edges that end them.
     """
@@ -96,14 +99,14 @@ def _with_vertices(births: Array, bars: Array) -> Array:
     loops[np.isinf(loops[:, 1]), 5:] = -1
     born = births.tolist()
     oldest = list(range(len(born)))  # the first-born vertex of each one's component
-    found = []
+    components = []
     for death, (a, b) in zip(joins[:, 1].tolist(), joins[:, 5:].astype(int).tolist(), strict=True):
         elder, younger = sorted((oldest[a], oldest[b]), key=born.__getitem__)
         if death > born[younger]:
-            found.append((born[younger], death, 0, -1, -1, a, b))
-        oldest = [elder if one == younger else one for one in oldest]
-    found += [(born[vertex], np.inf, 0, -1, -1, -1, -1) for vertex in sorted(set(oldest))]
-    return np.concatenate([sorted(found, key=lambda bar: bar[:2]), loops])
+            components.append((born[younger], death, 0, -1, -1, a, b))
+        oldest = [elder if vertex == younger else vertex for vertex in oldest]
+    components += [(born[vertex], np.inf, 0, -1, -1, -1, -1) for vertex in sorted(set(oldest))]
+    return np.concatenate([sorted(components, key=lambda bar: bar[:2]), loops])
 
 
 # Its bars are read by `betti` and `topology`.

@@ -27,7 +27,7 @@ BINS = 20
 
 @shown_by_shape
 class Bulk(NamedTuple):
-    """Of the eigenvalue magnitudes of each map: the edge of the bulk, mean and deviation below it, [...]."""
+    """The bulk of each map's eigenvalue magnitudes: its edge, mean and deviation below it, [...]."""
 
     edge: torch.Tensor
     mean: torch.Tensor
@@ -86,7 +86,8 @@ def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
 
 
 def stable_rank(attention: torch.Tensor) -> torch.Tensor:
-    """‖A‖_F²/σ1² of a head mean [..., n, n], as the exact `stable_rank`, by the random-matrix notebook.
+    """Return ‖A‖_F²/σ1² of a head mean [..., n, n], as the exact `stable_rank`, by the random-matrix
+    notebook.
 
     Returns:
         [...] float64, in [1, n]; NaN for a map of zeros or with an entry that is not finite.
@@ -107,7 +108,7 @@ def stable_rank(attention: torch.Tensor) -> torch.Tensor:
 
 
 def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
-    """The largest singular value of a head mean [..., n, n], by the random-matrix notebook.
+    """Return the largest singular value of a head mean [..., n, n], by the random-matrix notebook.
 
     Returns:
         [...] float64, >= 0; a map with a NaN or infinite entry is NaN.
@@ -131,7 +132,8 @@ def spectral_norm(attention: torch.Tensor) -> torch.Tensor:
 
 
 def bulk(attention: torch.Tensor) -> Bulk:
-    """Where the bulk of |λ| of a head mean [..., n, n] ends, and its moments, by the random-matrix notebook.
+    """Return the edge and moments of the bulk of |λ| of a head mean [..., n, n], by the random-matrix
+    notebook.
 
     The edge is the middle of the largest gap between consecutive magnitudes (the last magnitude for n <= 2);
     mean and population deviation are over those below it, or over all when fewer than two are.
@@ -158,7 +160,7 @@ def bulk(attention: torch.Tensor) -> Bulk:
 
 
 def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
-    """The share of a head mean [..., n, n] on the keys whose column sum reaches the 90th percentile.
+    """Return the share of a head mean [..., n, n] on the keys whose column sum reaches the 90th percentile.
 
     Quirk of the random-matrix notebook: a tenth of the keys are sinks by construction; uniform causal
     attention gives about 0.32.
@@ -193,7 +195,7 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     at the bin centres; both normalised to sum 1.
 
     Quirks of the random-matrix notebook: ten numbers in twenty bins, a law for covariance eigenvalues held
-    against |λ(A)|, and infinity where a filled bin lies outside the law's support: such maps are to be
+    against |λ(A)|, and infinity where a filled bin is outside the law's support: such maps are to be
     dropped from means and counted.
 
     Returns:

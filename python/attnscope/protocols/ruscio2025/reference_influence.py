@@ -33,15 +33,15 @@ class ReferenceInfluence(NamedTuple):
 
 
 def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> ReferenceInfluence:
-    """What the reference tokens contribute to Σ_j Ā_ij h_j.
+    """Return the contribution of the reference tokens to Σ_j Ā_ij h_j.
 
     The reference R is found by the rule "reference" of `sink_tokens`. relative_magnitude = ‖c_R‖/‖c‖ cut to
     [0, 1]; directional = (cos(c_R, c) + 1)/2; information_change = ‖c − c_N‖₂, at most 1e6.
 
     Quirks of the reference notebook: rows are normalised; states with an entry above 1e5 are scaled down
-    whole; hidden states stand for values; queries in R enter with 0.5, 0.5 and 0, which pulls means towards
-    these; information_change is ‖c_R‖ again, in the units of the residual stream; a vanishing ‖c‖ gives
-    magnitude 0 or 1.
+    whole; hidden states take the place of values; queries in R enter with 0.5, 0.5 and 0, which pulls means
+    towards these; information_change is ‖c_R‖ again, in the units of the residual stream; a vanishing ‖c‖
+    gives magnitude 0 or 1.
 
     Args:
         attention: head mean [..., n, n].
@@ -57,10 +57,10 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
         >>> star = torch.zeros(4, 4); star[:, 0] = 1
-        >>> found = ruscio2025.reference_influence(star, torch.ones(4, 2))
-        >>> found.relative_magnitude
+        >>> result = ruscio2025.reference_influence(star, torch.ones(4, 2))
+        >>> result.relative_magnitude
         tensor([0.5000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
-        >>> found.directional
+        >>> result.directional
         tensor([0.5000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
 
     References:
@@ -77,11 +77,11 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     mass = torch.where(mass > 0, mass, 1.0)
     marked = reference.unsqueeze(-1)
     part = maps @ torch.where(marked, states, 0.0) / mass
-    whole = part + maps @ torch.where(marked, 0.0, states) / mass
-    norm_part, norm = part.norm(dim=-1), whole.norm(dim=-1)
+    output = part + maps @ torch.where(marked, 0.0, states) / mass
+    norm_part, norm = part.norm(dim=-1), output.norm(dim=-1)
     vanishing = torch.where(norm_part < SMALLEST_NORM, 0.0, 1.0)
     magnitude = torch.where(norm < SMALLEST_NORM, vanishing, norm_part / norm).clamp(0, 1)
-    cosine = (part * whole).sum(-1) / (norm_part * norm)
+    cosine = (part * output).sum(-1) / (norm_part * norm)
     none = (norm < SMALLEST_NORM) | (norm_part < SMALLEST_NORM)
     directional = torch.where(none, 0.5, ((cosine + 1) / 2).clamp(0, 1))
     change = norm_part.clamp(max=LARGEST_CHANGE)
@@ -133,6 +133,6 @@ QUANTITIES = (
         module=sink_sets,
         closed_form=ClosedForm(1, uniform_map(2), _STATES),
         high=float,
-        read=lambda found: count_true(found.reference),
+        read=lambda influence: count_true(influence.reference),
     ),
 )

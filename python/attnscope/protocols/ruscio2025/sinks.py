@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The four rules by which the notebooks call a key a sink, and whether a head keeps to one."""
+"""The notebooks' four rules for a sink, and the consistency of a head's sink."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rule = Literal["kl", "rmt", "reference", "topology"]
 
 
 def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float = 90) -> torch.Tensor:
-    """Which keys are sinks, by the rule of one notebook.
+    """Return the keys that are sinks, by the rule of one notebook.
 
     kl: total incoming mass over heads and queries at or above its `percentile` over keys (the same keys on
     the head mean). rmt: the same on one map, always at 90. reference: mean incoming attention over all n
@@ -62,18 +62,18 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
     incoming = maps.sum(-2)
     n = checked.n
     if rule in ("kl", "rmt"):
-        found = incoming >= percentile_of(incoming, percentile if rule == "kl" else 90)
+        is_sink = incoming >= percentile_of(incoming, percentile if rule == "kl" else 90)
     elif rule == "topology":
-        found = torch.nn.functional.one_hot(incoming.argmax(-1), n).bool()
+        is_sink = torch.nn.functional.one_hot(incoming.argmax(-1), n).bool()
     else:
         mean = incoming / n
         strong = mean > 0.1
-        wanted = torch.where(strong.any(-1), strong.sum(-1), max(1, int(0.1 * n)))
-        wanted = wanted.clamp(max=max(1, int(0.3 * n)))
+        sink_number = torch.where(strong.any(-1), strong.sum(-1), max(1, int(0.1 * n)))
+        sink_number = sink_number.clamp(max=max(1, int(0.3 * n)))
         rank = mean.argsort(dim=-1, descending=True, stable=True).argsort(-1)
-        found = rank < wanted.unsqueeze(-1)
-    found = found & ~bad.unsqueeze(-1)
-    return _checks.finished(name, checked, found, int(bad.sum()))
+        is_sink = rank < sink_number.unsqueeze(-1)
+    is_sink = is_sink & ~bad.unsqueeze(-1)
+    return _checks.finished(name, checked, is_sink, int(bad.sum()))
 
 
 class Specialization(NamedTuple):
@@ -87,7 +87,7 @@ class Specialization(NamedTuple):
 
 
 def head_specialization(tokens: Sequence[Any]) -> Specialization:
-    """The share of samples in which a head's sink is its most frequent token.
+    """Return the share of samples in which a head's sink is its most frequent token.
 
     A head counts as specialised from a share of 0.3 over at least 5 samples; 0.5 is counted as well.
 

@@ -22,16 +22,16 @@ DENSITY_THRESHOLDS = (0.2, 0.4)
 
 @shown_by_shape
 class Topology(NamedTuple):
-    """What the notebook stores of one map, leading axes kept.
+    """The notebook's numbers of one map, leading axes kept.
 
     Attributes:
-        mean_length: [..., 2] float64, of the finite bars of H0 and H1; NaN where there is none.
+        mean_length: [..., 2] float64, of the finite bars of H0 and H1; NaN without one.
         max_length: [..., 2] float64, likewise.
         density: [..., 2] float64, share of all n² entries above 0.2 and above 0.4, compared in float32.
         mean: [...] float64, of all entries.
         max: [...] float64.
         std: [...] float64, population.
-        entropy: [...] float64, −Σ a·log2(a + 1e-10) over the whole matrix.
+        entropy: [...] float64, −Σ a·log2(a + 1e-10) over all entries of the matrix.
         top_key: [...] int64, the key of largest column mean, the first on ties.
         strongest_edge: [..., 2] int64, query and key of the largest entry, the first on ties.
     """
@@ -58,8 +58,8 @@ def topology(
     Args:
         attention: head mean [..., n, n]; the notebook also takes the moments, the entropy, the top key and
             the strongest edge of every head.
-        barcodes: what `ruscio2025.persistence` says of the same maps, where it is known already.
-        row_entropy: what `ruscio2025.attention_entropy` with base 2 says of them, likewise.
+        barcodes: the result of `ruscio2025.persistence` for the same maps, if it exists.
+        row_entropy: the result of `ruscio2025.attention_entropy` with base 2, likewise.
 
     Returns:
         Topology; NaN, and −1 for indices, where a map holds a NaN or infinite entry.
@@ -73,8 +73,8 @@ def topology(
         >>> import torch
         >>> from attnscope.protocols import ruscio2025
         >>> uniform = torch.ones(4, 4).tril() / torch.arange(1, 5)[:, None]
-        >>> found = ruscio2025.topology(uniform)
-        >>> round(found.mean_length[0].item(), 6), found.top_key.item(), found.strongest_edge.tolist()
+        >>> result = ruscio2025.topology(uniform)
+        >>> round(result.mean_length[0].item(), 6), result.top_key.item(), result.strongest_edge.tolist()
         (0.361111, 0, [0, 0])
 
     References:
@@ -120,23 +120,30 @@ _CORNER = torch.tensor(
 
 
 def _of_topology(
-    name: str, field: str, label: str, meaning: str, known: ClosedForm, *, at: int | None = None, **more: Any
+    name: str,
+    field: str,
+    label: str,
+    meaning: str,
+    closed_form: ClosedForm,
+    *,
+    at: int | None = None,
+    **fields: Any,
 ) -> Quantity:
-    """A field, or one entry of it."""
-    whole = attribute_reader(field)
+    """Return a field, or one entry of it."""
+    read_field = attribute_reader(field)
     return declared(
         name,
         "topology",
         label,
         meaning,
-        known,
+        closed_form,
         low=0,
         options={
             "barcodes": Shared("persistence"),
             "row_entropy": Shared("attention_entropy", (("base", 2),)),
         },
-        read=whole if at is None else lambda found: whole(found)[..., at],
-        **more,
+        read=read_field if at is None else lambda result: read_field(result)[..., at],
+        **fields,
     )
 
 
@@ -154,14 +161,15 @@ QUANTITIES = (
         _of_topology(
             f"{word}_persistence_{dimension}",
             f"{word}_length",
-            f"{said} H{dimension} bar",
-            f"{said.capitalize()} finite bar of at most 30 tokens in dimension {dimension}; of a causal map "
+            f"{length_word} H{dimension} bar",
+            f"{length_word.capitalize()} finite bar of at most 30 tokens in dimension {dimension}; of a "
+            "causal map "
             "in dimension 0, self-attentions.",
             ClosedForm(0.25, RING),
             at=dimension,
         )
         for dimension in (0, 1)
-        for word, said in (("mean", "mean"), ("max", "longest"))
+        for word, length_word in (("mean", "mean"), ("max", "longest"))
     ),
     _of_topology(
         "attention_mean",

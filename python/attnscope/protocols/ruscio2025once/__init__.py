@@ -2,7 +2,7 @@
 """The computations of the notebook of *Once upon a token* (Ruscio, 2025, ValeRuscio/Once_upon_a_token).
 
 The notebook of the precursor of arXiv 2606.06160 measures how much of attention scores depends on absolute
-position. Each docstring names what differs from the exact definition, which stands in
+position. Each docstring names the differences from the exact definition, which is in
 `attnscope.metrics.positions` and `attnscope.inference.leakage`. Use these to check the stored outputs, and
 the exact functions to learn about a model. The ablation of feed-forward layers is not here: both of its fits
 span one space, so the difference that it prints is rounding.

@@ -19,18 +19,18 @@ def band_members(d: int, bands: int = 10) -> list[Tensor]:
     function of the offset. Four pairs are all in the last of ten bands.
     """
     pairs = torch.arange(d // 2, device="cpu")
-    each = round(len(pairs) / bands)
-    parts = [pairs[band * each : (band + 1) * each] for band in range(bands - 1)] + [
-        pairs[(bands - 1) * each :]
+    pairs_per_band = round(len(pairs) / bands)
+    parts = [pairs[band * pairs_per_band : (band + 1) * pairs_per_band] for band in range(bands - 1)] + [
+        pairs[(bands - 1) * pairs_per_band :]
     ]
-    return [torch.stack([2 * own, 2 * own + 1], -1).flatten() for own in parts]
+    return [torch.stack([2 * band, 2 * band + 1], -1).flatten() for band in parts]
 
 
 def band_shares(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
     """‖Q_b K_bᵀ‖_F over the sum of these norms.
 
-    Differs from the exact `rope_bands`: the pairs of `band_members` whatever the model's layout; the whole
-    square with keys behind the query; a share of norms, which says nothing about how bands add up to the
+    Differs from the exact `rope_bands`: the pairs of `band_members` for any layout of the model; the whole
+    square with keys behind the query; a share of norms, which does not show how bands add up to the
     scores.
 
     Args:
@@ -55,7 +55,11 @@ def band_shares(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
     """
     q, k = _heads("band_shares", query, key)
     norms = torch.stack(
-        [(q[..., own] @ k[..., own].mT).norm(dim=(-2, -1)) for own in band_members(q.shape[-1], bands)], -1
+        [
+            (q[..., dimensions] @ k[..., dimensions].mT).norm(dim=(-2, -1))
+            for dimensions in band_members(q.shape[-1], bands)
+        ],
+        -1,
     )
     return norms / norms.sum(-1, keepdim=True)
 
@@ -64,7 +68,7 @@ def band_ablation(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
     """Mean KL(P ‖ P_b) of attention with a band's dimensions zeroed.
 
     Differs from the exact `rope_bands`: the pairs of `band_members`; rows from 5 on; probabilities are
-    clamped at 1e-12 inside the logarithms; scores are q·k/√d whatever the model's scaling and softcap.
+    clamped at 1e-12 inside the logarithms; scores are q·k/√d, without the model's scaling and softcap.
 
     Args:
         query: behind the rotation, [..., n, d].
@@ -87,15 +91,15 @@ def band_ablation(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
         Ruscio, Once upon a token, 2025: ablation of frequency bands.
     """
     q, k = _heads("band_ablation", query, key)
-    whole = _attention(q, k)
-    kept = []
-    for own in band_members(q.shape[-1], bands):
+    full_attention = _attention(q, k)
+    divergences = []
+    for dimensions in band_members(q.shape[-1], bands):
         without = q.clone()
-        without[..., own] = 0
+        without[..., dimensions] = 0
         other = _attention(without, k)
-        logs = whole.clamp_min(CLAMP).log() - other.clamp_min(CLAMP).log()
-        kept.append((whole * logs).sum(-1)[..., FIRST_ROW:].mean(-1))
-    return torch.stack(kept, -1)
+        logs = full_attention.clamp_min(CLAMP).log() - other.clamp_min(CLAMP).log()
+        divergences.append((full_attention * logs).sum(-1)[..., FIRST_ROW:].mean(-1))
+    return torch.stack(divergences, -1)
 
 
 def _attention(query: Tensor, key: Tensor) -> Tensor:
@@ -106,8 +110,8 @@ def _attention(query: Tensor, key: Tensor) -> Tensor:
 
 def _heads(function: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     q, k = (
-        _checks.float_tensor(function, name, given).double().cpu()
-        for name, given in (("query", query), ("key", key))
+        _checks.float_tensor(function, name, value).double().cpu()
+        for name, value in (("query", query), ("key", key))
     )
     if q.ndim < 2 or q.shape != k.shape:
         raise ValueError(

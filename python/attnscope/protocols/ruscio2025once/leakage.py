@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much better scores are fitted with positions than with the offset alone."""
+"""The gain of fitting scores with positions over fitting them with the offset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Leakage(NamedTuple):
 
 
 def leakage(scores: Tensor) -> Leakage:
-    """ΔR² of positions beside the offset, as the notebook's least squares give it.
+    """ΔR² of positions over the offset, as the notebook's least squares give it.
 
     i − j, i and j have rank 2, so one regressor is added, and over all pairs j <= i the sum i + j is
     uncorrelated with i − j: ΔR² is the squared correlation of the scores with i + j, and no least squares
@@ -84,7 +84,7 @@ def leakage(scores: Tensor) -> Leakage:
 
 
 def first_characters(text: str, length: int) -> str:
-    """What the notebook calls a text of `length`: its first characters, not tokens.
+    """Return the notebook's text of `length`: its first characters, not tokens.
 
     So its lengths 64, 512 and 1024 are of 15 to 250 tokens, and differ from text to text.
 
@@ -96,7 +96,7 @@ def first_characters(text: str, length: int) -> str:
 
 
 _N = torch.arange(6, dtype=torch.float64, device="cpu")
-_SUM, _BOTH = _N[:, None] + _N, 2 * _N[:, None].expand(6, 6)
+_SUM, _TWICE_QUERY = _N[:, None] + _N, 2 * _N[:, None].expand(6, 6)
 
 QUANTITIES = tuple(
     Quantity(
@@ -118,7 +118,7 @@ QUANTITIES = tuple(
             "R² of the positions",
             "In-sample fit of the scores by offset and positions.",
             1.0,
-            _BOTH,
+            _TWICE_QUERY,
         ),
         ("leakage", "leakage ΔR²", "What positions add to the fit by the offset.", 1.0, _SUM),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How well waves along the text fit the states of its tokens."""
+"""The fit of waves along the text to the states of its tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from attnscope.metrics._named import shown_by_shape
 
 @shown_by_shape
 class PositionProbe(NamedTuple):
-    """R² of the probe, [...], and what white noise gives, 2·harmonics/(n − 1)."""
+    """R² of the probe, [...], and that of white noise, 2·harmonics/(n − 1)."""
 
     r2: Tensor
     null: Tensor
 
 
 def position_probe(states: Tensor, *, harmonics: int = 8) -> PositionProbe:
-    """In-sample R² of states on sin and cos of the first harmonics of n, mean over their dimensions.
+    """Return the in-sample R² of states on sin and cos of the first harmonics of n, mean over their
+    dimensions.
 
     Differs from the exact `position_share`: of one text, whose content varies along it too; in sample, so
-    that white noise gives 16/(n − 1), .063 at n = 256, beside the notebook's .108.
+    that white noise gives 16/(n − 1), .063 at n = 256; the notebook's is .108.
 
     Args:
         states: [..., n, D].

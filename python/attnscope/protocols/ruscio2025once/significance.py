@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which heads the notebook calls significant: leakage of texts against that of texts turned round."""
+"""The heads that the notebook calls significant: leakage of texts against that of texts turned round."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BOOTSTRAP, FLIPS = 2000, 5000
 
 
 class LeakageSignificance(NamedTuple):
-    """By layer and head, arrays [L, h].
+    """The test by layer and head, arrays [L, h].
 
     Attributes:
         gap: mean leakage of the texts less that of the texts turned round.
         low: 2.5 % quantile of the bootstrap.
         high: 97.5 % quantile.
         p_value: one-sided sign flips.
-        q_value: what the notebook prints under this name; it is no q-value, see `rank_adjusted`.
+        q_value: the notebook's number of this name; it is not a q-value, see `rank_adjusted`.
     """
 
     gap: Array
@@ -44,7 +44,7 @@ def leakage_significance(
     samples: int = 50,
     seed: int,
 ) -> LeakageSignificance:
-    """The notebook's test of every head, with its order of random numbers.
+    """Return the notebook's test of every head, with its order of random numbers.
 
     One generator draws for each sample a text, a shuffle of the pairs for each layer, the shift k in 1 … n −
     1, and a shuffle for each layer again; then for every head the bootstrap and the flips.
@@ -52,7 +52,7 @@ def leakage_significance(
     Differs from the exact `inference.leakage.leakage_test`: texts are drawn *with* replacement, so that
     samples repeat; the fits are made on 70 % of the pairs and judged on 30 %, features centred *within each
     part*; flips are one-sided; and the q-values are wrong (`rank_adjusted`). The stored output used 16 texts
-    where the code says 50.
+    the code has 50.
 
     Args:
         real: text number -> its unscaled scores [L, h, n, n], without BOS.
@@ -74,10 +74,10 @@ def leakage_significance(
         >>> from attnscope.protocols import ruscio2025once
         >>> i = torch.arange(9.0)
         >>> noise = torch.randn(1, 1, 9, 9, generator=torch.Generator().manual_seed(0))
-        >>> found = ruscio2025once.leakage_significance(
+        >>> test = ruscio2025once.leakage_significance(
         ...     lambda text: (i[:, None] + i)[None, None], lambda text, k: noise, texts=3, samples=9, seed=0
         ... )
-        >>> bool(found.p_value < 0.01)
+        >>> bool(test.p_value < 0.01)
         True
 
     References:
@@ -85,9 +85,9 @@ def leakage_significance(
     """
     name = "leakage_significance"
     count, drawn = _checks.whole(name, "texts", texts), _checks.whole(name, "samples", samples)
-    for what, number in (("texts", count), ("samples", drawn)):
+    for argument, number in (("texts", count), ("samples", drawn)):
         if number < 1:
-            raise ValueError(f"{name}: {what} must be at least 1, got {number}")
+            raise ValueError(f"{name}: {argument} must be at least 1, got {number}")
     rng = np.random.default_rng(seed)
     gaps = []
     for _ in range(drawn):
@@ -101,17 +101,17 @@ def leakage_significance(
     low, high, p_value = (np.empty((layers, heads)) for _ in range(3))
     for layer in range(layers):
         for head in range(heads):
-            own = gap[:, layer, head]
-            means = own[rng.integers(0, drawn, (BOOTSTRAP, drawn))].mean(1)
+            gaps_of_head = gap[:, layer, head]
+            means = gaps_of_head[rng.integers(0, drawn, (BOOTSTRAP, drawn))].mean(1)
             low[layer, head], high[layer, head] = np.quantile(means, [0.025, 0.975])
-            flipped = (rng.choice([-1.0, 1.0], (FLIPS, drawn)) * own).mean(1)
-            p_value[layer, head] = (1 + (flipped >= own.mean()).sum()) / (1 + FLIPS)
+            flipped = (rng.choice([-1.0, 1.0], (FLIPS, drawn)) * gaps_of_head).mean(1)
+            p_value[layer, head] = (1 + (flipped >= gaps_of_head.mean()).sum()) / (1 + FLIPS)
     q_value = rank_adjusted(p_value.ravel()).reshape(p_value.shape)
     return LeakageSignificance(gap.mean(0), low, high, p_value, q_value)
 
 
 def rank_adjusted(p_values: Any) -> Array:
-    """The notebook's "q-values": the k-th smallest p-value over the rank *of head k*, not over k.
+    """Return the notebook's "q-values": the k-th smallest p-value over the rank *of head k*, not over k.
 
     q_(k) = min over l >= k of p_(l)·M/rank(head l), where Benjamini and Hochberg have p_(l)·M/l. Of 512
     heads without any effect it declares some in every run, 20 on average.
@@ -149,11 +149,11 @@ def _held_out(scores: Tensor, rng: np.random.Generator) -> Array:
     values = maps.double().numpy()[..., row, column]
     cut = int(TRAIN_SHARE * len(row))
     gains = np.empty(values.shape[:2])
-    for layer, own in enumerate(values):
+    for layer, scores_of_layer in enumerate(values):
         order = rng.permutation(len(row))
         parts = [features[part] - features[part].mean(0) for part in (order[:cut], order[cut:])]
         seen, unseen = (np.column_stack([part, np.ones(len(part))]) for part in parts)
-        y, target = own[:, order[:cut]].T, own[:, order[cut:]].T
+        y, target = scores_of_layer[:, order[:cut]].T, scores_of_layer[:, order[cut:]].T
         spread = ((target - target.mean(0)) ** 2).sum(0)
         errors = []
         for columns in ([0, 3], [0, 1, 2, 3]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How sharp a softmax is at several temperatures."""
+"""The sharpness of a softmax at several temperatures."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def softmax_statistics(
         ValueError: not square, wrong dtype, a temperature that is not above 0.
 
     Example:
-        Row 5 alone of equal scores: six keys of 1/6.
+        Only row 5 of equal scores: six keys of 1/6.
 
         >>> import torch
         >>> from attnscope.protocols import ruscio2025once
-        >>> found = ruscio2025once.softmax_statistics(torch.zeros(6, 6))
-        >>> found.top_5.mul(6).round(decimals=9).tolist()
+        >>> result = ruscio2025once.softmax_statistics(torch.zeros(6, 6))
+        >>> result.top_5.mul(6).round(decimals=9).tolist()
         [5.0, 5.0, 5.0]
 
     References:
@@ -67,15 +67,15 @@ def softmax_statistics(
     tensor = _checks.square_tensor(name, "scores", scores).double()
     n = tensor.shape[-1]
     visible = torch.ones(n, n, dtype=torch.bool, device="cpu").tril()
-    found: dict[str, list[Tensor]] = {field: [] for field in SoftmaxStatistics._fields}
+    means: dict[str, list[Tensor]] = {field: [] for field in SoftmaxStatistics._fields}
     for temperature in temperatures:
         heat = _checks.real(name, "temperatures", temperature)
         if not heat > 0:
             raise ValueError(f"{name}: temperatures must be above 0, got {temperature!r}")
         p = torch.softmax((tensor / heat).masked_fill(~visible, -torch.inf), -1)[..., first_row:, :]
         top = torch.nn.functional.pad(p, (0, 5)).topk(5, -1).values
-        found["entropy"].append(torch.special.entr(p).sum(-1).mean(-1))
-        found["top_1"].append(top[..., 0].mean(-1))
-        found["top_5"].append(top.sum(-1).mean(-1))
-        found["margin"].append((top[..., 0] - top[..., 1]).mean(-1))
-    return SoftmaxStatistics(*(torch.stack(values, -1) for values in found.values()))
+        means["entropy"].append(torch.special.entr(p).sum(-1).mean(-1))
+        means["top_1"].append(top[..., 0].mean(-1))
+        means["top_5"].append(top.sum(-1).mean(-1))
+        means["margin"].append((top[..., 0] - top[..., 1]).mean(-1))
+    return SoftmaxStatistics(*(torch.stack(values, -1) for values in means.values()))

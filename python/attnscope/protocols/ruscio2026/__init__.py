@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The computations of the notebooks of *The Phenomenology of Hallucinations* (arXiv 2603.13911).
 
-Each docstring names what differs from the exact definition, which stands in
+Each docstring names the differences from the exact definition, which is in
 `attnscope.metrics.clouds`, `asc.sensitivity`, `asc.readout` and the study of this paper. Use these to
 check stored outputs, and the exact functions to learn about a model.
 """

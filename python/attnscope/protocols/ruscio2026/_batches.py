@@ -15,20 +15,23 @@ def batches(function: str, inputs: Mapping[str, Tensor], size: int) -> Iterator[
     """Rows in batches, each as wide as its longest prompt."""
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     if not torch.is_tensor(ids) or ids.ndim != 2 or not torch.is_tensor(mask) or mask.shape != ids.shape:
-        shapes = [tuple(one.shape) if torch.is_tensor(one) else one for one in (ids, mask)]
+        shapes = [tuple(tensor.shape) if torch.is_tensor(tensor) else tensor for tensor in (ids, mask)]
         raise ValueError(
             f"{function}: inputs must hold input_ids [B, n] and an attention_mask of its shape, got {shapes}"
         )
     if size < 1:
         raise ValueError(f"{function}: batch must be at least 1, got {size}")
     for start in range(0, len(ids), size):
-        some = mask[start : start + size]
-        kept = some.bool().any(0)
-        yield {"input_ids": ids[start : start + size][:, kept], "attention_mask": some[:, kept]}
+        batch_mask = mask[start : start + size]
+        filled_columns = batch_mask.bool().any(0)
+        yield {
+            "input_ids": ids[start : start + size][:, filled_columns],
+            "attention_mask": batch_mask[:, filled_columns],
+        }
 
 
 def direction_argument(function: str, direction: Any) -> Tensor:
-    """A direction [D]."""
+    """Return a direction [D]."""
     along = direction if isinstance(direction, Tensor) else torch.as_tensor(direction, device="cpu")
     if along.ndim != 1 or not along.is_floating_point() or not bool(along.isfinite().all()):
         raise ValueError(
@@ -42,7 +45,9 @@ def direction_argument(function: str, direction: Any) -> Tensor:
 def hooked(
     block: nn.Module, change: Callable[[Tensor], Tensor | None], *, entering: bool = False
 ) -> Iterator[None]:
-    """The states that leave a block, or enter it, go through a function; None leaves them as they are."""
+    """Pass the states that leave a block, or enter it, through a function; None leaves them as they
+    are.
+    """
 
     def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
         named = not args
@@ -69,7 +74,7 @@ def hooked(
 
 
 def moved(move: Tensor) -> Callable[[Tensor], Tensor]:
-    """Adds a vector to the last column in the states' own dtype, whatever token stands there."""
+    """Add a vector to the last column in the states' own dtype, whatever token is there."""
 
     def change(states: Tensor) -> Tensor:
         new = states.clone()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the notebooks' functions of points take."""
+"""Arguments of the notebooks' functions of points."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnscope.metrics.clouds.cloud_distances import points_argument
 
 
 def one_cloud(function: str, points: Any, name: str = "points") -> Tensor:
-    """One cloud [n, d] in float64."""
+    """Return one cloud [n, d] in float64."""
     tensor = points_argument(function, points, None, name).tensor
     if tensor.ndim != 2:
         raise ValueError(f"{function}: {name} must be one cloud [n, d], got shape {tuple(tensor.shape)}")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-r"""The interventions of the notebook `causality`, and how it judges answers.
+r"""The interventions of the notebook `causality`, and its judgement of answers.
 
-There: layer 16, prompts "Q: …\nA:", temperature .1, 40 tokens. Steering goes to factual prompts alone, bypass
-and compression to uncertain ones alone, so that no false refusal can be counted.
+In the notebook: layer 16, prompts "Q: …\nA:", temperature .1, 40 tokens. Steering goes to factual prompts
+alone, bypass and compression to uncertain ones alone, so that no false refusal can be counted.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def steering(block: nn.Module, direction: Tensor, *, alpha: float = ALPHA) -> It
 
 @contextmanager
 def compression(block: nn.Module, centre: Tensor, basis: Tensor, *, share: float = LAMBDA) -> Iterator[None]:
-    """While it is open, (1 − λ)h + λ(μ + VVᵀ(h − μ)) takes the place of the states of **all** positions.
+    """Replace the states of **all** positions by (1 − λ)h + λ(μ + VVᵀ(h − μ)) while the context is open.
 
-    Differs from the study's compression, which changes the prompt's last token alone.
+    Differs from the study's compression, which changes only the prompt's last token.
 
     Args:
         block: a module of the model.
@@ -84,9 +84,9 @@ def compression(block: nn.Module, centre: Tensor, basis: Tensor, *, share: float
         raise ValueError(f"{name}: share must be in [0, 1], got {share}")
 
     def change(states: Tensor) -> Tensor:
-        own, turned = mean.to(states), basis.to(states)
-        kept = own + (states - own) @ turned @ turned.T
-        return (1 - share) * states + share * kept
+        centre_of_states, directions = mean.to(states), basis.to(states)
+        compressed = centre_of_states + (states - centre_of_states) @ directions @ directions.T
+        return (1 - share) * states + share * compressed
 
     with hooked(block, change):
         yield
@@ -121,7 +121,7 @@ def bypass(logits: Tensor, chances: Tensor, target: int, *, gamma: float = GAMMA
 
 
 def answer_of(text: str, prompt: str) -> str:
-    r"""The generated text with the prompt replaced by nothing, wherever it stands.
+    r"""Return the generated text with the prompt replaced by nothing, wherever it occurs.
 
     A model that repeats the prompt loses the repetition too, and a prompt that decodes otherwise than it
     was written stays.
@@ -138,7 +138,7 @@ def answer_of(text: str, prompt: str) -> str:
 
 
 def refused(text: str, substrings: Sequence[str]) -> bool:
-    """Whether any of some substrings stands anywhere in the text, in whatever case.
+    """Return True if any of some substrings occurs in the text, in any case.
 
     There are six in the notebook; a caller names them. Differs from the study's refusals, which are looked
     for in the first sentence as whole words.
@@ -152,11 +152,11 @@ def refused(text: str, substrings: Sequence[str]) -> bool:
         Ruscio and Thompson, The phenomenology of hallucinations, 2026: `causality`.
     """
     lower = text.lower()
-    return any(one.lower() in lower for one in substrings)
+    return any(substring.lower() in lower for substring in substrings)
 
 
 def loops(text: str) -> bool:
-    """Whether the last five words of more than ten stood there before.
+    """Return True if the last five words of more than ten occurred before.
 
     Example:
         >>> from attnscope.protocols import ruscio2026
@@ -174,7 +174,7 @@ def loops(text: str) -> bool:
 
 
 def first_rows(items: int, seed: int, count: int = 200) -> Tensor:
-    """The shuffled rows that the notebook fits its probe and boundary on, and scores it on again.
+    """Return the shuffled rows that the notebook fits its probe and boundary on, and scores it on again.
 
     Example:
         >>> from attnscope.protocols import ruscio2026

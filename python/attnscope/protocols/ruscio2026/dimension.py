@@ -16,7 +16,7 @@ def lid(points: Tensor, *, k: int = 30) -> Tensor:
 
     Differs from `local_dimension`: the mean of k/S is k/(k − 2) times the dimension (1.071 for k = 30) where
     the pooled (k − 1)/ΣS is unbiased; a neighbour at distance 0 is kept and adds log 1e-10; k equal distances
-    give −1e10 for their point; points with r_k <= 1e-9 are left out, and 0 stands for none.
+    give −1e10 for their point; points with r_k <= 1e-9 are left out, and 0 is returned without any point.
 
     Args:
         points: one cloud [n, d], four float types.
@@ -52,8 +52,12 @@ def lid(points: Tensor, *, k: int = 30) -> Tensor:
     nearest = distances.topk(neighbours, largest=False).values
     farthest = nearest[:, -1:]
     values = -neighbours / torch.log(nearest / farthest + 1e-10).sum(-1)
-    kept = farthest[:, 0] > 1e-9
-    return values[kept].mean() if bool(kept.any()) else torch.tensor(0.0, dtype=torch.float64, device="cpu")
+    is_used = farthest[:, 0] > 1e-9
+    return (
+        values[is_used].mean()
+        if bool(is_used.any())
+        else torch.tensor(0.0, dtype=torch.float64, device="cpu")
+    )
 
 
 def isotropy(points: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnscope.protocols.ruscio2026._batches import batches, direction_argument, hooked
 
-#: Whose last sub-tokens stand for uncertainty.
+#: Phrases whose last sub-tokens represent uncertainty.
 UNCERTAIN = (" I", " not", " unsure", " maybe", " depends", " unknown")
 
 
@@ -47,7 +47,7 @@ def grad_blockage(
 
     Differs from `refusal_slope` of `asc.sensitivity`: logits instead of the odds of their probability, so
     that a direction that raises all logits alike counts; words of no refusal among them (" I", " not"); and
-    the last column whatever token stands there.
+    the last column whatever token is there.
 
     Args:
         model: as for `fisher`.
@@ -99,7 +99,7 @@ def grad_alignment(
 
     At each prompt's true last token. With `language_model_loss`, as in the notebook `checkpoints`, the
     loss is that of the whole prompt and the gradient is read in the last column, whose state no scored token
-    depends on: it is 0 whatever the model, and so is its cosine here.
+    depends on: it is 0 for any model, and so is its cosine here.
 
     Args:
         model: as for `fisher`.
@@ -129,16 +129,16 @@ def grad_alignment(
         Ruscio and Thompson, The phenomenology of hallucinations, 2026: `LLM_analysis`, `checkpoints`.
     """
 
-    def own(logits: Tensor, some: Mapping[str, Tensor]) -> Tensor:
+    def last_token_loss(logits: Tensor, batch_inputs: Mapping[str, Tensor]) -> Tensor:
         rows = torch.arange(len(logits), device=logits.device)
-        last = logits[rows, some["attention_mask"].long().sum(-1) - 1]
+        last = logits[rows, batch_inputs["attention_mask"].long().sum(-1) - 1]
         return torch.nn.functional.cross_entropy(last, last.argmax(-1), reduction="sum")
 
-    def whole(logits: Tensor, some: Mapping[str, Tensor]) -> Tensor:
-        labels = some["input_ids"].masked_fill(~some["attention_mask"].bool(), -100)
+    def sequence_loss(logits: Tensor, batch_inputs: Mapping[str, Tensor]) -> Tensor:
+        labels = batch_inputs["input_ids"].masked_fill(~batch_inputs["attention_mask"].bool(), -100)
         return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
-    loss = whole if language_model_loss else own
+    loss = sequence_loss if language_model_loss else last_token_loss
     return _cosine(
         "grad_alignment", model, inputs, block, direction, loss, batch, true_last=not language_model_loss
     )
@@ -156,21 +156,21 @@ def _cosine(
     true_last: bool,
 ) -> float:
     along = direction_argument(function, direction)
-    found = []
-    for some in batches(function, inputs, batch):
-        kept: list[Tensor] = []
+    cosines = []
+    for batch_inputs in batches(function, inputs, batch):
+        leaves: list[Tensor] = []
 
-        def keep(states: Tensor, kept: list[Tensor] = kept) -> Tensor:
+        def keep(states: Tensor, leaves: list[Tensor] = leaves) -> Tensor:
             leaf = states.detach().requires_grad_()
-            kept.append(leaf)
+            leaves.append(leaf)
             return leaf
 
         with torch.enable_grad(), hooked(block, keep):
-            value = of(model(**some).logits, some)
-            (gradient,) = torch.autograd.grad(value, kept[0])
+            value = of(model(**batch_inputs).logits, batch_inputs)
+            (gradient,) = torch.autograd.grad(value, leaves[0])
         rows = torch.arange(len(gradient), device=gradient.device)
-        at = some["attention_mask"].long().sum(-1) - 1 if true_last else -1
-        own = gradient[rows, at].double()
-        u = along.to(own)
-        found.append((own @ u) / (own.norm(dim=-1) * u.norm()).clamp_min(1e-300))
-    return float(torch.cat(found).mean())
+        at = batch_inputs["attention_mask"].long().sum(-1) - 1 if true_last else -1
+        last_gradient = gradient[rows, at].double()
+        u = along.to(last_gradient)
+        cosines.append((last_gradient @ u) / (last_gradient.norm(dim=-1) * u.norm()).clamp_min(1e-300))
+    return float(torch.cat(cosines).mean())

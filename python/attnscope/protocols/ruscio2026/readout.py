@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the notebooks read of a vocabulary head, of attention's last row and of neurons."""
+"""The notebooks' numbers of a vocabulary head, of attention's last row and of neurons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnscope.protocols.ruscio2026._batches import direction_argument
 
 
 class BoundaryReadout(NamedTuple):
-    """softmax(W_U b).
+    """Entropy and largest probability of softmax(W_U b).
 
     Attributes:
         entropy: nats, in the head's dtype.
@@ -26,7 +26,7 @@ class BoundaryReadout(NamedTuple):
 def boundary_readout(unembedding: Tensor, direction: Tensor) -> BoundaryReadout:
     """Entropy and largest probability of softmax(W_U b), in the dtype of W_U.
 
-    A vector of length 1 reads out as nothing whatever it is: the entropy is ln V but for a little, and above
+    No vector of length 1 reads out as anything: the entropy is ln V but for a little, and above
     ln V where the sum is rounded in half precision.
 
     Args:
@@ -164,8 +164,10 @@ def neuron_score(reference: Tensor, other: Tensor) -> Tensor:
     References:
         Ruscio and Thompson, The phenomenology of hallucinations, 2026: `LLM_analysis`.
     """
-    one, two = reference.double(), other.double()
-    return (two.mean(0) - one.mean(0)) / (two.std(0) + one.std(0) + 1e-6)
+    reference_states, other_states = reference.double(), other.double()
+    return (other_states.mean(0) - reference_states.mean(0)) / (
+        other_states.std(0) + reference_states.std(0) + 1e-6
+    )
 
 
 def _pair(function: str, unembedding: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the notebooks measure along a boundary by finite steps of the state.
+"""The notebooks' measures along a boundary by finite steps of the state.
 
 All of them read the last column of a batch. A tokenizer that pads on the right puts a padding token there
 in every row but the longest, so those rows' numbers are of a padding token.
@@ -31,7 +31,7 @@ def fisher(
     F̂ = ½[KL(p‖q) + KL(q‖p)]/ε², mean over a batch, at least 0, mean over batches. Differs from
     `directional_fisher` of `asc.sensitivity`: in the limit it is **half** of it; the step is added and all
     is computed in the model's dtype, so that in bfloat16 most of the step is rounded away and the rounding of
-    logits is divided by ε² too; and the last column is read whatever token stands there.
+    logits is divided by ε² too; and the last column is read whatever token is there.
 
     Args:
         model: a decoder with its vocabulary head, any dtype.
@@ -66,17 +66,17 @@ def fisher(
     """
     name = "fisher"
     along, step = direction_argument(name, direction), _step(name, epsilon)
-    found = []
+    divergences = []
     with torch.no_grad():
-        for some in batches(name, inputs, batch):
-            p = last_logits(model, some).log_softmax(-1)
+        for batch_inputs in batches(name, inputs, batch):
+            p = last_logits(model, batch_inputs).log_softmax(-1)
             with hooked(block, moved(step * along)):
-                q = last_logits(model, some).log_softmax(-1)
+                q = last_logits(model, batch_inputs).log_softmax(-1)
             value = (p.exp() * (p - q)).sum(-1)
             if not one_sided:
                 value = 0.5 * (value + (q.exp() * (q - p)).sum(-1))
-            found.append(max(0.0, float(value.mean()) / step**2))
-    return float(np.mean(found))
+            divergences.append(max(0.0, float(value.mean()) / step**2))
+    return float(np.mean(divergences))
 
 
 def hessian(
@@ -125,18 +125,18 @@ def hessian(
     name = "hessian"
     along, step = direction_argument(name, direction), _step(name, epsilon)
 
-    def loss(some: Mapping[str, Tensor]) -> float:
-        return float(-last_logits(model, some).log_softmax(-1).amax(-1).mean())
+    def loss(batch_inputs: Mapping[str, Tensor]) -> float:
+        return float(-last_logits(model, batch_inputs).log_softmax(-1).amax(-1).mean())
 
-    found = []
+    second_differences = []
     with torch.no_grad():
-        for some in batches(name, inputs, batch):
+        for batch_inputs in batches(name, inputs, batch):
             sides = []
             for sign in (1, -1):
                 with hooked(block, moved(sign * step * along)):
-                    sides.append(loss(some))
-            found.append((sides[0] - 2 * loss(some) + sides[1]) / step**2)
-    return float(np.mean(found))
+                    sides.append(loss(batch_inputs))
+            second_differences.append((sides[0] - 2 * loss(batch_inputs) + sides[1]) / step**2)
+    return float(np.mean(second_differences))
 
 
 def jacobian(
@@ -187,26 +187,26 @@ def jacobian(
     """
     name = "jacobian"
     along, step = direction_argument(name, direction), _step(name, epsilon)
-    found = []
+    ratios = []
     with torch.no_grad():
-        for some in batches(name, inputs, batch):
-            plain = _behind(model, some, block)
+        for batch_inputs in batches(name, inputs, batch):
+            plain = _behind(model, batch_inputs, block)
             with hooked(block, moved(step * along), entering=True):
-                shifted = _behind(model, some, block)
-            found.append((shifted - plain).norm(dim=-1).float() / step)
-    return float(torch.cat(found).mean())
+                shifted = _behind(model, batch_inputs, block)
+            ratios.append((shifted - plain).norm(dim=-1).float() / step)
+    return float(torch.cat(ratios).mean())
 
 
-def _behind(model: nn.Module, some: Mapping[str, Tensor], block: nn.Module) -> Tensor:
-    """The states [B, D] of the last column behind a block."""
-    kept: list[Tensor] = []
+def _behind(model: nn.Module, batch_inputs: Mapping[str, Tensor], block: nn.Module) -> Tensor:
+    """Return the states [B, D] of the last column behind a block."""
+    last_states: list[Tensor] = []
 
     def keep(states: Tensor) -> None:
-        kept.append(states[:, -1].clone())
+        last_states.append(states[:, -1].clone())
 
     with hooked(block, keep):
-        last_logits(model, some)
-    return kept[0]
+        last_logits(model, batch_inputs)
+    return last_states[0]
 
 
 def _step(function: str, epsilon: float) -> float:

@@ -23,7 +23,7 @@ class Topology(NamedTuple):
     Attributes:
         beta0: bars of H0 that end beyond it, the infinite one among them.
         beta1: bars of H1 that hold it strictly inside.
-        points: that were looked at.
+        points: number of points read.
     """
 
     beta0: int
@@ -58,13 +58,13 @@ def boundary(reference: Tensor, other: Tensor) -> Tensor:
         Ruscio and Thompson, The phenomenology of hallucinations, 2026: `LLM_analysis`.
     """
     name = "boundary"
-    one, two = one_cloud(name, reference, "reference"), one_cloud(name, other, "other")
-    if one.shape[-1] != two.shape[-1]:
+    reference_cloud, other_cloud = one_cloud(name, reference, "reference"), one_cloud(name, other, "other")
+    if reference_cloud.shape[-1] != other_cloud.shape[-1]:
         raise ValueError(
-            f"{name}: reference and other must have one d, got shapes {tuple(one.shape)} and "
-            f"{tuple(two.shape)}"
+            f"{name}: reference and other must have one d, got shapes {tuple(reference_cloud.shape)} and "
+            f"{tuple(other_cloud.shape)}"
         )
-    v = two.mean(0) - one.mean(0)
+    v = other_cloud.mean(0) - reference_cloud.mean(0)
     return v / (v.norm() + 1e-9)
 
 
@@ -73,7 +73,7 @@ def topology(points: Tensor, direction: Tensor, *, draw: np.random.RandomState |
 
     Near are those whose |x·b − mean| is at most its 40 % quantile, of which at most 200 are drawn. Differs
     from `cloud_components` and `betti_curve`: it counts single points as components and the infinite bar
-    too, so that n points without any structure have β0 = n; it looks at points near one direction alone; bars
+    too, so that n points without any structure have β0 = n; it reads only points near one direction; bars
     are compared strictly, in float32 as ripser.py gives them; and the drawn points depend on NumPy's state.
 
     Args:

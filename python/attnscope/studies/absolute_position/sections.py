@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.plots.figure import Results, optional, stored
+from attnscope.plots.figure import Results, optional, require_table
 from attnscope.plots.selection import last_step
 from attnscope.report.claims_table import claims_frame, interval
 from attnscope.report.numbers import number
@@ -206,7 +206,7 @@ def _range(cells: list[str]) -> str:
 
 
 def _write_claims(page: Page) -> None:
-    table = stored(page.results, "claims")
+    table = require_table(page.results, "claims")
     page.words(
         "What the paper claims and what these texts and this model say of it. A claim that cannot be tested "
         "here says why; none is decided by a single head. C are claims of the paper, P those of its "
@@ -238,7 +238,7 @@ def _write_split(page: Page) -> None:
     )
     for name in ("residual_depth", "position_balance", "residual_maps", "score_split", "encodings"):
         page.figure(name)
-    rows = last_step(stored(page.results, "layer_means"))
+    rows = last_step(require_table(page.results, "layer_means"))
     rows = rows[(rows["queries"] == "early") & (rows["arm"] == "base") & (rows["input"] == "windows")]
     several = rows["model"].nunique() > 1
     columns: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
@@ -308,7 +308,7 @@ def _write_position_0(page: Page) -> None:
     )
     for name in ("trajectory", "fingerprints", "clock"):
         page.figure(name)
-    rows = last_step(stored(page.results, "position_shares"))
+    rows = last_step(require_table(page.results, "position_shares"))
     rows = rows[rows["arm"] == "base"]
     grid = rows.pivot_table(index=["model", "layer"], columns="site", values="position_share").reset_index()
     shown = {
@@ -343,7 +343,7 @@ def _write_removed(page: Page) -> None:
                     for row in pooled.itertuples()
                 ]
             )
-    _reads_frame(page, last_step(stored(page.results, "removed")))
+    _reads_frame(page, last_step(require_table(page.results, "removed")))
     page.notes(
         [
             "The one published share, 40 %, names neither its vector nor its statistic where they could be "

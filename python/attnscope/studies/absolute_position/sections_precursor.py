@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.plots.figure import optional, stored
+from attnscope.plots.figure import optional, require_table
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import number
 from attnscope.report.section import Page
@@ -26,9 +26,9 @@ def write_leakage(page: Page) -> None:
             "position is made of means over texts instead."
         )
     )
-    table = last_step(stored(page.results, "leakage"))
+    table = last_step(require_table(page.results, "leakage"))
     means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")
-    tests = last_step(stored(page.results, "leakage_tests"))
+    tests = last_step(require_table(page.results, "leakage_tests"))
     alpha = stored_options(page.results, PositionOptions).alpha
     found = (tests["p_adjusted"] <= alpha).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()
     if (tests["protocol"] == "ruscio2025once").any():

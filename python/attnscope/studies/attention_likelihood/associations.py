@@ -142,7 +142,7 @@ def given(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]:
                     continue
                 found = within_correlation(
                     named[first][there], share[there], texts,
-                    given=None if control is None else control[there],
+                    covariates=None if control is None else control[there],
                     draws=options.bootstrap, seed=seed,
                 )  # fmt: skip
                 predictor = first if control is None else f"{first} given {second}"

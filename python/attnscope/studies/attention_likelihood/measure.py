@@ -18,7 +18,7 @@ from attnscope.capture.likelihood.vocabulary import special_ids
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.tables import WORDS
 from attnscope.studies.attention_likelihood.versions import chosen_rows, joined, replaced, with_words
-from attnscope.studies.supports import Seen
+from attnscope.studies.supports import LayerVisibility
 from attnscope.study_api.forward import Batch, head_mean
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _survey(run: StageRun, batch: Batch, own: pd.DataFrame, number: int, layer: 
     if own["token_log_likelihood"].isna().all():
         return
     maps = layer.matrices()
-    seen = Seen.by(layer, maps)
+    seen = LayerVisibility.by(layer, maps)
     diagonal = head_mean(maps)[:, 0].diagonal(dim1=-2, dim2=-1).cpu().numpy()
     for at, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
         tokens = np.array(own["token_log_likelihood"].iloc[at], dtype=float)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.plots.figure import Results, optional, stored
+from attnscope.plots.figure import Results, optional, require_table
 from attnscope.plots.selection import last_step
 from attnscope.report.claims_table import claims_frame, interval
 from attnscope.report.numbers import number
@@ -107,7 +107,7 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
 
 
 def _write_claims(page: Page) -> None:
-    table = last_step(stored(page.results, "claims"))
+    table = last_step(require_table(page.results, "claims"))
     page.words(
         "What the paper claims and what these texts and this model say of it. No correlation stands without "
         "its slope, because ranks of very small changes correlate as well as ranks of large ones."
@@ -120,7 +120,7 @@ def _write_claims(page: Page) -> None:
 
 
 def _write_words(page: Page) -> None:
-    words = last_step(stored(page.results, "words"))
+    words = last_step(require_table(page.results, "words"))
     page.words(
         "One word of each text is replaced, piece by piece, by others that begin or go on in the same way, "
         "from the least likely to the likeliest. Length and place stay; the ids are never made from text "
@@ -188,7 +188,7 @@ def _layer_frame(rows: pd.DataFrame, several: bool, columns: dict[str, str]) -> 
 
 
 def _write_within(page: Page) -> None:
-    table = last_step(stored(page.results, "head_mean_associations"))
+    table = last_step(require_table(page.results, "head_mean_associations"))
     table = table[table["protocol"] == "exact"]
     several = table["model"].nunique() > 1
     page.words(
@@ -244,7 +244,7 @@ def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
 
 
 def _write_swap(page: Page) -> None:
-    table = last_step(stored(page.results, "head_mean_associations"))
+    table = last_step(require_table(page.results, "head_mean_associations"))
     table = table[(table["protocol"] == "exact") & (table["design"] == "swap")]
     several = table["model"].nunique() > 1
     page.words(
@@ -281,7 +281,7 @@ def _write_swap(page: Page) -> None:
 
 
 def _write_budget(page: Page) -> None:
-    table = last_step(stored(page.results, "shifts"))
+    table = last_step(require_table(page.results, "shifts"))
     table = table[table["protocol"] == "exact"]
     several = table["model"].nunique() > 1
     page.words(
@@ -320,8 +320,8 @@ def _write_budget(page: Page) -> None:
 
 
 def _write_published(page: Page) -> None:
-    table = last_step(stored(page.results, "best_layers"))
-    associations = last_step(stored(page.results, "head_mean_associations"))
+    table = last_step(require_table(page.results, "best_layers"))
+    associations = last_step(require_table(page.results, "head_mean_associations"))
     within = associations[(associations["design"] == "within") & (associations["protocol"] == "exact")]
     within = within[within["predictor"] == "log_likelihood"].assign(mode="")
     keys = ["model", "protocol", "layer", "mode"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Tests made from stored tables: against the nulls, of sink removal, between layers, of emergence.
 
-What emerges changes from one level to another during training. Quantities of all layers together are tested,
-as one family of the run; single layers and heads are described by their first and last value: a test of each
-would leave no power for any.
+A quantity emerges if it changes from one level to another during training. Quantities of all layers together
+are tested, as one family of the run; single layers and heads are described by their first and last value: a
+test of each would leave no power for any.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFr
 
 
 def numbers_of(results: Results, table: str, *, constants: bool = False) -> list[str]:
-    """The measured columns of a table, in stored order; constants of the design or of the null if asked.
+    """Return the measured columns of a table, in stored order; constants of the design or of the null if
+    asked.
 
-    A mean says nothing of flags and of places.
+    Means of flags and of places have no meaning.
     """
     without = {"flag", "position"} if constants else {"flag", "position", "constant"}
     kinds = kinds_of(results, table)
@@ -53,16 +54,18 @@ def numbers_of(results: Results, table: str, *, constants: bool = False) -> list
 
 
 def measured(results: Results, table: str) -> pd.DataFrame:
-    """Keys and numbers of a table; what is undefined or infinite is NaN."""
+    """Keys and numbers of a table; undefined and infinite values are NaN."""
     keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
     metrics = numbers_of(results, table, constants=True)
     frame = results.table(table, [*keys, *metrics])
     columns = {name: frame[name].to_numpy(float, na_value=np.nan) for name in metrics}
-    return frame.assign(**{name: np.where(np.isfinite(one), one, np.nan) for name, one in columns.items()})
+    return frame.assign(
+        **{name: np.where(np.isfinite(values), values, np.nan) for name, values in columns.items()}
+    )
 
 
 def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds p_holm and p_bh over the exact rows of each checkpoint; the authors corrected nothing."""
+    """Add p_holm and p_bh over the exact rows of each checkpoint; the authors corrected nothing."""
     families: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         row |= {"p_holm": math.nan, "p_bh": math.nan}
@@ -77,40 +80,44 @@ def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def layer_tests(results: Results) -> list[dict[str, Any]]:
-    """Rows of `layer_tests`: exact pairs sentences and corrects for the family, the authors do neither."""
-    made: list[dict[str, Any]] = []
+    """Rows of `layer_tests`: the exact protocol pairs sentences and corrects for the family, the authors'
+    does neither.
+    """
+    tests: list[dict[str, Any]] = []
     tables = [name for name in ("head_means", "layers") if name in results.tables()]
-    # what both tables hold, as the divergence, is tested once, on the table that is about layers
+    # a column of both tables, such as the divergence, is tested once, on the table of layers
     metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
     for name in tables:
         frame = measured(results, name)
-        own = [metric for metric in metrics if metrics[metric] == name and frame[metric].notna().any()]
+        metrics_of_table = [
+            metric for metric in metrics if metrics[metric] == name and frame[metric].notna().any()
+        ]
         for keys, rows in checkpoints(frame):
             for protocol, part in rows.groupby("protocol", sort=True):
-                wide = part.pivot(index="sample", columns="layer", values=own)
-                made += [{**keys, **test} for test in _between_layers(wide, own, str(protocol))]
+                wide = part.pivot(index="sample", columns="layer", values=metrics_of_table)
+                tests += [{**keys, **test} for test in _between_layers(wide, metrics_of_table, str(protocol))]
     order = {metric: at for at, metric in enumerate(metrics)}
-    return corrected(sorted(made, key=lambda row: order[row["metric"]]))
+    return corrected(sorted(tests, key=lambda row: order[row["metric"]]))
 
 
 def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> Iterator[dict[str, Any]]:
-    """Tests of the layers in pairs, of texts by metrics and layers."""
+    """Yield tests of the layers in pairs, of texts by metrics and layers."""
     test_of = paired_test if protocol == "exact" else welch_test
     for metric in metrics:
         values = wide[metric]
         columns = dict(zip(values.columns, values.to_numpy(float).T, strict=True))
         layers = sorted(set(compared_layers(max(columns) + 1)) & set(columns))
-        for one, other in combinations(layers, 2):
-            test = test_of(columns[other], columns[one])
+        for layer, other_layer in combinations(layers, 2):
+            test = test_of(columns[other_layer], columns[layer])
             if not math.isnan(test.p_value):
                 yield {
                     "metric": metric,
-                    "layer": one,
-                    "other_layer": other,
+                    "layer": layer,
+                    "other_layer": other_layer,
                     "protocol": protocol,
                     "difference": test.difference,
                     "p_value": test.p_value,
-                    "samples": int((~np.isnan(columns[one]) & ~np.isnan(columns[other])).sum()),
+                    "samples": int((~np.isnan(columns[layer]) & ~np.isnan(columns[other_layer])).sum()),
                 }
 
 
@@ -123,80 +130,87 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
     Fisher's method.
     """
     layers = results.table("layers")
-    made: list[dict[str, Any]] = []
+    tests: list[dict[str, Any]] = []
     for percentile in PERCENTILES:
         if f"kl_reduction_{percentile}" not in layers:
             continue
         names = f"kl_reduction_{percentile}", SHARE[percentile], SHUFFLED[percentile]
-        for named, own in checkpoints(layers):
-            for (layer, protocol), rows in own.groupby(["layer", "protocol"], sort=True):
+        for checkpoint, rows_of_checkpoint in checkpoints(layers):
+            for (layer, protocol), rows in rows_of_checkpoint.groupby(["layer", "protocol"], sort=True):
                 values = {name: rows[name].to_numpy(float, na_value=np.nan) for name in names if name in rows}
                 if protocol == "exact":
                     test = paired_test(values[names[1]], values[names[2]])
                 else:
                     test = paired_test(values[names[0]], np.zeros(len(rows)))
-                found = difference_of(test)
+                test_columns = difference_of(test)
                 if protocol == "ruscio2025":
-                    each = rows[f"p_value_{percentile}"].dropna()
-                    found["p_value"] = combine_p_values(each.tolist()) if len(each) else math.nan
-                about = {"layer": layer, "percentile": percentile, "protocol": protocol}
+                    p_values = rows[f"p_value_{percentile}"].dropna()
+                    test_columns["p_value"] = (
+                        combine_p_values(p_values.tolist()) if len(p_values) else math.nan
+                    )
+                keys = {"layer": layer, "percentile": percentile, "protocol": protocol}
                 means = ("kl_reduction", "kl_share", "kl_share_shuffled")
-                about |= {mean: _mean(values.get(name)) for mean, name in zip(means, names, strict=True)}
-                made.append({**named, **about, **found, "samples": test.n})
-    return corrected(made)
+                keys |= {mean: _mean(values.get(name)) for mean, name in zip(means, names, strict=True)}
+                tests.append({**checkpoint, **keys, **test_columns, "samples": test.n})
+    return corrected(tests)
 
 
 def _mean(values: np.ndarray[Any, np.dtype[np.float64]] | None) -> float:
-    """The mean of what is defined, NaN of nothing."""
-    known = values[~np.isnan(values)] if values is not None else np.empty(0)
-    return float(known.mean()) if len(known) else math.nan
+    """Return the mean of the defined values; NaN if there are none."""
+    defined = values[~np.isnan(values)] if values is not None else np.empty(0)
+    return float(defined.mean()) if len(defined) else math.nan
 
 
 def null_tests(results: Results) -> list[dict[str, Any]]:
     """Rows of `null_tests`: every number of `heads` against each empirical null.
 
     Shuffled rows are paired with the same sentences. Of random weights the unit is the initialisation: an
-    interval over texts of one of them shrinks with the texts and says nothing of others.
+    interval over texts of one of them shrinks with the number of texts and does not include other
+    initialisations.
     """
     nulls = results.variants()
     nulls = nulls[nulls["threshold"].isna() & (nulls["scope"] != "layers")]
-    made: list[dict[str, Any]] = []
+    tests: list[dict[str, Any]] = []
     if nulls.empty:
-        return made
+        return tests
     metrics = [name for name in numbers_of(results, "heads") if (nulls["metric"] == name).any()]
     nulls = nulls[nulls["metric"].isin(metrics)]
-    both = [measured(results, table).assign(scope=SCOPES[table]) for table in ("heads", "head_means")]
-    for named, own in checkpoints(pd.concat(both)):
-        every = own.groupby(["protocol", "scope", "sample"], sort=True)[metrics].mean()
-        there = {at: values.droplevel([0, 1]) for at, values in every.groupby(["protocol", "scope"])}
+    measured_tables = [
+        measured(results, table).assign(scope=SCOPES[table]) for table in ("heads", "head_means")
+    ]
+    for checkpoint, rows_of_checkpoint in checkpoints(pd.concat(measured_tables)):
+        sample_means = rows_of_checkpoint.groupby(["protocol", "scope", "sample"], sort=True)[metrics].mean()
+        means_by_scope = {
+            at: values.droplevel([0, 1]) for at, values in sample_means.groupby(["protocol", "scope"])
+        }
         # random weights belong to the whole series, shuffled rows to their own checkpoint
-        where = (nulls["model"] == named["model"]) & nulls["revision"].isin([named["revision"], ""])
+        where = (nulls["model"] == checkpoint["model"]) & nulls["revision"].isin([checkpoint["revision"], ""])
         keys = ["metric", "variant", "protocol", "scope"]
         for (metric, kind, protocol, scope), control in nulls[where].groupby(keys, sort=True):
-            if (protocol, scope) not in there:
+            if (protocol, scope) not in means_by_scope:
                 continue
-            tested = against_control(str(kind), there[protocol, scope][metric], control)
+            tested = against_control(str(kind), means_by_scope[protocol, scope][metric], control)
             if tested["samples"]:
-                about = {"kind": kind, "metric": metric, "scope": scope, "protocol": protocol}
-                made.append({**named, **about, **tested})
-    return corrected(made)
+                test_keys = {"kind": kind, "metric": metric, "scope": scope, "protocol": protocol}
+                tests.append({**checkpoint, **test_keys, **tested})
+    return corrected(tests)
 
 
-def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) -> dict[str, Any]:
+def against_control(kind: str, text_means: pd.Series[float], control: pd.DataFrame) -> dict[str, Any]:
     """Numbers of texts and of a control (rows of `Results.variants`): difference, interval, p-value, unit."""
     if kind == "random_weights":
         seeds, values = control["seed"].to_numpy(), control["value"].to_numpy(float)
-        each = [values[seeds == seed] for seed in np.unique(seeds)]
-        drawn = control_test(here.to_numpy(float), each)
-        found = {"samples": drawn.texts, "controls": drawn.controls, "unit": "initialisation"}
-        return {**difference_of(drawn), **found}
-    paired = here.reindex(control["sample"])  # one that is not here is NaN, which leaves its pair out
+        values_by_seed = [values[seeds == seed] for seed in np.unique(seeds)]
+        drawn = control_test(text_means.to_numpy(float), values_by_seed)
+        counts = {"samples": drawn.texts, "controls": drawn.controls, "unit": "initialisation"}
+        return {**difference_of(drawn), **counts}
+    paired = text_means.reindex(control["sample"])  # a missing text is NaN, which leaves its pair out
     test = paired_test(paired.to_numpy(float), control["value"].to_numpy(float))
     return {**difference_of(test), "samples": test.n, "controls": 1, "unit": "text"}
 
 
 def difference_of(test: Any) -> dict[str, float]:
-    """The columns of a test's difference."""
+    """Return the columns of a test's difference."""
     return {name: getattr(test, name) for name in ("difference", "low", "high", "p_value")}
 
 
@@ -207,26 +221,26 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
     series = sorted(counted[counted >= 2].index)
     rows: list[dict[str, Any]] = []
     curves: list[Curve] = []
-    there = [name for name in SCOPES if name in results.tables()]
-    for name in there if series else ():
+    stored_scopes = [name for name in SCOPES if name in results.tables()]
+    for name in stored_scopes if series else ():
         frame = measured(results, name)
         frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
         frame = frame.merge(samples, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
-        others = numbers_of(results, "heads") if name == "layers" and "heads" in there else []
-        metrics = [one for one in numbers_of(results, name) if one not in others]
+        others = numbers_of(results, "heads") if name == "layers" and "heads" in stored_scopes else []
+        metrics = [metric_name for metric_name in numbers_of(results, name) if metric_name not in others]
         parts = [
             (part, means, {"model": str(model), "protocol": str(protocol), **where})
-            for (model, protocol), own in frame.groupby(["model", "protocol"], sort=True)
-            for part, means, where in _parts(own, SCOPES[name], metrics, str(protocol))
+            for (model, protocol), rows_of_model in frame.groupby(["model", "protocol"], sort=True)
+            for part, means, where in _parts(rows_of_model, SCOPES[name], metrics, str(protocol))
         ]
         for metric, (part, means, keys) in product(metrics, parts):
             if metric in means:
                 rows.append({**keys, "metric": metric, **_NO_CHANGE})
                 if keys["protocol"] == "ruscio2025":
                     rows[-1] |= zip(_NO_CHANGE, emergence_change(part, metric)[:3], strict=True)
-                each = means[metric].unstack("sample")
-                curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
-    # tested are exact quantities of whole models, by group of texts where there are several
+                step_means = means[metric].unstack("sample")
+                curves.append((step_means.index.to_numpy(np.int64), step_means.to_numpy(np.float64)))
+    # tests are of exact quantities of models, by group of texts if there are several
     several = {row["model"] for row in rows if row["group"] != "all"}
     family = [
         row["protocol"] == "exact"
@@ -234,32 +248,41 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
         and (row["group"] != "all" or row["model"] not in several)
         for row in rows
     ]
-    found = emergence_splits([curve for curve, one in zip(curves, family, strict=True) if one], seed=seed)
-    judged = iter(found)
-    for row, curve, one in zip(rows, curves, family, strict=True):
-        # what is no member of the family is described: one order, whose p-value says nothing
-        own = next(judged) if one else emergence_splits([curve], draws=1, seed=seed)[0]
-        row |= own if one else {**own, "verdict": None, "step": None, "p_value": math.nan, "p_holm": math.nan}
+    splits = emergence_splits(
+        [curve for curve, in_family in zip(curves, family, strict=True) if in_family], seed=seed
+    )
+    judged = iter(splits)
+    for row, curve, in_family in zip(rows, curves, family, strict=True):
+        # a curve outside the family is described only: a single order, whose p-value is not used
+        split = next(judged) if in_family else emergence_splits([curve], draws=1, seed=seed)[0]
+        row |= (
+            split
+            if in_family
+            else {**split, "verdict": None, "step": None, "p_value": math.nan, "p_holm": math.nan}
+        )
     return rows
 
 
 def _parts(
-    own: pd.DataFrame, scope: str, metrics: list[str], protocol: str
+    rows_of_model: pd.DataFrame, scope: str, metrics: list[str], protocol: str
 ) -> list[tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]]:
-    """Of all layers, each group, each layer and each head: rows, means by step and sample, and keys."""
-    metrics = [one for one in metrics if own[one].notna().any()]
-    whole: dict[str, Any] = {"group": "all", "scope": scope, "place": "", "layer": None, "head": None}
-    found = [(own, metrics, whole)]
-    groups = sorted(own["group"].unique())
+    """Return rows, means by step and sample, and keys of all layers, each group, each layer and each head."""
+    metrics = [metric for metric in metrics if rows_of_model[metric].notna().any()]
+    all_layers: dict[str, Any] = {"group": "all", "scope": scope, "place": "", "layer": None, "head": None}
+    parts = [(rows_of_model, metrics, all_layers)]
+    groups = sorted(rows_of_model["group"].unique())
     if len(groups) > 1:
-        found += [(own[own["group"] == one], metrics, {**whole, "group": one}) for one in groups]
+        parts += [
+            (rows_of_model[rows_of_model["group"] == group], metrics, {**all_layers, "group": group})
+            for group in groups
+        ]
     of_layer = {"heads": "layer", "head_mean": "layer_head_mean", "layers": "layer"}[scope]
-    for layer, part in own.groupby("layer", sort=True):
-        found.append((part, metrics, {**whole, "scope": of_layer, "place": f"L{layer}", "layer": layer}))
-    single = [one for one in metrics if one in OF_EVERY_HEAD]
+    for layer, part in rows_of_model.groupby("layer", sort=True):
+        parts.append((part, metrics, {**all_layers, "scope": of_layer, "place": f"L{layer}", "layer": layer}))
+    single = [metric for metric in metrics if metric in OF_EVERY_HEAD]
     if scope == "heads" and protocol == "exact" and single:
-        for (number, head), part in own.groupby(["layer", "head"], sort=True):
+        for (number, head), part in rows_of_model.groupby(["layer", "head"], sort=True):
             at = {"place": f"L{number}H{head}", "layer": number, "head": head}
-            found.append((part, single, {**whole, "scope": "head", **at}))
-    each = ["step", "sample"]
-    return [(part, part.groupby(each, sort=True)[names].mean(), where) for part, names, where in found]
+            parts.append((part, single, {**all_layers, "scope": "head", **at}))
+    units = ["step", "sample"]
+    return [(part, part.groupby(units, sort=True)[names].mean(), where) for part, names, where in parts]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The sink study's own settings, and the paper's rule by which sentences are chosen."""
+"""The sink study's settings, and the paper's rule of choosing sentences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnscope.engine.texts.sources import words
 from attnscope.errors import ConfigError
 from attnscope.inference.controls import FEWEST
 from attnscope.metrics.plan import THRESHOLDS
-from attnscope.studies.attention_sinks.columns import metric_names
+from attnscope.studies.attention_sinks.layer_rows import metric_names
 from attnscope.study_api.study import Options, among
 
 Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "examples"]
@@ -41,13 +41,13 @@ Threshold = Annotated[float | str, AfterValidator(_threshold)]
 
 
 class SinkOptions(Options):
-    """What `options` of the study may hold.
+    """The options of the study.
 
     Args:
         metrics: names of metrics; empty takes all.
         thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
         bars: store every persistence bar.
-        controls: random initialisations that stand beside the model with "random_weights"; fewer than eight
+        controls: random initialisations compared with the model under "random_weights"; fewer than eight
             are not tested.
         extra: further runs of the model or of the metrics: "fisher" (backward passes), "ablation" (the model
             without its sinks), "random_weights" (models of the same configuration, as controls),
@@ -88,8 +88,8 @@ def by_focus_word(rows: Sequence[Row], source: TextSource, draw: np.random.Gener
 
 
 def _thirds(pool: list[int], lengths: list[int], count: int, draw: np.random.Generator) -> list[int]:
-    """Draws `count` of the pool, evenly from its short, middle and long third."""
+    """Draw `count` of the pool, evenly from its short, middle and long third."""
     order = sorted(pool, key=lambda index: (lengths[index], index))
     parts = np.array_split(np.asarray(order, dtype=int), 3)
     in_turn = zip_longest(*(draw.permutation(part)[::-1].tolist() for part in parts))
-    return [one for three in in_turn for one in three if one is not None][:count]
+    return [index for three in in_turn for index in three if index is not None][:count]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the report says of the study: its sections in order, and its main numbers in sentences."""
+"""The report's sections of the study in order, and its main numbers in sentences."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from markupsafe import Markup
 from attnscope.inference.sink_heads import LEAST_SHARE
 from attnscope.plots.figure import NotDrawable, Results, optional
 from attnscope.plots.selection import estimate, last_step
-from attnscope.report.numbers import every_mean, interval_text, number
+from attnscope.report.numbers import all_means, interval_text, number
 from attnscope.report.section import NamedSentence, Page, Section, Table, paragraphs
-from attnscope.studies.attention_sinks.analyses import ANALYSES
 from attnscope.studies.attention_sinks.figures.sinks import sinks
-from attnscope.studies.attention_sinks.small_tables import questions
+from attnscope.studies.attention_sinks.report_sections import ANALYSES
+from attnscope.studies.attention_sinks.report_tables import questions
 
 TITLE = "Attention sinks"
 PROTOCOL = "ruscio2025"
@@ -37,7 +37,7 @@ _CAUSAL = Markup(
 
 
 def findings(results: Results) -> list[str]:
-    """The main numbers of the run in sentences that are true of any run."""
+    """Return the main numbers of the run in sentences that are true of any run."""
     try:
         final = last_step(sinks(results))
     except NotDrawable:
@@ -45,42 +45,50 @@ def findings(results: Results) -> list[str]:
     lines: list[str] = []
     verdicts = optional(results, "frames")
     for series in dict.fromkeys(final["series"]):
-        own = final[final["series"] == series]
-        table = estimate(own, "sink_share", ["layer", "head"], together=True)
+        rows_of_series = final[final["series"] == series]
+        table = estimate(rows_of_series, "sink_share", ["layer", "head"], together=True)
         top = table.sort_values("mean", ascending=False).iloc[0]
         # layers of one model may see different keys
-        layer = own[own["layer"] == top["layer"]]
-        uniform = float(layer["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
-        windows = "support" in own and not own["support"].isin(["causal", "full"]).all()
+        layer = rows_of_series[rows_of_series["layer"] == top["layer"]]
+        uniform = (
+            float(layer["sink_share_uniform"].mean())
+            if "sink_share_uniform" in rows_of_series
+            else float("nan")
+        )
+        windows = "support" in rows_of_series and not rows_of_series["support"].isin(["causal", "full"]).all()
         seen = " over all queries, those that do not see it among them" if windows else ""
         strong = int((table["mean"] > 0.3).sum())
         # the largest of many is larger than it would be alone: its interval is one of all heads at once
         certain = f"{number(top['mean'])} {interval_text(top['low'], top['high'])}".rstrip()
         sentence = (
-            f"{_of_frame(own, verdicts)}{_count(strong, len(table))} give the first key more "
+            f"{_of_frame(rows_of_series, verdicts)}{_count(strong, len(table))} give the first key more "
             f"than 0.3 on average{seen}; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, "
             f"gives it {certain}, uniform attention among the visible keys of its layer {number(uniform)}."
         )
         lines.append(NamedSentence(series, sentence))
-        if "learned_sink_mass" in own and own["learned_sink_mass"].max() > 0:
-            mass = estimate(own, "learned_sink_mass", ["series"]).iloc[0]
+        if "learned_sink_mass" in rows_of_series and rows_of_series["learned_sink_mass"].max() > 0:
+            mass = estimate(rows_of_series, "learned_sink_mass", ["series"]).iloc[0]
             sentence = f"a learned sink takes {number(mass['mean'])} of each row, mean over heads."
             lines.append(NamedSentence(series, sentence))
     return lines
 
 
-def _count(some: int, every: int) -> str:
-    """How many of the heads, as a subject."""
-    return f"{some} of {every} heads" if some else f"none of {every} heads" if every > 1 else "no head"
+def _count(count: int, total: int) -> str:
+    """Return the count of heads as a subject."""
+    return f"{count} of {total} heads" if count else f"none of {total} heads" if total > 1 else "no head"
 
 
-def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
-    """How many heads have a sink by the test, and the frame of those, as the beginning of a sentence."""
+def _of_frame(rows_of_series: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
+    """Return the share of heads with a sink by the test, and the frame of those heads, as the start of a
+    sentence.
+    """
     if verdicts is None or "heads_tested" not in verdicts:
         return ""
-    rows = verdicts[(verdicts["protocol"] == "exact") & (verdicts["model"] == own["model"].iloc[0])]
-    rows = rows[rows["step"] == own["step"].iloc[0]]
-    groups: list[str] = list(own["group"].unique()) if "group" in own else []
+    rows = verdicts[
+        (verdicts["protocol"] == "exact") & (verdicts["model"] == rows_of_series["model"].iloc[0])
+    ]
+    rows = rows[rows["step"] == rows_of_series["step"].iloc[0]]
+    groups: list[str] = list(rows_of_series["group"].unique()) if "group" in rows_of_series else []
     named = rows[rows["group"] == groups[0]] if len(groups) == 1 else rows[:0]
     rows = named if len(named) else rows[rows["group"] == "all"]
     if rows.empty:
@@ -88,20 +96,20 @@ def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
     row = rows.iloc[0]
     if not row["heads_tested"]:
         return "no key could be tested for being a sink; "
-    found = f"the test finds a sink in {_count(int(row['heads_with_sink']), int(row['heads_tested']))}"
+    verdict = f"the test finds a sink in {_count(int(row['heads_with_sink']), int(row['heads_tested']))}"
     if not row["heads_with_sink"]:
-        return f"{found}, so there is no reference frame; "
+        return f"{verdict}, so there is no reference frame; "
     if row["frame"] == "none" and row["share_with_sink"] >= LEAST_SHARE:
-        return f"{found}, all texts together and none of them alone, so there is no reference frame; "
+        return f"{verdict}, all texts together and none of them alone, so there is no reference frame; "
     if row["frame"] == "none":
-        return f"{found}, too few for a reference frame; "
+        return f"{verdict}, too few for a reference frame; "
     certain = row["probability"]
     again = f" (in {certain:.0%} of resampled texts)" if certain == certain else ""
-    return f"{found}, whose frame is {row['frame']}{again}; "
+    return f"{verdict}, whose frame is {row['frame']}{again}; "
 
 
 def _tests(page: Page) -> None:
-    """Every question that the stored tables answer, a family of tests each."""
+    """Write every question that the stored tables answer, a family of tests each."""
     page.words(
         Markup(
             """Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided; Holm
@@ -116,7 +124,7 @@ def _tests(page: Page) -> None:
 
 
 def _published(page: Page) -> None:
-    """What the published protocol gives, beside the exact quantities and beside the paper's own numbers."""
+    """Write the published protocol's numbers, with the exact quantities and the paper's numbers."""
     if page.protocol != PROTOCOL:
         return
     page.words(_PUBLISHED)
@@ -126,25 +134,25 @@ def _published(page: Page) -> None:
     # what the authors compute, they compute on the head mean
     tables = {name: table for name, table in page.tables.items() if "head" not in table}
     caption = "Every stored number of the published protocol, mean over models and layers"
-    page.table(Table("published", caption, every_mean(tables, PROTOCOL), 2, folded=True))
+    page.table(Table("published", caption, all_means(tables, PROTOCOL), 2, folded=True))
 
 
 def _comparison(page: Page) -> None:
-    """The run beside the paper's numbers: what must be said first, then means and their differences."""
+    """Write the run next to the paper's numbers: notes first, then means and their differences."""
     from attnscope.published import compare_published
 
-    found = compare_published(page.results, PROTOCOL, draws=300)
-    there = found.table["measured"].notna()
-    table = found.table[there & found.table["statistic"].isin(["mean", "share", "trend"])]
+    comparison = compare_published(page.results, PROTOCOL, draws=300)
+    is_measured = comparison.table["measured"].notna()
+    table = comparison.table[is_measured & comparison.table["statistic"].isin(["mean", "share", "trend"])]
     if table.empty:
         return
     page.heading("Beside the paper's numbers")
-    page.notes(found.statements)
+    page.notes(comparison.statements)
     rows = []
     for row in table.to_dict("records"):
-        here, theirs = row["layer"], row["published_layer"]
+        run_layer, theirs = row["layer"], row["published_layer"]
         layer = "all" if theirs < 0 else str(theirs)
-        layer += f" (here {here})" if here != theirs else ""
+        layer += f" (here {run_layer})" if run_layer != theirs else ""
         published = number(row["published"])
         if row["published"] != row["published"]:
             published = f"{number(row['published_low'])} to {number(row['published_high'])}"

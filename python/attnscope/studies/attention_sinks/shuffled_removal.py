@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The share of a layer's divergence that goes with its strongest keys, and what chance gives: shuffled rows.
+"""The share of a layer's divergence that its strongest keys carry, and its control: shuffled rows.
 
 Keys that are chosen because they receive most set the heads apart more than other keys do, noise included,
 and under a causal mask they are early keys, which have more of every row. So the control chooses in the same
@@ -22,7 +22,7 @@ from attnscope.metrics.information.sink_sets import PERCENTILES, _keys_by_percen
 from attnscope.studies.nulls import shuffled_rows
 from attnscope.study_api.forward import head_mean
 
-#: Percentile of incoming attention -> the column of the share that goes with the keys from there on, and that
+#: Percentile of incoming attention -> the column of the share that the keys above it carry, and that
 #: of shuffled rows.
 SHARE = {percentile: f"kl_share_{percentile}" for percentile in PERCENTILES}
 SHUFFLED = {percentile: f"kl_share_shuffled_{percentile}" for percentile in PERCENTILES}
@@ -54,17 +54,19 @@ def removal_shares(
     for draw in range(1, DRAWS + 1):
         maps.append(shuffled_rows(heads, lengths.tolist(), samples, layer, seed, support, draw=draw))
     shares = [_shares(copy.double().cpu(), lengths, support, learned) for copy in maps]
-    found = {}
+    columns = {}
     for percentile in PERCENTILES:
-        found[SHARE[percentile]] = shares[0][percentile].numpy()
-        found[SHUFFLED[percentile]] = torch.stack([one[percentile] for one in shares[1:]]).mean(0).numpy()
-    return found
+        columns[SHARE[percentile]] = shares[0][percentile].numpy()
+        columns[SHUFFLED[percentile]] = (
+            torch.stack([shares_of_draw[percentile] for shares_of_draw in shares[1:]]).mean(0).numpy()
+        )
+    return columns
 
 
 def _shares(
     maps: Tensor, lengths: Tensor, support: Tensor | None, learned: Tensor | None
 ) -> dict[int, Tensor]:
-    """Of each percentile the share that goes with the strongest keys of the maps, [texts]."""
+    """Return the share that the strongest keys of the maps carry at each percentile, [texts]."""
     seen: Any = "auto" if support is None else support
     keys = _keys_by_percentile(head_mean(maps), support=seen, lengths=lengths[:, None])
     rows = maps if learned is None else torch.cat([maps, learned.double().cpu()[..., None]], -1)
@@ -74,7 +76,7 @@ def _shares(
 
 
 def share_without(rows: Tensor, keys: Tensor) -> Tensor:
-    """Return the share of the heads' divergence from their mean that goes with some keys, as `sink_removal`.
+    """Return the share of the heads' divergence from their mean that some keys carry, as `sink_removal`.
 
     Args:
         rows: of all heads [texts, h, queries, n], or n + 1 with a learned sink, which stays.
@@ -89,9 +91,9 @@ def share_without(rows: Tensor, keys: Tensor) -> Tensor:
     >>> share_without(rows, torch.tensor([[True, False, False]])).item()
     1.0
     """
-    kept = torch.ones(len(rows), 1, 1, rows.shape[-1], dtype=torch.bool, device="cpu")
-    kept[:, 0, 0, : keys.shape[-1]] = ~keys
-    rest = torch.where(kept, rows, 0.0)
+    is_left = torch.ones(len(rows), 1, 1, rows.shape[-1], dtype=torch.bool, device="cpu")
+    is_left[:, 0, 0, : keys.shape[-1]] = ~keys
+    rest = torch.where(is_left, rows, 0.0)
     mass = rest.sum(-1)
     left = mass > 0
     rest = rest / torch.where(left, mass, 1.0)[..., None]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """What are you sinking? A geometric approach on attention sink (Ruscio et al., arXiv 2508.02546).
 
-Every metric of every head and of the head mean in both protocols, per layer and per sentence, beside its
+Every metric of every head and of the head mean in both protocols, per layer and per sentence, with its
 value on uniform attention, on shuffled rows and under random weights; the model without its sinks; the
 sensitivity of its loss; frames, specialisation and emergence.
 """
@@ -19,10 +19,10 @@ from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import measure_layer
 from attnscope.models.architecture import depth
-from attnscope.studies.attention_sinks import columns, summaries
-from attnscope.studies.attention_sinks.columns import States, write_rows
+from attnscope.studies.attention_sinks import layer_rows, summaries
+from attnscope.studies.attention_sinks.ablation_and_fisher import ablation, fisher_rows
+from attnscope.studies.attention_sinks.layer_rows import States, write_rows
 from attnscope.studies.attention_sinks.options import SinkOptions, by_focus_word
-from attnscope.studies.attention_sinks.runs import ablation, fisher_rows
 from attnscope.studies.attention_sinks.shuffled_removal import removal_shares
 from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
@@ -43,7 +43,9 @@ SHARED = ("singular_values", "graph_fiedler_value", "graph_laplacian_gap", "dens
 
 
 class SinkStudy(Study):
-    """Fills `heads`, `graphs`, `layers` and what the options name, and makes the other tables of them."""
+    """The study: fills `heads`, `graphs`, `layers` and the tables of its options, and computes the others
+    from them.
+    """
 
     name = "attention_sinks"
     Options = SinkOptions
@@ -54,37 +56,43 @@ class SinkStudy(Study):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         options: SinkOptions = self.options
-        self._taken = {
-            protocol: columns.taken(protocol, options.metrics, options.thresholds)
+        self._selected = {
+            protocol: layer_rows.select_quantities(protocol, options.metrics, options.thresholds)
             for protocol in settings.protocols
         }
-        both = len(self._taken) > 1 and any(one.name == "stable_rank" for one in self._taken["exact"])
-        self._whole = SHARED[:1] if both else ()
+        has_both_protocols = len(self._selected) > 1 and any(
+            quantity.name == "stable_rank" for quantity in self._selected["exact"]
+        )
+        self._whole = SHARED[:1] if has_both_protocols else ()
         # one list for each kind of layer: plans are kept by the quantities that they are of
         self._chosen = functools.cache(self._quantities)
-        needed = {site for some in self._taken.values() for one in some for site in one.needs}
-        self._sites = tuple(site for site in columns.SITES if site in needed)
+        needed = {
+            site for chosen in self._selected.values() for quantity in chosen for site in quantity.needs
+        }
+        self._sites = tuple(site for site in layer_rows.SITES if site in needed)
 
     def stages(self, units: Units) -> list[Stage]:
-        """Texts, uniform attention of their lengths, and what is made of both."""
+        """Return the stages: texts, uniform attention of their lengths, and summaries of both."""
         extra = self.options.extra
-        more = ("bars", "head_mean_bars", "examples", "fisher", "ablation", "sink_sums")
+        further_tables = ("bars", "head_mean_bars", "examples", "fisher", "ablation", "sink_sums")
         # the Fisher notebook pads all texts to the longest and counts the padding
         longest = "fisher" in extra and "ruscio2025" in self.settings.protocols
         variants = ("random_weights",) if "random_weights" in extra else ()
         texts = units.texts(variants=variants, seeds=self.options.controls, longest=longest)
-        there, written = ("samples", *MEASURED, *CONTROLS), summaries.TABLES
+        read_tables, written = ("samples", *MEASURED, *CONTROLS), summaries.TABLES
         return [
-            Stage("texts", texts, self._texts, writes=(*MEASURED, *CONTROLS, *more)),
-            Stage("baselines", units.once(), self._baselines, reads=there, writes=("baselines",)),
-            Stage("summaries", units.once(), self._summaries, reads=(*there, "sink_sums"), writes=written),
+            Stage("texts", texts, self._texts, writes=(*MEASURED, *CONTROLS, *further_tables)),
+            Stage("baselines", units.once(), self._baselines, reads=read_tables, writes=("baselines",)),
+            Stage(
+                "summaries", units.once(), self._summaries, reads=(*read_tables, "sink_sums"), writes=written
+            ),
         ]
 
     def _texts(self, unit: Unit, run: StageRun) -> None:
         loaded, extra = run.model(), () if unit.variant else self.options.extra
         last, sums = depth(loaded.model) - 1, SinkSums(run)
         tested = not self.options.metrics or {"sink_test", "classify_frames"} & set(self.options.metrics)
-        pooled = "exact" in self._taken and tested and not unit.variant
+        pooled = "exact" in self._selected and tested and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
             mean, layers = (
@@ -94,16 +102,16 @@ class SinkStudy(Study):
             held: States | None = None
             for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
                 states = States.of(layer)
-                if "exact" in self._taken:
+                if "exact" in self._selected:
                     self._measure(states, number, batch, run)
                 if pooled:
                     sums.add(states, number, batch)
-                if "ruscio2025" in self._taken and number == last:
+                if "ruscio2025" in self._selected and number == last:
                     held = states.copy()
-                elif "ruscio2025" in self._taken:
+                elif "ruscio2025" in self._selected:
                     self._measure_whole(states, number, batch, run)
                 if "examples" in extra:
-                    columns.write_examples(states, number, batch, run, bars=not self.options.bars)
+                    layer_rows.write_examples(states, number, batch, run, bars=not self.options.bars)
                 if "row_permutation" in extra:
                     self._permuted(states, number, batch, run)
                 if "ablation" in extra:
@@ -123,16 +131,16 @@ class SinkStudy(Study):
         sums.write()
 
     def _measure(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """Everything exact of the heads of a layer and of their mean; what is `SHARED` joins the sites."""
+        """Measure the exact quantities of a layer's heads and of their mean; `SHARED` ones join the sites."""
         bars = ("persistence",) if self.options.bars and not run.unit.variant else ()
         removed = not self.options.metrics or "sink_removal" in self.options.metrics
-        known: list[dict[str, torch.Tensor]] = []
+        measured_sites: list[dict[str, torch.Tensor]] = []
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
-        for heads, what, sites in (
+        for heads, scope, sites in (
             (None, "means", {"attention": states.mean, **shared}),
             (states.names, "all", {"attention": states.heads, "head_mean": states.mean, **states.sites}),
         ):
-            quantities = self._chosen("exact", what, states.learned is not None)
+            quantities = self._chosen("exact", scope, states.learned is not None)
             if not quantities and not bars:
                 continue
             measured = measure_layer(
@@ -144,58 +152,61 @@ class SinkStudy(Study):
                 mean=heads is None,
                 full_results=(*bars, *self._whole),
             )
-            known.append(measured.as_sites(*SHARED))
-            more: dict[str, Any] = {}
+            measured_sites.append(measured.as_sites(*SHARED))
+            removal: dict[str, Any] = {}
             if heads is not None and removed and not run.unit.variant:
-                more = removal_shares(
+                removal = removal_shares(
                     *(states.heads, states.lengths, batch.samples, number, self.settings.seed),
                     support=states.rows(mean=True).get("support"),
                     learned=states.learned,
                 )
-            write_rows(run, measured, batch, "exact", number, heads, supports=states.supports, **more)
+            write_rows(run, measured, batch, "exact", number, heads, supports=states.supports, **removal)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
                 run.write(
                     table, **bar_columns(measured.results["persistence"], keys_of(batch, number, heads))
                 )
-        for name in known[0] if known else ():
-            states.sites[name] = torch.cat([one[name] for one in known], 1)
+        for name in measured_sites[0] if measured_sites else ():
+            states.sites[name] = torch.cat([sites_of_maps[name] for sites_of_maps in measured_sites], 1)
 
     def _measure_whole(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """The same as published: whole maps in float64, the head mean beside the heads as one more map."""
-        chosen = self._taken["ruscio2025"]
+        """Measure as published: whole maps in float64, the head mean next to the heads as one more map."""
+        chosen = self._selected["ruscio2025"]
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
-        given: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
-        each = measure_quantities({"attention": maps, **shared}, columns.of_means(chosen), **given)
+        settings: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
+        of_maps = measure_quantities({"attention": maps, **shared}, layer_rows.of_means(chosen), **settings)
         together = measure_quantities(
             {"attention": states.heads, **states.sites},
-            columns.of_layers(chosen),
+            layer_rows.of_layers(chosen),
             heads=states.names,
-            **given,
+            **settings,
         )
-        of_heads = each.part(slice(1, None)).select(together, chosen)
-        for heads, found in ((None, each.part(slice(1))), (states.names, of_heads)):
-            write_rows(run, found, batch, "ruscio2025", number, heads, supports=states.supports)
+        of_heads = of_maps.part(slice(1, None)).select(together, chosen)
+        for heads, part in ((None, of_maps.part(slice(1))), (states.names, of_heads)):
+            write_rows(run, part, batch, "ruscio2025", number, heads, supports=states.supports)
 
-    def _quantities(self, protocol: str, what: str, learned: bool) -> list[Quantity]:
+    def _quantities(self, protocol: str, scope: str, learned: bool) -> list[Quantity]:
         """Return the quantities of a protocol of a layer with or without a learned sink."""
-        some = self._taken[protocol]
-        some = columns.of_means(some) if what == "means" else some
-        some = columns.of_attention_alone(some) if what == "alone" else some
-        return some if learned or protocol != "exact" else without_learned_sink(some)
+        quantities = self._selected[protocol]
+        quantities = layer_rows.of_means(quantities) if scope == "means" else quantities
+        quantities = layer_rows.of_single_maps(quantities) if scope == "alone" else quantities
+        return quantities if learned or protocol != "exact" else without_learned_sink(quantities)
 
     def _permuted(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """The same numbers of maps with shuffled rows, as a control."""
+        """Measure maps with shuffled rows, as a control."""
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         support = states.rows(mean=True).get("support")
         maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed, support)
-        known: dict[str, torch.Tensor] = {}
-        for protocol in self._taken:
+        measured_sites: dict[str, torch.Tensor] = {}
+        for protocol in self._selected:
             quantities = self._chosen(protocol, "alone", states.learned is not None)
             if not quantities:
                 continue
-            sites, whole = {"attention": maps, **known}, self._whole if protocol == "exact" else ()
+            sites, full_results = (
+                {"attention": maps, **measured_sites},
+                self._whole if protocol == "exact" else (),
+            )
             if protocol == "exact" and states.learned is not None:
                 mass = states.rows(mean=True)["sink_mass"]
                 sites["sink_mass"] = torch.cat([mass, states.learned.double()], 1)
@@ -205,17 +216,19 @@ class SinkStudy(Study):
                 states,
                 lengths=states.lengths,
                 mean=True,
-                full_results=whole,
+                full_results=full_results,
                 held=states.heads.dtype,
             )
-            known = measured.as_sites(*SHARED)
-            for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
-                found = measured.part(own)
-                write_rows(run, found, batch, protocol, number, heads, variant="row_permutation")
+            measured_sites = measured.as_sites(*SHARED)
+            for heads, maps_of_scope in ((None, slice(1)), (states.names, slice(1, None))):
+                part = measured.part(maps_of_scope)
+                write_rows(run, part, batch, protocol, number, heads, variant="row_permutation")
 
     def _baselines(self, unit: Unit, run: StageRun) -> None:
-        chosen = {protocol: columns.of_attention_alone(some) for protocol, some in self._taken.items()}
-        masked = {protocol: without_learned_sink(some) for protocol, some in chosen.items()}
+        chosen = {
+            protocol: layer_rows.of_single_maps(quantities) for protocol, quantities in self._selected.items()
+        }
+        masked = {protocol: without_learned_sink(quantities) for protocol, quantities in chosen.items()}
         tables = ("heads", "head_means", "graphs", "head_mean_graphs")
         write_baselines(run, tables, lambda support: chosen if support in ("causal", "full") else masked)
 

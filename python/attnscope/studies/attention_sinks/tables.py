@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.metrics.quantity import Quantity
-from attnscope.studies.attention_sinks.columns import METRICS, table_of, taken
+from attnscope.studies.attention_sinks.layer_rows import METRICS, select_quantities, table_of
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
 from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
 from attnscope.study_api.tables import Column, Table, columns
 
-#: Columns that say more than their names.
-_KNOWN = {
-    one.name: one
-    for one in (
+#: Columns that need more than their names.
+_DESCRIBED = {
+    column.name: column
+    for column in (
         Column("samples", kind="count", label="texts"),
         Column("n_tokens", kind="count", label="tokens"),
         Column("p_value", label="p", meaning="Two-sided p-value."),
@@ -38,25 +38,25 @@ _TESTS = "value p_value p_holm p_bh"
 
 def _columns(*kinds: str) -> tuple[Column, ...]:
     """Columns by their kind, such as "count texts above"."""
-    every = [columns(kind, name)[0] for kind, *names in map(str.split, kinds) for name in names]
-    return tuple(_KNOWN.get(one.name, one) for one in every)
+    all_columns = [columns(kind, name)[0] for kind, *names in map(str.split, kinds) for name in names]
+    return tuple(_DESCRIBED.get(column.name, column) for column in all_columns)
 
 
-def _table(name: str, keys: str, *kinds: str, **about: str) -> Table:
-    """A table whose keys are those of a checkpoint and some more."""
-    return Table(name, (*CHECKPOINT_KEYS, *keys.split()), _columns(*kinds), about=about)
+def _table(name: str, keys: str, *kinds: str, **notes: str) -> Table:
+    """Return a table whose keys are those of a checkpoint and further ones."""
+    return Table(name, (*CHECKPOINT_KEYS, *keys.split()), _columns(*kinds), about=notes)
 
 
 def _quantities(table: str) -> tuple[Quantity, ...]:
-    """The quantities of a table in all protocols, each name once."""
-    every = [one for protocol in METRICS for one in taken(protocol, (), (0.1,))]
+    """Return the quantities of a table in all protocols, each name once."""
+    selected = [quantity for protocol in METRICS for quantity in select_quantities(protocol, (), (0.1,))]
     # a flag that was read as a number is averaged over heads
-    mine = {
-        one.name: replace(one, kind="value") if one.name == "sink_rate" else one
-        for one in reversed(every)
-        if table_of(one) == table
+    by_name = {
+        quantity.name: replace(quantity, kind="value") if quantity.name == "sink_rate" else quantity
+        for quantity in reversed(selected)
+        if table_of(quantity) == table
     }
-    return tuple(reversed(mine.values()))
+    return tuple(reversed(by_name.values()))
 
 
 _OF_HEADS = (
@@ -75,7 +75,7 @@ _OF_HEADS = (
 )
 
 TABLES = (
-    *(one for table in _OF_HEADS for one in (table, table.head_means())),
+    *(variant for table in _OF_HEADS for variant in (table, table.head_means())),
     Table(
         "layers",
         (*CHECKPOINT_KEYS, "sample", "layer", "protocol"),

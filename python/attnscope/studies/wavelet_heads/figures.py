@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The figures of the study on wavelet-like heads, each drawn from stored tables alone."""
+"""The figures of the study on wavelet-like heads, each drawn from stored tables only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from attnscope.plots.figure import (
     declared_in,
     optional,
     over_steps,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
@@ -89,21 +89,23 @@ def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
 
 @figure("signals")
 def scalograms(results: Results, options: Options) -> Drawn:
-    """The last query's attention and its Morlet scalogram: per layer the widest head and a middling one."""
-    signals = last_step(heads_only(stored(results, "signals", "signal")))
-    own = signals[signals["signal"].map(_has_scales).astype(bool)]
-    if own.empty:
+    """Return the last query's attention and its Morlet scalogram: per layer the widest head and a middling
+    one.
+    """
+    signals = last_step(heads_only(require_table(results, "signals", "signal")))
+    long_signals = signals[signals["signal"].map(_has_scales).astype(bool)]
+    if long_signals.empty:
         raise NotDrawable(f"no stored signal has {FEWEST} tokens or more, all with values")
-    own = own[own["model"] == own["model"].iloc[0]]
-    own = own[own["sample"] == own["sample"].min()]
-    layers = sorted(own["layer"].unique())
+    long_signals = long_signals[long_signals["model"] == long_signals["model"].iloc[0]]
+    long_signals = long_signals[long_signals["sample"] == long_signals["sample"].min()]
+    layers = sorted(long_signals["layer"].unique())
     across = min(3, len(layers), max(1, int(options.width / NARROWEST)))
     layers = [layers[round(at)] for at in np.linspace(0, len(layers) - 1, across)]
     figure_, axes = panels(
         4, len(layers), height=4.6, width=options.width, height_ratios=[1, 2.2, 1, 2.2], sharex=True
     )
     for column, layer in enumerate(layers):
-        for place, row in enumerate(_wide_and_middling(own[own["layer"] == layer])):
+        for place, row in enumerate(_wide_and_middling(long_signals[long_signals["layer"] == layer])):
             above, below = axes[2 * place][column], axes[2 * place + 1][column]
             signal = np.asarray(row["signal"], dtype=float)
             above.fill_between(range(len(signal)), signal, color=INK, alpha=0.75, linewidth=0.4, step="mid")
@@ -122,19 +124,20 @@ def scalograms(results: Results, options: Options) -> Drawn:
     bar.outline.set_visible(False)
     return captioned(
         figure_,
-        f"Attention of the last query of sample {own['sample'].iloc[0]} and its Morlet power, of the widest "
+        f"Attention of the last query of sample {long_signals['sample'].iloc[0]} and its Morlet power, of "
+        "the widest "
         "and a middling head of a layer; pale where the edges of the signal are felt.",
     )
 
 
 def _has_scales(signal: Any) -> bool:
-    """Whether a stored signal is long enough and whole."""
+    """Return True if a stored signal is long enough and whole."""
     values = np.asarray(signal, dtype=float)
     return values.size >= FEWEST and bool(np.isfinite(values).all())
 
 
 def _wide_and_middling(rows: pd.DataFrame) -> tuple[Any, Any]:
-    """The heads whose signals have the largest and the middle entropy."""
+    """Return the heads whose signals have the largest and the middle entropy."""
     entropies = [
         float(torch.special.entr(torch.tensor(list(signal), device="cpu")).sum()) for signal in rows["signal"]
     ]
@@ -153,16 +156,16 @@ def harmonics(results: Results, options: Options) -> Drawn:
     means = means[[name for name in means if means[name].notna().any()]]
     powers = [name for name in means if str(name).startswith("distortion_")]
     titles = {"norm": "activation norm", "entropy": "attention entropy (nats)"}
-    bars = [what for what in titles if {f"{what}_aligned", f"{what}_shifted"} & set(means)]
+    bars = [measure for measure in titles if {f"{measure}_aligned", f"{measure}_shifted"} & set(means)]
     if not powers and not bars:
         raise NotDrawable("the harmonics table has no value")
     columns = bool(powers) + len(bars)
     figure_, ((*axes,),) = panels(1, columns, height=2.4, width=min(options.width, 2.6 * columns + 0.4))
     if powers:
         _powers(axes.pop(0), means[powers].clip(lower=1e-12), activation)
-    for ax, what in zip(axes, bars, strict=True):
-        _pairs_of_bars(ax, means, what, layers)
-        ax.set_title(titles[what])
+    for ax, measure in zip(axes, bars, strict=True):
+        _pairs_of_bars(ax, means, measure, layers)
+        ax.set_title(titles[measure])
     words = ["Means over frequencies that make four cycles, over heads and both inputs."]
     if bars:
         legend_over(figure_, named_artists(axes), 2)
@@ -185,12 +188,14 @@ def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:
     ax.legend(ncols=2, fontsize=6.5, handlelength=1.4, columnspacing=0.8)
 
 
-def _pairs_of_bars(ax: Axes, means: pd.DataFrame, what: str, rows: Any) -> None:
-    """Two bars a layer: both rotations in phase, and half a turn apart; their range over `rows` by layer."""
+def _pairs_of_bars(ax: Axes, means: pd.DataFrame, measure: str, rows: Any) -> None:
+    """Draw two bars a layer: both rotations in phase, and half a turn apart; their range over `rows` by
+    layer.
+    """
     place = np.arange(len(means))
     for name, label, color, offset in (
-        (f"{what}_aligned", "in phase", "#0072b2", -0.18),
-        (f"{what}_shifted", "half a turn apart", "#d55e00", 0.18),
+        (f"{measure}_aligned", "in phase", "#0072b2", -0.18),
+        (f"{measure}_shifted", "half a turn apart", "#d55e00", 0.18),
     ):
         if name in means:
             spread = [means[name] - rows[name].min(), rows[name].max() - means[name]]
@@ -222,7 +227,7 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 @figure("spectra")
 def power_spectra(results: Results, options: Options) -> Drawn:
     """Power spectra of attention along the keys by layer, one panel per series, at the last checkpoint."""
-    spectra = in_series(stored(results, "spectra", "power_share"), results)
+    spectra = in_series(require_table(results, "spectra", "power_share"), results)
     final, before = last_step(spectra), first_step(spectra)
     final = final[final["power_share"] > 0]
     if final.empty:
@@ -235,9 +240,9 @@ def power_spectra(results: Results, options: Options) -> Drawn:
     for ax, name in zip(axes, names, strict=True):
         power_by_layer(final[final["series"] == name], ax=ax)
         if (before["series"] == name).any():
-            own = before[before["series"] == name].groupby("frequency")["power_share"].mean()
-            floor = np.nanmin([floor, *own])
-            ax.plot(own.index, own, label=BEFORE, gid="untrained", **UNTRAINED)
+            untrained = before[before["series"] == name].groupby("frequency")["power_share"].mean()
+            floor = np.nanmin([floor, *untrained])
+            ax.plot(untrained.index, untrained, label=BEFORE, gid="untrained", **UNTRAINED)
         ax.set_title(name)
         ax.label_outer()
     for ax in axes[-columns:]:  # the lowest of each column, also above an empty place
@@ -255,23 +260,23 @@ FIGURES["band_shares"] = depth(tuple((name, None) for name in DEPTH))
 def phases(results: Results, options: Options) -> Drawn:
     """Every number over training, mean over heads with its interval over samples: the phases."""
     heads, unknown = over_steps(measured_heads(results))
-    there = with_values(heads, "heads", DEPTH)
+    present = with_values(heads, "heads", DEPTH)
     rho = optional(results, "uncertainty")
     if rho is not None and "rho" in rho:
         keys = [*CHECKPOINT_KEYS, "sample", "protocol"]
         heads = heads.merge(rho[[*keys, "rho"]], on=keys, how="left")
-        there = [*there[:7], "rho"] if heads["rho"].notna().any() else there
+        present = [*present[:7], "rho"] if heads["rho"].notna().any() else present
     figure_ = metric_grid(
-        heads, [(name, None) for name in there], emergence_curve, optional(results, "baselines"),
+        heads, [(name, None) for name in present], emergence_curve, optional(results, "baselines"),
         width=options.width,
     )  # fmt: skip
-    if "rho" in there:
-        figure_.axes[there.index("rho")].set_title(r"correlation of entropies $\rho$")
+    if "rho" in present:
+        figure_.axes[present.index("rho")].set_title(r"correlation of entropies $\rho$")
     words = "Each quantity over training, mean over heads."
     return captioned(figure_, words, compared_with(figure_), left_out=unknown)
 
 
-#: The panels of `uncertainty`: columns across and up, and those that they need besides.
+#: The panels of `uncertainty`: columns across and up, and further columns that they need.
 _BOUNDED = {
     "entropies": ["position_entropy", "fourier_entropy", "entropy_bound"],
     "variances": ["uncertainty_bound", "uncertainty_product"],
@@ -283,27 +288,29 @@ def uncertainty(results: Results, options: Options) -> Drawn:
     """Position against frequency for every head at the last checkpoint, with the bounds of both pairs."""
     heads = measured_heads(results)
     final, before = last_step(heads), first_step(heads)
-    there = {
+    panels_with_values = {
         title: needed
         for title, needed in _BOUNDED.items()
         if set(needed) <= set(heads) and final[needed].notna().all(axis=1).any()
     }
-    if not there:
+    if not panels_with_values:
         raise NotDrawable("the heads table has no uncertainty")
     layers = sorted(final["layer"].unique())
     colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
-    figure_, axes = panels(1, len(there), height=2.9, width=min(options.width, 3.3 * len(there) + 0.4))
+    figure_, axes = panels(
+        1, len(panels_with_values), height=2.9, width=min(options.width, 3.3 * len(panels_with_values) + 0.4)
+    )
     keys = ["series", "layer", "head"]
-    for ax, (title, needed) in zip(axes[0], there.items(), strict=True):
+    for ax, (title, needed) in zip(axes[0], panels_with_values.items(), strict=True):
         x, y = needed[:2]
         if before is not None:
             old = before.groupby(keys)[needed].mean().dropna()
             ax.scatter(old[x], old[y], s=13, marker="x", color=MUTED, linewidth=0.8, label=BEFORE, zorder=2)
         points = final.groupby(keys)[needed].mean().dropna().reset_index()
-        for layer, own in points.groupby("layer"):
+        for layer, points_of_layer in points.groupby("layer"):
             ax.scatter(
-                own[x], own[y], s=18, color=colors[layer], edgecolor="white", linewidth=0.4,
-                label=f"layer {layer}", zorder=3,
+                points_of_layer[x], points_of_layer[y], s=18, color=colors[layer], edgecolor="white",
+                linewidth=0.4, label=f"layer {layer}", zorder=3,
             )  # fmt: skip
         (_below_entropies if title == "entropies" else _below_variances)(ax, points)
         ax.set_title(title)
@@ -312,7 +319,7 @@ def uncertainty(results: Results, options: Options) -> Drawn:
 
 
 def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
-    """The bound of the two entropies, and what lies below it in grey."""
+    """Draw the bound of the two entropies, and the region below it in grey."""
     bound = float(points["entropy_bound"].mean())
     corner = 1.05 * max(bound, float(points[["position_entropy", "fourier_entropy"]].max().max()), 1e-3)
     ax.fill_between([0, bound], [bound, 0], color=MUTED, alpha=0.14, linewidth=0)
@@ -323,7 +330,7 @@ def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
 
 
 def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
-    """The bound of the two variances, what lies below it in grey, and the line's own bound of 1/4."""
+    """Draw the bound of the two variances, the region below it in grey, and the line's bound of 1/4."""
     low = max(0.5 * float(points["uncertainty_bound"].clip(lower=1e-3).min()), 1e-4)
     line = np.geomspace(low, 0.3, 50)
     ax.fill_between(line, line, np.full(50, low * 0.3), color=MUTED, alpha=0.14, linewidth=0)
@@ -340,22 +347,22 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
 @figure("scale_sensitivity")
 def scale_sensitivity(results: Results, options: Options) -> Drawn:
     """1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
-    table = last_step(in_series(heads_only(stored(results, "scale_sensitivity")), results))
+    table = last_step(in_series(heads_only(require_table(results, "scale_sensitivity")), results))
     words = {
         "energy": ("energies of the scales", "energies of the common scales"),
         "coefficients": ("resampled coefficients", "coefficients resampled"),
     }
-    there = [name for name in words if name in table and table[name].notna().any()]
-    if not there:
+    present = [name for name in words if name in table and table[name].notna().any()]
+    if not present:
         raise NotDrawable("no beginning of a text is long enough for a signal")
-    figure_, axes = panels(1, len(there), height=2.4, width=min(options.width, 3.3 * len(there) + 0.4))
+    figure_, axes = panels(1, len(present), height=2.4, width=min(options.width, 3.3 * len(present) + 0.4))
     colors = series_colors(list(table["series"]))
     fractions = sorted(table["fraction"].unique(), reverse=True)
-    for ax, column in zip(axes[0], there, strict=True):
-        found = estimate(table, column, ["series", "fraction", "layer"])
+    for ax, column in zip(axes[0], present, strict=True):
+        estimates = estimate(table, column, ["series", "fraction", "layer"])
         for name, color in colors.items():
             for place, fraction in enumerate(fractions):
-                rows = found[(found["series"] == name) & (found["fraction"] == fraction)]
+                rows = estimates[(estimates["series"] == name) & (estimates["fraction"] == fraction)]
                 label = f"{name}, {fraction:g}" if len(colors) > 1 else f"first {fraction:g} of the text"
                 draw_curve(
                     ax, rows["layer"], rows, label, color, marker=len(rows) < 40,
@@ -365,8 +372,8 @@ def scale_sensitivity(results: Results, options: Options) -> Drawn:
         ax.set(title=words[column][0], ylim=(0, None))
     axes[0][0].set_ylabel("1 − cosine")
     legend_over(figure_, named_artists(axes[0][:1]))
-    said = ", and ".join(words[name][1] for name in there)
-    return captioned(figure_, f"1 − cosine by layer: {said}.", compared_with(figure_))
+    descriptions = ", and ".join(words[name][1] for name in present)
+    return captioned(figure_, f"1 − cosine by layer: {descriptions}.", compared_with(figure_))
 
 
 def _layer_legend(figure_: mpl.Figure, layers: Sequence[int]) -> None:

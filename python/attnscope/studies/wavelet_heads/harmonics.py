@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""RoPE's rotations through a model: what its activation and its softmax make of them.
+"""RoPE's rotations through a model: the frequencies that its activation and its softmax add.
 
 A model that reads one token again and again has the same hidden state at every position of every layer,
 because a weighted mean of equal values is that value. Its queries and keys are then pure rotations,
@@ -23,27 +23,36 @@ POSITIONS = 256
 ORDERS = 5
 #: Cycles that a frequency must make within the positions.
 CYCLES = 4
-#: Largest part of a query's norm that may be left beside its rotation.
+#: Largest part of a query's norm that may be left without its rotation.
 RESIDUAL = 1e-3
 _ACTIVATIONS = ("act_fn", "act", "activation_fn", "intermediate_act_fn", "activation")
 
 
 def rotary_frequencies(model: Any) -> Tensor | None:
-    """θ_k of the model's RoPE in radians per position, None where it has none."""
-    every = (getattr(module, "inv_freq", None) for module in model.modules())
-    found = (one for one in every if isinstance(one, Tensor) and one.ndim == 1 and len(one))
-    return next((one.detach().double().cpu() for one in found), None)
+    """θ_k of the model's RoPE in radians per position, None without RoPE."""
+    buffers = (getattr(module, "inv_freq", None) for module in model.modules())
+    frequencies = (
+        buffer for buffer in buffers if isinstance(buffer, Tensor) and buffer.ndim == 1 and len(buffer)
+    )
+    return next((buffer.detach().double().cpu() for buffer in frequencies), None)
 
 
-def own_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
-    """Name and function of the activation in the model's feed-forward layers, None where none is found."""
-    every = (getattr(module, name, None) for module in model.modules() for name in _ACTIVATIONS)
-    found = (one for one in every if callable(one) and not isinstance(one, torch.nn.ModuleList))
-    return next(((str(getattr(one, "__name__", type(one).__name__)), one) for one in found), None)
+def model_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
+    """Name and function of the activation in the model's feed-forward layers, None without one."""
+    candidates = (getattr(module, name, None) for module in model.modules() for name in _ACTIVATIONS)
+    functions = (
+        candidate
+        for candidate in candidates
+        if callable(candidate) and not isinstance(candidate, torch.nn.ModuleList)
+    )
+    return next(
+        ((str(getattr(function, "__name__", type(function).__name__)), function) for function in functions),
+        None,
+    )
 
 
 def inputs_of(model: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The inputs: the mean embedding at every position, and one token repeated."""
+    """Yield the inputs: the mean embedding at every position, and one token repeated."""
     weights = model.get_input_embeddings().weight
     n = min(POSITIONS, int(getattr(model.config.get_text_config(), "max_position_embeddings", POSITIONS)))
     yield "constant", {"inputs_embeds": weights.detach().mean(0).expand(1, n, -1)}
@@ -80,7 +89,7 @@ def harmonics(model: Any) -> dict[str, Any]:
 
     Empty for a model without RoPE or without an activation, or whose queries do not rotate.
     """
-    theta, activation = rotary_frequencies(model), own_activation(model)
+    theta, activation = rotary_frequencies(model), model_activation(model)
     if theta is None or activation is None:
         return {}
     name, function = activation
@@ -105,16 +114,16 @@ def _layer_rows(
     for k in resolved.tolist():
         angle = theta[k] * position
         x, y = query[..., k], query[..., k + half]
-        # turned back by the angle the pair stands still
+        # turned back by the angle the pair is constant
         cosine, sine = angle.cos(), angle.sin()
         still = torch.stack([x * cosine + y * sine, y * cosine - x * sine], -1)
         center = still.mean(-2, keepdim=True)
         size = center.square().sum(-1).sqrt()
         if float((still - center).abs().max()) > RESIDUAL * float(size.max()):
             return []
-        both = torch.stack([x, y])
-        before = harmonic_distortion(both, theta[k], ORDERS)
-        after = harmonic_distortion(function(both.float()).double(), theta[k], ORDERS)
+        halves = torch.stack([x, y])
+        before = harmonic_distortion(halves, theta[k], ORDERS)
+        after = harmonic_distortion(function(halves.float()).double(), theta[k], ORDERS)
         of_query = size.flatten()
         of_key = key[..., [k, k + half]].square().sum(-1).sqrt().mean(-1).mean()
         waves = interference(of_query, of_key.expand_as(of_query), theta[k].expand_as(of_query), function)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the report says about the wavelet study's analyses."""
+"""The report's sections of the wavelet study's analyses."""
 
 from __future__ import annotations
 
@@ -128,14 +128,16 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def findings(results: Results) -> list[str]:
-    """The main numbers of the run in sentences that are true of any run."""
+    """Return the main numbers of the run in sentences that are true of any run."""
     if "phases" not in results.tables():
         return []
     table = results.table("phases")
     lines: list[str] = []
     nulls = results.variants()
-    for model, own in table.groupby("model", sort=False):
-        last = own[own["step"] == own["step"].max()].set_index("metric")["mean"]
+    for model, phases_of_model in table.groupby("model", sort=False):
+        last = phases_of_model[phases_of_model["step"] == phases_of_model["step"].max()].set_index("metric")[
+            "mean"
+        ]
         if "low_band" in last:
             sentence = (
                 f"{number(last['low_band'])} of the power lies in the low band, selectivity "
@@ -148,9 +150,9 @@ def findings(results: Results) -> list[str]:
             line = f"position and spectral entropy of a sentence's heads correlate at {rho}"
             if len(nulls):
                 kinds = {"row_permutation": "shuffled rows", "random_weights": "random weights"}
-                there = nulls[(nulls["model"] == model) & (nulls["metric"] == "rho")]
-                there = there[there["step"].isin([own["step"].max(), -1])]
-                found = there.groupby("variant")["value"].mean()
-                line += "".join(f"; {kinds[kind]} {number(value)}" for kind, value in found.items())
+                nulls_of_rho = nulls[(nulls["model"] == model) & (nulls["metric"] == "rho")]
+                nulls_of_rho = nulls_of_rho[nulls_of_rho["step"].isin([phases_of_model["step"].max(), -1])]
+                null_means = nulls_of_rho.groupby("variant")["value"].mean()
+                line += "".join(f"; {kinds[kind]} {number(value)}" for kind, value in null_means.items())
             lines.append(NamedSentence(model, f"{line}."))
     return lines

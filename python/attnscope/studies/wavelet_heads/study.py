@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Wavelet-like heads and RoPE harmonics (Ruscio et al., arXiv 2410.18067).
 
-Attention along the keys as a signal: its spectrum, its wavelet energies, its uncertainty, how little a longer
-text changes them; and what RoPE's frequencies become behind the model's own nonlinearities.
+Attention along the keys as a signal: its spectrum, its wavelet energies, its uncertainty, their change with a
+longer text; and RoPE's frequencies behind the model's nonlinearities.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.signals.wavelet import ENERGY
 from attnscope.metrics.support import measure_layer
 from attnscope.studies.nulls import shuffled_rows, write_baselines
-from attnscope.studies.supports import Seen, keys_of
+from attnscope.studies.supports import LayerVisibility, keys_of
 from attnscope.studies.wavelet_heads import summaries
 from attnscope.studies.wavelet_heads.harmonics import harmonics
 from attnscope.studies.wavelet_heads.tables import (
@@ -58,7 +58,9 @@ class Chosen(NamedTuple):
 
 
 class WaveletStudy(Study):
-    """Fills `heads`, `spectra`, `signals`, `scale_sensitivity`, `harmonics`, and tables made of them."""
+    """The study: fills `heads`, `spectra`, `signals`, `scale_sensitivity`, `harmonics`, and tables computed
+    from them.
+    """
 
     name = "wavelet_heads"
     Options = WaveletOptions
@@ -77,17 +79,17 @@ class WaveletStudy(Study):
         self._chosen = functools.cache(self._quantities)
 
     def stages(self, units: Units) -> list[Stage]:
-        """RoPE's harmonics of every checkpoint, the texts, and what is made of them."""
+        """Return the stages: RoPE's harmonics of every checkpoint, the texts, and summaries."""
         variants = ("random_weights",) if "random_weights" in self.options.nulls else ()
         texts = units.texts(variants=variants, seeds=1)
-        there = ("samples", *MEASURED)
-        made = ("baselines", "phases", "published")
-        whole = [
+        read_tables = ("samples", *MEASURED)
+        written_tables = ("baselines", "phases", "published")
+        all_stages = [
             Stage("harmonics", units.checkpoints(), self._harmonics, writes=("harmonics",)),
             Stage("texts", texts, self._texts, writes=MEASURED),
-            Stage("summaries", units.once(), self._summaries, reads=there, writes=made),
+            Stage("summaries", units.once(), self._summaries, reads=read_tables, writes=written_tables),
         ]
-        return whole if self.options.harmonics else whole[1:]
+        return all_stages if self.options.harmonics else all_stages[1:]
 
     def _harmonics(self, unit: Unit, run: StageRun) -> None:
         model = run.model().model
@@ -99,25 +101,31 @@ class WaveletStudy(Study):
 
     def _texts(self, unit: Unit, run: StageRun) -> None:
         for batch in run.batches():
-            whole: Descriptions = {}
+            descriptions: Descriptions = {}
             measured: dict[str, list[dict[str, Tensor]]] = {"": [], "row_permutation": []}  # layer by layer
             for number, layer in run.layers(batch):
                 heads, names = layer.matrices(), list(layer.heads)
-                seen = Seen.by(layer, heads)
-                self._write(run, head_mean(heads), seen, None, number, batch, whole)
-                measured[""].append(self._write(run, heads, seen, names, number, batch, whole))
+                seen = LayerVisibility.by(layer, heads)
+                self._write(run, head_mean(heads), seen, None, number, batch, descriptions)
+                measured[""].append(self._write(run, heads, seen, names, number, batch, descriptions))
                 if not unit.variant:
                     self._write_signals(run, heads, seen, names, number, batch)
                     if "row_permutation" in self.options.nulls:
                         support = seen.rows(mean=False).get("support")
-                        given = (batch.lengths, batch.samples, number, self.settings.seed, support)
-                        maps = shuffled_rows(heads, *given)
-                        found = self._write(run, maps, seen, names, number, batch, {}, "row_permutation")
-                        measured["row_permutation"].append(found)
+                        shuffle_arguments = (
+                            batch.lengths,
+                            batch.samples,
+                            number,
+                            self.settings.seed,
+                            support,
+                        )
+                        maps = shuffled_rows(heads, *shuffle_arguments)
+                        numbers = self._write(run, maps, seen, names, number, batch, {}, "row_permutation")
+                        measured["row_permutation"].append(numbers)
                 # while the next layer is computed, this one must be free
                 del heads, layer
             if not unit.variant and self.options.takes("scale_sensitivity"):
-                self._beginnings(run, batch, whole)
+                self._beginnings(run, batch, descriptions)
             for variant, layers in measured.items():
                 self._write_uncertainty(run, layers, batch, variant)
 
@@ -125,22 +133,22 @@ class WaveletStudy(Study):
         self,
         run: StageRun,
         maps: Tensor,
-        seen: Seen,
+        seen: LayerVisibility,
         names: Sequence[int] | None,
         number: int,
         batch: Batch,
-        whole: Descriptions,
+        descriptions: Descriptions,
         variant: str = "",
     ) -> dict[str, Tensor]:
-        """Rows of `heads`, or of `head_means` where no head has a name; its numbers [batch, maps]."""
+        """Write rows of `heads`, or of `head_means` if `names` is None; return numbers [batch, maps]."""
         control = variant or run.unit.variant
         chosen = self._chosen(seen.learned is not None)
         quantities = chosen.heads if control else [*chosen.heads, *chosen.power, *chosen.scales]
         if not quantities:
             return {}
         mean = names is None
-        found = measure_layer({"attention": maps}, quantities, seen, lengths=batch.lengths, mean=mean)
-        values = {one.name: found.values[one] for one in chosen.heads}
+        measured = measure_layer({"attention": maps}, quantities, seen, lengths=batch.lengths, mean=mean)
+        values = {quantity.name: measured.values[quantity] for quantity in chosen.heads}
         if values:
             columns: dict[str, Any] = {name: numbers.flatten().numpy() for name, numbers in values.items()}
             if not control:
@@ -151,11 +159,13 @@ class WaveletStudy(Study):
         if control:
             return values
         if chosen.power and names is not None:
-            shares = found.values[chosen.power[0]].nanmean(1)
+            shares = measured.values[chosen.power[0]].nanmean(1)
             keys = {"sample": np.repeat(batch.samples, BANDS), "layer": number, "protocol": "exact"}
             centers = np.tile((np.arange(BANDS) + 0.5) / BANDS, len(batch.samples))
             run.write("spectra", **keys, frequency=centers, power_share=shares.flatten().numpy())
-        whole[number, names is None] = [found.values[one].flatten(2) for one in chosen.scales]
+        descriptions[number, names is None] = [
+            measured.values[quantity].flatten(2) for quantity in chosen.scales
+        ]
         return values
 
     def _quantities(self, learned: bool) -> Chosen:
@@ -166,31 +176,39 @@ class WaveletStudy(Study):
     def _write_uncertainty(
         self, run: StageRun, layers: Sequence[dict[str, Tensor]], batch: Batch, variant: str
     ) -> None:
-        """How the entropies of each text's heads go together, those of all layers."""
+        """Write the correlation of the entropies of each text's heads, over all layers."""
         names = [name for name in summaries.ENTROPIES if layers and name in layers[0]]
         if not {"position_entropy", "spectral_entropy"} <= set(names):
             return
-        heads = {name: torch.cat([one[name] for one in layers], 1).numpy() for name in names}
+        heads = {name: torch.cat([numbers[name] for numbers in layers], 1).numpy() for name in names}
         for place, sample in enumerate(batch.samples):
-            own = {name: values[place] for name, values in heads.items()}
-            count = {} if variant or run.unit.variant else {"heads": len(own["position_entropy"])}
+            heads_of_text = {name: values[place] for name, values in heads.items()}
+            count = {} if variant or run.unit.variant else {"heads": len(heads_of_text["position_entropy"])}
             keys = {"sample": sample, "protocol": "exact"}
-            run.write("uncertainty", variant=variant, **keys, **count, **summaries.correlated(own))
+            run.write("uncertainty", variant=variant, **keys, **count, **summaries.correlated(heads_of_text))
 
     def _write_signals(
-        self, run: StageRun, maps: Tensor, seen: Seen, names: Sequence[int], number: int, batch: Batch
+        self,
+        run: StageRun,
+        maps: Tensor,
+        seen: LayerVisibility,
+        names: Sequence[int],
+        number: int,
+        batch: Batch,
     ) -> None:
-        """The last query's attention, among the keys that it sees, of the samples that the options name."""
+        """Write the last query's attention, among its visible keys, of the samples that the options name."""
         for place, sample in enumerate(batch.samples):
             if sample in self.options.signals:
                 n = batch.lengths[place]
-                there = seen.of_text(place, n)[n - 1]
-                signals = [row[:n][there].double().tolist() for row in maps[place, :, n - 1].cpu()]
+                visible = seen.of_text(place, n)[n - 1]
+                signals = [row[:n][visible].double().tolist() for row in maps[place, :, n - 1].cpu()]
                 keys = {"sample": sample, "layer": number, "head": list(names), "protocol": "exact"}
                 run.write("signals", **keys, n_tokens=n, signal=signals)
 
-    def _beginnings(self, run: StageRun, batch: Batch, whole: Descriptions) -> None:
-        """The first tokens of each text once more, beside the whole."""
+    def _beginnings(self, run: StageRun, batch: Batch, descriptions: Descriptions) -> None:
+        """Read the first tokens of each text again, and compare their wavelet description with the full
+        text's.
+        """
         for fraction in self.options.prefixes:
             lengths = [max(1, math.ceil(fraction * n)) for n in batch.lengths]
             if max(lengths) < self.options.min_keys:
@@ -203,15 +221,15 @@ class WaveletStudy(Study):
             )
             for number, layer in run.layers(part):
                 heads = layer.matrices()
-                seen = Seen.by(layer, heads)
+                seen = LayerVisibility.by(layer, heads)
                 chosen = self._chosen(seen.learned is not None).scales
                 for maps, names in ((head_mean(heads), None), (heads, list(layer.heads))):
                     mean = names is None
-                    found = measure_layer({"attention": maps}, chosen, seen, lengths=lengths, mean=mean)
-                    parts = [found.values[one].flatten(2) for one in chosen]
+                    measured = measure_layer({"attention": maps}, chosen, seen, lengths=lengths, mean=mean)
+                    parts = [measured.values[quantity].flatten(2) for quantity in chosen]
                     energy, coefficients = (
                         (1.0 - torch.nn.functional.cosine_similarity(*pair, dim=-1)).flatten().numpy()
-                        for pair in zip(whole[number, names is None], parts, strict=True)
+                        for pair in zip(descriptions[number, names is None], parts, strict=True)
                     )
                     keys = {**keys_of(part, number, names), "fraction": fraction}
                     tokens = np.repeat(lengths, maps.shape[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables made from the stored ones: uniform attention, phases of training, published values."""
+"""Tables computed from the stored ones: uniform attention, phases of training, published values."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ ENTROPIES = tuple(dict.fromkeys(name for pair in CORRELATIONS.values() for name 
 
 
 def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
-    """ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary."""
-    found = dict.fromkeys(CORRELATIONS, math.nan)
+    """Return ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary."""
+    correlations = dict.fromkeys(CORRELATIONS, math.nan)
     for name, pair in CORRELATIONS.items():
         if set(pair) <= set(heads):
             x, y = (np.asarray(heads[column], dtype=float) for column in pair)
             good = np.isfinite(x) & np.isfinite(y)
             if good.sum() >= 3 and np.ptp(x[good]) > 1e-12 and np.ptp(y[good]) > 1e-12:
-                found[name] = float(np.corrcoef(x[good], y[good])[0, 1])
-    return found
+                correlations[name] = float(np.corrcoef(x[good], y[good])[0, 1])
+    return correlations
 
 
 def phases(results: Results) -> pd.DataFrame:
     """Every number of every checkpoint: mean over heads, then over sentences, with its interval."""
     keys, parts = [*CHECKPOINT_KEYS, "sample"], []
-    there = results.tables()
-    if "heads" in there:
-        known = {*results.keys("heads"), "n_tokens", "support"}
+    stored_tables = results.tables()
+    if "heads" in stored_tables:
+        key_columns = {*results.keys("heads"), "n_tokens", "support"}
         heads = results.table("heads")
-        parts.append(heads.groupby(keys)[[name for name in heads if name not in known]].mean())
-    if "uncertainty" in there:
+        parts.append(heads.groupby(keys)[[name for name in heads if name not in key_columns]].mean())
+    if "uncertainty" in stored_tables:
         parts.append(results.table("uncertainty").set_index(keys)[list(CORRELATIONS)])
-    if "scale_sensitivity" in there:
+    if "scale_sensitivity" in stored_tables:
         by_fraction = results.table("scale_sensitivity").groupby([*keys, "fraction"])
         wide: Any = by_fraction[["energy", "coefficients"]].mean().unstack("fraction")
         wide.columns = [f"scale_sensitivity_{column}_{fraction:g}" for column, fraction in wide]
         parts.append(wide)
-    every = pd.concat(parts, axis=1).sort_index() if parts else pd.DataFrame()
+    all_values = pd.concat(parts, axis=1).sort_index() if parts else pd.DataFrame()
     rows: list[tuple[Any, ...]] = []
-    for checkpoint, own in every.groupby(list(CHECKPOINT_KEYS)) if parts else ():
-        for metric, values in own.items():
+    for checkpoint, values_of_checkpoint in all_values.groupby(list(CHECKPOINT_KEYS)) if parts else ():
+        for metric, values in values_of_checkpoint.items():
             good = values.to_numpy(dtype=float)
             good = good[np.isfinite(good)]
             if len(good):
@@ -63,13 +63,13 @@ def phases(results: Results) -> pd.DataFrame:
 
 
 def published(table: pd.DataFrame) -> pd.DataFrame:
-    """The table `published`: the paper's values for models of this run, beside the run's own."""
+    """Return the table `published`: the paper's values for models of this run, with the run's values."""
     printed = published_numbers("ruscio2024")
     rows = printed.merge(table, left_on="quantity", right_on="metric", suffixes=("_printed", ""))
-    there = [
+    is_matched = [
         same_model(row.model, row.model_printed) and step_belongs(row.table, row.step)
         for row in rows.itertuples()
     ]
     columns = {"value": "published", "low_printed": "published_low", "high_printed": "published_high"}
-    kept = ["model", "step", "metric", *columns, "mean", "low", "high", "samples"]
-    return rows.loc[there, kept].rename(columns={**columns, "mean": "here"})
+    stored_columns = ["model", "step", "metric", *columns, "mean", "low", "high", "samples"]
+    return rows.loc[is_matched, stored_columns].rename(columns={**columns, "mean": "here"})

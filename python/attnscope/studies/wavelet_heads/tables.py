@@ -37,7 +37,7 @@ METRICS = (*HEADS, "scale_sensitivity")
 
 
 class WaveletOptions(Options):
-    """What `options` of a run of this study may hold.
+    """The options of a run of this study.
 
     Args:
         metrics: names of metrics; empty takes all.
@@ -51,7 +51,7 @@ class WaveletOptions(Options):
         prefixes: fractions of each text that are read again for the scale sensitivity.
         nulls: "random_weights" (a model of the same configuration), "row_permutation"; "all" is short for
             both.
-        harmonics: what RoPE's rotations become behind the model's own activation.
+        harmonics: measure RoPE's rotations behind the model's activation.
         signals: numbers of the samples whose signals are stored whole, for scalograms.
     """
 
@@ -68,7 +68,7 @@ class WaveletOptions(Options):
     signals: list[int] = Field(default=[0])
 
     def takes(self, metric: str) -> bool:
-        """Whether a metric is asked for."""
+        """Return True if a metric is asked for."""
         return not self.metrics or metric in self.metrics
 
     def of(self, metric: str) -> dict[str, Any]:
@@ -85,8 +85,8 @@ class WaveletOptions(Options):
 
 #: Share of the power in each band, [batch, maps, band].
 POWER_SHARE = power_spectrum.QUANTITIES[-1]
-#: What a learned sink takes of each row: signals are of real keys, and no key stands for it.
-LEARNED = next(one for one in sink_sets.QUANTITIES if one.name == "learned_sink_mass")
+#: The share of a learned sink in each row: signals are of real keys, and no key represents it.
+LEARNED = next(quantity for quantity in sink_sets.QUANTITIES if quantity.name == "learned_sink_mass")
 #: The coefficients of each scale at as many places, [batch, maps, scale, place].
 PROFILE = replace(
     wavelet.ENERGY,
@@ -100,26 +100,26 @@ PROFILE = replace(
 
 
 def of_heads(options: WaveletOptions) -> list[Quantity]:
-    """The quantities of `heads` under the options of a run, each a number per map."""
+    """Return the quantities of `heads` under the options of a run, each a number per map."""
     # the shortest signals have so many scales of details, and those of all signals are compared
     levels = math.floor(math.log2(options.min_keys / 3))
     scales = over_queries(wavelet.ENERGY, options), over_queries(wavelet.POSITION_ENTROPY, options)
-    found = []
+    selected = []
     for metric, quantities in HEADS.items():
-        for one in quantities if options.takes(metric) else ():
-            stem, _, scale = one.name.rpartition("_")
-            spread = [whole for whole in scales if whole.name == stem]
+        for quantity in quantities if options.takes(metric) else ():
+            stem, _, scale = quantity.name.rpartition("_")
+            spread = [scale_quantity for scale_quantity in scales if scale_quantity.name == stem]
             if spread and int(scale) > levels:
                 continue
             # the mean over queries of all scales at once, then the scale
-            made = spread[0].at(scale=int(scale)) if spread else over_queries(one, options)
-            found.append(replace(made, label=one.label, meaning=one.meaning))
-    return found
+            averaged = spread[0].at(scale=int(scale)) if spread else over_queries(quantity, options)
+            selected.append(replace(averaged, label=quantity.label, meaning=quantity.meaning))
+    return selected
 
 
-def over_queries(one: Quantity, options: WaveletOptions) -> Quantity:
-    """The mean over queries of a quantity under the options of a run."""
-    return one.with_options(**options.of(one.metric)).mean_over("query")
+def over_queries(quantity: Quantity, options: WaveletOptions) -> Quantity:
+    """Return the mean over queries of a quantity under the options of a run."""
+    return quantity.with_options(**options.of(quantity.metric)).mean_over("query")
 
 
 _TOKENS = Column("n_tokens", kind="count", label="tokens", meaning="Tokens of the text.")
@@ -151,8 +151,8 @@ _HARMONICS = (
         for order in range(2, ORDERS + 1)
     ),
     *(
-        Column(f"{what}_{shift}", label=words, meaning=f"Of two rotations {how}.")
-        for what, words in (("norm", "activation norm"), ("entropy", "attention entropy (nats)"))
+        Column(f"{measure}_{shift}", label=words, meaning=f"Of two rotations {how}.")
+        for measure, words in (("norm", "activation norm"), ("entropy", "attention entropy (nats)"))
         for shift, how in (("aligned", "in phase"), ("shifted", "half a turn apart"))
     ),
 )

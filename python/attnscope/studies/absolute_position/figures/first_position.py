@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from attnscope.plots.axes import layers_below, logarithmic
+from attnscope.plots.axes import layers_below, scale_logarithmically
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, with_values
 from attnscope.plots.selection import first_model, last_step
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
@@ -40,7 +40,7 @@ def trajectory(results: Results, options: Options) -> Drawn:
         label="other positions, 5 to 95 %",
     )  # fmt: skip
     ax.plot(base["layer"], base["other_50"], color=MUTED, linewidth=1.0)
-    logarithmic(ax, [table["norm"], base[["other_05", "other_50", "other_95"]]])
+    scale_logarithmically(ax, [table["norm"], base[["other_05", "other_50", "other_95"]]])
     ax.set_ylabel("norm of the state")
     ax.legend(fontsize=6.5)
     _plain_ticks(ax)

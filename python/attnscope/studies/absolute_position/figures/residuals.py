@@ -18,7 +18,7 @@ from attnscope.plots.figure import (
     Results,
     captioned,
     optional,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.selection import first_model, last_step
@@ -251,9 +251,9 @@ _NAMED = 2.1
 @figure("layer_means", "encodings", "depth_slopes")
 def encodings(results: Results, options: Options) -> Drawn:
     """Encodings beside one another: felt residual and moved attention by depth, and the latter's slope."""
-    table = last_step(stored(results, "layer_means", "felt", "moved_tv"))
+    table = last_step(require_table(results, "layer_means", "felt", "moved_tv"))
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
-    slopes = stored(results, "depth_slopes", "slope")
+    slopes = require_table(results, "depth_slopes", "slope")
     slopes = slopes[slopes["measure"] == "moved_l2"]
     models = list(dict.fromkeys(table["model"]))
     if len(models) < 2:

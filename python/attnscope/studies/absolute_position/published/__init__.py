@@ -11,7 +11,7 @@ import pandas as pd
 from attnscope.engine.results import Results
 from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
-from attnscope.published import Compared, Measured, beside, pairs
+from attnscope.published import Compared, Measured, comparison_row, pairs
 from attnscope.studies.absolute_position.options import REPLACEMENTS, PositionOptions
 from attnscope.studies.stored_options import stored_options
 
@@ -66,11 +66,11 @@ def compare(
 def _row(model: str, arm: str, found: pd.DataFrame, number: dict[str, Any]) -> dict[str, Any]:
     """The published number beside one arm, the mean over its draws."""
     exact = Measured(*found[["energy_removed", "energy_removed_low", "energy_removed_high"]].mean())
-    return beside(
+    return comparison_row(
         model,
         number,
         exact=exact,
-        about="1 − the residual's energy with what is put at position 0, layers from 1, early queries",
+        note="1 − the residual's energy with what is put at position 0, layers from 1, early queries",
         token=arm,
         difference=exact.value - number["value"],
     )
@@ -87,12 +87,12 @@ def _precursor(results: Results, numbers: pd.DataFrame, chosen: str | None) -> C
     for model, number in pairs(dict.fromkeys(tests["model"]), numbers, chosen, statements):
         if number["quantity"] == "position_probe":
             measured, exact = (_probed(results, model, one) for one in ("ruscio2025once", "exact"))
-            rows.append(beside(model, number, measured=measured, exact=exact, about=PROBES))
+            rows.append(comparison_row(model, number, measured=measured, exact=exact, note=PROBES))
             continue
         own = tests[tests["model"] == model]
         measured = _tested(own[own["protocol"] == "ruscio2025once"], number, alpha)
         exact = _tested(own[own["protocol"] == "exact"], number, alpha)
-        rows.append(beside(model, number, measured=measured, exact=exact))
+        rows.append(comparison_row(model, number, measured=measured, exact=exact))
     return Compared(pd.DataFrame(rows), statements)
 
 

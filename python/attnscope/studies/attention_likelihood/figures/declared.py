@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Figure, Options, Results, declared_in, stored
+from attnscope.plots.figure import Figure, Options, Results, declared_in, require_table
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED, legend_columns
 
@@ -23,7 +23,7 @@ ZERO: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (5, 2
 
 def exact(results: Results, name: str, *columns: str) -> pd.DataFrame:
     """Rows of the exact protocol at each model's last checkpoint."""
-    table = last_step(stored(results, name, *columns))
+    table = last_step(require_table(results, name, *columns))
     return table[table["protocol"] == "exact"]
 
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
 from attnscope.plots.axes import layers_below
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, require_table
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.report.numbers import number
@@ -37,7 +37,7 @@ NO_LAYER = "0.75"
 @figure("head_mean_associations")
 def likelihood_map(results: Results, options: Options) -> Drawn:
     """Correlation of likelihood and attention of a word to itself, models by layers."""
-    table = last_step(stored(results, "head_mean_associations", "estimate"))
+    table = last_step(require_table(results, "head_mean_associations", "estimate"))
     grids, modes = [], []
     for title, protocol, design, predictor, measure in MAPS:
         own = table[

@@ -11,7 +11,7 @@ import pandas as pd
 from attnscope.engine.results import Results
 from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
-from attnscope.published import Compared, Measured, beside, pairs
+from attnscope.published import Compared, Measured, comparison_row, pairs
 
 #: What the published numbers may not be taken for.
 STATEMENTS = (
@@ -73,7 +73,9 @@ def _row(model: str, best: pd.DataFrame, layers: pd.DataFrame, number: dict[str,
         if number["quantity"] == "rho" and "exact" in best.index:
             exact = Measured(_number(best.loc["exact"], "held_out_rho"))
     about = _ABOUT.get(number["quantity"], "")
-    return beside(model, number, measured=measured, exact=exact, sentences=texts, about=about, layer=layer)
+    return comparison_row(
+        model, number, measured=measured, exact=exact, sentences=texts, note=about, layer=layer
+    )
 
 
 #: What a quantity is, where its name does not say it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The figures of the study on attention sinks, each drawn from stored tables alone."""
+"""The figures of the study on attention sinks, each drawn from stored tables only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIGURES |= {
         (("head_divergence", None), ("entropy_magnitude_correlation", None)),
         columns=2,
         width=4.8,
-        says={
+        sentences={
             "head_divergence": "how much heads differ from their mean",
             "entropy_magnitude_correlation": (
                 "the correlation over tokens of entropy with how far the block moves the token"
@@ -50,7 +50,7 @@ FIGURES |= {
     "thresholds": standard.thresholds(
         ("density", "graph_fiedler_value", "betti_0", "betti_1", "hub_share", "gini"),
         logarithmic=("graph_fiedler_value",),
-        says={
+        sentences={
             "graph_fiedler_value": (
                 "λ₂ here belongs to the unweighted thresholded graph and reaches n for the complete one."
             )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""By layer: what attention moves, its sinks' influence, spectra, and each published computation beside it."""
+"""Figures by layer: alignment, the influence of sinks, spectra, and each published computation."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from attnscope.plots.figure import (
     compared_with,
     optional,
     over_layers,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.lines import depth_profile, draw_curve
 from attnscope.plots.selection import estimate, last_step, measured_heads
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
 
-#: What a protocol is called wherever the two stand side by side.
+#: Labels of the protocols in figures that show both.
 PROTOCOL_NAMES = {"exact": "exact", "ruscio2025": "as published"}
 
 
@@ -48,7 +48,8 @@ def _profiles(
     heads: pd.DataFrame,
     baselines: pd.DataFrame | None = None,
 ) -> None:
-    """In each panel the profile over depth of a column, under its title, of its rows; one legend for all.
+    """Draw in each panel the profile over depth of a column, under its title, of its rows; one legend for
+    all.
 
     Baselines are those of `heads`.
     """
@@ -71,9 +72,9 @@ ALIGNMENTS = {
 def alignment(results: Results, options: Options) -> Drawn:
     """Alignment over depth: value vectors, hidden states, without sinks, and as published."""
     heads = measured_heads(results)
-    there = with_values(last_step(heads), "heads", list(ALIGNMENTS))
+    present = with_values(last_step(heads), "heads", list(ALIGNMENTS))
     over_layers(heads)
-    drawn = [(column, ALIGNMENTS[column], heads) for column in there]
+    drawn = [(column, ALIGNMENTS[column], heads) for column in present]
     published = published_means(results)
     if "alignment_hidden" in published and last_step(published)["alignment_hidden"].notna().any():
         drawn.append(("alignment_hidden", "as published", published))
@@ -91,12 +92,16 @@ def alignment(results: Results, options: Options) -> Drawn:
         "alignment_value": "their own value vectors",
         "alignment_hidden": "the states that enter the layer",
     }
-    words = [words for start, words in spaces.items() if any(name.startswith(start) for name in there)]
-    without = ", with and without the head's sink tokens" if any("without" in name for name in there) else ""
-    beside = ", and as published (head mean, states, all ordered pairs)" if len(drawn) > len(there) else ""
+    words = [words for start, words in spaces.items() if any(name.startswith(start) for name in present)]
+    without = (
+        ", with and without the head's sink tokens" if any("without" in name for name in present) else ""
+    )
+    as_published = (
+        ", and as published (head mean, states, all ordered pairs)" if len(drawn) > len(present) else ""
+    )
     return captioned(
         figure,
-        f"Alignment by layer: single heads with {' and with '.join(words)}{without}{beside}.",
+        f"Alignment by layer: single heads with {' and with '.join(words)}{without}{as_published}.",
         compared_with(figure),
     )
 
@@ -108,24 +113,26 @@ def spectra(results: Results, options: Options) -> Drawn:
     if {"mp_largest", "mp_edge"} <= set(heads):
         edge = heads["mp_edge"].where(heads["mp_edge"] > 0)
         heads = heads.assign(mp_over_edge=heads["mp_largest"] / edge)
-    wanted = ("participation_ratio", "effective_rank", "mp_ks", "mp_over_edge", "mp_outlier_energy")
-    there = with_values(last_step(heads), "heads", wanted)[:4]
-    if len(there) < 2:
-        raise NotDrawable(f"the heads table has fewer than two of {', '.join(wanted)}")
-    labels = {one: "largest / edge" if one == "mp_over_edge" else quantity(one).label for one in there}
-    figure, (axes,) = panels(1, len(there), height=2.1, width=options.width)
+    candidates = ("participation_ratio", "effective_rank", "mp_ks", "mp_over_edge", "mp_outlier_energy")
+    present = with_values(last_step(heads), "heads", candidates)[:4]
+    if len(present) < 2:
+        raise NotDrawable(f"the heads table has fewer than two of {', '.join(candidates)}")
+    labels = {
+        column: "largest / edge" if column == "mp_over_edge" else quantity(column).label for column in present
+    }
+    figure, (axes,) = panels(1, len(present), height=2.1, width=options.width)
     drawn = [(column, title, heads) for column, title in labels.items()]
     _profiles(figure, drawn, heads, optional(results, "baselines"))
-    if "mp_over_edge" in there:
-        ax = axes[there.index("mp_over_edge")]
+    if "mp_over_edge" in present:
+        ax = axes[present.index("mp_over_edge")]
         ax.axhline(1, color=MUTED, linewidth=0.6, zorder=1)
         ax.set_ylim(0, 1.06 * max(1.0, drawn_range(ax)[1]))
-    beside = compared_with(figure)
+    comparison = compared_with(figure)
     return captioned(
         figure,
         f"By layer, mean over heads: {', '.join(labels.values())}.",
-        beside,
-        "Shuffled rows keep each row's values and break their columns." if "shuffled" in beside else "",
+        comparison,
+        "Shuffled rows keep each row's values and break their columns." if "shuffled" in comparison else "",
     )
 
 
@@ -137,17 +144,17 @@ def reference(results: Results, options: Options) -> Drawn:
         "reference_directional": r"direction, $\cos(c_R, c)$",
         "reference_information": r"turn without, $1-\cos(c, c_N)$",
     }
-    there = with_values(last_step(heads), "heads", list(titles))
+    present = with_values(last_step(heads), "heads", list(titles))
     over_layers(heads)
     published = published_means(results)
-    both = set(there) <= set(published) and last_step(published)[there].notna().any(axis=None)
-    drawn = [(column, titles[column], heads) for column in there]
-    drawn += [(column, "", published) for column in there] if both else []
-    rows = len(drawn) // len(there)
-    figure, axes = panels(rows, len(there), height=1.75 * rows + 0.4, width=options.width)
+    has_published = set(present) <= set(published) and last_step(published)[present].notna().any(axis=None)
+    drawn = [(column, titles[column], heads) for column in present]
+    drawn += [(column, "", published) for column in present] if has_published else []
+    rows = len(drawn) // len(present)
+    figure, axes = panels(rows, len(present), height=1.75 * rows + 0.4, width=options.width)
     _profiles(figure, drawn, heads)
     words = "single heads with their value vectors."
-    if both:
+    if has_published:
         for ax in axes[0]:
             ax.set_xlabel("")
         axes[0][0].set_ylabel("exact, single heads")
@@ -173,11 +180,13 @@ PAIRS = {
 }
 
 
-def protocol_profile(own: pd.DataFrame, column: str, ax: Axes) -> None:
-    """A column of one series' head means over depth, a line per protocol with 95 % intervals over samples."""
-    series, place = str(own["series"].iloc[0]), depth_axis(ax, own)
+def protocol_profile(head_means: pd.DataFrame, column: str, ax: Axes) -> None:
+    """Draw a column of one series' head means over depth, a line per protocol with 95 % intervals over
+    samples.
+    """
+    series, place = str(head_means["series"].iloc[0]), depth_axis(ax, head_means)
     for (protocol, name), color in zip(PROTOCOL_NAMES.items(), PALETTE, strict=False):
-        rows = own[own["protocol"] == protocol]
+        rows = head_means[head_means["protocol"] == protocol]
         rows = rows.assign(value=np.where(np.isfinite(rows[column].astype(float)), rows[column], np.nan))
         if rows["value"].notna().any():
             means = estimate(rows, "value", ["layer"]).sort_values("layer")
@@ -185,35 +194,35 @@ def protocol_profile(own: pd.DataFrame, column: str, ax: Axes) -> None:
 
 
 def protocols(results: Results, options: Options) -> Drawn:
-    """Each published quantity over depth beside the exact one, on the head mean, one row per model."""
-    heads = stored(results, "head_means", "protocol")
+    """Each published quantity over depth with the exact one, on the head mean, one row per model."""
+    heads = require_table(results, "head_means", "protocol")
     if set(heads["protocol"]) < {"exact", "ruscio2025"}:
         raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")
     heads = defined(last_step(in_series(heads, results)))
     names = list(dict.fromkeys(heads["series"]))[:3]
     heads = heads[heads["series"].isin(names)]
-    both = [heads[heads["protocol"] == protocol] for protocol in PROTOCOL_NAMES]
-    there = [
+    rows_by_protocol = [heads[heads["protocol"] == protocol] for protocol in PROTOCOL_NAMES]
+    pairs = [
         (title, column)
         for title, column in PAIRS.items()
-        if column in heads and all(rows[column].notna().any() for rows in both)
+        if column in heads and all(rows[column].notna().any() for rows in rows_by_protocol)
     ]
-    if not there:
+    if not pairs:
         raise NotDrawable("no quantity was measured under both protocols")
     columns = 4
-    each = -(-len(there) // columns)
-    rows = each * len(names)
+    rows_per_series = -(-len(pairs) // columns)
+    rows = rows_per_series * len(names)
     figure, axes = panels(rows, columns, height=1.6 * rows + 0.35, width=options.width)
     for number, series in enumerate(names):
-        flat = [ax for row in axes[number * each : (number + 1) * each] for ax in row]
-        own = heads[heads["series"] == series]
-        for ax, (title, column) in zip(flat, there, strict=False):
-            protocol_profile(own, column, ax)
+        flat = [ax for row in axes[number * rows_per_series : (number + 1) * rows_per_series] for ax in row]
+        rows_of_series = heads[heads["series"] == series]
+        for ax, (title, column) in zip(flat, pairs, strict=False):
+            protocol_profile(rows_of_series, column, ax)
             ax.set_title(title)
-            _readable(ax, column, own)
-        for ax in flat[len(there) :]:
+            _readable(ax, column, rows_of_series)
+        for ax in flat[len(pairs) :]:
             ax.set_axis_off()
-        for ax in flat[: max(0, len(there) - columns)]:
+        for ax in flat[: max(0, len(pairs) - columns)]:
             ax.set_xlabel("")
         if len(names) > 1:
             flat[0].set_ylabel(series)
@@ -230,8 +239,8 @@ def protocols(results: Results, options: Options) -> Drawn:
     )
 
 
-def _readable(ax: Axes, column: str, own: pd.DataFrame) -> None:
-    """Zero in sight where it means something, whole numbers for counts, the bound as a dotted line."""
+def _readable(ax: Axes, column: str, rows_of_series: pd.DataFrame) -> None:
+    """Keep a meaningful zero in sight, count in whole numbers, and draw the bound as a dotted line."""
     bottom, top = drawn_range(ax)
     if not np.isfinite(top):
         ax.set_axis_off()
@@ -243,10 +252,10 @@ def _readable(ax: Axes, column: str, own: pd.DataFrame) -> None:
         ax.set_ylim(0, 1.1 * top if top > 0 else 1)
     else:
         ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-    causal = "causal" not in own or bool(own["causal"].astype(bool).all())
-    if column == "bar_count_0" and causal and "n_tokens" in own:
+    causal = "causal" not in rows_of_series or bool(rows_of_series["causal"].astype(bool).all())
+    if column == "bar_count_0" and causal and "n_tokens" in rows_of_series:
         # the β0 that the published computation gives for causal maps
-        bound = own.drop_duplicates("sample")["n_tokens"].astype(float).clip(upper=30).mean()
+        bound = rows_of_series.drop_duplicates("sample")["n_tokens"].astype(float).clip(upper=30).mean()
         ax.axhline(
             bound, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1.5,
             label="min(n, 30)", gid="bound",

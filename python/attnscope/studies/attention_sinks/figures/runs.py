@@ -20,7 +20,7 @@ from attnscope.plots.figure import (
     Results,
     captioned,
     compared_with,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.lines import draw_curve
@@ -32,28 +32,34 @@ from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 REDUCTIONS = {at: f"kl_reduction_{at}" for at in PERCENTILES}
 
 
-def kl_by_threshold(own: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> None:
-    """How much less heads differ without sinks, in one protocol, over the percentile that makes a key one."""
-    measured = with_values(own, "layers", list(REDUCTIONS.values()))
-    there = [at for at, column in REDUCTIONS.items() if column in measured]
-    for name in dict.fromkeys(own["series"]):
-        rows = own[own["series"] == name]
+def kl_by_threshold(rows_of_protocol: pd.DataFrame, colors: Mapping[str, str], ax: Axes) -> None:
+    """Draw the decrease of the heads' divergence without sinks, in one protocol, over the percentile that
+    defines a sink.
+    """
+    measured = with_values(rows_of_protocol, "layers", list(REDUCTIONS.values()))
+    percentiles = [at for at, column in REDUCTIONS.items() if column in measured]
+    for name in dict.fromkeys(rows_of_protocol["series"]):
+        rows = rows_of_protocol[rows_of_protocol["series"] == name]
         means = pd.concat(estimate(rows, column, ["series"]) for column in measured)
         if means["mean"].notna().any():
-            draw_curve(ax, there, means, str(name), colors[name], marker=True)
+            draw_curve(ax, percentiles, means, str(name), colors[name], marker=True)
     ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-    ax.set(xticks=there, xlim=(min(there) - 2, max(there) + 2))
+    ax.set(xticks=percentiles, xlim=(min(percentiles) - 2, max(percentiles) + 2))
     ax.set(xlabel="percentile of a sink", ylabel="reduction of KL (nats)")
 
 
 def sink_removal(results: Results, options: Options) -> Drawn:
     """KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
-    layers = last_step(in_series(stored(results, "layers", "protocol"), results))
-    there = with_values(layers, "layers", list(REDUCTIONS.values()))
+    layers = last_step(in_series(require_table(results, "layers", "protocol"), results))
+    reductions = with_values(layers, "layers", list(REDUCTIONS.values()))
     of_kinds = {kind: layers[layers["protocol"] == kind] for kind in PROTOCOL_NAMES}
-    kinds = [kind for kind, own in of_kinds.items() if own[there].notna().any(axis=None)]
+    kinds = [
+        kind
+        for kind, rows_of_protocol in of_kinds.items()
+        if rows_of_protocol[reductions].notna().any(axis=None)
+    ]
     middle = REDUCTIONS[90]
-    by_layer = [kind for kind in kinds if middle in there and of_kinds[kind][middle].notna().any()]
+    by_layer = [kind for kind in kinds if middle in reductions and of_kinds[kind][middle].notna().any()]
     colors = series_colors(list(layers["series"]))
     figure, (axes,) = panels(1, len(kinds) + len(by_layer), height=2.2, width=options.width, sharey=True)
     free = iter(axes)
@@ -69,14 +75,14 @@ def sink_removal(results: Results, options: Options) -> Drawn:
             continue
         depth = next(free)
         place = depth_axis(depth, layers)
-        for name, own in of_kinds[protocol].groupby("series", sort=False):
-            rows = estimate(own, middle, ["layer"]).sort_values("layer")
+        for name, rows_of_series in of_kinds[protocol].groupby("series", sort=False):
+            rows = estimate(rows_of_series, middle, ["layer"]).sort_values("layer")
             x = place(str(name), rows["layer"])
             draw_curve(depth, x, rows, str(name), colors[str(name)], marker=len(rows) < 50)
         depth.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
         depth.set_title(f"{title or 'ΔKL by layer'}, keys ≥ 90th percentile")
     legend_row(figure, colors)
-    beside = "By the published computation." if kinds == ["ruscio2025"] else ""
+    single_protocol = "By the published computation." if kinds == ["ruscio2025"] else ""
     return captioned(
         figure,
         "How much closer heads come to their mean when sink keys are removed and rows renormalised, over the "
@@ -88,7 +94,7 @@ def sink_removal(results: Results, options: Options) -> Drawn:
             if "exact" in kinds
             else ""
         ),
-        "The published computation stands beside the exact one." if len(kinds) > 1 else beside,
+        "The published computation stands beside the exact one." if len(kinds) > 1 else single_protocol,
         compared_with(figure),
     )
 
@@ -105,13 +111,13 @@ CHANGES = {
     "output_kl": ("KL of the output (nats)", "divergence of the next-token distributions"),
     "loss_change": ("change of loss (nats)", "change of the loss"),
 }
-#: Inches: the room that the name of a kind of keys takes beside others.
+#: Inches that the name of a kind of keys takes next to others.
 NAMED = 0.85
 
 
 def ablation(results: Results, options: Options) -> Drawn:
     """Sink keys masked inside the model: divergence of its output and change of its loss."""
-    table = last_step(in_series(stored(results, "ablation", "keys"), results))
+    table = last_step(in_series(require_table(results, "ablation", "keys"), results))
     shown = with_values(table, "ablation", list(CHANGES))
     names = list(dict.fromkeys(table["series"]))
     colors = series_colors(names)
@@ -150,9 +156,9 @@ GROUPS = {"attention": "attention", "mlp": "MLP", "norm": "norm", "embedding": "
 
 
 def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
-    """The trace of the Fisher information over depth: a line per group of blocks, a level outside."""
-    there = [name for name in GROUPS if (fisher["group"] == name).any()]
-    for name, color in zip(there, PALETTE, strict=False):
+    """Draw the trace of the Fisher information over depth: a line per group of blocks, a level outside."""
+    groups = [name for name in GROUPS if (fisher["group"] == name).any()]
+    for name, color in zip(groups, PALETTE, strict=False):
         rows = fisher[fisher["group"] == name]
         inside = rows[rows["layer"] >= 0]
         if len(inside):
@@ -176,7 +182,7 @@ def fisher_profile(fisher: pd.DataFrame, column: str, ax: Axes) -> None:
 
 
 def power(value: float) -> str:
-    """A tick of a logarithmic axis: plain where that is short, a power of ten elsewhere.
+    """Return a tick of a logarithmic axis: plain where that is short, a power of ten elsewhere.
 
     >>> power(0.5), power(200.0), power(2e-6), power(1e7)
     ('0.5', '200', '2e−6', '1e7')
@@ -189,7 +195,7 @@ def power(value: float) -> str:
 
 def fisher(results: Results, options: Options) -> Drawn:
     """Fisher information by block and kind of parameters: as published, exact, and per parameter."""
-    table = stored(results, "fisher", "protocol").rename(columns={"group": "part"})
+    table = require_table(results, "fisher", "protocol").rename(columns={"group": "part"})
     table = last_step(in_series(table, results)).rename(columns={"group": "input", "part": "group"})
     shown = [
         (protocol, column, title)
@@ -206,9 +212,9 @@ def fisher(results: Results, options: Options) -> Drawn:
     names = list(dict.fromkeys(table["series"]))[:3]
     figure, axes = panels(len(names), len(shown), height=1.85 * len(names) + 0.35, width=options.width)
     for axes_row, name in zip(axes, names, strict=True):
-        own = table[table["series"] == name]
+        rows_of_series = table[table["series"] == name]
         for ax, (protocol, column, title) in zip(axes_row, shown, strict=True):
-            fisher_profile(own[own["protocol"] == protocol], column, ax)
+            fisher_profile(rows_of_series[rows_of_series["protocol"] == protocol], column, ax)
             ax.set_title(title if name == names[0] else "")
             if name != names[-1]:
                 ax.set_xlabel("")

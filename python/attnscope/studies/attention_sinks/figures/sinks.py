@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Attention to the first key, the topology of its extremes, and which sink rules the layers."""
+"""Figures of attention to the first key, the topology of its extremes, and the sinks of the layers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from attnscope.plots.figure import (
     compared_with,
     optional,
     over_steps,
-    stored,
+    require_table,
     with_values,
 )
 from attnscope.plots.lines import head_emergence
 from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, persistence_diagram, printable
-from attnscope.plots.selection import estimate, last_step, measured_heads, series_are
+from attnscope.plots.selection import estimate, last_step, measured_heads, series_noun
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
 from attnscope.plots.style import DASHES, MUTED, PALETTE, legend_over, legend_row, panels
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
@@ -81,8 +81,8 @@ def sink_maps(results: Results, options: Options) -> Drawn:
     names = list(dict.fromkeys(heads["series"]))
     steps = sorted(heads["step"].unique())
     if len(steps) > 5:
-        wanted = [step for step in steps if step >= steps[-1] / 30] or steps[-5:]
-        steps = [steps[0], *wanted[-4:]] if steps[0] not in wanted[-4:] else wanted[-5:]
+        late_steps = [step for step in steps if step >= steps[-1] / 30] or steps[-5:]
+        steps = [steps[0], *late_steps[-4:]] if steps[0] not in late_steps[-4:] else late_steps[-5:]
     tables = [
         [heads[(heads["series"] == name) & (heads["step"] == step)] for step in steps] for name in names
     ]
@@ -104,12 +104,12 @@ def sink_maps(results: Results, options: Options) -> Drawn:
                 continue
             layer_head_map(rows, "sink_share", ax=ax, norm=norm, colorbar=False, numbers=legible)
             when = f"step {step}" if step >= 0 else ""
-            whose = name if len(names) > 1 and ax is axes_row[0] else ""
-            ax.set_title(", ".join(word for word in (whose, when) if word))
+            series_label = name if len(names) > 1 and ax is axes_row[0] else ""
+            ax.set_title(", ".join(word for word in (series_label, when) if word))
             ax.label_outer()
     uniform = uniform_value(heads, optional(results, "baselines"), "sink_share")
     shared_colorbar(figure, figure.axes, norm, axis_label("sink_share"), uniform)
-    rows_are = f", one row per {series_are(heads)}" if len(names) > 1 else ""
+    rows_are = f", one row per {series_noun(heads)}" if len(names) > 1 else ""
     columns_are = ", one column per checkpoint" if len(steps) > 1 else ""
     return captioned(
         figure, f"Attention to the first key per layer and head{rows_are}{columns_are}.", marked(figure)
@@ -117,28 +117,28 @@ def sink_maps(results: Results, options: Options) -> Drawn:
 
 
 def persistence(results: Results, options: Options) -> Drawn:
-    """Persistence diagrams and Betti curves of the heads that attend most and least to the first key.
+    """Draw persistence diagrams and Betti curves of the heads that attend most and least to the first key.
 
     Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
     """
-    bars, heads, keys = stored(results, "bars", *BARS), last_step(sinks(results)), MAP_KEYS
+    bars, heads, keys = require_table(results, "bars", *BARS), last_step(sinks(results)), MAP_KEYS
     bars = bars[bars["protocol"] == "exact"] if "protocol" in bars else bars
     bars = bars[bars[["birth", "death"]].notna().all(axis=1)]
-    there = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
-    if there.empty:
+    with_bars = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
+    if with_bars.empty:
         raise NotDrawable("no bars of single heads at the last checkpoint were stored")
-    one = [*CHECKPOINT_KEYS, "sample"]
-    there = there[there.groupby(one)["sink_share"].transform("size") > 1]
-    if there.empty:
+    text_keys = [*CHECKPOINT_KEYS, "sample"]
+    with_bars = with_bars[with_bars.groupby(text_keys)["sink_share"].transform("size") > 1]
+    if with_bars.empty:
         raise NotDrawable("no sample has the bars of two heads to hold against each other")
-    strongest = there.loc[there["sink_share"].idxmax()]
-    there = there[(there[one] == strongest[one]).all(axis=1)]
-    chosen = [strongest, there.loc[there.drop(index=strongest.name)["sink_share"].idxmin()]]
+    strongest = with_bars.loc[with_bars["sink_share"].idxmax()]
+    with_bars = with_bars[(with_bars[text_keys] == strongest[text_keys]).all(axis=1)]
+    chosen = [strongest, with_bars.loc[with_bars.drop(index=strongest.name)["sink_share"].idxmin()]]
     figure, axes = panels(2, 2, height=4.3, width=min(5.4, options.width))
     for axes_row, row in zip(axes, chosen, strict=True):
-        own = bars[(bars[keys] == row[keys]).all(axis=1)]
-        persistence_diagram(own, ax=axes_row[0])
-        betti_curve(own, ax=axes_row[1])
+        bars_of_head = bars[(bars[keys] == row[keys]).all(axis=1)]
+        persistence_diagram(bars_of_head, ax=axes_row[0])
+        betti_curve(bars_of_head, ax=axes_row[1])
         name = f"L{row['layer']}H{row['head']}, first key {row['sink_share']:.2f}"
         axes_row[0].set_ylabel(f"{name}\ndeath", linespacing=1.5)
     of_model = f" of {strongest['model']}" if heads["model"].nunique() > 1 else ""
@@ -151,27 +151,27 @@ def persistence(results: Results, options: Options) -> Drawn:
 
 
 def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
-    """The share of the most frequent sink in each third of the layers, by position and by token."""
+    """Draw the share of the most frequent sink in each third of the layers, by position and by token."""
     thirds = [third for third in ("early", "middle", "late") if (evidence["third"] == third).any()] or ["all"]
     shares = evidence.pivot_table(index="third", columns="kind", values="top_1", dropna=False).reindex(thirds)
-    # of two names at one place the higher share's stands above
+    # of two names at one place the higher share's is above
     above = [
-        "token" if one.get("token", 0) > one.get("position", 0) else "position"
-        for _, one in shares.iterrows()
+        "token" if third.get("token", 0) > third.get("position", 0) else "position"
+        for _, third in shares.iterrows()
     ]
     for place, (kind, label) in enumerate((("position", "by position"), ("token", "by token"))):
         rows = evidence[evidence["kind"] == kind].set_index("third").reindex(thirds)
         # both lines can run through the same points
-        beside = np.arange(len(thirds)) + 0.05 * (2 * place - 1)
+        offsets = np.arange(len(thirds)) + 0.05 * (2 * place - 1)
         ax.plot(
-            beside, rows["top_1"], label=label, color=PALETTE[place], marker="os"[place],
+            offsets, rows["top_1"], label=label, color=PALETTE[place], marker="os"[place],
             linestyle=DASHES[place] if not place else (0, (4, 1.5)), markersize=4, zorder=3,
         )  # fmt: skip
         for x, (_, row) in enumerate(rows.iterrows()):
             if isinstance(row.get("top"), str) and np.isfinite(row["top_1"]):
                 name = f"key {row['top']}" if kind == "position" else f"“{printable(row['top'])}”"
                 ax.annotate(
-                    name, (beside[x], row["top_1"]), xytext=(0, 5 if above[x] == kind else -5),
+                    name, (offsets[x], row["top_1"]), xytext=(0, 5 if above[x] == kind else -5),
                     textcoords="offset points", ha="center", va="bottom" if above[x] == kind else "top",
                     fontsize=6, color=PALETTE[place], zorder=4,
                     bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
@@ -185,11 +185,11 @@ def frame_shares(evidence: pd.DataFrame, ax: Axes) -> None:
 
 def frames(results: Results, options: Options) -> Drawn:
     """Share of the most frequent sink in each third of the layers, by position and by token; the verdict."""
-    evidence = stored(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
-    verdicts = stored(results, "frames", "group", "protocol", "frame", "token_frame")
+    evidence = require_table(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
+    verdicts = require_table(results, "frames", "group", "protocol", "frame", "token_frame")
     evidence, verdicts = (
-        one[one["group"] == "all"] if (one["group"] == "all").any() else one
-        for one in (last_step(evidence).dropna(subset="top_1"), last_step(verdicts))
+        table[table["group"] == "all"] if (table["group"] == "all").any() else table
+        for table in (last_step(evidence).dropna(subset="top_1"), last_step(verdicts))
     )
     case = ["model", "protocol"]
     shares = dict(iter(evidence.groupby(case)))
@@ -202,14 +202,14 @@ def frames(results: Results, options: Options) -> Drawn:
     ]
     if not cases:
         raise NotDrawable("no verdict on a frame has its evidence stored")
-    both = len({protocol for _, protocol in cases}) > 1
+    has_both = len({protocol for _, protocol in cases}) > 1
     width = min(options.width, 2.6 * min(len(cases), 2) + 0.6)
     figure, (axes,) = panels(1, len(cases), most=2, height=2.45, above=0.3, width=width)
     for ax, (model, protocol) in zip(axes, cases, strict=True):
         frame_shares(shares[model, protocol], ax)
         row = rows.loc[(model, protocol)]
-        named = [str(model)] if verdicts["model"].nunique() > 1 or not both else []
-        named += [PROTOCOL_NAMES[protocol]] if both else []
+        named = [str(model)] if verdicts["model"].nunique() > 1 or not has_both else []
+        named += [PROTOCOL_NAMES[protocol]] if has_both else []
         probability = row.get("probability", np.nan)
         certain = f" ({probability:.0%})" if pd.notna(probability) else ""
         frame = row["frame"] if isinstance(row["frame"], str) else "unknown"
@@ -223,5 +223,5 @@ def frames(results: Results, options: Options) -> Drawn:
         figure,
         "Share of the most frequent sink by position and by token; dotted: the bound of a centralized frame. "
         "Titles: the frame by position, with the share of resampled texts that give it, and by token.",
-        "The published computation stands beside the exact one." if both else "",
+        "The published computation stands beside the exact one." if has_both else "",
     )

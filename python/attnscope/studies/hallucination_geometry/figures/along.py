@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, require_table
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
@@ -24,7 +24,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
 def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     """Sensitivity along the boundary in three units, beside directions of the states' covariance."""
     table, more = first_model(results, "sensitivity", "relative_fisher")
-    prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
+    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
     contrasts = list(dict.fromkeys(table["contrast"]))
     shades = colors(list(table["bucket"]))
@@ -183,7 +183,7 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
 def lens(results: Results, options: Options) -> Drawn:
     """Every layer read out as the last one is: entropy, largest probability and the answer's rank."""
     table, more = first_model(results, "lens", "prediction_entropy", "top")
-    prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
+    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
     shades = colors(list(table["bucket"]))
     columns = {"prediction_entropy": "entropy (nats)", "top": "largest probability"}

@@ -16,7 +16,7 @@ from attnscope.plots.figure import (
     captioned,
     optional,
     over_steps,
-    stored,
+    require_table,
 )
 from attnscope.plots.selection import first_model
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
@@ -150,7 +150,7 @@ COURSES = {
 @figure("detection")
 def training(results: Results, options: Options) -> Drawn:
     """What states tell, and what the output makes of it, over the course of training."""
-    detection, unknown = over_steps(stored(results, "detection", "score", "auc"))
+    detection, unknown = over_steps(require_table(results, "detection", "score", "auc"))
     tables = {"detection": detection}
     for name in ("readout", "sensitivity"):
         table = optional(results, name)

@@ -12,7 +12,7 @@ import pandas as pd
 from attnscope.engine.results import Results
 from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
-from attnscope.published import Compared, beside, pairs, same_model
+from attnscope.published import Compared, comparison_row, pairs, same_model
 
 #: Their buckets, and what stands for them here.
 BUCKETS = {"factual": "factual", "impossible": "impossible", "hallucination": "unknown"}
@@ -65,7 +65,7 @@ def _row(
         )
     control = "" if pd.isna(number["control"]) else f"control {number['control']:g}"
     token = ", ".join(one for one in (str(number["token"]), control, "void" if void else "") if one)
-    row = beside(
+    row = comparison_row(
         model, number, measured=(theirs,), exact=(exact,), layer=here, token=token, control=number["control"]
     )
     if void:

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.axes import logarithmic, step_axis
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, stored
+from attnscope.plots.axes import scale_logarithmically, step_axis
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, optional, require_table
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_over, named_artists, panels
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
@@ -202,7 +202,7 @@ _CLASSES = ("prediction", "inputs", "gradients", "tokens", "complement", "haar")
 @figure("rank_one")
 def rank_one(results: Results, options: Options) -> Drawn:
     """Draw the effect of changes of rank one in the base, class by class of directions."""
-    table = stored(results, "rank_one", "kl", "predicted_kl")
+    table = require_table(results, "rank_one", "kl", "predicted_kl")
     places = sorted(
         {(int(layer), ROLES.index(role)) for layer, role in zip(table["layer"], table["role"], strict=True)}
     )
@@ -223,7 +223,7 @@ def rank_one(results: Results, options: Options) -> Drawn:
             if rows["predicted_kl"].notna().any():
                 mean = rows["predicted_kl"].mean()
                 ax.plot(place + 0.2, mean, "s", color=color, markerfacecolor="white", markersize=5)
-        logarithmic(ax, [rows_of_matrix["kl"], rows_of_matrix["predicted_kl"]])
+        scale_logarithmically(ax, [rows_of_matrix["kl"], rows_of_matrix["predicted_kl"]])
         ax.set_xticks(range(len(order)), order, rotation=45, ha="right")
         ax.set_xlim(-0.5, len(order) - 0.5)
         ax.set_title(f"layer {layer}, {role}")

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Figure, NotDrawable, Options, Results, declared_in, optional, stored
+from attnscope.plots.figure import Figure, NotDrawable, Options, Results, declared_in, optional, require_table
 from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.pretraining_writes.options import ROLES
 
@@ -44,7 +44,7 @@ def grid(
 
 def measured(results: Results, subspace: str = "") -> pd.DataFrame:
     """Return the measured fractions at the tested k of the seven roles."""
-    table = stored(results, "fractions", "relative")
+    table = require_table(results, "fractions", "relative")
     tested = table[table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)]
     if subspace:
         tested = tested[tested["subspace"] == subspace]

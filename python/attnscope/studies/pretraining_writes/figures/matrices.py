@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, over_layers, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Results, captioned, over_layers, require_table
 from attnscope.plots.style import INK, MUTED, legend_over, legend_row, named_artists
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
@@ -81,7 +81,7 @@ def asymmetry(results: Results, options: Options) -> Drawn:
 @figure("fractions")
 def fraction_curves(results: Results, options: Options) -> Drawn:
     """Draw the fraction against the number of directions, between isotropic and the best possible."""
-    table = stored(results, "fractions", "fraction", "ceiling")
+    table = require_table(results, "fractions", "fraction", "ceiling")
     table = table[table["role"].isin(ROLES)]
     names, left_out = chosen_pairs(table, 2)
     drawn, axes = grid(2 * len(names), options, 2.3, 2)
@@ -169,7 +169,7 @@ def depth(results: Results, options: Options) -> Drawn:
 @figure("mechanism")
 def mechanism(results: Results, options: Options) -> Drawn:
     """Draw observed fractions against those of independent inputs and gradients."""
-    table = stored(results, "mechanism", "predicted", "observed")
+    table = require_table(results, "mechanism", "predicted", "observed")
     table = table[table["role"].isin(ROLES) & (table["predicted"] > 0) & (table["observed"] > 0)]
     if table.empty:
         raise NotDrawable("the mechanism table has no fractions above 0")
@@ -206,7 +206,9 @@ def rounding(results: Results, options: Options) -> Drawn:
     """Draw fractions against the size of a change in steps of the stored numbers."""
     table = measured(results, "inputs")
     keys = ["model", "revision", "step", "reference", "layer", "role", "expert"]
-    deltas = stored(results, "deltas", "step_ratio")[[*keys, "step_ratio", "noise_share", "below_floor"]]
+    deltas = require_table(results, "deltas", "step_ratio")[
+        [*keys, "step_ratio", "noise_share", "below_floor"]
+    ]
     changes = table.merge(deltas, on=keys)
     changes = changes[changes["step_ratio"] > 0]
     if changes.empty:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The run's numbers beside those that arXiv 2410.18067 prints of whole models.
+"""The run's numbers next to those that arXiv 2410.18067 prints of models.
 
 They are the correlation of both entropies, scale sensitivity, the low band's share, and selectivity in two
 phases of training. The paper's table of position encodings, its spectral entropies and its shares of the
@@ -15,11 +15,11 @@ import pandas as pd
 
 from attnscope.engine.results import Results
 from attnscope.errors import MissingError
-from attnscope.published import Compared, another_model, beside, same_model
+from attnscope.published import Compared, another_model, comparison_row, same_model
 
-#: Pythia's last step; what is said of the trained model is said of it.
+#: Pythia's last step; statements on the trained model are about it.
 _TRAINED = 143_000
-_ABOUT = {
+_NOTES = {
     "rho": "Pearson correlation of position and spectral entropy over a sentence's heads",
     "low_band": "share of power below a quarter of the Nyquist frequency",
     "spectral_selectivity": "share of the strongest bin",
@@ -27,7 +27,7 @@ _ABOUT = {
 
 
 def step_belongs(place: str, step: int) -> bool:
-    """Whether a number of "steps 512 to 1000", or else of the trained model, belongs to a checkpoint.
+    """Return True if a number of "steps 512 to 1000", or else of the trained model, belongs to a checkpoint.
 
     >>> step_belongs("steps 512 to 1000", 512), step_belongs("trained model", 512)
     (True, False)
@@ -39,25 +39,32 @@ def step_belongs(place: str, step: int) -> bool:
 def compare(
     results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
 ) -> Compared:
-    """The numbers of a run beside the published ones.
+    """Return the numbers of a run next to the published ones.
 
     A number of a training phase is held against the last checkpoint in it; a number of a trained model
-    against the run's last one. The study has one protocol: `measured` is its own, and `step` says of which
+    against the run's last one. The study has one protocol: `measured` is its number, and `step` that of the
     checkpoint. Its intervals are those of the stored table, so nothing is drawn. Without a `chosen` published
-    model it stands beside its own, or beside all.
+    model it is compared with its published self, or with all.
     """
     if "phases" not in results.tables():
         raise MissingError("compare: the run has no table 'phases'")
-    phases, known = results.table("phases"), list(dict.fromkeys(numbers["model"]))
+    phases, published_models = results.table("phases"), list(dict.fromkeys(numbers["model"]))
     rows: list[dict[str, Any]] = []
     statements: list[str] = []
-    for model, own in phases.groupby("model", sort=False):
-        name = next((one for one in known if same_model(one, str(model))), None)
-        against = [chosen] if chosen else [name] if name else known
+    for model, phases_of_model in phases.groupby("model", sort=False):
+        name = next(
+            (
+                published_model
+                for published_model in published_models
+                if same_model(published_model, str(model))
+            ),
+            None,
+        )
+        against = [chosen] if chosen else [name] if name else published_models
         itself = f"{model} is the published {name} by name."
         statements.append(itself if name in against else another_model(str(model), against))
         theirs = numbers[numbers["model"].isin(against)]
-        rows += [_row(str(model), own, number) for number in theirs.to_dict("records")]
+        rows += [_row(str(model), phases_of_model, number) for number in theirs.to_dict("records")]
     statements += [
         "The study has one protocol, so nothing stands under exact.",
         "Not compared: the paper's table of position encodings, its spectral entropies, its shares of the "
@@ -67,21 +74,23 @@ def compare(
 
 
 def _row(model: str, phases: pd.DataFrame, number: dict[Any, Any]) -> dict[str, Any]:
-    """One published number with the run's own."""
+    """Return the row of one published number, with the run's number."""
     place, metric = str(number["table"]), str(number["quantity"])
-    own = phases[phases["metric"] == metric]
+    phases_of_metric = phases[phases["metric"] == metric]
     training = place.startswith("steps")
     if training or same_model(str(number["model"]), model):
-        own = own[[step_belongs(place, int(step)) for step in own["step"]]]
-    last = own.sort_values("step").iloc[-1].to_dict() if len(own) else {}
-    about = _ABOUT.get(metric, "1 − cosine of the energies of the common scales")
+        phases_of_metric = phases_of_metric[
+            [step_belongs(place, int(step)) for step in phases_of_metric["step"]]
+        ]
+    last = phases_of_metric.sort_values("step").iloc[-1].to_dict() if len(phases_of_metric) else {}
+    note = _NOTES.get(metric, "1 − cosine of the energies of the common scales")
     step = int(last.get("step", -1))
-    return beside(
+    return comparison_row(
         model,
         number,
         measured=[float(last.get(name, math.nan)) for name in ("mean", "low", "high")],
         sentences=int(last.get("samples", 0)),
-        about=about + (f"; here at step {step}" if step >= 0 else ""),
+        note=note + (f"; here at step {step}" if step >= 0 else ""),
         layer=-1,
         published_layer=-1,
         token=place if training else "",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the report says of each analysis: of single maps first, then of layers, models and training.
+"""The report's sections of each analysis: of single maps first, then of layers, models and training.
 
 Formulas are HTML of this file; nothing that comes from a run is put into them.
 """
@@ -12,20 +12,22 @@ import pandas as pd
 from markupsafe import Markup
 
 from attnscope.metrics.information.sink_sets import PERCENTILES
-from attnscope.report.numbers import Wanted
+from attnscope.report.numbers import ProtocolComparison
 from attnscope.report.section import Page, Section, analysis
-from attnscope.studies.attention_sinks import small_tables
+from attnscope.studies.attention_sinks import report_tables
 from attnscope.studies.attention_sinks.figures import THRESHOLD
 
 
-def _head_means(**labels: str | tuple[str, str]) -> tuple[Wanted, ...]:
-    """Columns of the head means, what the report calls them, and the published column where it is another."""
-    named = ((column, (one,) if isinstance(one, str) else one) for column, one in labels.items())
-    return tuple(Wanted("head_means", column, *more) for column, more in named)
+def _head_means(**labels: str | tuple[str, str]) -> tuple[ProtocolComparison, ...]:
+    """Columns of the head means, their labels in the report, and the published column if it differs."""
+    labelled = ((column, (label,) if isinstance(label, str) else label) for column, label in labels.items())
+    return tuple(
+        ProtocolComparison("head_means", column, *label_and_other) for column, label_and_other in labelled
+    )
 
 
 def _table(make: Callable[..., pd.DataFrame | None], caption: str, names: int) -> Callable[[Page], None]:
-    """Writes a table that is made of the stored ones."""
+    """Return a writer of a table that is computed from the stored tables."""
     return lambda page: page.frame(make.__name__, caption, make(page.tables), names=names)
 
 
@@ -78,7 +80,8 @@ ANALYSES: tuple[Section, ...] = (
         figures=("sink_removal", "divergence"),
         metrics=("entropy", "entropy_normalized", "head_divergence"),
         pairs=[
-            Wanted("layers", f"kl_reduction_{at}", f"KL reduction, {at}th percentile") for at in PERCENTILES
+            ProtocolComparison("layers", f"kl_reduction_{at}", f"KL reduction, {at}th percentile")
+            for at in PERCENTILES
         ],
         published="""In the published KL a row that loses all its keys becomes uniform; here it is left out
             and counted.""",
@@ -102,7 +105,7 @@ ANALYSES: tuple[Section, ...] = (
         figures=("thresholds",),
         metrics=("fiedler_value", "fiedler_value_normalized", "laplacian_gap"),
         pairs=[
-            Wanted("head_mean_graphs", column, f"{label} at {THRESHOLD}", threshold=THRESHOLD)
+            ProtocolComparison("head_mean_graphs", column, f"{label} at {THRESHOLD}", threshold=THRESHOLD)
             for column, label in (
                 *(("graph_fiedler_value", "λ₂ of the graph"), ("density", "density")),
                 *(("hub_share", "hub share"), ("gini", "Gini of degrees")),
@@ -223,7 +226,7 @@ ANALYSES: tuple[Section, ...] = (
         ),
         pairs=(
             *_head_means(alignment_hidden="alignment with states", entropy="entropy (nats)"),
-            Wanted("layers", "transformation_magnitude", "change by the block"),
+            ProtocolComparison("layers", "transformation_magnitude", "change by the block"),
             *_head_means(
                 entropy_magnitude_correlation="entropy with change", pca_correlation="PCA correlation"
             ),
@@ -274,7 +277,7 @@ ANALYSES: tuple[Section, ...] = (
             the Fisher information itself, one draw a text."""
         ),
         figures=("fisher",),
-        table=_table(small_tables.fisher, "Trace of the Fisher information by group of parameters.", 2),
+        table=_table(report_tables.fisher, "Trace of the Fisher information by group of parameters.", 2),
         published="""The published loss counts padding and takes the input ids as labels, for encoders too;
             groups are found by parts of parameter names, which put what they do not know under “other”.""",
     ),
@@ -292,7 +295,7 @@ ANALYSES: tuple[Section, ...] = (
             texts with the same verdict. Consistent heads have the same sink, by the test, in at least 30 % of
             at least five texts; they are counted among the heads with a sink in any.""",
         figures=("frames",),
-        table=_table(small_tables.frames, "Reference frames and consistent heads.", 5),
+        table=_table(report_tables.frames, "Reference frames and consistent heads.", 5),
         published="""The published reading is by token string: a tokenizer that prepends no BOS puts another
             word at the first position of every text, so a model whose heads all rest on the first key is
             called distributed.""",
@@ -311,7 +314,7 @@ ANALYSES: tuple[Section, ...] = (
             too few to tell: no order of so few checkpoints could pass for so many quantities. Half-way is
             where half of the way from first to last is covered, which noise does somewhere too.""",
         figures=("emergence",),
-        table=_table(small_tables.emergence, "Which quantities change during training.", 3),
+        table=_table(report_tables.emergence, "Which quantities change during training.", 3),
         published="""The published change is the last step minus the first in the order of the steps' names as
             text, where 8 comes after 143000.""",
     ),

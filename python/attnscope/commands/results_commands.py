@@ -15,7 +15,7 @@ import typer
 from typer import Argument, Option
 
 from attnscope._safe_text import mark_controls, quote_formulas
-from attnscope.commands.exits import FAILED, SKIPPED, Folder, Json, Trust, say, show
+from attnscope.commands.errors import FAILED, SKIPPED, Folder, Json, Trust, say, show
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ def figures(
     left_out: list[LeftOut] = []
     options = {"width": width, "font": font, "font_size": font_size, "letters": letters, "dpi": dpi}
     options |= {"formats": formats or ("pdf", "png"), "palette": listed_in(palette)}
-    options["labels"] = dict(one.partition("=")[::2] for one in labels or ())
+    options["labels"] = dict(renaming.partition("=")[::2] for renaming in labels or ())
     try:
         files = results.figures(output, names or None, left_out=left_out, **options)
     except ValueError as error:
@@ -75,9 +75,9 @@ def figures(
         raise ResultsError(str(error)) from error
     for file in files:
         show(file)
-    for one in left_out:
-        say(str(one))
-    if any(one.failed for one in left_out):
+    for omission in left_out:
+        say(str(omission))
+    if any(omission.failed for omission in left_out):
         raise typer.Exit(SKIPPED)
 
 
@@ -160,10 +160,10 @@ def compare(
     else:
         from attnscope.published import compare_published
 
-        found = compare_published(opened(first), published, against or None)
-        frame, text = found.table, str(found)
+        comparison = compare_published(opened(first), published, against or None)
+        frame, text = comparison.table, str(comparison)
         rows = json.loads(frame.to_json(orient="records", double_precision=15))
-        answer = json.dumps({"statements": found.statements, "rows": rows}, ensure_ascii=False)
+        answer = json.dumps({"statements": comparison.statements, "rows": rows}, ensure_ascii=False)
     if csv is not None:
         with atomic_file(csv) as file:
             quote_formulas(frame).to_csv(file, index=False)
@@ -187,23 +187,23 @@ def check(
     from attnscope.engine.storage.check import check_folder
     from attnscope.errors import command
 
-    found = check_folder(folder)
+    report = check_folder(folder)
     pending = pending_units(folder) if plan else []
     if as_json:
-        answer = {**asdict(found), "whole": found.is_whole, "complete": found.is_complete}
+        answer = {**asdict(report), "whole": report.is_whole, "complete": report.is_complete}
         answer |= {"pending": pending} if plan else {}
         show(json.dumps(answer, ensure_ascii=False, default=str))
     else:
-        show(found)
+        show(report)
         for line in pending:
             show(f"  would run: {line}")
-        if found.damaged or found.missing:
+        if report.damaged or report.missing:
             show(f"to set aside what is damaged and to compute what is missing: {command('resume', folder)}")
-        elif found.is_whole and found.is_complete:
+        elif report.is_whole and report.is_complete:
             show("complete, and as it was written")
-    if not found.is_whole:
+    if not report.is_whole:
         raise typer.Exit(FAILED)
-    if not found.is_complete:
+    if not report.is_complete:
         raise typer.Exit(SKIPPED)
 
 
@@ -265,7 +265,7 @@ def opened(folder: Path) -> Results:
 
 
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
-    """What stands for the numeric columns by their kind: first within each sentence, then over sentences."""
+    """Summarise the numeric columns by their kind: first within each sentence, then over sentences."""
     from attnscope._nearest import nearest
     from attnscope.engine.reading import grouped, kinds_of
     from attnscope.engine.schema import check_columns
@@ -289,8 +289,8 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     kinds = {name: kinds[name] for name in names or kinds if frame[name].notna().any()}
     inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
     kinds.pop("sample", None)  # a number of a text, even where a file does not name it among its keys
-    whole = grouped(frame, inner, kinds)
-    return whole if inner == list(by) else grouped(whole, list(by), kinds)
+    by_sample = grouped(frame, inner, kinds)
+    return by_sample if inner == list(by) else grouped(by_sample, list(by), kinds)
 
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables that sections of the report make for themselves: Fisher traces, frames, emergence, and questions.
+"""Tables that sections of the report compute: Fisher traces, frames, emergence, and questions.
 
 A question about the run is answered by tests over sentences, a family each, corrected for its size.
 """
@@ -32,7 +32,9 @@ EMERGING = (
 
 
 def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """The verdict on each model's frame and its heads' consistency; None where frames were not classified."""
+    """Return the verdict on each model's frame and its heads' consistency; None where frames were not
+    classified.
+    """
     needed = {"model", "step", "group", "protocol", "frame", "token_frame", "probability", "modal_position"}
     if "frames" not in tables or tables["frames"].empty or not needed <= set(tables["frames"]):
         return None
@@ -41,8 +43,10 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     for row in last_step(tables["frames"]).to_dict("records"):
         consistent, place, token = "", "", ""
         if special is not None and row["group"] == "all":
-            own = special[(special["model"] == row["model"]) & (special["protocol"] == row["protocol"])]
-            flags = own[own["head"] >= 0]["specialised"].astype(float)
+            specialised_heads = special[
+                (special["model"] == row["model"]) & (special["protocol"] == row["protocol"])
+            ]
+            flags = specialised_heads[specialised_heads["head"] >= 0]["specialised"].astype(float)
             consistent = f"{int(flags.sum())} of {len(flags)}" if len(flags) else ""
         if not pd.isna(row["modal_position"]):
             place = f"{row['modal_position']:.0f} ({_percent(row['modal_position_share'])})"
@@ -65,7 +69,7 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
 
 
 def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
-    """How many of the tested heads have a sink; nothing where every head counts."""
+    """Return the number of the tested heads that have a sink, as text; nothing if every head counts."""
     tested = row.get("heads_tested", float("nan"))
     if pd.isna(tested):
         return ""
@@ -75,7 +79,8 @@ def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
 
 
 def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """Whether and when each quantity changes from one level to another, and the head that changes most.
+    """Return the step at which each quantity changes from one level to another, and the head that changes
+    most.
 
     None when the run is no checkpoint series; one sentence for a run whose steps were stored untested.
     """
@@ -90,18 +95,24 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
         )
         return pd.DataFrame({"steps of this run": [untested]})
     table = table.assign(group="") if "group" not in table else table
-    # the curves of input sets may differ: the pooled step stands for neither
+    # the curves of input sets may differ: the pooled step describes neither
     apart = table[table["group"] != "all"] if table["group"].nunique() > 2 else table
     rows = []
     for model, group in apart[["model", "group"]].drop_duplicates().itertuples(index=False):
         for metric in EMERGING:
-            every = table[(table["model"] == model) & (table["metric"] == metric)]
-            own = every[(every["group"] == group) & every["scope"].isin(["heads", "layers"])]
-            exact, published = (own[own["protocol"] == name] for name in ("exact", "ruscio2025"))
+            rows_of_metric = table[(table["model"] == model) & (table["metric"] == metric)]
+            rows_of_group = rows_of_metric[
+                (rows_of_metric["group"] == group) & rows_of_metric["scope"].isin(["heads", "layers"])
+            ]
+            exact, published = (
+                rows_of_group[rows_of_group["protocol"] == name] for name in ("exact", "ruscio2025")
+            )
             if exact.empty:
                 continue
             row = exact.iloc[0]
-            single = every[(every["scope"] == "head") & (every["protocol"] == "exact")]
+            single = rows_of_metric[
+                (rows_of_metric["scope"] == "head") & (rows_of_metric["protocol"] == "exact")
+            ]
             change = (single["end"] - single["start"]).abs().to_numpy(float)
             most = "" if np.isnan(change).all() else _head(single.iloc[int(np.nanargmax(change))])
             printed = ""
@@ -135,18 +146,25 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
 
 
 def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """The trace of each group of parameters, summed over blocks, mean over sentences, None without any."""
+    """Return the trace of each group of parameters, summed over blocks, mean over sentences, None without
+    any.
+    """
     if "fisher" not in tables or tables["fisher"].empty:
         return None
     # One sum per sentence: sentences are the unit of replication.
     keys = ["model", "sample", "group", "protocol"]
     measured = ["parameters", "trace", "trace_sampled"]
-    whole = last_step(tables["fisher"]).groupby(keys, sort=False)[measured].sum(min_count=1).reset_index()
+    sums_of_texts = (
+        last_step(tables["fisher"]).groupby(keys, sort=False)[measured].sum(min_count=1).reset_index()
+    )
     rows = []
-    for model, group in whole[["model", "group"]].drop_duplicates().itertuples(index=False):
-        own = whole[(whole["model"] == model) & (whole["group"] == group)]
-        exact, published = own[own["protocol"] == "exact"], own[own["protocol"] == "ruscio2025"]
-        size = own["parameters"].max()
+    for model, group in sums_of_texts[["model", "group"]].drop_duplicates().itertuples(index=False):
+        rows_of_group = sums_of_texts[(sums_of_texts["model"] == model) & (sums_of_texts["group"] == group)]
+        exact, published = (
+            rows_of_group[rows_of_group["protocol"] == "exact"],
+            rows_of_group[rows_of_group["protocol"] == "ruscio2025"],
+        )
+        size = rows_of_group["parameters"].max()
         trace, interval = mean_text(exact, "trace")
         rows.append(
             {
@@ -190,15 +208,15 @@ class Question(NamedTuple):
 
 
 def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[Question]:
-    """Every question that the stored tables answer, `heads` those of the exact protocol."""
+    """Return every question that the stored tables answer; `heads` are those of the exact protocol."""
     asks = {
         "null_tests": _against_nulls, "heads": _between_series, "ablation": _ablation,
         "removal_tests": _removal, "layer_tests": _layers,
     }  # fmt: skip
-    given = {**tables, "heads": heads}
-    there = {name: frame for name in asks if (frame := given.get(name)) is not None and len(frame)}
-    found = [asks[name](last_step(frame)) for name, frame in there.items()]
-    return [one for one in found if len(one.frame)]
+    tables_of_run = {**tables, "heads": heads}
+    stored = {name: frame for name in asks if (frame := tables_of_run.get(name)) is not None and len(frame)}
+    answers = [asks[name](last_step(frame)) for name, frame in stored.items()]
+    return [question for question in answers if len(question.frame)]
 
 
 _OF_INITIALISATIONS = Markup(
@@ -208,13 +226,17 @@ _OF_INITIALISATIONS = Markup(
 
 
 def _against_nulls(table: pd.DataFrame) -> Question:
-    """The model against random initialisations of itself, and paired over sentences with shuffled rows."""
+    """Compare the model with random initialisations of itself, and, paired over sentences, with shuffled
+    rows.
+    """
     exact = table[(table["protocol"] == "exact") & (table["scope"] == "heads")]
     tests = []
     for kind, metric in product(NULLS, METRICS):
-        # what a null leaves as it is (shuffling a row, its entropy) is no test of anything
-        asked = (exact["kind"] == kind) & (exact["metric"] == metric) & (exact["difference"].abs() > 1e-12)
-        for row in exact[asked].to_dict("records"):
+        # a number that a null cannot change (the entropy, by shuffling a row) is no test
+        is_tested = (
+            (exact["kind"] == kind) & (exact["metric"] == metric) & (exact["difference"].abs() > 1e-12)
+        )
+        for row in exact[is_tested].to_dict("records"):
             # before schema 2 the text was the unit of every test
             count = row["controls" if row.get("unit") == "initialisation" else "samples"]
             tests.append({**row, "compared": f"{row['model']} − {NULLS[kind]}", "n": count})
@@ -228,38 +250,40 @@ def _against_nulls(table: pd.DataFrame) -> Question:
 
 
 def _between_series(heads: pd.DataFrame) -> Question:
-    """Between input sets or models: paired where the sentences are the same, Welch where they are not."""
+    """Compare input sets or models: paired where the sentences are the same, by Welch's test otherwise."""
     tests, how = [], "different texts, Welch's t-tests"
-    for one, other in combinations(list(dict.fromkeys(heads["series"]))[:6], 2):
-        a, b = heads[heads["series"] == one], heads[heads["series"] == other]
+    for series, other_series in combinations(list(dict.fromkeys(heads["series"]))[:6], 2):
+        a, b = heads[heads["series"] == series], heads[heads["series"] == other_series]
         for metric in METRICS:
             if metric not in heads or a[metric].isna().all() or b[metric].isna().all():
                 continue
             x, y = per_sample(a, metric), per_sample(b, metric)
-            same = sorted(set(x.index) & set(y.index))
-            if len(same) == len(x) == len(y):
+            shared_texts = sorted(set(x.index) & set(y.index))
+            if len(shared_texts) == len(x) == len(y):
                 how = "the same texts, paired t-tests"
-                result = paired_test(x.loc[same], y.loc[same])
+                result = paired_test(x.loc[shared_texts], y.loc[shared_texts])
             else:
                 result = welch_test(x, y)
-            about = {"compared": f"{one} − {other}", "metric": metric, "n": result.n}
-            tests.append({**about, **difference_of(result)})
+            keys = {"compared": f"{series} − {other_series}", "metric": metric, "n": result.n}
+            tests.append({**keys, **difference_of(result)})
     return _answered("Do input sets or models differ?", f"Mean over heads of each text; {how}.", tests)
 
 
 def _ablation(table: pd.DataFrame) -> Question:
-    """Paired over the sentences that have such keys: masking them against masking as many others nearby."""
+    """Compare masking the sinks with masking as many other keys nearby, paired over the sentences that
+    have such keys.
+    """
     tests = []
-    columns, kinds = [one for one in CHANGES if one in table], ("sinks", "first")
-    for (model, own), kind, column in product(table.groupby("model", sort=False), kinds, columns):
-        # a sentence in which nothing is masked says nothing of masking
-        masked = own[own["key_count"] > 0]
+    columns, kinds = [change for change in CHANGES if change in table], ("sinks", "first")
+    for (model, rows_of_model), kind, column in product(table.groupby("model", sort=False), kinds, columns):
+        # a sentence without masked keys tells nothing of masking
+        masked = rows_of_model[rows_of_model["key_count"] > 0]
         wide = masked.pivot_table(index="sample", columns="keys", values=column)
         pair = wide.reindex(columns=[kind, f"control_{kind}"]).dropna()
-        nowhere = (own["keys"] == kind).any() and not (masked["keys"] == kind).any()
+        nowhere = (rows_of_model["keys"] == kind).any() and not (masked["keys"] == kind).any()
         if len(pair) or nowhere:
-            about = {"compared": f"{model}: {ABLATED[kind]} − other keys", "metric": column, "n": len(pair)}
-            tests.append({**about, **difference_of(paired_test(*pair.to_numpy().T))})
+            keys = {"compared": f"{model}: {ABLATED[kind]} − other keys", "metric": column, "n": len(pair)}
+            tests.append({**keys, **difference_of(paired_test(*pair.to_numpy().T))})
     return _answered(
         "Does the model need its sinks?",
         Markup(
@@ -273,7 +297,7 @@ def _ablation(table: pd.DataFrame) -> Question:
 
 
 def _removal(table: pd.DataFrame) -> Question:
-    """Each layer without its strongest keys, against the same of shuffled rows."""
+    """Compare each layer without its strongest keys with the same of shuffled rows."""
     title = "Do heads agree more without the strongest keys?"
     if "kl_share" not in table:
         untested = (
@@ -301,10 +325,12 @@ def _removal(table: pd.DataFrame) -> Question:
 
 
 def _layers(table: pd.DataFrame) -> Question:
-    """How many pairs of layers differ: paired and corrected, and as published."""
+    """Count the pairs of layers that differ: paired and corrected, and as published."""
     rows = []
-    for (model, own), metric in product(table.groupby("model", sort=False), ("mean_persistence_0", *METRICS)):
-        tests = own[own["metric"] == metric]
+    for (model, rows_of_model), metric in product(
+        table.groupby("model", sort=False), ("mean_persistence_0", *METRICS)
+    ):
+        tests = rows_of_model[rows_of_model["metric"] == metric]
         exact = tests[(tests["protocol"] == "exact") & tests["p_holm"].notna()]
         published = tests[(tests["protocol"] == "ruscio2025") & tests["p_value"].notna()]
         counts = [
@@ -328,7 +354,9 @@ def _layers(table: pd.DataFrame) -> Question:
 
 
 def _answered(title: str, words: str, tests: list[dict[Any, Any]]) -> Question:
-    """A question with the results of its tests and corrected p-values: stored ones, else of all tests."""
+    """Return a question with the results of its tests and corrected p-values: stored ones, else of all
+    tests.
+    """
     if not tests:
         return Question(title, words, pd.DataFrame())
     rows = pd.DataFrame(tests)
@@ -347,7 +375,7 @@ def _answered(title: str, words: str, tests: list[dict[Any, Any]]) -> Question:
 
 
 def p_text(value: float) -> str:
-    """A p-value as it is written.
+    """Return a p-value as it is written.
 
     >>> p_text(0.2), p_text(0.0123), p_text(1e-9), p_text(float("nan"))
     ('0.20', '0.012', '< 0.001', '–')

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from attnscope.models import LoadedModel
 
 #: Columns of `ablation` -> the fields of `OutputKl` that they hold.
-MEASURED = {"output_kl": "kl", **{one: one for one in ("loss_before", "loss_after", "loss_change")}}
+MEASURED = {"output_kl": "kl", **{field: field for field in ("loss_before", "loss_after", "loss_change")}}
 #: Bytes that the logits of one ablated run may take, in float64.
 LOGITS_BYTES = 256 * 1024**2
 
 
 def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> str:
-    """Runs the model without its sinks and without its first key, and writes to `ablation`.
+    """Run the model without its sinks and without its first key, and write the result to `ablation`.
 
     Keys are hidden before the softmax in every layer and head. A control `control_NAME` has exactly the size
     of its set in each text and is the mean over its draws; it is null where the set is empty. Returned is why
-    there is nothing, "" when there is.
+    nothing was written, "" otherwise.
 
     Args:
         mean: of the maps over layers and heads [b, n, n], whose sinks they are.
@@ -44,38 +44,40 @@ def ablation(loaded: LoadedModel, mean: Tensor, batch: Batch, run: StageRun) -> 
     first = torch.zeros_like(sinks)
     first[:, 0] = True
     sets, inputs = {"sinks": sinks, "first": first}, run.inputs(batch)
-    controls, there = {}, {}
+    controls, has_control = {}, {}
     for at, (name, keys) in enumerate(sets.items()):
         seeds = [[run.settings.seed, sample, 0xAB1A, at] for sample in batch.samples]
-        controls[name], there[name] = matched_keys(keys, batch.lengths, seeds)
+        controls[name], has_control[name] = matched_keys(keys, batch.lengths, seeds)
     text = text_config(loaded.model.config)
-    each = max(1, LOGITS_BYTES // (8 * max(batch.lengths) * int(text.vocab_size)))
-    for begin in range(0, len(batch.samples), each):
-        part = slice(begin, begin + each)
-        some = {name: values[part] for name, values in inputs.items()}
+    texts_at_once = max(1, LOGITS_BYTES // (8 * max(batch.lengths) * int(text.vocab_size)))
+    for begin in range(0, len(batch.samples), texts_at_once):
+        part = slice(begin, begin + texts_at_once)
+        inputs_of_part = {name: values[part] for name, values in inputs.items()}
         masked = {name: keys[part] for name, keys in sets.items()}
         for name, drawn in controls.items():
             masked |= {f"{name} {draw}": keys[part] for draw, keys in enumerate(drawn)}
         try:
-            found = output_kl_of_sets(loaded.model, some, masked)
+            output_kl = output_kl_of_sets(loaded.model, inputs_of_part, masked)
         except NotImplementedError as error:
             return f"ablation: {title}: {str(error).removeprefix('output_kl: ')}"
         for name, keys in sets.items():
-            runs = [found[f"{name} {draw}"] for draw in range(len(controls[name]))]
-            own, control = {}, {}
+            runs = [output_kl[f"{name} {draw}"] for draw in range(len(controls[name]))]
+            measured, control = {}, {}
             for column, field in MEASURED.items():
-                own[column] = getattr(found[name], field)
-                of_draws = torch.stack([getattr(one, field) for one in runs]).mean(0)
-                control[column] = torch.where(there[name][part], of_draws, torch.nan)
-            about: dict[str, Any] = {"sample": list(batch.samples[part])}
-            about |= {"n_tokens": list(batch.lengths[part]), "key_count": keys[part].sum(-1)}
-            run.write("ablation", keys=name, **about, **own)
-            run.write("ablation", keys=f"control_{name}", **about, **control)
+                measured[column] = getattr(output_kl[name], field)
+                of_draws = torch.stack([getattr(run_kl, field) for run_kl in runs]).mean(0)
+                control[column] = torch.where(has_control[name][part], of_draws, torch.nan)
+            keys_of_texts: dict[str, Any] = {"sample": list(batch.samples[part])}
+            keys_of_texts |= {"n_tokens": list(batch.lengths[part]), "key_count": keys[part].sum(-1)}
+            run.write("ablation", keys=name, **keys_of_texts, **measured)
+            run.write("ablation", keys=f"control_{name}", **keys_of_texts, **control)
     return ""
 
 
 def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
-    """Writes the Fisher information of every sentence to `fisher`; returned is why not, "" where it is."""
+    """Write the Fisher information of every sentence to `fisher`; return the reason if it cannot, ""
+    otherwise.
+    """
     model, title, encoder = loaded.model, loaded.checkpoint.title, run.encoder
     if without := _without_loss(loaded):
         return f"fisher: {title}: {without}, so there is no loss"
@@ -98,9 +100,9 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
     return ""
 
 
-def _write(run: StageRun, protocol: str, sample: int, table: Any, **more: Any) -> None:
+def _write(run: StageRun, protocol: str, sample: int, table: Any, **traces: Any) -> None:
     stored = table[["layer", "group", "parameters", "trace", "trace_per_parameter"]].to_dict("list")
-    run.write("fisher", sample=sample, protocol=protocol, **stored, **more)
+    run.write("fisher", sample=sample, protocol=protocol, **stored, **traces)
 
 
 def _without_loss(loaded: LoadedModel) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an author changes of a drawn figure: colours, words, the size of letters, letters of panels."""
+"""An author's options of a drawn figure: colours, words, the size of letters, letters of panels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnscope.plots.style import FONT_SIZE, INK, PALETTE, WIDTH
 WIDTHS = {"single": 3.4, "double": WIDTH}
 #: Share of its size below which a title is not made smaller.
 SMALLEST = 0.6
-#: Inches between a title and what stands beside it.
+#: Inches between a title and its neighbour.
 _APART = 0.06
 #: Inches of a panel's place that its labels take; the width of a bold letter in sizes of letters; how many
 #: times as wide as its panel a title in one line may be, by that estimate.
@@ -38,12 +38,12 @@ class Options:
 
     Args:
         width: of a figure that fills the text, in inches, or "single" (3.4, a column) or "double" (7, the
-            text of a two-column page). Where panels would be too narrow they stand in more rows.
+            text of a two-column page). Panels that would be too narrow wrap into more rows.
         font: family, such as "serif" or "Times New Roman"; "" takes the style's, or the user's rcParams.
         font_size: of labels, in points; all other letters keep their proportion to them.
         palette: colours in the place of the style's, in its order; it may be shorter.
         labels: words of a figure -> words in their place, such as a model's name.
-        letters: whether panels are lettered a, b, c.
+        letters: True letters the panels a, b, c.
 
     Raises:
         ValueError: a width outside 2 to 20 inches, a size of letters that is not positive, no colour.
@@ -60,14 +60,14 @@ class Options:
     letters: bool = False
 
     def __post_init__(self) -> None:
-        given: Any = self.width
+        width: Any = self.width
         try:
-            inches = float(WIDTHS.get(given, given) if isinstance(given, str) else given)
+            inches = float(WIDTHS.get(width, width) if isinstance(width, str) else width)
         except (TypeError, ValueError):
             words = " or ".join(repr(name) for name in WIDTHS)
-            raise ValueError(f"figures: width must be inches, {words}, got {given!r}") from None
+            raise ValueError(f"figures: width must be inches, {words}, got {width!r}") from None
         if not 2 <= inches <= 20:
-            raise ValueError(f"figures: width must lie between 2 and 20 inches, got {given!r}")
+            raise ValueError(f"figures: width must lie between 2 and 20 inches, got {width!r}")
         object.__setattr__(self, "width", inches)
         if not self.font_size > 0:
             raise ValueError(f"figures: font_size must be positive, got {self.font_size!r}")
@@ -112,7 +112,9 @@ def wrap_titles(figure: Figure) -> None:
         room = figure.get_figwidth() * len(place.colspan) / place.get_gridspec().ncols - _BESIDE
         shown = len(_MARKS_OF_MATH.sub("", words))
         if shown * _LETTER * float(title.get_fontsize()) / 72 > _WIDER * room:
-            middle = min((abs(at - len(words) / 2), at) for at, one in enumerate(words) if one == " ")[1]
+            middle = min((abs(at - len(words) / 2), at) for at, letter in enumerate(words) if letter == " ")[
+                1
+            ]
             title.set_text(f"{words[:middle]}\n{words[middle + 1 :]}")
 
 
@@ -125,18 +127,18 @@ def fit_titles(figure: Figure) -> None:
     end = figure.get_figwidth() * figure.dpi
     boxes = {ax: ax.get_window_extent() for ax in figure.axes}
     for ax, box in boxes.items():
-        beside = [
+        neighbours = [
             other.x0
             for other in boxes.values()
             if other.x0 > box.x1 and min(other.y1, box.y1) - max(other.y0, box.y0) > 0
         ]
-        limit = min(beside, default=end + _APART * figure.dpi) - _APART * figure.dpi
+        limit = min(neighbours, default=end + _APART * figure.dpi) - _APART * figure.dpi
         for title in (ax._left_title, ax.title):  # type: ignore[attr-defined]
             if not title.get_text() or not title.get_visible():
                 continue
-            own = title.get_window_extent()
-            if own.x1 > limit and own.width > 0:
-                share = max(SMALLEST, (limit - own.x0) / own.width)
+            box_of_title = title.get_window_extent()
+            if box_of_title.x1 > limit and box_of_title.width > 0:
+                share = max(SMALLEST, (limit - box_of_title.x0) / box_of_title.width)
                 title.set_fontsize(float(title.get_fontsize()) * share)
 
 
@@ -158,17 +160,17 @@ def _recolour(figure: Figure, palette: Sequence[str]) -> None:
     places = {to_rgba(old)[:3]: to_rgba(new)[:3] for old, new in zip(PALETTE, palette, strict=False)}
     for artist in figure.findobj():
         for name in _COLOURS:
-            get, put = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
-            if get is None or put is None:
+            getter, setter = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
+            if getter is None or setter is None:
                 continue
-            given: Any = get()
-            if isinstance(given, str) and given in ("none", "auto"):
+            color: Any = getter()
+            if isinstance(color, str) and color in ("none", "auto"):
                 continue
-            several = getattr(given, "ndim", 1) == 2
+            several = getattr(color, "ndim", 1) == 2
             try:
-                colours = [to_rgba(one) for one in given] if several else [to_rgba(given)]
+                colours = [to_rgba(entry) for entry in color] if several else [to_rgba(color)]
             except (ValueError, TypeError):
                 continue
-            changed = [(*places[one[:3]], one[3]) if one[:3] in places else one for one in colours]
+            changed = [(*places[rgba[:3]], rgba[3]) if rgba[:3] in places else rgba for rgba in colours]
             if changed != colours:
-                put(changed if several else changed[0])
+                setter(changed if several else changed[0])

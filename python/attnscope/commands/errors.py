@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the commands share: their common arguments, their exit codes, and errors in one line."""
+"""Shared parts of the commands: their common arguments, exit codes, and errors in one line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
             say(f"error: {error}")
             raise typer.Exit(USAGE) from None
         except BrokenPipeError:
-            # whoever reads the output has enough of it (`| head`); what Python still holds back goes nowhere
+            # the reader of the output has closed it (`| head`); Python's buffered output is discarded
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (OSError, LoadError, FolderLocked, ResultsError, UnitsFailed) as error:
@@ -80,7 +80,7 @@ def say(text: str) -> None:
 def show(text: object) -> None:
     """Print an answer on standard output, in which names send no escape sequence to the terminal.
 
-    JSON stands for the same data as before.
+    JSON is the same data as before.
     """
     typer.echo(escape_controls(str(text)))
 

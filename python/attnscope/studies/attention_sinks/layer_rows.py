@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Which quantities the study takes, what they are measured on, and the rows that they become.
+"""The quantities of the study, the maps that they are measured on, and their rows.
 
-A quantity is asked for by the name of its metric. What belongs to a map stands in `heads`, or in `head_means`
-for the mean over heads; what has a threshold in `graphs` and `head_mean_graphs`; what belongs to all heads
+A quantity is requested by the name of its metric. Quantities of a map are in `heads`, or in `head_means`
+for the mean over heads; those with a threshold in `graphs` and `head_mean_graphs`; those of all heads
 together in `layers`.
 """
 
@@ -23,7 +23,7 @@ from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import reads_layers, resolve_thresholds
 from attnscope.metrics.quantity import Quantity, Site
-from attnscope.studies.supports import Seen, keys_of
+from attnscope.studies.supports import LayerVisibility, keys_of
 from attnscope.study_api.forward import Batch, head_mean
 from attnscope.study_api.stage_run import StageRun
 
@@ -75,7 +75,7 @@ _SYNONYMS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-#: Sites beside attention that the study takes where a model lets them be captured.
+#: Sites other than attention that the study reads if the model lets them be captured.
 SITES = ("value", "hidden", "attention_output", "mlp_output", "block_output")
 #: The sentence whose maps are kept.
 SAMPLE = 0
@@ -86,15 +86,17 @@ def metric_names() -> list[str]:
     return sorted({name for names in METRICS.values() for name in names} | {"classify_frames"})
 
 
-def table_of(one: Quantity) -> str:
-    """The table of a quantity; "" for one with a number per query, key or rank."""
-    if one.scope == "layer":
-        return "" if one.axes else "layers"
-    return {(): "heads", ("threshold",): "graphs"}.get(one.axes, "") if one.scope == "map" else ""
+def table_of(quantity: Quantity) -> str:
+    """Return the table of a quantity; "" for one with a number per query, key or rank."""
+    if quantity.scope == "layer":
+        return "" if quantity.axes else "layers"
+    return {(): "heads", ("threshold",): "graphs"}.get(quantity.axes, "") if quantity.scope == "map" else ""
 
 
-def taken(protocol: str, metrics: Sequence[str], thresholds: Sequence[float | str]) -> list[Quantity]:
-    """The quantities of a protocol under the settings of a run, means over queries."""
+def select_quantities(
+    protocol: str, metrics: Sequence[str], thresholds: Sequence[float | str]
+) -> list[Quantity]:
+    """Return the quantities of a protocol under the settings of a run, means over queries."""
     chosen = []
     for declared in registry().quantities:
         if declared.protocol != protocol:
@@ -103,50 +105,52 @@ def taken(protocol: str, metrics: Sequence[str], thresholds: Sequence[float | st
         names = (metric, *_SYNONYMS[protocol].get(metric, ()))
         if metric not in METRICS[protocol] or (metrics and not set(names) & set(metrics)):
             continue
-        one = declared.mean_over("query")
-        one = one.with_options(thresholds=tuple(thresholds)) if "threshold" in one.axes else one
-        if table_of(one):
-            chosen.append(one)
+        averaged = declared.mean_over("query")
+        averaged = (
+            averaged.with_options(thresholds=tuple(thresholds)) if "threshold" in averaged.axes else averaged
+        )
+        if table_of(averaged):
+            chosen.append(averaged)
     return chosen
 
 
-def _asked_by(one: Quantity) -> str:
-    if one.protocol == "ruscio2025" and one.metric == "betti_numbers":
+def _asked_by(quantity: Quantity) -> str:
+    if quantity.protocol == "ruscio2025" and quantity.metric == "betti_numbers":
         return "topology"
-    name = _ASKED_BY.get((one.scope, one.name)) if one.metric == "sink_tokens" else None
-    return name or _ASKED_BY.get(one.metric, one.metric)
+    name = _ASKED_BY.get((quantity.scope, quantity.name)) if quantity.metric == "sink_tokens" else None
+    return name or _ASKED_BY.get(quantity.metric, quantity.metric)
 
 
-def of_attention_alone(quantities: Sequence[Quantity]) -> list[Quantity]:
-    """Those that any map has by itself: uniform attention and shuffled rows too."""
+def of_single_maps(quantities: Sequence[Quantity]) -> list[Quantity]:
+    """Return the quantities of any map by itself: uniform attention and shuffled rows too."""
     return [
-        one
-        for one in quantities
-        if (one.needs, one.scope) == (("attention",), "map")
-        and _asked_by(one) != "reference_influence"
-        and not reads_layers(one)
+        quantity
+        for quantity in quantities
+        if (quantity.needs, quantity.scope) == (("attention",), "map")
+        and _asked_by(quantity) != "reference_influence"
+        and not reads_layers(quantity)
     ]
 
 
 def of_layers(quantities: Sequence[Quantity]) -> list[Quantity]:
-    """Those that only the heads of a layer together have."""
-    return [one for one in quantities if one.scope == "layer" or reads_layers(one)]
+    """Return the quantities that only all heads of a layer together have."""
+    return [quantity for quantity in quantities if quantity.scope == "layer" or reads_layers(quantity)]
 
 
 def of_means(quantities: Sequence[Quantity]) -> list[Quantity]:
-    """Those of a head mean; it has no value vectors of its own, so that influence is one on hidden states."""
+    """Return the quantities of a head mean; it has no value vectors, so its influence is on hidden states."""
     return [
-        replace(one, needs=("attention", "hidden")).with_options(states=Site("hidden"))
-        if one.metric == "_influence_of_sinks"
-        else one
-        for one in quantities
-        if one.scope == "map"
+        replace(quantity, needs=("attention", "hidden")).with_options(states=Site("hidden"))
+        if quantity.metric == "_influence_of_sinks"
+        else quantity
+        for quantity in quantities
+        if quantity.scope == "map"
     ]
 
 
 @dataclass(frozen=True)
-class States(Seen):
-    """A captured layer as the study reads it: what one layer of one batch left for measurement."""
+class States(LayerVisibility):
+    """A captured layer as the study reads it: the tensors of one layer of one batch."""
 
     heads: Tensor  # maps [b, h, n, n], real tokens in each one's leading block
     mean: Tensor  # their mean [b, 1, n, n], float64
@@ -156,18 +160,18 @@ class States(Seen):
 
     @classmethod
     def of(cls, layer: Layer) -> States:
-        """Reads a captured layer."""
+        """Read a captured layer."""
         heads = layer.matrices()
         sites = {site: layer.states(site).cpu() for site in SITES if site in layer.tensors}
         # each query head its own value head, unless the heads divide evenly, which the kernels read in place
         if "value" in sites and heads.shape[1] % sites["value"].shape[1]:
             sites["value"] = layer.states("value", per_head=True).cpu()
-        seen = Seen.by(layer, heads)
-        given = (seen.support, seen.learned, seen.supports)
-        return cls(*given, heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites)
+        seen = LayerVisibility.by(layer, heads)
+        visibility = (seen.support, seen.learned, seen.supports)
+        return cls(*visibility, heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites)
 
     def copy(self) -> States:
-        """The same numbers in memory of their own, which outlive the forward pass."""
+        """Return the same numbers in memory of their own, which outlive the forward pass."""
         sites = {site: tensor.clone() for site, tensor in self.sites.items()}
         return replace(self, heads=self.heads.clone(), sites=sites)
 
@@ -184,47 +188,47 @@ def write_rows(
     supports: Sequence[str] = (),
     **of_layer: Any,
 ) -> None:
-    """Writes what was measured of the maps [batch, maps] of a layer.
+    """Write the measured numbers of the maps [batch, maps] of a layer.
 
     Those are heads of these numbers or, without `names`, the head mean, as the model has them or a `variant`;
-    `supports` say in a word what each text's queries see, `of_layer` holds further columns of `layers`.
+    `supports` name the visible keys of each text's queries, `of_layer` holds further columns of `layers`.
     """
     columns: dict[str, dict[str, Any]] = {"heads": {}, "graphs": {}, "layers": {}}
     thresholds: Sequence[float | str] = ()
-    for one, values in measured.values.items():
-        missing = ~measured.defined[one].numpy()
+    for quantity, values in measured.values.items():
+        missing = ~measured.defined[quantity].numpy()
         flat = values.numpy().ravel()  # a float is NaN where it is missing
         flat = flat if values.is_floating_point() else np.ma.MaskedArray(flat, missing.ravel())
-        columns[table_of(one)][one.name] = flat
-        if one.name == "sink_position":
+        columns[table_of(quantity)][quantity.name] = flat
+        if quantity.name == "sink_position":
             columns["heads"]["sink_token"] = batch.tokens_at(np.ma.MaskedArray(values.numpy(), missing))
-        thresholds = one.options.get("thresholds", thresholds)
+        thresholds = quantity.options.get("thresholds", thresholds)
     keys = keys_of(batch, layer, names, protocol)
     maps = 1 if names is None else len(names)
     lengths, seen = np.repeat(batch.lengths, maps), np.repeat(supports, maps).tolist()
     control = bool(variant or run.unit.variant)
     if "mp_ks" in columns["heads"] and protocol == "exact" and not control:
         columns["heads"]["mp_law"] = [LAWS.get(name, "shuffled rows") for name in seen]
-    for table, own in columns.items():
-        if not own:
+    for table, table_columns in columns.items():
+        if not table_columns:
             continue
         if table == "layers":
-            own |= of_layer
+            table_columns |= of_layer
             rows = keys_of(batch, layer, None, protocol)
             rows |= {} if control else {"n_tokens": batch.lengths}
         elif table == "graphs":
-            each = len(thresholds)
-            rows = {key: np.repeat(value, each) if np.ndim(value) else value for key, value in keys.items()}
+            levels = len(thresholds)
+            rows = {key: np.repeat(value, levels) if np.ndim(value) else value for key, value in keys.items()}
             rows["threshold"] = np.concatenate([resolve_thresholds(thresholds, n) for n in lengths])
-            rows |= {} if control else {"support": np.repeat(seen, each)}
+            rows |= {} if control else {"support": np.repeat(seen, levels)}
         else:
             rows = keys if control else {**keys, "n_tokens": lengths, "support": seen}
         name = head_means_of(table) if names is None and table != "layers" else table
-        run.write(name, variant=variant, **rows, **own)
+        run.write(name, variant=variant, **rows, **table_columns)
 
 
 def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:
-    """Writes to `examples` the heads of a layer that attend most and least to the first key, flattened."""
+    """Write to `examples` the heads of a layer that attend most and least to the first key, flattened."""
     if SAMPLE not in batch.samples:
         return
     place = list(batch.samples).index(SAMPLE)
