@@ -19,8 +19,7 @@ import torch
 from torch import nn
 
 from attnscope._warn import warn
-from attnscope.capture import anatomy, preflight
-from attnscope.capture.anatomy import choose
+from attnscope.capture import module_tracing, preflight
 from attnscope.capture.edits.edit import CACHE
 from attnscope.capture.implementation import (
     attention_outputs,
@@ -31,12 +30,13 @@ from attnscope.capture.implementation import (
 )
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
+from attnscope.capture.module_tracing import resolve_indices
 from attnscope.capture.preservation import preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
-from attnscope.models.architecture import starred
+from attnscope.models.architecture import name_pattern
 
 Numbers = Sequence[int] | None
 
@@ -97,7 +97,8 @@ class Recording:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"capture: model must be a torch module, got {type(model).__name__}{anatomy.instead(model)}"
+                f"capture: model must be a torch module, got {type(model).__name__}"
+                f"{module_tracing.model_hint(model)}"
             )
         sites = checked("capture", sites)
         if not sites:
@@ -110,7 +111,7 @@ class Recording:
         self._heads = _numbers("heads", heads)
         self._sites = sites
         self._chunk = chunk
-        self._plan: preflight.Plan | None = None
+        self._plan: preflight.CapturePlan | None = None
         self._inside = False
         self._open: weakref.WeakSet[Generator[Layer, None, None]] = weakref.WeakSet()
         self.output: Any = None
@@ -137,7 +138,7 @@ class Recording:
         if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
             raise TypeError(
                 f"capture: {self._name} holds no transformers model"
-                f"{anatomy.instead(self._model)}; pass attention tensors of other frameworks to "
+                f"{module_tracing.model_hint(self._model)}; pass attention tensors of other frameworks to "
                 "measure(...) directly"
             )
         self._check()
@@ -190,7 +191,7 @@ class Recording:
             raise ValueError("run: output_attentions is what the recording is for, leave it out")
         plan = self._plan_for(inputs)
         assert plan is not None  # there are inputs to find it on
-        if not any(name in inputs for name in CACHE) and anatomy.takes(self._model, "use_cache"):
+        if not any(name in inputs for name in CACHE) and module_tracing.takes(self._model, "use_cache"):
             inputs.setdefault("use_cache", False)
         return self._start(plan, self._model, inputs)
 
@@ -212,7 +213,7 @@ class Recording:
             raise RuntimeError(f"generate: {self._name} is captured by output_attentions, use run")
         return self._start(plan, self._model.generate, inputs)
 
-    def _plan_for(self, inputs: dict[str, Any]) -> preflight.Plan | None:
+    def _plan_for(self, inputs: dict[str, Any]) -> preflight.CapturePlan | None:
         """Return the plan for these inputs, checked against what was asked for where it is another one."""
         plan = preflight.plan_for(self._model, inputs)
         return plan if plan is self._plan else self._settle(plan)
@@ -229,7 +230,7 @@ class Recording:
                 "attention; call model.eval() first"
             )
 
-    def _settle(self, plan: preflight.Plan | None) -> preflight.Plan | None:
+    def _settle(self, plan: preflight.CapturePlan | None) -> preflight.CapturePlan | None:
         """Check what was asked against what the preflight found, and name what is missing."""
         self._plan = plan
         if plan is None:
@@ -249,7 +250,7 @@ class Recording:
                 f"{reasons}",
                 UserWarning,
             )
-        choose(self._layers, max(plan.stacks.values()), f"layers of {name}")
+        resolve_indices(self._layers, max(plan.stacks.values()), f"layers of {name}")
         for layer in self._layers or ():
             if not any(
                 (layer + plan.stacks[s] if layer < 0 else layer) in has for s, has in plan.indices.items()
@@ -257,7 +258,7 @@ class Recording:
                 have = sorted(set().union(*plan.indices.values()))
                 raise ValueError(f"capture: layer {layer} of {name} has no attention; layers {have} have")
         for stack, heads in plan.heads.items():
-            choose(self._heads, heads, f"heads of {name}, {stack}")
+            resolve_indices(self._heads, heads, f"heads of {name}, {stack}")
         if plan.tier == OUTPUTS:
             warn(
                 f"capture: the attention of {name} only comes out all at once (output_attentions=True): "
@@ -271,13 +272,13 @@ class Recording:
                 raise RuntimeError(f"capture: {name}: no place for site {site!r} was found around {core}")
         return plan
 
-    def _start(self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]) -> Iterator[Layer]:
+    def _start(self, plan: preflight.CapturePlan, forward: Any, inputs: dict[str, Any]) -> Iterator[Layer]:
         stream = (self._outputs if plan.tier == OUTPUTS else self._streamed)(plan, forward, inputs)
         self._open.add(stream)
         return stream
 
     def _streamed(
-        self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]
+        self, plan: preflight.CapturePlan, forward: Any, inputs: dict[str, Any]
     ) -> Generator[Layer, None, None]:
         self.output = None
         hooks = plan.tier == HOOKS
@@ -309,17 +310,19 @@ class Recording:
                     lacking = "has a decoder, which needs inputs of its own: give decoder_input_ids"
                 raise ValueError(f"run: {self._name} {lacking}") from error
 
-        taken = (
-            capture_eager_weights(recorder, dict(plan.weights), asked=plan.asked) if hooks else nullcontext()
+        taking: AbstractContextManager[None] = (
+            capture_eager_weights(recorder, dict(plan.weights), forced=plan.forced)
+            if hooks
+            else nullcontext()
         )
         name = "eager" if hooks else NAME
-        with preserved_run(self._model), implementation(self._model, name), taken:
+        with preserved_run(self._model), implementation(self._model, name), taking:
             yield from stream.layers(recorder, self.around, work)
         if not recorder.seen:
             raise RuntimeError(f"capture: tier {plan.tier} saw no attention of {self._name} in this run")
 
     def _outputs(
-        self, plan: preflight.Plan, forward: Any, inputs: dict[str, Any]
+        self, plan: preflight.CapturePlan, forward: Any, inputs: dict[str, Any]
     ) -> Generator[Layer, None, None]:
         inputs = float_masks(inputs, self._model)
         recorder = Recorder(self._model, lambda layer: None)
@@ -336,14 +339,14 @@ class Recording:
                 self.output = forward(**inputs, output_attentions=True)
         finally:
             LIVE.reset(token)
-        found = attention_outputs(self.output, inputs, recorder)
-        while found:
-            layer = found.pop(0)
-            wanted = self._layers and choose(self._layers, plan.stacks[layer.stack], layer.stack)
-            if wanted and layer.index not in wanted:
+        layers = attention_outputs(self.output, inputs, recorder)
+        while layers:
+            layer = layers.pop(0)
+            chosen = self._layers and resolve_indices(self._layers, plan.stacks[layer.stack], layer.stack)
+            if chosen and layer.index not in chosen:
                 continue
             if self._heads is not None:
-                heads = choose(self._heads, len(layer.heads), layer.stack)
+                heads = resolve_indices(self._heads, len(layer.heads), layer.stack)
                 layer.heads = layer.kv_heads = tuple(heads)
                 if layer.mask is not None and layer.mask.shape[1] > 1:
                     layer.mask = layer.mask[:, heads]
@@ -353,14 +356,14 @@ class Recording:
 
 def _missing_words(names: Sequence[str]) -> str:
     """Return names of modules by their stacks, and how many of each there are."""
-    counts = Counter(map(starred, names))
+    counts = Counter(map(name_pattern, names))
     return ", ".join(f"{stack} ({count} modules)" if count > 1 else stack for stack, count in counts.items())
 
 
-def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
-    if given is None:
+def _numbers(label: str, chosen: Sequence[int] | int | None) -> list[int] | None:
+    if chosen is None:
         return None
-    numbers: list[int] = [given] if isinstance(given, int) else list(given)
+    numbers: list[int] = [chosen] if isinstance(chosen, int) else list(chosen)
     if not numbers or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-        raise ValueError(f"capture: {what} must be whole numbers, at least one, got {given!r}")
+        raise ValueError(f"capture: {label} must be whole numbers, at least one, got {chosen!r}")
     return numbers
