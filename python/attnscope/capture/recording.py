@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from attnscope.capture.implementation import (
 )
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
+from attnscope.capture.lazy.lazy_recording import LazyRecording
 from attnscope.capture.module_tracing import resolve_indices
 from attnscope.capture.preservation import preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
@@ -41,6 +42,7 @@ from attnscope.models.architecture import name_pattern
 Numbers = Sequence[int] | None
 
 
+@overload
 def capture(
     model: nn.Module,
     *,
@@ -48,7 +50,27 @@ def capture(
     heads: Sequence[int] | None = None,
     sites: Sequence[str] = ("attention",),
     chunk: int | None = None,
-) -> Recording:
+    lazy: Literal[False] = False,
+) -> Recording: ...
+@overload
+def capture(
+    model: nn.Module,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    lazy: Literal[True],
+    precision: Literal["fast", "exact"] | None = None,
+) -> LazyRecording: ...
+def capture(
+    model: nn.Module,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    sites: Sequence[str] = ("attention",),
+    chunk: int | None = None,
+    lazy: bool = False,
+    precision: Literal["fast", "exact"] | None = None,
+) -> Recording | LazyRecording:
     """Streams a Hugging Face model's attention (and values, states, ...) one layer at a time.
 
     Args:
@@ -57,9 +79,13 @@ def capture(
         heads: numbers of the query heads to keep. Default: all.
         sites: which tensors to keep, any of those in the table of `Layer`; memory is spent on these only.
         chunk: heads computed at once; the default bounds the working memory to 16 MiB.
+        lazy: run the model's own fast attention and give each layer's attention as `LazyAttention`: queries
+            and keys, and nothing of the size of a map. ``run`` then yields `LazyLayer`.
+        precision: of the measures of lazy attention, "fast" or "exact".
 
     Returns:
-        A context manager that gives a ``Recording``. The model is as it was whenever no run is under way.
+        A context manager that gives a ``Recording``, or a ``LazyRecording``. The model is as it was
+        whenever no run is under way.
 
     Raises:
         TypeError: when there is no transformers model in ``model``.
@@ -80,7 +106,15 @@ def capture(
         0 [1, 4, 6, 6] True
         1 [1, 4, 6, 6] True
     """
-    return Recording(model, layers, heads, sites, chunk)
+    if not lazy:
+        if precision is not None:
+            raise ValueError(f"capture: precision belongs to lazy=True, got {precision!r} without it")
+        return Recording(model, layers, heads, sites, chunk)
+    if tuple(sites) != ("attention",) or chunk is not None:
+        raise ValueError(
+            f"capture: lazy=True takes neither sites nor chunk, got sites={sites!r}, chunk={chunk!r}"
+        )
+    return LazyRecording(model, _numbers("layers", layers), _numbers("heads", heads), precision)
 
 
 class Recording:
