@@ -49,9 +49,8 @@ class LazyRecording:
         precision: str | None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"capture: model must be a torch module, got {type(model).__name__}{module_tracing.model_hint(model)}"
-            )
+            hint = module_tracing.model_hint(model)
+            raise TypeError(f"capture: model must be a torch module, got {type(model).__name__}{hint}")
         self._model: nn.Module = getattr(model, "_orig_mod", model)
         self._name = type(self._model).__name__
         self._layers = layers
