@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from attnscope.capture import anatomy, capture
+from attnscope.capture import capture, module_tracing
 from fingerprint import differing, fingerprint
 from models import sharpen
 
@@ -197,7 +197,7 @@ def _compare(layers: Any, reference: Any, inputs: Any, words: list[str]) -> tupl
             words.append(f"auto: {layer.stack}")
     with torch.no_grad():
         # FSMT's decoder drops its causal mask where a cache is asked for
-        options = {"use_cache": False} if anatomy.takes(reference, "use_cache") else {}
+        options = {"use_cache": False} if module_tracing.takes(reference, "use_cache") else {}
         output = copy.deepcopy(reference)(**inputs, **options, output_attentions=True)
     maps = [
         tensor

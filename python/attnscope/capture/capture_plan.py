@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How a model is captured, and the call of an attention function that is captured."""
+"""The plan of a capture, and the call of an attention function that is captured."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class CapturePlan:
         parts: where the block of each attention module keeps what, by name of that module.
         weights: second tier: position of the weights in the output of each attention module, by name.
         ask: pass ``output_attentions=True``, without which some old models return no weights.
-        asked: second tier: modules that must be asked for their weights, because their blocks do not.
+        forced: second tier: modules that must be asked for their weights, because their blocks do not.
         unmasked: causal stacks that run without a mask even in eager attention.
         reasons: why a lower tier was not taken.
         caution: what sets the captured forward pass apart from the usual one; empty when nothing does.
@@ -66,7 +66,7 @@ class CapturePlan:
     parts: dict[str, Parts] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     ask: bool = False
-    asked: frozenset[str] = frozenset()
+    forced: frozenset[str] = frozenset()
     unmasked: set[str] = field(default_factory=set)
     reasons: tuple[str, ...] = ()
     caution: str = ""

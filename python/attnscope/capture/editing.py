@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from attnscope.capture import anatomy, preflight
+from attnscope.capture import module_tracing, preflight
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import ACTIVE, Applied, Edit
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.preflight import structure_of
-from attnscope.capture.sites import ALONE, INTERFACE
+from attnscope.capture.sites import HOOKS_ONLY, INTERFACE
 
 
 @contextmanager
@@ -52,10 +52,10 @@ def edit(model: nn.Module, *edits: Edit) -> Iterator[tuple[Applied, ...]]:
         0.0
     """
     check(model, edits)
-    own = needs_interface(edits)
-    if own:
+    through_interface = needs_interface(edits)
+    if through_interface:
         require_interface(model, edits)
-    with implementation(model, NAME if own else ""), installed(model, edits) as applied:
+    with implementation(model, NAME if through_interface else ""), installed(model, edits) as applied:
         yield tuple(applied)
 
 
@@ -73,8 +73,8 @@ def installed(
         for place in sorted(range(len(edits)), key=lambda i: not getattr(edits[i], "outermost", False)):
             applied[place] = stack.enter_context(edits[place].install(model, architecture, batch))
         yield [applied[place] for place in range(len(edits))]
-        for place, one in applied.items():
-            if one.count == 0:
+        for place, record in applied.items():
+            if record.count == 0:
                 raise RuntimeError(
                     f"edit: {type(edits[place]).__name__} never acted on {type(model).__name__}: nothing "
                     "that it changes ran inside the block"
@@ -83,47 +83,47 @@ def installed(
 
 def check(model: nn.Module, edits: Sequence[Edit]) -> None:
     """Raises for what cannot be edited, and for edits that contradict one another or those further up."""
-    for one in edits:
-        if not isinstance(one, Edit):
-            raise TypeError(f"edit: {type(one).__name__} is no edit: it has no install()")
+    for change in edits:
+        if not isinstance(change, Edit):
+            raise TypeError(f"edit: {type(change).__name__} is no edit: it has no install()")
     if not edits:
         return
     name = type(model).__name__
     if model.training:
         raise RuntimeError(f"edit: {name} is in training mode; call model.eval() first")
-    if anatomy.takes(model, "decoder_input_ids"):
+    if module_tracing.takes(model, "decoder_input_ids"):
         raise NotImplementedError(
             f"edit: {name} has an encoder and a decoder, with tokens and layers of their own; edit one of "
             "them, as in edit(model.get_encoder(), ...)"
         )
-    mine = {id(module) for module in model.modules()}
-    above = [a.edit for a in ACTIVE.get() if any(id(m) in mine for m in a.model.modules())]
-    for place, one in enumerate(edits):
+    identities = {id(module) for module in model.modules()}
+    above = [a.edit for a in ACTIVE.get() if any(id(m) in identities for m in a.model.modules())]
+    for place, change in enumerate(edits):
         for other in (*above, *edits[:place]):
-            if (target := _target(one)) is not None and target == _target(other):
-                raise ValueError(f"edit: two {type(one).__name__} on one target, {target}")
+            if (target := _target(change)) is not None and target == _target(other):
+                raise ValueError(f"edit: two {type(change).__name__} on one target, {target}")
 
 
-def _target(one: Any) -> tuple[Any, ...] | None:
-    return one.target() if hasattr(one, "target") else None
+def _target(change: Any) -> tuple[Any, ...] | None:
+    return change.target() if hasattr(change, "target") else None
 
 
 def needs_interface(edits: Sequence[Edit]) -> bool:
     """Whether one of the edits acts on the softmax's argument."""
-    return any(getattr(one, "of_softmax", False) for one in edits)
+    return any(getattr(change, "of_softmax", False) for change in edits)
 
 
 def require_interface(
-    model: nn.Module, wanted: Sequence[Any], batch: Mapping[str, Any] | None = None
+    model: nn.Module, features: Sequence[Any], batch: Mapping[str, Any] | None = None
 ) -> None:
     """Raises for a model whose attention does not go through transformers' interface."""
     register()
     try:
         plan = preflight.plan_for(model, batch)
     except RuntimeError as error:
-        plan = CapturePlan(ALONE, reasons=(str(error),))
+        plan = CapturePlan(HOOKS_ONLY, reasons=(str(error),))
     if plan is not None and plan.tier != INTERFACE:
-        first = type(next((w for w in wanted if getattr(w, "of_softmax", False)), wanted[0])).__name__
+        first = type(next((w for w in features if getattr(w, "of_softmax", False)), features[0])).__name__
         raise NotImplementedError(
             f"{first}: the attention of {type(model).__name__} does not go through transformers' attention "
             f"interface, so nothing can be changed before its softmax. {'; '.join(plan.reasons)}"

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._evaluation import differentiable
-from attnscope.capture import anatomy, preflight
-from attnscope.capture.anatomy import choose
+from attnscope.capture import module_tracing, preflight
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
-from attnscope.capture.edits.edit import CACHE, Change, Edit
+from attnscope.capture.edits.edit import CACHE, BaseEdit, Edit
 from attnscope.capture.edits.states import AddDirection
 from attnscope.capture.gradient import FORWARD, Gradient, backward, check_precision, differentiating, tangents
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
+from attnscope.capture.module_tracing import resolve_indices
 from attnscope.capture.outputs import Outputs
 from attnscope.capture.preflight import structure_of
 from attnscope.capture.preservation import preserved_run
@@ -78,14 +78,14 @@ class Forward:
 
 @contextmanager
 def forward(
-    model: nn.Module, batch: Mapping[str, Any], what: Forward, *, max_memory: int | None = None
+    model: nn.Module, batch: Mapping[str, Any], declaration: Forward, *, max_memory: int | None = None
 ) -> Iterator[Run]:
     """Runs a model once, as declared.
 
     Args:
         model: a transformers model in evaluation mode.
         batch: its inputs by name.
-        what: see `Forward`.
+        declaration: see `Forward`.
         max_memory: bytes that the graph of a gradient may hold; None takes what is free.
 
     Returns:
@@ -111,7 +111,7 @@ def forward(
         >>> torch.equal(model.model.norm(states[-1]), run.outputs.final_norm)
         True
     """
-    run = Run(model, batch, what, max_memory)
+    run = Run(model, batch, declaration, max_memory)
     try:
         yield run
     finally:
@@ -122,37 +122,37 @@ class Run:
     """One forward pass. Made by `forward`; see there.
 
     Attributes:
-        what: the declaration.
+        declaration: the declaration.
         tier: how the model is run: 0 its own backend with hooks, 1 to 3 as `Recording.tier`.
     """
 
     def __init__(
-        self, model: nn.Module, batch: Mapping[str, Any], what: Forward, max_memory: int | None = None
+        self, model: nn.Module, batch: Mapping[str, Any], declaration: Forward, max_memory: int | None = None
     ) -> None:
-        self.what = what
+        self.declaration = declaration
         self._model: nn.Module = getattr(model, "_orig_mod", model)
         self._batch = dict(batch)
-        self._outputs = Outputs(what.of_model)
+        self._outputs = Outputs(declaration.of_model)
         self._finish: Any = None
         self._done = False
         self.tier: int | None = None
-        check(self._model, what.edits)
+        check(self._model, declaration.edits)
         if self._model.training:
             raise RuntimeError(
                 f"forward: {type(model).__name__} is in training mode; call model.eval() first"
             )
-        for edit in what.edits:
-            if isinstance(edit, Change):
+        for edit in declaration.edits:
+            if isinstance(edit, BaseEdit):
                 edit.prepare(self._model)
-        if needs_interface(what.edits):
-            require_interface(self._model, what.edits, self._batch)
-        if not any(name in self._batch for name in CACHE) and anatomy.takes(self._model, "use_cache"):
+        if needs_interface(declaration.edits):
+            require_interface(self._model, declaration.edits, self._batch)
+        if not any(name in self._batch for name in CACHE) and module_tracing.takes(self._model, "use_cache"):
             self._batch.setdefault("use_cache", False)
         self._max_memory = max_memory
-        if what.gradient is not None:
-            self._layers = self._differentiated(what.gradient)
+        if declaration.gradient is not None:
+            self._layers = self._run_with_gradient(declaration.gradient)
         else:
-            self._layers = self._attended() if what.of_attention else self._alone()
+            self._layers = self._run_with_attention() if declaration.of_attention else self._run_hooks_only()
 
     def __iter__(self) -> Iterator[Layer]:
         """The layers in the order they are computed; a second time, what is left of them."""
@@ -176,17 +176,19 @@ class Run:
     def _around(self) -> Iterator[None]:
         """What the model runs inside, in the thread that runs it."""
         with (
-            installed(self._model, self.what.edits, self._batch),
+            installed(self._model, self.declaration.edits, self._batch),
             self._outputs.listening(
-                self._model, rows=self.what.rows, graph=self.what.gradient is not None
+                self._model, rows=self.declaration.rows, graph=self.declaration.gradient is not None
             ) as self._finish,
         ):
             yield
 
-    def _attended(self) -> Generator[Layer, None, None]:
+    def _run_with_attention(self) -> Generator[Layer, None, None]:
         """The layers of a pass whose attention is captured."""
-        what = self.what
-        recording = Recording(self._model, what.layers, what.heads, what.of_layers, chunk=None)
+        declaration = self.declaration
+        recording = Recording(
+            self._model, declaration.layers, declaration.heads, declaration.of_layers, chunk=None
+        )
         recording.around = self._around
         with recording:
             layers = recording.run(**self._batch)
@@ -195,12 +197,12 @@ class Run:
         self._finish(recording.output)
         self._done = True
 
-    def _alone(self) -> Generator[Layer, None, None]:
+    def _run_hooks_only(self) -> Generator[Layer, None, None]:
         """The layers of a pass of hooks alone."""
         self.tier = 0
-        name = NAME if needs_interface(self.what.edits) else ""
+        name = NAME if needs_interface(self.declaration.edits) else ""
         with preserved_run(self._model), implementation(self._model, name):
-            if self.what.of_layers:
+            if self.declaration.of_layers:
                 yield from self._blocks()
             else:
                 with torch.no_grad(), self._around():
@@ -210,38 +212,38 @@ class Run:
     def _blocks(self) -> Iterator[Layer]:
         """One layer for each block, streamed."""
         structure = structure_of(self._model, self._batch)
-        self._reachable(structure, self.what.of_layers)
+        self._reachable(structure, self.declaration.of_layers)
         stream = Stream()
         recorder = Recorder(
             self._model,
             stream.emit,
-            sites=self.what.of_layers,
-            layers=self.what.layers,
-            heads=self.what.heads,
-            alone=structure,
+            sites=self.declaration.of_layers,
+            layers=self.declaration.layers,
+            heads=self.declaration.heads,
+            blocks_only=structure,
         )
         return stream.layers(recorder, self._around, lambda: self._finish(self._model(**self._batch)))
 
-    def _differentiated(self, gradient: Gradient) -> Generator[Layer, None, None]:
+    def _run_with_gradient(self, gradient: Gradient) -> Generator[Layer, None, None]:
         """The layers of a pass with a gradient, when it is there."""
-        model, what = self._model, self.what
+        model, declaration = self._model, self.declaration
         check_precision(model)
-        sites = tuple(dict.fromkeys((*what.of_layers, *gradient.at)))
+        sites = tuple(dict.fromkeys((*declaration.of_layers, *gradient.at)))
         attention = any(TABLE[site].of_attention for site in sites)
         dual = gradient.mode == FORWARD
-        if dual and not any(isinstance(one, AddDirection) for one in what.edits):
+        if dual and not any(isinstance(change, AddDirection) for change in declaration.edits):
             raise ValueError("Gradient: mode 'forward' needs an AddDirection among the edits to go along")
-        wanted = gradient.parameters or (lambda name: False)
-        parameters = {name: one for name, one in model.named_parameters() if wanted(name)}
+        selects = gradient.parameters or (lambda name: False)
+        parameters = {name: parameter for name, parameter in model.named_parameters() if selects(name)}
         layers: list[Layer] = []
         recorder = self._recorder(layers, sites, gradient, attention)
         # Tangents pass through no attention functions but eager's and ours.
-        own = NAME if attention or needs_interface(what.edits) else "eager" if dual else ""
+        attention_name = NAME if attention or needs_interface(declaration.edits) else "eager" if dual else ""
         token = LIVE.set(recorder)
         try:
             with (
                 preserved_run(model),
-                implementation(model, own),
+                implementation(model, attention_name),
                 differentiable(model, parameters.values()),
                 differentiating(gradient, self._max_memory),
             ):
@@ -255,7 +257,7 @@ class Run:
         finally:
             LIVE.reset(token)
         for layer in layers:
-            layer.tensors = {s: t.detach() for s, t in layer.tensors.items() if s in what.of_layers}
+            layer.tensors = {s: t.detach() for s, t in layer.tensors.items() if s in declaration.of_layers}
         self._done = True
         yield from layers
 
@@ -263,23 +265,23 @@ class Run:
         self, layers: list[Layer], sites: tuple[str, ...], gradient: Gradient, attention: bool
     ) -> Recorder:
         """What listens to a pass with a gradient."""
-        model, what = self._model, self.what
-        options: dict[str, Any] = {"sites": sites, "layers": what.layers, "heads": what.heads}
+        model, declaration = self._model, self.declaration
+        options: dict[str, Any] = {"sites": sites, "layers": declaration.layers, "heads": declaration.heads}
         options |= {"graph": gradient.at, "dual": gradient.mode == FORWARD}
         self.tier = INTERFACE if attention else 0
         if attention:
             require_interface(model, [gradient], self._batch)
             options["plan"] = preflight.plan_for(model, self._batch)
         elif sites:
-            options["alone"] = structure_of(model, self._batch)
-            self._reachable(options["alone"], sites)
+            options["blocks_only"] = structure_of(model, self._batch)
+            self._reachable(options["blocks_only"], sites)
         return Recorder(model, layers.append, **options)
 
     def _reachable(self, structure: Structure, sites: Sequence[str]) -> None:
         name = type(self._model).__name__
         if not structure.depth:
             raise RuntimeError(f"forward: no list of blocks was found in {name}")
-        choose(self.what.layers, structure.depth, f"layers of {name}")
+        resolve_indices(self.declaration.layers, structure.depth, f"layers of {name}")
         for site in sites:
             places = [parts.place(core or parts.block, site)[0] for parts, core, _ in structure.layers]
             if not any(places):

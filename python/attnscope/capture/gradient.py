@@ -95,9 +95,9 @@ def within(limit: int | None) -> Iterator[None]:
 
 
 @contextmanager
-def differentiating(what: Gradient, max_memory: int | None) -> Iterator[None]:
+def differentiating(request: Gradient, max_memory: int | None) -> Iterator[None]:
     """The modes of such a pass."""
-    if what.mode == REVERSE:
+    if request.mode == REVERSE:
         with torch.enable_grad(), within(max_memory):
             yield
         return
@@ -110,32 +110,32 @@ def differentiating(what: Gradient, max_memory: int | None) -> Iterator[None]:
 
 
 def backward(
-    what: Gradient, outputs: Outputs, recorder: Recorder, parameters: dict[str, nn.Parameter]
+    request: Gradient, outputs: Outputs, recorder: Recorder, parameters: dict[str, nn.Parameter]
 ) -> None:
     """Takes the gradients and puts them where they belong: into the layers and the outputs."""
-    value = what.of(outputs)
+    value = request.of(outputs)
     if not torch.is_tensor(value) or value.numel() != 1:
         shape = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
         raise ValueError(f"Gradient: of must give one number, got {shape}")
-    places = [(draft, site) for draft in recorder.drafts for site in draft.roots]
-    sources: list[Tensor] = [*(draft.roots[site] for draft, site in places), *parameters.values()]
+    places = [(builder, site) for builder in recorder.builders for site in builder.roots]
+    sources: list[Tensor] = [*(builder.roots[site] for builder, site in places), *parameters.values()]
     if not sources or not value.requires_grad:
-        raise ValueError(f"Gradient: the value depends on none of {[*what.at, *parameters]}")
-    found = torch.autograd.grad(value.reshape(()), sources, allow_unused=True)
-    for (draft, site), source, gradient in zip(places, sources, found, strict=False):
+        raise ValueError(f"Gradient: the value depends on none of {[*request.at, *parameters]}")
+    gradients = torch.autograd.grad(value.reshape(()), sources, allow_unused=True)
+    for (builder, site), source, gradient in zip(places, sources, gradients, strict=False):
         flat = torch.zeros_like(source) if gradient is None else gradient
-        draft.layer.gradients[site] = draft.shaped(site, flat.detach())
-    for (name, parameter), gradient in zip(parameters.items(), found[len(places) :], strict=True):
+        builder.layer.gradients[site] = builder.shaped(site, flat.detach())
+    for (name, parameter), gradient in zip(parameters.items(), gradients[len(places) :], strict=True):
         outputs.parameters[name] = torch.zeros_like(parameter) if gradient is None else gradient
     outputs.value = value.detach()
 
 
-def tangents(what: Gradient, outputs: Outputs, recorder: Recorder) -> None:
+def tangents(request: Gradient, outputs: Outputs, recorder: Recorder) -> None:
     """Unpacks the tangents of the value and of the sites."""
-    outputs.value, outputs.derivative = unpacked(what.of(outputs))
-    for draft in recorder.drafts:
-        for site, dual in draft.roots.items():
-            draft.layer.gradients[site] = draft.shaped(site, unpacked(dual)[1])
+    outputs.value, outputs.derivative = unpacked(request.of(outputs))
+    for builder in recorder.builders:
+        for site, dual in builder.roots.items():
+            builder.layer.gradients[site] = builder.shaped(site, unpacked(dual)[1])
 
 
 def unpacked(dual: Tensor) -> tuple[Tensor, Tensor]:

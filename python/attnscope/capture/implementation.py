@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.anatomy import named_arguments
-from attnscope.capture.draft import Draft
 from attnscope.capture.layer import Layer
+from attnscope.capture.layer_builder import LayerBuilder
+from attnscope.capture.module_tracing import named_arguments
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.visibility import float_mask
 
@@ -41,17 +41,17 @@ def configs(model: nn.Module) -> list[Any]:
     They are saved one by one: ``set_attn_implementation`` would flatten mixed sub-configurations, and only
     logs on legacy models.
     """
-    found: dict[int, Any] = {}
+    configurations: dict[int, Any] = {}
     queue: list[Any] = [
         m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")
     ]
     while queue:
         config = queue.pop()
-        if id(config) in found or not hasattr(config, "_attn_implementation_internal"):
+        if id(config) in configurations or not hasattr(config, "_attn_implementation_internal"):
             continue
-        found[id(config)] = config
+        configurations[id(config)] = config
         queue += [sub for name in config.sub_configs if (sub := getattr(config, name, None)) is not None]
-    return list(found.values())
+    return list(configurations.values())
 
 
 @contextmanager
@@ -60,17 +60,17 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
 
     It runs as written: compiled code would not look at hooks added later.
     """
-    mine = configs(model) if name else []
+    held_configs = configs(model) if name else []
     me = threading.get_ident()
     with _condition:
-        _condition.wait_for(lambda: all(_held[id(c)].owner == me for c in mine if id(c) in _held))
-        for current in (c._attn_implementation_internal for c in mine if id(c) in _held):
+        _condition.wait_for(lambda: all(_held[id(c)].owner == me for c in held_configs if id(c) in _held))
+        for current in (c._attn_implementation_internal for c in held_configs if id(c) in _held):
             if current != name:
                 raise RuntimeError(
                     f"capture: {type(model).__name__} is being run with attention {current!r} further up in "
                     f"this thread; finish that run before one with {name!r}"
                 )
-        for config in mine:
+        for config in held_configs:
             original = config._attn_implementation_internal
             _held.setdefault(id(config), _Held(original, me)).depth += 1
             config._attn_implementation_internal = name
@@ -84,7 +84,7 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
             yield
     finally:
         with _condition:
-            for config in mine:
+            for config in held_configs:
                 held = _held[id(config)]
                 held.depth -= 1
                 if held.depth == 0:
@@ -110,7 +110,7 @@ def capture_eager_weights(
     weights: dict[str, int],
     *,
     discover: bool = False,
-    asked: Collection[str] = (),
+    forced: Collection[str] = (),
     silent: set[str] | None = None,
 ) -> Iterator[None]:
     """Take the weights out of the outputs of eager modules and leave None in their place (second tier).
@@ -120,7 +120,7 @@ def capture_eager_weights(
         weights: the place of the weights in the output of each attention module, by its name.
         discover: watch every module with children and fill `weights`; the innermost module that returns
             weights is the attention.
-        asked: modules that are given ``output_attentions=True``, whatever the block around them asks.
+        forced: modules that are given ``output_attentions=True``, whatever the block around them asks.
         silent: with `discover`, filled with the attention modules that returned no weights in some call.
     """
 
@@ -147,13 +147,13 @@ def capture_eager_weights(
     def ahead(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if LIVE.get() is not recorder:
             return None
-        recorder.pulse()
+        recorder.raise_if_abandoned()
         name = recorder.names[id(module)]
-        return (args, {**kwargs, "output_attentions": True}) if name in asked else None
+        return (args, {**kwargs, "output_attentions": True}) if name in forced else None
 
     with ExitStack() as hooks:
         for name, module in recorder.modules.items():
-            if name in asked or (name in weights and not discover):
+            if name in forced or (name in weights and not discover):
                 hooks.enter_context(module.register_forward_pre_hook(ahead, with_kwargs=True))
             if name in weights or (discover and name and any(True for _ in module.children())):
                 hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
@@ -184,20 +184,20 @@ def attention_outputs(
         field: name of the output inside that of the model.
     """
     layers: list[Layer] = []
-    taken: set[int] = set()
+    addresses: set[int] = set()
     for name in [name for name in output if name.endswith("attentions")] if hasattr(output, "keys") else ():
         for index, tensor in enumerate(output[name] if isinstance(output[name], tuple | list) else ()):
-            if not _looks_like_weights(tensor) or tensor.data_ptr() in taken:
+            if not _looks_like_weights(tensor) or tensor.data_ptr() in addresses:
                 continue
-            taken.add(tensor.data_ptr())  # an output may list the maps of a part of the model again
-            draft = Draft(f"{field}{name}", index)
-            draft.size, draft.total = (tensor.shape[0], tensor.shape[2]), tensor.shape[1]
-            draft.layer.heads = draft.layer.kv_heads = tuple(range(draft.total))
-            draft.layer.cross = name.startswith("cross")
-            draft.layer.tensors = {"attention": tensor}
+            addresses.add(tensor.data_ptr())  # an output may list the maps of a part of the model again
+            builder = LayerBuilder(f"{field}{name}", index)
+            builder.size, builder.total = (tensor.shape[0], tensor.shape[2]), tensor.shape[1]
+            builder.layer.heads = builder.layer.kv_heads = tuple(range(builder.total))
+            builder.layer.cross = name.startswith("cross")
+            builder.layer.tensors = {"attention": tensor}
             of_tokens = name != "decoder_attentions" and not field
-            recorder.describe_output(draft, inputs.get("attention_mask") if of_tokens else None)
-            layers.append(draft.layer)
+            recorder.describe_output(builder, inputs.get("attention_mask") if of_tokens else None)
+            layers.append(builder.layer)
         if output[name] is not None:
             output[name] = None
     for name in list(output) if hasattr(output, "keys") else ():
@@ -210,18 +210,18 @@ def _looks_like_weights(tensor: Any) -> bool:
     if not (torch.is_tensor(tensor) and tensor.ndim == 4 and tensor.is_floating_point() and tensor.numel()):
         return False
     sums = tensor.sum(-1, dtype=torch.float32)
-    known = ~sums.isnan()  # a query that sees no key may be NaN
-    if not bool(known.any()):  # and so may all be, where the weights of the model are
+    defined = ~sums.isnan()  # a query that sees no key may be NaN
+    if not bool(defined.any()):  # and so may all be, where the weights of the model are
         return tensor.shape[-1] == tensor.shape[-2]
-    return not bool((tensor < 0).any()) and 0.01 < float(sums[known].max()) < 1.02
+    return not bool((tensor < 0).any()) and 0.01 < float(sums[defined].max()) < 1.02
 
 
 def float_masks(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """The inputs for eager attention, which adds its mask: a boolean one would count as 0 and 1."""
     dtype = next(model.parameters()).dtype
-    given = dict(inputs)
+    arguments = dict(inputs)
     for name, mask in inputs.items():
         of_maps = name.endswith("attention_mask") and torch.is_tensor(mask) and mask.ndim == 4
         if of_maps and mask.dtype == torch.bool:
-            given[name] = float_mask(mask, dtype)
-    return given
+            arguments[name] = float_mask(mask, dtype)
+    return arguments

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture.capture_plan import AttentionCall
-from attnscope.capture.draft import Draft
 from attnscope.capture.edits import softmax
 from attnscope.capture.edits.edit import ACTIVE
 from attnscope.capture.implementation import original_implementation
+from attnscope.capture.layer_builder import LayerBuilder
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.visibility import MASKED_BELOW, float_mask
 
@@ -79,17 +79,17 @@ def attention_function(
     """What a model calls in place of its own attention while it is being captured."""
     recorder = LIVE.get()
     dual = recorder is not None and recorder.dual
-    if recorder is not None and (recorder.alone is not None or id(module) not in recorder.names):
+    if recorder is not None and (recorder.blocks_only is not None or id(module) not in recorder.names):
         recorder = None  # edits brought the pass here; its layers are the blocks, or another model's
-    given = {name: value for name, value in kwargs.items() if value is not None}
+    options = {name: value for name, value in kwargs.items() if value is not None}
     if recorder is None:
         edits = softmax.active(module)
         # Edits of the mask alone keep the model's own arithmetic.
         if not edits or (_eager(module) and not any(isinstance(a.edit, softmax.SubtractRead) for a in edits)):
             mask, _ = softmax.attended(edits, module, query, key, attention_mask)
-            return _bystander(module, query, key, value, mask, bool(edits), scaling=scaling, **given)
-    special = {name: given.pop(name, None) for name in ("softcap", "s_aux", "position_bias")}
-    unknown = {name: type(value).__name__ for name, value in given.items() if name not in INERT}
+            return _run_uncaptured(module, query, key, value, mask, bool(edits), scaling=scaling, **options)
+    special = {name: options.pop(name, None) for name in ("softcap", "s_aux", "position_bias")}
+    unknown = {name: type(value).__name__ for name, value in options.items() if name not in INERT}
     if unknown:
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"
@@ -103,14 +103,17 @@ def attention_function(
         return compute(recorder, call), None
 
 
-def start_layer(recorder: Recorder | None, call: AttentionCall) -> tuple[Draft, list[Tensor], Tensor | None]:
+def start_layer(
+    recorder: Recorder | None, call: AttentionCall
+) -> tuple[LayerBuilder, list[Tensor], Tensor | None]:
     """Return the layer that is put together, the terms added to its scores, and the entries not read."""
-    draft = Draft() if recorder is None else recorder.begin_layer(call)
+    builder = LayerBuilder() if recorder is None else recorder.begin_layer(call)
     active = softmax.active(call.module)
     mask, unread = softmax.attended(active, call.module, call.query, call.key, call.mask)
-    if recorder is not None and draft.wanted:  # windows and hidden keys of edits are part of what is seen
-        draft.set_mask(recorder.combined_mask(mask, call.position_bias, call.query, call.key))
-    return draft, [bias for bias in (call.position_bias, mask) if bias is not None], unread
+    # windows and hidden keys of edits are part of what is seen
+    if recorder is not None and builder.is_selected:
+        builder.set_mask(recorder.combined_mask(mask, call.position_bias, call.query, call.key))
+    return builder, [bias for bias in (call.position_bias, mask) if bias is not None], unread
 
 
 def _captured(recorder: Recorder | None, call: AttentionCall) -> Tensor:
@@ -118,11 +121,11 @@ def _captured(recorder: Recorder | None, call: AttentionCall) -> Tensor:
     batch, heads, queries, width = query.shape
     keys, group = key.shape[2], query.shape[1] // key.shape[1]
     out = value.new_empty(batch, queries, heads, value.shape[-1])
-    draft, biases, unread = start_layer(recorder, call)
+    builder, biases, unread = start_layer(recorder, call)
     sinks = call.sink
     for samples, span in _tiles(batch, heads, queries * keys, recorder.chunk if recorder else None):
         shape = (samples.stop - samples.start, span.stop - span.start, queries, keys)
-        p = draft.storage(samples, span, shape)
+        p = builder.storage(samples, span, shape)
         rows = query[samples, span].to(dtype).reshape(-1, queries, width)
         columns = _repeat(key[samples], span, group).to(dtype).reshape(-1, keys, width)
         flat = torch.bmm(rows, columns.mT, out=p.view(-1, queries, keys))
@@ -136,37 +139,37 @@ def _captured(recorder: Recorder | None, call: AttentionCall) -> Tensor:
             else:
                 p.add_(tile)
         sink = None if sinks is None else sinks[:, span]
-        if draft.wants_scores:
-            draft.keep_scores(samples, span, _visible(p, biases, samples, span), sink)
+        if builder.wants_scores:
+            builder.keep_scores(samples, span, _visible(p, biases, samples, span), sink)
         if sink is None:
             torch.softmax(p, -1, out=p)
         else:  # a learned sink is one more logit without a value: rows sum to less than 1
             top = torch.maximum(p.amax(-1, keepdim=True), sink)
             p.sub_(top).exp_()
             p.div_(p.sum(-1, keepdim=True) + (sink - top).exp())
-        draft.keep(samples, span, p)
+        builder.keep(samples, span, p)
         if unread is not None:
             flat = p.masked_fill(_tile(unread, samples, span, keys), 0.0).view(-1, queries, keys)
         columns = _repeat(value[samples], span, group).to(dtype).reshape(-1, keys, value.shape[-1])
         mixed = torch.bmm(flat, columns)
         out[samples, :, span] = mixed.view(*shape[:3], -1).transpose(1, 2).to(out.dtype)
     if recorder is not None:
-        recorder.end_attention(draft)
+        recorder.end_attention(builder)
     return out
 
 
 def _out_of_place(recorder: Recorder | None, call: AttentionCall) -> Tensor:
     """The same arithmetic in a graph: all heads at once, nothing overwritten."""
-    everything, every = slice(0, call.query.shape[0]), slice(0, call.query.shape[1])
+    texts, heads = slice(0, call.query.shape[0]), slice(0, call.query.shape[1])
     dtype, keys, sink = call.dtype, call.key.shape[2], call.sink
-    draft, biases, unread = start_layer(recorder, call)
+    builder, biases, unread = start_layer(recorder, call)
 
     def in_graph(site: str, tensor: Tensor) -> Tensor:
-        return tensor if recorder is None else recorder.in_graph(draft, site, tensor)
+        return tensor if recorder is None else recorder.in_graph(builder, site, tensor)
 
     query, key, value = (in_graph(site, getattr(call, site)) for site in ("query", "key", "value"))
     group = query.shape[1] // key.shape[1]
-    scores = query.to(dtype) @ _repeat(key, every, group).to(dtype).mT * call.scale
+    scores = query.to(dtype) @ _repeat(key, heads, group).to(dtype).mT * call.scale
     if call.softcap is not None:
         scores = (scores / call.softcap).tanh() * call.softcap
     for bias in biases:
@@ -175,22 +178,22 @@ def _out_of_place(recorder: Recorder | None, call: AttentionCall) -> Tensor:
         else:
             scores = scores + bias[..., :keys]
     scores = in_graph("scores", scores)
-    if draft.wants_scores:
-        plain = _visible(scores.detach(), biases, everything, every)
-        draft.keep_scores(everything, every, plain, None if sink is None else sink.detach())
+    if builder.wants_scores:
+        plain = _visible(scores.detach(), biases, texts, heads)
+        builder.keep_scores(texts, heads, plain, None if sink is None else sink.detach())
     if sink is None:
         p = torch.softmax(scores, -1)
     else:
         column = sink.expand(*scores.shape[:3], 1)
         p = torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]
     p = in_graph("attention", p)
-    draft.full = None
-    draft.keep(everything, every, p.detach())
+    builder.full = None
+    builder.keep(texts, heads, p.detach())
     if unread is not None:
         p = p.masked_fill(unread, 0.0)
-    out = (p @ _repeat(value, every, group).to(dtype)).transpose(1, 2).to(value.dtype)
+    out = (p @ _repeat(value, heads, group).to(dtype)).transpose(1, 2).to(value.dtype)
     if recorder is not None:
-        recorder.end_attention(draft)
+        recorder.end_attention(builder)
     return out
 
 
@@ -230,8 +233,8 @@ def _eager(module: nn.Module) -> Any:
     return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 
-def _bystander(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, edited: bool, **given: Any
+def _run_uncaptured(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, edited: bool, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """A forward pass that nobody captures (another thread's, or the consumer's own) in spite of the name.
 
@@ -240,19 +243,19 @@ def _bystander(
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    own = _eager(module)
+    eager = _eager(module)
     name = "eager" if edited else original_implementation(module)
     dense = torch.is_tensor(mask) and mask.ndim == 4
     if name not in (None, "eager", "sdpa") and dense:
         name = "sdpa"
-    if own is not None and ("softcap" in given or "s_aux" in given):
+    if eager is not None and ("softcap" in options or "s_aux" in options):
         name = "eager"
-    function = own if name in (None, "eager") else ALL_ATTENTION_FUNCTIONS[name]
+    function = eager if name in (None, "eager") else ALL_ATTENTION_FUNCTIONS[name]
     if function is None:
         raise RuntimeError(
             f"capture: a forward pass of {type(module).__name__} outside the capture needs eager "
             f"attention, and {type(module).__module__} has none; run it before or after the capture"
         )
-    if function is own and dense and mask.dtype == torch.bool:
+    if function is eager and dense and mask.dtype == torch.bool:
         mask = float_mask(mask, query.dtype)
-    return function(module, query, key, value, mask, **given)
+    return function(module, query, key, value, mask, **options)

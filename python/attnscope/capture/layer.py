@@ -182,16 +182,16 @@ class Layer:
 
     def _find_visibility(self) -> Visibility:
         """Return the visibility of a square layer, `UNKNOWN` with a warning where its maps contradict it."""
-        found = visibility_of(self.mask, self._real)
-        known = self.mask is None or (self.exact_mask and not is_doubtful(self.mask))
-        if known or "attention" not in self.tensors:
-            return found
-        reason = contradiction(found.support, self.matrices(), self.lengths.tolist())
+        visibility = visibility_of(self.mask, self._real)
+        certain = self.mask is None or (self.exact_mask and not is_doubtful(self.mask))
+        if certain or "attention" not in self.tensors:
+            return visibility
+        reason = contradiction(visibility.support, self.matrices(), self.lengths.tolist())
         if not reason:
-            return found
+            return visibility
         warn(
             f"capture: which keys the queries of {self.stack} see is not known: by its mask it is "
-            f"{found.name}, but {reason}; each map is judged by itself",
+            f"{visibility.name}, but {reason}; each map is judged by itself",
             UserWarning,
         )
         return UNKNOWN
@@ -221,13 +221,13 @@ class Layer:
             and not bool(self.valid[:, queries:].any())
         )
 
-    def _require_square(self, what: str) -> None:
+    def _require_square(self, label: str) -> None:
         queries, keys = self._size()
         if not self._is_square():
             kind = "a decoding step with cached keys" if queries < keys else "a map of part of the keys"
             kind = "cross attention" if self.cross else kind
             raise ValueError(
-                f"{what}: layer {self.index} ({self.stack}) is {kind}, {queries} queries x {keys} keys; "
+                f"{label}: layer {self.index} ({self.stack}) is {kind}, {queries} queries x {keys} keys; "
                 "only self-attention over the whole sequence is one n x n matrix per head"
             )
 
@@ -319,7 +319,7 @@ class Layer:
         parts = [f"index={self.index}", f"stack={self.stack!r}", f"call={self.call}"]
         if self.step:
             parts.append(f"step={self.step}")
-        there = [(name, self.tensors[name]) for name in SITES if name in self.tensors]
-        parts += [f"{name}={list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in there]
+        held = [(name, self.tensors[name]) for name in SITES if name in self.tensors]
+        parts += [f"{name}={list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in held]
         parts += [f"valid={list(self.valid.shape)}", f"key_offset={self.key_offset}"]
         return f"Layer({', '.join(parts)})"

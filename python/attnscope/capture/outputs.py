@@ -87,7 +87,7 @@ class Outputs:
             if _LIVE.get() is self and torch.is_tensor(last):
                 keep("final_norm", last)
 
-        def some(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        def cut_rows(_: nn.Module, args: tuple[Any, ...]) -> Any:
             if _LIVE.get() is not self or not args or not torch.is_tensor(args[0]) or args[0].ndim != 3:
                 return None
             if not graph and "logits" not in self.sites:
@@ -111,23 +111,23 @@ class Outputs:
         with ExitStack() as hooks:
             hooks.callback(_LIVE.reset, _LIVE.set(self))
             if graph or "embeddings" in self.sites:  # the parts of a model may have embeddings of their own
-                for own in {_called(module, "get_input_embeddings") for module in inside}:
-                    if own is not None:
-                        hooks.enter_context(own.register_forward_hook(embedded))
+                for embedding in {_called(module, "get_input_embeddings") for module in inside}:
+                    if embedding is not None:
+                        hooks.enter_context(embedding.register_forward_hook(embedded))
             for module in inside if graph or "final_norm" in self.sites else ():
                 hooks.enter_context(module.register_forward_hook(normed))
             if head is not None and (rows is not None or not (graph or "logits" in self.sites)):
-                hooks.enter_context(head.register_forward_pre_hook(some))
+                hooks.enter_context(head.register_forward_pre_hook(cut_rows))
             yield finish
 
 
 def _called(model: nn.Module, getter: str) -> nn.Module | None:
     get: Any = getattr(model, getter, None)
     try:
-        found = get() if get is not None else None
+        module = get() if get is not None else None
     except NotImplementedError:  # a part of a model that has none
-        found = None
-    return found if isinstance(found, nn.Module) else None
+        module = None
+    return module if isinstance(module, nn.Module) else None
 
 
 def _head(model: nn.Module) -> nn.Module | None:

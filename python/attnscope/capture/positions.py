@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._warn import UndefinedWarning, warn
-from attnscope.capture import anatomy
+from attnscope.capture import module_tracing
 from attnscope.capture.forward import Forward, forward
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.positions.position_profile import PositionProfile
@@ -93,10 +93,12 @@ def trajectory_and_states(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[
     ids, mask = _tokens("first_token_trajectory", inputs)
     require_causal("first_token_trajectory", model, ids)
     rows, first = torch.arange(len(ids), device=ids.device), mask.int().argmax(-1)
-    whole = _states(model, _given(model, {**inputs, "input_ids": ids, "attention_mask": mask.long()}))
-    alone = {"input_ids": ids[rows, first][:, None], "attention_mask": mask.new_ones(len(ids), 1).long()}
-    single = [state[:, 0].double() for state in _states(model, alone)]
-    path = torch.stack([state[rows, first].double() for state in whole])
+    states = _states(
+        model, _forward_arguments(model, {**inputs, "input_ids": ids, "attention_mask": mask.long()})
+    )
+    first_only = {"input_ids": ids[rows, first][:, None], "attention_mask": mask.new_ones(len(ids), 1).long()}
+    single = [state[:, 0].double() for state in _states(model, first_only)]
+    path = torch.stack([state[rows, first].double() for state in states])
     norm = path.norm(dim=-1)
     cosine = torch.full(norm.shape[:1], torch.nan, dtype=torch.float64, device=norm.device)
     cosine[:-1] = torch.cosine_similarity(path[:-1], path[1:], dim=-1).mean(-1)
@@ -104,7 +106,7 @@ def trajectory_and_states(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[
     gap = ((path - torch.stack(single)).norm(dim=-1) / norm).nan_to_num(0.0).amax(-1)
     mean = norm.mean(-1)
     across = (apart / mean).nan_to_num(0.0)
-    return Trajectory(mean.cpu(), cosine.cpu(), gap.cpu(), across.cpu()), whole
+    return Trajectory(mean.cpu(), cosine.cpu(), gap.cpu(), across.cpu()), states
 
 
 def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
@@ -147,8 +149,8 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
         )
     matrix = projection.to(values.device).double()
     write = torch.einsum("Dhd,bhd->bhD", matrix, values[:, :, 0])
-    whole = torch.einsum("Dhd,bhnd->bhnD", matrix, outputs)
-    read, sizes = attention[..., 0], whole.norm(dim=-1)
+    written = torch.einsum("Dhd,bhnd->bhnD", matrix, outputs)
+    read, sizes = attention[..., 0], written.norm(dim=-1)
     lengths = layer.lengths.to(values.device)
     later = torch.arange(read.shape[-1], device=values.device)[None, None] < lengths[:, None, None]
     later = later & (torch.arange(read.shape[-1], device=values.device) > 0)
@@ -156,11 +158,11 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
         later = later & seen[..., 0].to(values.device)
 
     def mean(values_: Tensor) -> Tensor:
-        kept = torch.where(later, values_, torch.nan)
-        return kept.nanmean(-1).cpu()
+        later_values = torch.where(later, values_, torch.nan)
+        return later_values.nanmean(-1).cpu()
 
     share = read * write.norm(dim=-1)[..., None] / sizes
-    along = read * torch.einsum("bhD,bhnD->bhn", write, whole) / sizes.square()
+    along = read * torch.einsum("bhD,bhnD->bhn", write, written) / sizes.square()
     norms = values.norm(dim=-1)
     return Fingerprint(write.cpu(), mean(share), mean(along), norms[..., 0].cpu() / mean(norms))
 
@@ -189,11 +191,11 @@ def output_projection(model: nn.Module, layer: int) -> Tensor:
     """
     from attnscope.models.architecture import weight_map
 
-    found = weight_map(model)
-    entry = found[layer, "o"]
+    entries = weight_map(model)
+    entry = entries[layer, "o"]
     stored = dict(model.named_parameters(remove_duplicate=False))[entry.tensor]
     matrix = entry.of(stored.detach())
-    return matrix.reshape(matrix.shape[0], found.heads, -1)
+    return matrix.reshape(matrix.shape[0], entries.heads, -1)
 
 
 def position_profile(
@@ -240,28 +242,28 @@ def position_profile(
         Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026.
     """
     name = "position_profile"
-    made = PositionProfile(n, groups=groups)
+    profile = PositionProfile(n, groups=groups)
     ids = _texts(name, inputs, n)
     require_causal(name, model, ids)
     sites = Forward(("scores",), layers=layers)
     for start in range(0, len(ids), BATCH):
-        own = ids[start : start + BATCH]
-        group = [rank * groups // len(ids) for rank in range(start, start + len(own))]
+        batch = ids[start : start + BATCH]
+        group = [rank * groups // len(ids) for rank in range(start, start + len(batch))]
         try:
-            with forward(model, {"input_ids": own, "attention_mask": torch.ones_like(own)}, sites) as found:
-                for layer in found:
-                    made.add(layer.scores, group, layer=layer.index, sink_logit=layer.sink_logits)
+            with forward(model, {"input_ids": batch, "attention_mask": torch.ones_like(batch)}, sites) as run:
+                for layer in run:
+                    profile.add(layer.scores, group, layer=layer.index, sink_logit=layer.sink_logits)
         except RuntimeError as error:
             if start or isinstance(error, NotImplementedError):
                 raise
             raise NotImplementedError(f"{name}: {error}") from None
-    return made
+    return profile
 
 
 def require_causal(function: str, model: nn.Module, ids: Tensor) -> None:
     """Raises for models whose first token sees later ones."""
     name = type(model).__name__
-    if anatomy.takes(model, "decoder_input_ids"):
+    if module_tracing.takes(model, "decoder_input_ids"):
         raise NotImplementedError(f"{function}: {name} has an encoder; a causal map is needed")
     pair = torch.stack([ids[:1, 0], ids[:1, -1]], dim=1)
     try:
@@ -289,10 +291,10 @@ def _tokens(function: str, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     return ids, mask
 
 
-def _given(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+def _forward_arguments(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs with position ids counted from the first real token, where that is not column 0."""
     mask = inputs["attention_mask"]
-    if bool(mask[:, 0].all()) or "position_ids" in inputs or not anatomy.takes(model, "position_ids"):
+    if bool(mask[:, 0].all()) or "position_ids" in inputs or not module_tracing.takes(model, "position_ids"):
         return inputs
     return {**inputs, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture import anatomy
+from attnscope.capture import module_tracing
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import ACTIVE, CACHE
 from attnscope.capture.implementation import attention_outputs, capture_eager_weights, implementation
@@ -26,7 +26,7 @@ from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
 from attnscope.capture.preservation import Effects, preserved, remember
 from attnscope.capture.recorder import LIVE, Recorder
-from attnscope.capture.sites import ALONE, HOOKS, INTERFACE, OUTPUTS
+from attnscope.capture.sites import HOOKS, HOOKS_ONLY, INTERFACE, OUTPUTS
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.models.architecture import (
     Parts,
@@ -34,7 +34,7 @@ from attnscope.models.architecture import (
     block_of,
     feed_forward,
     input_device,
-    starred,
+    name_pattern,
     text_config,
 )
 
@@ -42,7 +42,7 @@ TOKENS = 16
 
 
 @dataclass(eq=False)
-class _Print:
+class _Fingerprint:
     """A map, small enough to keep: its rows times four fixed vectors, the first of ones."""
 
     rows: Tensor
@@ -56,7 +56,7 @@ class _Pass:
 
     plan: CapturePlan
     dtype: torch.dtype
-    prints: list[_Print]
+    prints: list[_Fingerprint]
     output: Tensor | None
 
 
@@ -87,7 +87,7 @@ def plan_for(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Captur
     Args:
         batch: the real inputs, where there are some.
     """
-    kind = next(((one.dtype, one.device) for one in model.parameters()), ())
+    kind = next(((parameter.dtype, parameter.device) for parameter in model.parameters()), ())
     signature = (*kind, sum(1 for _ in model.modules()))
     trials = _trials.get(model)
     if trials is None or trials.signature != signature:
@@ -136,7 +136,7 @@ def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     mask[1, : n // 4] = 0
     mask[2, n - n // 4 :] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
-    if anatomy.takes(model, "decoder_input_ids"):
+    if module_tracing.takes(model, "decoder_input_ids"):
         inputs["decoder_input_ids"] = ids.flip(1)
     return inputs
 
@@ -182,7 +182,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
             remember(model, effect)
             effects.settings += effect.settings
 
-    usual = attempt("usual forward pass", tier=ALONE)
+    usual = attempt("usual forward pass", tier=HOOKS_ONLY)
     if not real and (usual is None or effects.settings):
         return None
     reasons.clear()
@@ -192,7 +192,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
     if not passes:
         reasons.append("output_attentions=True: no attention map came back")
         raise RuntimeError(f"capture: the attention of {name} cannot be captured. " + "; ".join(reasons))
-    best = min(passes, key=lambda one: (len(one.plan.missing), one.plan.tier))
+    best = min(passes, key=lambda attempt: (len(attempt.plan.missing), attempt.plan.tier))
     best.plan.reasons = tuple(reasons)
     if usual and (gap := _output_gap(best, usual)):
         best.plan.caution = (
@@ -204,36 +204,36 @@ def _make(model: nn.Module, inputs: Mapping[str, Any], *, real: bool) -> Capture
 def _attempt_all(model: nn.Module, attempt: Callable[..., _Pass | None], reasons: list[str]) -> list[_Pass]:
     """Return the passes whose maps are right, those of one tier alone if it misses none."""
     right: list[_Pass] = []
-    own = attempt("own attention function", tier=INTERFACE)
+    direct = attempt("own attention function", tier=INTERFACE)
     hooked = attempt("hooks on eager attention", tier=HOOKS)
-    if own and not own.prints:
+    if direct and not direct.prints:
         reasons.append("own attention function: never called")
-        own = None
-    if hooked and own:
+        direct = None
+    if hooked and direct:
         # Some modules keep their weights to themselves; others compute one map in two calls.
-        more = len(own.prints) > len(hooked.prints) and bool(hooked.plan.missing)
-        if difference := _difference(own, hooked, ordered=not more, more=more):
+        extra_maps = len(direct.prints) > len(hooked.prints) and bool(hooked.plan.missing)
+        if difference := _difference(direct, hooked, ordered=not extra_maps, extra_maps=extra_maps):
             reasons.append(f"own attention function: {difference}")
         else:
-            right.append(own)
-            if not own.plan.missing:
+            right.append(direct)
+            if not direct.plan.missing:
                 return right
     if not (hooked and hooked.prints and not hooked.plan.missing):
-        asked = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
-        if asked and (not hooked or len(asked.prints) > len(hooked.prints)):
-            hooked = asked
+        asking = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
+        if asking and (not hooked or len(asking.prints) > len(hooked.prints)):
+            hooked = asking
     if hooked and hooked.prints and (names := _can_be_asked(model, hooked.plan)):
         label = "hooks on eager attention, asked module by module"
-        complete = attempt(label, tier=HOOKS, ask=hooked.plan.ask, asked=names)
+        complete = attempt(label, tier=HOOKS, ask=hooked.plan.ask, forced=names)
         if complete and len(complete.plan.missing) < len(hooked.plan.missing):
             hooked = complete
     reference = attempt("output_attentions=True", tier=OUTPUTS)
     if reference and not reference.prints:
         reference = None
-    if own and not right and reference and not _difference(own, reference, ordered=False):
-        right.append(own)
+    if direct and not right and reference and not _difference(direct, reference, ordered=False):
+        right.append(direct)
     if hooked and hooked.prints:
-        difference = _difference(hooked, reference, ordered=False, more=True) if reference else ""
+        difference = _difference(hooked, reference, ordered=False, extra_maps=True) if reference else ""
         if difference:
             reasons.append(f"hooks on eager attention: {difference}")
         else:
@@ -246,22 +246,24 @@ def _attempt_all(model: nn.Module, attempt: Callable[..., _Pass | None], reasons
 def _can_be_asked(model: nn.Module, plan: CapturePlan) -> frozenset[str]:
     """Return the modules without a map that would return one under ``output_attentions=True``."""
     modules = dict(model.named_modules())
-    return frozenset(name for name in plan.missing if anatomy.takes(modules[name], "output_attentions"))
+    return frozenset(
+        name for name in plan.missing if module_tracing.takes(modules[name], "output_attentions")
+    )
 
 
-def _parts(recorder: Recorder, trace: anatomy.Trace) -> dict[str, Parts]:
+def _parts(recorder: Recorder, trace: module_tracing.Trace) -> dict[str, Parts]:
     """Where the block of each attention module keeps what."""
-    cores = [core for core in recorder.modules if core and starred(core) in recorder.stacks]
+    cores = [core for core in recorder.modules if core and name_pattern(core) in recorder.stacks]
     parts = dict.fromkeys(cores, Parts())
     for core in cores:
         if block := block_of(core, recorder.modules):
             projection = trace.output_projection(core, block)
             last = feed_forward(block, core, recorder.modules, trace.mixing)
             parts[core] = Parts(block, projection, last)
-    for block in {one.block for one in parts.values() if one.block}:
-        own = {core: one for core, one in parts.items() if one.block == block}
-        first = trace.first_matrix(block, {*own, *(one.projection for one in own.values())})
-        parts.update({core: one._replace(first=first) for core, one in own.items()})
+    for block in {part.block for part in parts.values() if part.block}:
+        of_block = {core: part for core, part in parts.items() if part.block == block}
+        first = trace.first_matrix(block, {*of_block, *(part.projection for part in of_block.values())})
+        parts.update({core: part._replace(first=first) for core, part in of_block.items()})
     return parts
 
 
@@ -271,11 +273,11 @@ def _run(
     *,
     tier: int,
     ask: bool = False,
-    asked: frozenset[str] = frozenset(),
+    forced: frozenset[str] = frozenset(),
 ) -> _Pass:
-    prints: list[_Print] = []
+    prints: list[_Fingerprint] = []
     silent: set[str] = set()
-    plan = CapturePlan(tier, ask=ask, asked=asked)
+    plan = CapturePlan(tier, ask=ask, forced=forced)
 
     def collect(layer: Layer) -> None:
         heads = layer.attention.shape[1]
@@ -283,26 +285,26 @@ def _run(
         prints.append(_print(layer.attention, layer.valid, cross=layer.cross))
 
     recorder = Recorder(model, collect)
-    if tier != ALONE:
+    if tier != HOOKS_ONLY:
         recorder.watch = SoftmaxWatch(recorder.names, visible=tier != INTERFACE, keep_all=tier == OUTPUTS)
-    trace = recorder.trace = anatomy.Trace(recorder.modules)
+    trace = recorder.trace = module_tracing.Trace(recorder.modules)
     arguments = dict(inputs)
     for cache in CACHE:  # a pass adds to the cache that it is given
         if cache in arguments:
             arguments[cache] = copy.deepcopy(arguments[cache])
     if ask or tier == OUTPUTS:
         arguments.setdefault("output_attentions", True)
-    if anatomy.takes(model, "use_cache"):
+    if module_tracing.takes(model, "use_cache"):
         arguments.setdefault("use_cache", False)
-    name = {ALONE: "", INTERFACE: NAME}.get(tier, "eager")
+    name = {HOOKS_ONLY: "", INTERFACE: NAME}.get(tier, "eager")
     token = LIVE.set(recorder)
     try:
         with torch.no_grad(), implementation(model, name), recorder.listening(), ExitStack() as stack:
             stack.enter_context(trace.watching())
             if tier == HOOKS:
-                options: dict[str, Any] = {"discover": True, "asked": asked, "silent": silent}
+                options: dict[str, Any] = {"discover": True, "forced": forced, "silent": silent}
                 stack.enter_context(capture_eager_weights(recorder, plan.weights, **options))
-                stack.enter_context(anatomy.SoftmaxWatch(trace))
+                stack.enter_context(module_tracing.SoftmaxWatch(trace))
             output = model(**arguments)
     finally:
         LIVE.reset(token)
@@ -319,7 +321,7 @@ def _run(
     return _Pass(plan, dtype, prints, _output_tensor(output, inputs))
 
 
-def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
+def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Fingerprint:
     keys = attention.shape[-1]
     vectors = torch.rand(
         keys, 4, generator=torch.Generator().manual_seed(keys), dtype=torch.float64, device="cpu"
@@ -332,7 +334,7 @@ def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
         if square
         else torch.ones(attention.shape[0], attention.shape[-2], dtype=torch.bool, device="cpu")
     )
-    return _Print(rows.cpu(), keep.cpu(), tuple(attention.shape))
+    return _Fingerprint(rows.cpu(), keep.cpu(), tuple(attention.shape))
 
 
 def _output_tensor(output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
@@ -344,63 +346,63 @@ def _output_tensor(output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
     mask = inputs.get("attention_mask")
     if torch.is_tensor(mask) and output.shape[:2] == mask.shape and "decoder_input_ids" not in inputs:
         output = output[mask.to(output.device, torch.bool)]
-    found: Tensor = output.double().cpu()
-    return found
+    states: Tensor = output.double().cpu()
+    return states
 
 
-def _difference(one: _Pass, two: _Pass, *, ordered: bool = True, more: bool = False) -> str:
+def _difference(first: _Pass, two: _Pass, *, ordered: bool = True, extra_maps: bool = False) -> str:
     """Return what tells two passes apart beyond rounding; empty when nothing does.
 
     Args:
         ordered: compare maps in the order in which they came.
-        more: let the first pass have maps that the second one lacks.
+        extra_maps: let the first pass have maps that the second one lacks.
     """
-    more = more and len(one.prints) > len(two.prints)
-    if more:
-        one, two = two, one
-    elif len(one.prints) != len(two.prints):
-        return f"{len(one.prints)} maps against {len(two.prints)}"
-    largest, mean, _ = _tolerance(one)
+    extra_maps = extra_maps and len(first.prints) > len(two.prints)
+    if extra_maps:
+        first, two = two, first
+    elif len(first.prints) != len(two.prints):
+        return f"{len(first.prints)} maps against {len(two.prints)}"
+    largest, mean, _ = _tolerance(first)
     others = list(two.prints)
-    for nth, mine in enumerate(one.prints):
-        pairs = others[:1] if ordered else [p for p in others if p.shape == mine.shape]
+    for nth, fingerprint in enumerate(first.prints):
+        pairs = others[:1] if ordered else [p for p in others if p.shape == fingerprint.shape]
         if not pairs:
-            return f"map {nth} of shape {list(mine.shape)} has no counterpart"
-        gap, best = min((_distance(mine, p), place) for place, p in enumerate(pairs))
+            return f"map {nth} of shape {list(fingerprint.shape)} has no counterpart"
+        gap, best = min((_distance(fingerprint, p), place) for place, p in enumerate(pairs))
         if not (gap[0] <= largest and gap[1] <= mean):
             return f"map {nth} differs by {gap[0]:.2g}"
         others.remove(pairs[best])
-    return _output_gap(one, two)
+    return _output_gap(first, two)
 
 
-def _output_gap(one: _Pass, two: _Pass) -> str:
-    if one.output is None or two.output is None:
+def _output_gap(first: _Pass, two: _Pass) -> str:
+    if first.output is None or two.output is None:
         return ""
-    if one.output.shape != two.output.shape:
-        return f"output of shape {list(one.output.shape)} against {list(two.output.shape)}"
-    known = ~two.output.isnan()
-    if not bool(known.any()):
+    if first.output.shape != two.output.shape:
+        return f"output of shape {list(first.output.shape)} against {list(two.output.shape)}"
+    defined = ~two.output.isnan()
+    if not bool(defined.any()):
         # A model with NaN weights: nothing it says can differ, and its maps were compared as far as they go.
-        return "" if bool(one.output.isnan().all()) else "output is a number against NaN"
-    gap = float((one.output - two.output)[known].abs().max())
-    scale = max(1.0, float(two.output[known].abs().max()))
-    return "" if gap <= _tolerance(one)[2] * scale else f"output differs by {gap:.2g}"
+        return "" if bool(first.output.isnan().all()) else "output is a number against NaN"
+    gap = float((first.output - two.output)[defined].abs().max())
+    scale = max(1.0, float(two.output[defined].abs().max()))
+    return "" if gap <= _tolerance(first)[2] * scale else f"output differs by {gap:.2g}"
 
 
-def _tolerance(found: _Pass) -> tuple[float, float, float]:
+def _tolerance(trial: _Pass) -> tuple[float, float, float]:
     """Largest and mean gap between maps, and relative gap between outputs, that rounding explains."""
-    return (0.15, 1e-2, 0.1) if found.dtype.itemsize < 4 else (1e-3, 1e-4, 1e-3)
+    return (0.15, 1e-2, 0.1) if trial.dtype.itemsize < 4 else (1e-3, 1e-4, 1e-3)
 
 
-def _distance(mine: _Print, other: _Print) -> tuple[float, float]:
-    if mine.shape != other.shape:
+def _distance(first: _Fingerprint, other: _Fingerprint) -> tuple[float, float]:
+    if first.shape != other.shape:
         return float("inf"), float("inf")
-    a, b = (one.rows.transpose(1, 2)[mine.keep & other.keep] for one in (mine, other))
-    known = ~b.isnan().any(-1)  # eager attention in float64 makes NaN of left padding
-    if not bool(known.any()):
+    a, b = (fingerprint.rows.transpose(1, 2)[first.keep & other.keep] for fingerprint in (first, other))
+    defined = ~b.isnan().any(-1)  # eager attention in float64 makes NaN of left padding
+    if not bool(defined.any()):
         unlike = 0.0 if bool(a.isnan().any(-1).all()) else float("inf")
         return unlike, unlike
-    a, b = a[known], b[known]
+    a, b = a[defined], b[defined]
     # A learned sink takes part of each row; some models leave it out of the weights that they return.
     gaps = (a - b).abs(), (a / a[..., :1].clamp_min(1e-30) - b).abs()
     return min((float(gap.max()), float(gap.mean())) for gap in gaps)

@@ -45,21 +45,21 @@ class Effects:
     drew: bool = False
 
     @property
-    def any(self) -> bool:
+    def has_changes(self) -> bool:
         """True if it changed the model."""
         return bool(self.settings or self.tensors)
 
 
 # Effects of the trial passes of a model, by model.
-_known: weakref.WeakKeyDictionary[nn.Module, Effects] = weakref.WeakKeyDictionary()
+_effects_by_model: weakref.WeakKeyDictionary[nn.Module, Effects] = weakref.WeakKeyDictionary()
 
 
 def remember(model: nn.Module, effects: Effects) -> None:
     """Note that passes of the model have these effects, so that later passes undo them."""
-    known = _known.setdefault(model, Effects())
-    known.settings += [name for name in effects.settings if name not in known.settings]
-    known.tensors += [name for name in effects.tensors if name not in known.tensors]
-    known.drew |= effects.drew
+    remembered = _effects_by_model.setdefault(model, Effects())
+    remembered.settings += [name for name in effects.settings if name not in remembered.settings]
+    remembered.tensors += [name for name in effects.tensors if name not in remembered.tensors]
+    remembered.drew |= effects.drew
 
 
 @contextmanager
@@ -86,10 +86,10 @@ def preserved_run(model: nn.Module) -> Iterator[None]:
     the model, and the random states, are put back only where trial passes have shown that the model changes
     them; of other models the modules with buffers, as rotary embeddings that follow the longest text.
     """
-    known = _known.get(model, Effects())
-    modules = model.modules() if known.any else (m for m in model.modules() if m._buffers)
-    restore, remove = _snapshot(model if known.any else None, modules), _hooks_before(model)
-    states = _random_states() if known.drew else None
+    effects = _effects_by_model.get(model, Effects())
+    modules = model.modules() if effects.has_changes else (m for m in model.modules() if m._buffers)
+    restore, remove = _snapshot(model if effects.has_changes else None, modules), _hooks_before(model)
+    states = _random_states() if effects.drew else None
     try:
         yield
     finally:
@@ -158,17 +158,17 @@ def _hooks_of(module: nn.Module) -> list[dict[int, Any]]:
 
 def _configurations(model: nn.Module) -> list[Any]:
     """Return the configuration objects of a model's modules, and those inside them."""
-    found: dict[int, Any] = {}
+    configurations: dict[int, Any] = {}
     queue = [
         getattr(module, name, None) for module in model.modules() for name in ("config", "generation_config")
     ]
     while queue:
         config = queue.pop()
-        if config is None or id(config) in found or not hasattr(config, "to_dict"):
+        if config is None or id(config) in configurations or not hasattr(config, "to_dict"):
             continue
-        found[id(config)] = config
+        configurations[id(config)] = config
         queue += list(vars(config).values())
-    return list(found.values())
+    return list(configurations.values())
 
 
 def _attributes(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -224,9 +224,9 @@ def _put_back(owner: Any, values: dict[str, Any], copies: dict[str, Any]) -> tup
     return settings, states
 
 
-def _same_objects(one: list[Any], other: list[Any]) -> bool:
+def _same_objects(objects: list[Any], other: list[Any]) -> bool:
     """Return True if two lists hold the same objects."""
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    return len(objects) == len(other) and all(a is b for a, b in zip(objects, other, strict=True))
 
 
 def _note(name: str, before: Any, after: Any, settings: list[str], states: list[str]) -> None:
@@ -247,12 +247,14 @@ def _restore_random(states: tuple[Any, ...]) -> bool:
     """Put the generators back and return True if one of them had moved."""
     torch_state, cuda, numpy_state, python_state = states
     now = _random_states()
-    same = torch.equal(now[0], torch_state) and all(map(torch.equal, now[1], cuda)) and now[3] == python_state
-    same = same and all(np.array_equal(a, b) for a, b in zip(now[2], numpy_state, strict=True))
-    if not same:
+    unchanged = (
+        torch.equal(now[0], torch_state) and all(map(torch.equal, now[1], cuda)) and now[3] == python_state
+    )
+    unchanged = unchanged and all(np.array_equal(a, b) for a, b in zip(now[2], numpy_state, strict=True))
+    if not unchanged:
         torch.set_rng_state(torch_state)
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
         np.random.set_state(numpy_state)  # noqa: NPY002
         random.setstate(python_state)
-    return not same
+    return not unchanged

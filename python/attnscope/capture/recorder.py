@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture import anatomy
+from attnscope.capture import module_tracing
 from attnscope.capture.capture_plan import AttentionCall, CapturePlan
-from attnscope.capture.draft import Draft, Scratch
 from attnscope.capture.layer import Layer
-from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, INPUT, TABLE
+from attnscope.capture.layer_builder import LayerBuilder, Scratch
+from attnscope.capture.sites import ENTRY, EXIT, FEED_FORWARD, HOOKS_ONLY, INPUT, TABLE
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.visibility import MASKED_BELOW, visible_entries
-from attnscope.models.architecture import Parts, Structure, is_cross, named_modules, starred
+from attnscope.models.architecture import Parts, Structure, is_cross, name_pattern, named_modules
 from attnscope.models.layer_numbers import LayerNumbers
 
 # The consumer of the pass under way. Another thread's pass, or one between two layers, does not see it.
@@ -41,7 +41,7 @@ class Recorder:
         layers: layer numbers to keep, negative ones counted from the end of each stack; None keeps all.
         plan: what the preflight found; None listens to everything.
         chunk: heads per tile; None lets the size of the maps decide.
-        alone: the blocks, each of which is a layer, when the attention is not captured.
+        blocks_only: the blocks, each of which is a layer, when the attention is not captured.
         graph: sites that stay in the graph of a forward pass with a gradient.
         dual: whether that pass carries tangents.
     """
@@ -56,7 +56,7 @@ class Recorder:
         heads: Collection[int] | None = None,
         plan: CapturePlan | None = None,
         chunk: int | None = None,
-        alone: Structure | None = None,
+        blocks_only: Structure | None = None,
         graph: Collection[str] = (),
         dual: bool = False,
     ) -> None:
@@ -66,21 +66,21 @@ class Recorder:
         self.stacks = dict(plan.stacks) if plan else {}
         self.indices: dict[str, set[int]] = {}
         # Sites that are there after the attention: the layer waits for its block's end.
-        self.hooked = frozenset(s for s in self.sites if ALONE in TABLE[s].tiers)
+        self.hooked = frozenset(s for s in self.sites if HOOKS_ONLY in TABLE[s].tiers)
         self.late = frozenset(s for s in self.hooked if TABLE[s].moment not in (ENTRY, INPUT))
         self.parts = dict(plan.parts) if plan and self.hooked else {}
         self.unmasked = set(plan.unmasked) if plan else set()
-        self.alone = alone
+        self.blocks_only = blocks_only
         self.blocks: dict[str, tuple[int, str | None]] = {}
-        if alone is not None:
+        if blocks_only is not None:
             self.late = self.hooked
-            self.parts, self.blocks = alone.by_block()
+            self.parts, self.blocks = blocks_only.by_block()
             for block, (index, _) in self.blocks.items():
-                stack = starred(block)
-                self.stacks[stack] = max(self.stacks.get(stack, 0), alone.depth_of(block), index + 1)
+                stack = name_pattern(block)
+                self.stacks[stack] = max(self.stacks.get(stack, 0), blocks_only.depth_of(block), index + 1)
         self.graph, self.dual = frozenset(graph), dual
         self.roots: dict[tuple[str, str], Tensor] = {}
-        self.drafts: list[Draft] = []
+        self.builders: list[LayerBuilder] = []
         self.modules = named_modules(model)
         self.names = {id(module): name for name, module in self.modules.items()}
         self.numbers = LayerNumbers(model, self.modules)
@@ -95,10 +95,10 @@ class Recorder:
         self.offsets: dict[int, int] = {}
         # The masks of tokens by name of the (sub)model that was given them; None where it reads no tokens.
         self.token_masks: dict[str, Tensor | None] = {}
-        self.waiting: dict[str, list[Draft]] = {}
+        self.waiting: dict[str, list[LayerBuilder]] = {}
         self.kept: dict[tuple[str, str], Tensor] = {}
-        self.trace: anatomy.Trace | None = None
-        self.pulse: Callable[[], None] = lambda: None
+        self.trace: module_tracing.Trace | None = None
+        self.raise_if_abandoned: Callable[[], None] = lambda: None
         self._masks: list[tuple[Tensor, Tensor]] = []
         self._hiding_biases: list[tuple[Tensor, bool]] = []
         self._scratch = Scratch()
@@ -115,7 +115,7 @@ class Recorder:
         mask = inputs.get("attention_mask")
         if torch.is_tensor(mask) and mask.ndim == 2:
             self.token_masks[name] = mask
-        elif name and anatomy.reads_tokens(self.modules[name], inputs):
+        elif name and module_tracing.reads_tokens(self.modules[name], inputs):
             self.token_masks.pop(name, None)  # the mask of the model around it is about the same tokens
         else:
             self.token_masks[name] = None
@@ -129,7 +129,7 @@ class Recorder:
                 continue
             # the mask that is given to an encoder and a decoder is the encoder's
             of_decoder = any("decoder" in part for part in parts[cut:])
-            if of_decoder and anatomy.takes(self.modules[model], "decoder_input_ids"):
+            if of_decoder and module_tracing.takes(self.modules[model], "decoder_input_ids"):
                 return None
             return self.token_masks[model]
         return None
@@ -153,7 +153,7 @@ class Recorder:
         """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
         queries, keys = call.query.shape[2], call.key.shape[2]
         if call.mask is None and queries > 1 and getattr(call.module, "is_causal", False) is True:
-            stack = starred(self.names[id(call.module)])
+            stack = name_pattern(self.names[id(call.module)])
             if self.trace is not None:
                 self.unmasked.add(stack)
             elif stack not in self.unmasked:
@@ -162,18 +162,18 @@ class Recorder:
                     f"and {keys} keys; its attention would look into the future"
                 )
 
-    def _valid(self, draft: Draft, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
+    def _valid(self, builder: LayerBuilder, keys: int, mask: Tensor | None, device: torch.device) -> Tensor:
         """Return which keys are real: by the mask of the tokens where it fits, else of the attention."""
-        batch = draft.size[0]
-        tokens = None if draft.layer.cross else self._token_mask(draft.name)
-        if tokens is not None and tokens.shape == (batch, draft.layer.key_offset + keys):
-            real = tokens[:, draft.layer.key_offset :].to(device, torch.bool, copy=True)
+        batch = builder.size[0]
+        tokens = None if builder.layer.cross else self._token_mask(builder.name)
+        if tokens is not None and tokens.shape == (batch, builder.layer.key_offset + keys):
+            real = tokens[:, builder.layer.key_offset :].to(device, torch.bool, copy=True)
             if not self._contradicts(mask, real):
                 return real
         if mask is None or mask.ndim != 4:
             return torch.ones(batch, keys, dtype=torch.bool, device=device)
-        for known, valid in self._masks:
-            if known is mask:
+        for stored_mask, valid in self._masks:
+            if stored_mask is mask:
                 return valid
         visible = visible_entries(mask[..., :keys])
         valid = visible.flatten(1, 2).any(1).expand(batch, -1).contiguous().to(device)
@@ -200,118 +200,118 @@ class Recorder:
         self.hides_padding |= not differs
         return differs and self.hides_padding
 
-    def _draft(self, module: nn.Module, size: torch.Size, kv_heads: int) -> Draft:
+    def _start(self, module: nn.Module, size: torch.Size, kv_heads: int) -> LayerBuilder:
         """Return the layer whose attention begins in the module; its maps have that size."""
-        self.pulse()
+        self.raise_if_abandoned()
         self.seen += 1
         name = self.names[id(module)]
         self.captured.add(name)
-        stack = starred(name)
+        stack = name_pattern(name)
         index, call = self.numbers.next(name)
         total = self.stacks[stack] = max(self.stacks.get(stack, 0), index + 1)
         self.indices.setdefault(stack, set()).add(index)
-        draft = Draft(stack, index, call, name, max(0, self.step))
-        draft.size, draft.total = (size[0], size[2]), size[1]
-        draft.layer.cross = is_cross(module, name)
-        draft.wanted = self.layers is None or index in {i + total if i < 0 else i for i in self.layers}
-        heads = anatomy.choose(self.heads, draft.total, f"heads of {stack}, layer {index}")
-        group = max(1, draft.total // max(1, kv_heads))
-        draft.layer.heads, draft.layer.kv_heads = tuple(heads), tuple(head // group for head in heads)
-        return draft
+        builder = LayerBuilder(stack, index, call, name, max(0, self.step))
+        builder.size, builder.total = (size[0], size[2]), size[1]
+        builder.layer.cross = is_cross(module, name)
+        builder.is_selected = self.layers is None or index in {i + total if i < 0 else i for i in self.layers}
+        heads = module_tracing.resolve_indices(self.heads, builder.total, f"heads of {stack}, layer {index}")
+        group = max(1, builder.total // max(1, kv_heads))
+        builder.layer.heads, builder.layer.kv_heads = tuple(heads), tuple(head // group for head in heads)
+        return builder
 
-    def begin_layer(self, call: AttentionCall) -> Draft:
+    def begin_layer(self, call: AttentionCall) -> LayerBuilder:
         """A layer's attention starts (first tier)."""
         queries, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
-        draft = self._draft(call.module, call.query.shape, call.key.shape[1])
+        builder = self._start(call.module, call.query.shape, call.key.shape[1])
         if self.trace is not None:
-            self.trace.events.append(("softmax", draft.name))
-        draft.scratch = partial(self._scratch.take, call.dtype, device)
-        if not draft.wanted:
-            return draft
-        draft.layer.key_offset = 0 if draft.layer.cross else self.offsets.get(keys, 0)
-        draft.layer.valid = self._valid(draft, keys, call.mask, device)
+            self.trace.events.append(("softmax", builder.name))
+        builder.scratch = partial(self._scratch.take, call.dtype, device)
+        if not builder.is_selected:
+            return builder
+        builder.layer.key_offset = 0 if builder.layer.cross else self.offsets.get(keys, 0)
+        builder.layer.valid = self._valid(builder, keys, call.mask, device)
         if call.sink is not None:
-            draft.layer.sink_logits = call.sink.detach().flatten()[draft.heads]
-        draft.allocate(self.sites, queries, keys, call.dtype, device)
+            builder.layer.sink_logits = call.sink.detach().flatten()[builder.heads]
+        builder.allocate(self.sites, queries, keys, call.dtype, device)
         if "query" in self.sites:
-            draft.layer.tensors["query"] = call.query[:, draft.heads].detach().clone()
+            builder.layer.tensors["query"] = call.query[:, builder.heads].detach().clone()
         for site, states in (("key", call.key), ("value", call.value)):
             if site in self.sites:
-                draft.layer.tensors[site] = states.detach().clone()
-        return draft
+                builder.layer.tensors[site] = states.detach().clone()
+        return builder
 
-    def end_attention(self, draft: Draft) -> None:
+    def end_attention(self, builder: LayerBuilder) -> None:
         """A layer's attention is there: hand it on, or let it wait for what the block still computes."""
-        draft.full = None
-        if not draft.wanted:
+        builder.full = None
+        if not builder.is_selected:
             return
-        parts = self.parts.get(draft.name, Parts())
+        parts = self.parts.get(builder.name, Parts())
         for site in self.hooked - self.late:
-            self._fill(draft, parts, site)
+            self._fill(builder, parts, site)
         if self.late:
-            self.waiting.setdefault(parts.block or "", []).append(draft)
+            self.waiting.setdefault(parts.block or "", []).append(builder)
         else:
-            self._send(draft)
+            self._send(builder)
 
     def take_weights(
         self, module: nn.Module, weights: Tensor, mask: Tensor | None, *, cross: bool = False
     ) -> None:
         """A layer's attention came out of an eager module (second tier)."""
         keys = weights.shape[3]
-        draft = self._draft(module, weights.shape, weights.shape[1])
-        draft.layer.cross |= cross
-        if not draft.wanted:
+        builder = self._start(module, weights.shape, weights.shape[1])
+        builder.layer.cross |= cross
+        if not builder.is_selected:
             return
         visible, exact = None, False
         if self.watch is not None:
-            visible, exact = self.watch.take(weights, draft.name)
+            visible, exact = self.watch.take(weights, builder.name)
         mask = visible if visible is not None else mask
-        tokens = None if draft.layer.cross else self._token_mask(draft.name)
+        tokens = None if builder.layer.cross else self._token_mask(builder.name)
         if tokens is not None and keys > weights.shape[2]:  # a cache holds the latest keys alone
-            draft.layer.key_offset = max(0, tokens.shape[-1] - keys)
-        draft.layer.valid = self._valid(draft, keys, mask, weights.device)
-        draft.set_mask(mask, exact=exact)
+            builder.layer.key_offset = max(0, tokens.shape[-1] - keys)
+        builder.layer.valid = self._valid(builder, keys, mask, weights.device)
+        builder.set_mask(mask, exact=exact)
         if "attention" in self.sites:
-            draft.layer.tensors["attention"] = draft.shaped("attention", weights.detach())
-        self.end_attention(draft)
+            builder.layer.tensors["attention"] = builder.shaped("attention", weights.detach())
+        self.end_attention(builder)
 
-    def describe_output(self, draft: Draft, token_mask: Any) -> None:
+    def describe_output(self, builder: LayerBuilder, token_mask: Any) -> None:
         """Find the real keys and the visible entries of a map that came with the model's output (third tier).
 
         Args:
             token_mask: the mask of the model's tokens, where the map may be about them.
         """
-        weights = draft.layer.tensors["attention"]
+        weights = builder.layer.tensors["attention"]
         batch, keys = weights.shape[0], weights.shape[-1]
         assert self.watch is not None  # the third tier is always watched
         visible, exact = self.watch.take(weights)
         core = self.watch.taken
         if core is not None:
             self.captured.add(core)
-            draft.name = core
+            builder.name = core
         else:
             self.unplaced += 1
-        draft.set_mask(visible, exact=exact)
+        builder.set_mask(visible, exact=exact)
         if core is None and torch.is_tensor(token_mask) and token_mask.shape == (batch, keys):
-            draft.layer.valid = token_mask.to(weights.device, torch.bool, copy=True)
+            builder.layer.valid = token_mask.to(weights.device, torch.bool, copy=True)
         else:
-            draft.layer.valid = self._valid(draft, keys, visible, weights.device)
+            builder.layer.valid = self._valid(builder, keys, visible, weights.device)
 
-    def _fill(self, draft: Draft, parts: Parts, site: str) -> None:
+    def _fill(self, builder: LayerBuilder, parts: Parts, site: str) -> None:
         """Moves what a hook has kept of the site into the layer."""
-        place = (parts.block or "" if TABLE[site].moment in OF_BLOCK else draft.name), site
+        place = (parts.block or "" if TABLE[site].moment in OF_BLOCK else builder.name), site
         if place not in self.kept:
-            layer = draft.layer
+            layer = builder.layer
             raise RuntimeError(f"capture: site {site!r} was not seen in {layer.stack}, layer {layer.index}")
-        draft.layer.tensors[site] = draft.shaped(site, self.kept[place])
+        builder.layer.tensors[site] = builder.shaped(site, self.kept[place])
         if place in self.roots:
-            draft.roots[site] = self.roots.pop(place)
+            builder.roots[site] = self.roots.pop(place)
 
-    def _send(self, draft: Draft) -> None:
-        if draft.roots:
-            self.drafts.append(draft)
+    def _send(self, builder: LayerBuilder) -> None:
+        if builder.roots:
+            self.builders.append(builder)
         # The consumer's name for the layer is the only one, so that the layer goes when the consumer lets go.
-        self.emit(draft.layer if draft.roots else vars(draft).pop("layer"))
+        self.emit(builder.layer if builder.roots else vars(builder).pop("layer"))
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -322,7 +322,7 @@ class Recorder:
         def starting(name: str) -> Callable[..., None]:
             def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
                 if LIVE.get() is self:
-                    self._enter_model(name, anatomy.named_arguments(module, args, kwargs))
+                    self._enter_model(name, module_tracing.named_arguments(module, args, kwargs))
 
             return hook
 
@@ -348,12 +348,12 @@ class Recorder:
                     owner = parts.block if TABLE[site].moment in OF_BLOCK else core
                     if place and owner and (owner not in blocks or owner == core):
                         keep = partial(self._keep, owner, site)
-                        hooks.enter_context(anatomy.hook(self.modules[place], enters=enters, act=keep))
+                        hooks.enter_context(module_tracing.hook(self.modules[place], enters=enters, act=keep))
                 if parts.block:
                     blocks[parts.block] = None
             for block in blocks:
                 leave = partial(self._leave_block, block)
-                hooks.enter_context(anatomy.hook(self.modules[block], enters=False, act=leave))
+                hooks.enter_context(module_tracing.hook(self.modules[block], enters=False, act=leave))
             yield
 
     def _keep(self, place: str, site: str, tensor: Tensor) -> Tensor | None:
@@ -365,12 +365,12 @@ class Recorder:
         root = self.roots[place, site] = self.rooted(tensor)
         return None if root is tensor else root
 
-    def in_graph(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
+    def in_graph(self, builder: LayerBuilder, site: str, tensor: Tensor) -> Tensor:
         """A tensor of the attention, as part of the graph where its gradient is asked for."""
-        if site not in self.graph or not draft.wanted:
+        if site not in self.graph or not builder.is_selected:
             return tensor
-        draft.roots[site] = self.rooted(tensor)
-        return draft.roots[site]
+        builder.roots[site] = self.rooted(tensor)
+        return builder.roots[site]
 
     def rooted(self, tensor: Tensor) -> Tensor:
         """The tensor as part of the graph; the graph begins at the first one that is asked for."""
@@ -379,36 +379,44 @@ class Recorder:
     def _begin_block(self, block: str, leaving: Tensor) -> None:
         """A block is a layer: it has just run."""
         index, core = self.blocks[block]
-        stack = starred(block)
-        if self.alone is not None and self.alone.depth_of(block) > 1:  # each run of a shared block is a layer
+        stack = name_pattern(block)
+        if (
+            self.blocks_only is not None and self.blocks_only.depth_of(block) > 1
+        ):  # each run of a shared block is a layer
             index += self.numbers.entered(block)
-        draft = Draft(stack, index, self.numbers.call(stack, index), core or block, max(0, self.step))
-        draft.wanted = index in anatomy.choose(self.layers, self.stacks[stack], f"layers of {stack}")
-        if not draft.wanted:
+        builder = LayerBuilder(
+            stack, index, self.numbers.call(stack, index), core or block, max(0, self.step)
+        )
+        builder.is_selected = index in module_tracing.resolve_indices(
+            self.layers, self.stacks[stack], f"layers of {stack}"
+        )
+        if not builder.is_selected:
             return
-        batch, queries = draft.size = leaving.shape[0], leaving.shape[1]
-        draft.total = self.alone.heads.get(core or "", 0) if self.alone else 0
-        if draft.total:
-            draft.layer.heads = tuple(anatomy.choose(self.heads, draft.total, f"heads of {stack}"))
-        given = self._token_mask(block)
-        keys = queries if given is None else given.shape[1]
-        draft.layer.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
-        if given is not None and given.shape == draft.layer.valid.shape:
-            draft.layer.valid &= given.to(leaving.device, torch.bool)
+        batch, queries = builder.size = leaving.shape[0], leaving.shape[1]
+        builder.total = self.blocks_only.heads.get(core or "", 0) if self.blocks_only else 0
+        if builder.total:
+            builder.layer.heads = tuple(
+                module_tracing.resolve_indices(self.heads, builder.total, f"heads of {stack}")
+            )
+        token_mask = self._token_mask(block)
+        keys = queries if token_mask is None else token_mask.shape[1]
+        builder.layer.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
+        if token_mask is not None and token_mask.shape == builder.layer.valid.shape:
+            builder.layer.valid &= token_mask.to(leaving.device, torch.bool)
         self.seen += 1
-        self.waiting.setdefault(block, []).append(draft)
+        self.waiting.setdefault(block, []).append(builder)
 
     def _leave_block(self, block: str, tensor: Tensor) -> None:
         if LIVE.get() is not self:
             return
-        if self.alone is not None:
+        if self.blocks_only is not None:
             self._begin_block(block, tensor)
-        for draft in self.waiting.pop(block, []):
-            parts = self.parts[draft.name]
+        for builder in self.waiting.pop(block, []):
+            parts = self.parts[builder.name]
             for site in self.late:
                 # A layer without attention has none of its sites.
-                if self.alone is None or parts.place(draft.name, site)[0]:
-                    self._fill(draft, parts, site)
-            self._send(draft)
+                if self.blocks_only is None or parts.place(builder.name, site)[0]:
+                    self._fill(builder, parts, site)
+            self._send(builder)
         inside = {block, *(core for core, parts in self.parts.items() if parts.block == block)}
         self.kept = {place: tensor for place, tensor in self.kept.items() if place[0] not in inside}

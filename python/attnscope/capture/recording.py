@@ -13,14 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import product
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import nn
 
 from attnscope._warn import warn
-from attnscope.capture import anatomy, preflight
-from attnscope.capture.anatomy import choose
+from attnscope.capture import module_tracing, preflight
 from attnscope.capture.capture_plan import CapturePlan
 from attnscope.capture.edits.edit import CACHE
 from attnscope.capture.implementation import (
@@ -32,16 +31,19 @@ from attnscope.capture.implementation import (
 )
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
+from attnscope.capture.lazy.lazy_recording import LazyRecording
+from attnscope.capture.module_tracing import resolve_indices
 from attnscope.capture.preservation import preserved_run
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked
 from attnscope.capture.softmax_watch import SoftmaxWatch
 from attnscope.capture.stream import Stream
-from attnscope.models.architecture import starred
+from attnscope.models.architecture import name_pattern
 
 Numbers = Sequence[int] | None
 
 
+@overload
 def capture(
     model: nn.Module,
     *,
@@ -49,7 +51,27 @@ def capture(
     heads: Sequence[int] | None = None,
     sites: Sequence[str] = ("attention",),
     chunk: int | None = None,
-) -> Recording:
+    lazy: Literal[False] = False,
+) -> Recording: ...
+@overload
+def capture(
+    model: nn.Module,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    lazy: Literal[True],
+    precision: Literal["fast", "exact"] | None = None,
+) -> LazyRecording: ...
+def capture(
+    model: nn.Module,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    sites: Sequence[str] = ("attention",),
+    chunk: int | None = None,
+    lazy: bool = False,
+    precision: Literal["fast", "exact"] | None = None,
+) -> Recording | LazyRecording:
     """Streams a Hugging Face model's attention (and values, states, ...) one layer at a time.
 
     Args:
@@ -58,9 +80,13 @@ def capture(
         heads: numbers of the query heads to keep. Default: all.
         sites: which tensors to keep, any of those in the table of `Layer`; memory is spent on these only.
         chunk: heads computed at once; the default bounds the working memory to 16 MiB.
+        lazy: run the model's own fast attention and give each layer's attention as `LazyAttention`: queries
+            and keys, and nothing of the size of a map. ``run`` then yields `LazyLayer`.
+        precision: of the measures of lazy attention, "fast" or "exact".
 
     Returns:
-        A context manager that gives a ``Recording``. The model is as it was whenever no run is under way.
+        A context manager that gives a ``Recording``, or a ``LazyRecording``. The model is as it was
+        whenever no run is under way.
 
     Raises:
         TypeError: when there is no transformers model in ``model``.
@@ -81,7 +107,15 @@ def capture(
         0 [1, 4, 6, 6] True
         1 [1, 4, 6, 6] True
     """
-    return Recording(model, layers, heads, sites, chunk)
+    if not lazy:
+        if precision is not None:
+            raise ValueError(f"capture: precision belongs to lazy=True, got {precision!r} without it")
+        return Recording(model, layers, heads, sites, chunk)
+    if tuple(sites) != ("attention",) or chunk is not None:
+        raise ValueError(
+            f"capture: lazy=True takes neither sites nor chunk, got sites={sites!r}, chunk={chunk!r}"
+        )
+    return LazyRecording(model, _numbers("layers", layers), _numbers("heads", heads), precision)
 
 
 class Recording:
@@ -98,7 +132,8 @@ class Recording:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"capture: model must be a torch module, got {type(model).__name__}{anatomy.instead(model)}"
+                f"capture: model must be a torch module, got {type(model).__name__}"
+                f"{module_tracing.model_hint(model)}"
             )
         sites = checked("capture", sites)
         if not sites:
@@ -138,7 +173,7 @@ class Recording:
         if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
             raise TypeError(
                 f"capture: {self._name} holds no transformers model"
-                f"{anatomy.instead(self._model)}; pass attention tensors of other frameworks to "
+                f"{module_tracing.model_hint(self._model)}; pass attention tensors of other frameworks to "
                 "measure(...) directly"
             )
         self._check()
@@ -191,7 +226,7 @@ class Recording:
             raise ValueError("run: output_attentions is what the recording is for, leave it out")
         plan = self._plan_for(inputs)
         assert plan is not None  # there are inputs to find it on
-        if not any(name in inputs for name in CACHE) and anatomy.takes(self._model, "use_cache"):
+        if not any(name in inputs for name in CACHE) and module_tracing.takes(self._model, "use_cache"):
             inputs.setdefault("use_cache", False)
         return self._start(plan, self._model, inputs)
 
@@ -250,7 +285,7 @@ class Recording:
                 f"{reasons}",
                 UserWarning,
             )
-        choose(self._layers, max(plan.stacks.values()), f"layers of {name}")
+        resolve_indices(self._layers, max(plan.stacks.values()), f"layers of {name}")
         for layer in self._layers or ():
             if not any(
                 (layer + plan.stacks[s] if layer < 0 else layer) in has for s, has in plan.indices.items()
@@ -258,7 +293,7 @@ class Recording:
                 have = sorted(set().union(*plan.indices.values()))
                 raise ValueError(f"capture: layer {layer} of {name} has no attention; layers {have} have")
         for stack, heads in plan.heads.items():
-            choose(self._heads, heads, f"heads of {name}, {stack}")
+            resolve_indices(self._heads, heads, f"heads of {name}, {stack}")
         if plan.tier == OUTPUTS:
             warn(
                 f"capture: the attention of {name} only comes out all at once (output_attentions=True): "
@@ -310,11 +345,13 @@ class Recording:
                     lacking = "has a decoder, which needs inputs of its own: give decoder_input_ids"
                 raise ValueError(f"run: {self._name} {lacking}") from error
 
-        taken = (
-            capture_eager_weights(recorder, dict(plan.weights), asked=plan.asked) if hooks else nullcontext()
+        taking: AbstractContextManager[None] = (
+            capture_eager_weights(recorder, dict(plan.weights), forced=plan.forced)
+            if hooks
+            else nullcontext()
         )
         name = "eager" if hooks else NAME
-        with preserved_run(self._model), implementation(self._model, name), taken:
+        with preserved_run(self._model), implementation(self._model, name), taking:
             yield from stream.layers(recorder, self.around, work)
         if not recorder.seen:
             raise RuntimeError(f"capture: tier {plan.tier} saw no attention of {self._name} in this run")
@@ -337,14 +374,14 @@ class Recording:
                 self.output = forward(**inputs, output_attentions=True)
         finally:
             LIVE.reset(token)
-        found = attention_outputs(self.output, inputs, recorder)
-        while found:
-            layer = found.pop(0)
-            wanted = self._layers and choose(self._layers, plan.stacks[layer.stack], layer.stack)
-            if wanted and layer.index not in wanted:
+        layers = attention_outputs(self.output, inputs, recorder)
+        while layers:
+            layer = layers.pop(0)
+            chosen = self._layers and resolve_indices(self._layers, plan.stacks[layer.stack], layer.stack)
+            if chosen and layer.index not in chosen:
                 continue
             if self._heads is not None:
-                heads = choose(self._heads, len(layer.heads), layer.stack)
+                heads = resolve_indices(self._heads, len(layer.heads), layer.stack)
                 layer.heads = layer.kv_heads = tuple(heads)
                 if layer.mask is not None and layer.mask.shape[1] > 1:
                     layer.mask = layer.mask[:, heads]
@@ -354,14 +391,14 @@ class Recording:
 
 def _missing_words(names: Sequence[str]) -> str:
     """Return names of modules by their stacks, and how many of each there are."""
-    counts = Counter(map(starred, names))
+    counts = Counter(map(name_pattern, names))
     return ", ".join(f"{stack} ({count} modules)" if count > 1 else stack for stack, count in counts.items())
 
 
-def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
-    if given is None:
+def _numbers(label: str, chosen: Sequence[int] | int | None) -> list[int] | None:
+    if chosen is None:
         return None
-    numbers: list[int] = [given] if isinstance(given, int) else list(given)
+    numbers: list[int] = [chosen] if isinstance(chosen, int) else list(chosen)
     if not numbers or any(isinstance(n, bool) or not isinstance(n, int) for n in numbers):
-        raise ValueError(f"capture: {what} must be whole numbers, at least one, got {given!r}")
+        raise ValueError(f"capture: {label} must be whole numbers, at least one, got {chosen!r}")
     return numbers

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 #: The ways to run a model: its own backend with hooks alone, our attention function, hooks on eager
 #: attention, ``output_attentions=True``.
-ALONE, INTERFACE, HOOKS, OUTPUTS = 0, 1, 2, 3
+HOOKS_ONLY, INTERFACE, HOOKS, OUTPUTS = 0, 1, 2, 3
 
 #: Moments, in the order in which they come in one layer.
 ENTRY, INPUT, ATTENTION, HEADS, PROJECTION, FEED_FORWARD, EXIT, MODEL = (
@@ -59,23 +59,43 @@ class Site:
     @property
     def of_attention(self) -> bool:
         """Whether it is only there when the attention itself is captured."""
-        return ALONE not in self.tiers
+        return HOOKS_ONLY not in self.tiers
 
 
-_MAPS, _OWN, _HOOKED, _ALL = (
+_MAPS, _INTERFACE_ONLY, _HOOKED, _ALL = (
     (INTERFACE, HOOKS, OUTPUTS),
     (INTERFACE,),
-    (ALONE, INTERFACE, HOOKS),
+    (HOOKS_ONLY, INTERFACE, HOOKS),
     (0, 1, 2, 3),
 )
 
 _SITES = (
     Site("attention", "[B, h, q, k]", ATTENTION, _MAPS, "probabilities, rows = queries"),
-    Site("query", "[B, h, q, d]", ATTENTION, _OWN, "after the rotary embedding, as multiplied with the keys"),
-    Site("key", "[B, kv, k, d]", ATTENTION, _OWN, "not repeated for grouped queries, cached positions in it"),
-    Site("value", "[B, kv, k, d]", ATTENTION, _OWN, "likewise"),
-    Site("scores", "[B, h, q, k]", ATTENTION, _OWN, "argument of the softmax, -inf where invisible"),
-    Site("lse", "[B, h, q]", ATTENTION, _OWN, "log of the softmax's sum, a learned sink's term in it"),
+    Site(
+        "query",
+        "[B, h, q, d]",
+        ATTENTION,
+        _INTERFACE_ONLY,
+        "after the rotary embedding, as multiplied with the keys",
+    ),
+    Site(
+        "key",
+        "[B, kv, k, d]",
+        ATTENTION,
+        _INTERFACE_ONLY,
+        "not repeated for grouped queries, cached positions in it",
+    ),
+    Site("value", "[B, kv, k, d]", ATTENTION, _INTERFACE_ONLY, "likewise"),
+    Site(
+        "scores", "[B, h, q, k]", ATTENTION, _INTERFACE_ONLY, "argument of the softmax, -inf where invisible"
+    ),
+    Site(
+        "lse",
+        "[B, h, q]",
+        ATTENTION,
+        _INTERFACE_ONLY,
+        "log of the softmax's sum, a learned sink's term in it",
+    ),
     Site("hidden", "[B, q, D]", ENTRY, _HOOKED, "residual stream entering the block"),
     Site("attention_input", "[B, q, D]", INPUT, _HOOKED, "what the attention module reads"),
     Site("head_output", "[B, h, q, d]", HEADS, _HOOKED, "what each head hands to the projection W_O"),
@@ -99,10 +119,10 @@ MODEL_SITES = tuple(site.name for site in _SITES if site.owner == "model")
 PER_HEAD = frozenset({"query", "key", "value", "head_output"})
 
 
-def checked(function: str, sites: str | Iterable[str], known: Iterable[str] = SITES) -> tuple[str, ...]:
+def checked(function: str, sites: str | Iterable[str], allowed: Iterable[str] = SITES) -> tuple[str, ...]:
     """The names of sites, each once, in the order they came."""
     named = (sites,) if isinstance(sites, str) else tuple(dict.fromkeys(sites))
-    known = tuple(known)
-    if unknown := [site for site in named if site not in known]:
-        raise ValueError(f"{function}: sites must be among {', '.join(known)}, got {unknown}")
+    allowed = tuple(allowed)
+    if unknown := [site for site in named if site not in allowed]:
+        raise ValueError(f"{function}: sites must be among {', '.join(allowed)}, got {unknown}")
     return named

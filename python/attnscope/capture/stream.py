@@ -41,13 +41,13 @@ class Stream:
         # loop still holds.
         self._taken: weakref.ref[End] | None = None
         if (last := _LAST.get()) is not None and (end := last()) is not None:
-            self._taken = weakref.ref(end, self._gone)
+            self._taken = weakref.ref(end, self._wake)
         self._asked = False
         self._ended = False
         self._abandoned = False
         self._error: BaseException | None = None
 
-    def pulse(self) -> None:
+    def raise_if_abandoned(self) -> None:
         """Called by the worker between layers: stops it when nobody is waiting any more."""
         if self._abandoned:
             raise Abandoned
@@ -68,9 +68,9 @@ class Stream:
                     or (self._slot is None and (self._asked or before is None or before() is None))
                 )
             )
-        self.pulse()
+        self.raise_if_abandoned()
 
-    def _gone(self, _reference: object) -> None:
+    def _wake(self, _reference: object) -> None:
         with self._turn:  # a condition's lock may be taken again by the thread that holds it
             self._turn.notify_all()
 
@@ -99,7 +99,7 @@ class Stream:
                     raise self._error
                 return None
             layer, self._slot = self._slot, None
-            self._taken = weakref.ref(layer.end, self._gone)
+            self._taken = weakref.ref(layer.end, self._wake)
             _LAST.set(weakref.ref(layer.end))
             self._turn.notify_all()
             return layer
@@ -111,7 +111,7 @@ class Stream:
         forward: Callable[[], None],
     ) -> Generator[Layer, None, None]:
         """Runs ``forward`` in a worker, inside ``around()``, and yields what the recorder emits."""
-        recorder.pulse = self.pulse
+        recorder.raise_if_abandoned = self.raise_if_abandoned
         # This thread's settings, which torch keeps per thread.
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}

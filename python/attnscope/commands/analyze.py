@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from attnscope._warn import CountedWarning, counted, summarize, warn
-from attnscope.capture.anatomy import choose, instead
+from attnscope.capture.module_tracing import model_hint, resolve_indices
 from attnscope.capture.sites import SITES
 from attnscope.engine.results import Results
 from attnscope.engine.schema import HEAD_KEYS
@@ -115,7 +115,7 @@ def analyze(
     loaded, tokenizer, own_name = _model_of(model, tokenizer)
     label = name or own_name
     layers = [layers] if isinstance(layers, int) else layers
-    choose(layers, depth(loaded), f"layers of {type(loaded).__name__}")
+    resolve_indices(layers, depth(loaded), f"layers of {type(loaded).__name__}")
     limit = context_length(loaded.config, tokenizer, loaded)
     encoder = Encoder(tokenizer, limit, "keep", largest_setting(text_config(loaded.config), "vocab_size"))
     texts = prepare_texts("analyze", loaded, read_inputs("analyze", inputs, column), encoder)
@@ -512,7 +512,7 @@ def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
     if not isinstance(model, (str, os.PathLike)):
         raise TypeError(
             f"analyze: model must be a transformers model, a folder or a hub id, got {type(model).__name__}"
-            f"{instead(model)}"
+            f"{model_hint(model)}"
         )
     checkpoint = find_checkpoints(str(model))[-1]
     loaded = load_model(checkpoint)

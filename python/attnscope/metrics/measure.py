@@ -21,6 +21,7 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope._nearest import nearest
+from attnscope._placement import Unmaterialized
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.plan import (
     MAPS,
@@ -39,7 +40,7 @@ Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 
 def measure(
-    attention: Tensor, metrics: Metrics, *, lengths: _checks.Lengths = None, **options: Any
+    attention: Tensor | Unmaterialized, metrics: Metrics, *, lengths: _checks.Lengths = None, **options: Any
 ) -> dict[str, Any]:
     """Several metrics of the same maps, with shared intermediates computed once.
 
@@ -48,9 +49,9 @@ def measure(
     function of that name returns.
 
     Args:
-        attention: attention maps [..., n, n]; what its device does not measure is copied to the CPU once. For
-            metrics of all heads of a layer (`head_divergence`, `sink_removal`) the axis before the last two
-            is the head.
+        attention: attention maps [..., n, n], or `LazyAttention`; what its device does not measure is copied
+            to the CPU once. For metrics of all heads of a layer (`head_divergence`, `sink_removal`) the axis
+            before the last two is the head.
         metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options.
             Where the key is not the name of its function, the option ``function`` is, or ``metric`` where the
             function has no option of that name: ``{"bars": {"function": "persistence", "metric":

@@ -87,7 +87,7 @@ def named_modules(model: nn.Module, *, every_name: bool = False) -> dict[str, nn
     return {_COMPILED.sub("", name): module for name, module in modules}
 
 
-def starred(name: str) -> str:
+def name_pattern(name: str) -> str:
     """``model.layers.3.self_attn`` as ``model.layers.*.self_attn``: one name for a whole stack."""
     return _ANY_NUMBER.sub("*", name)
 
@@ -135,8 +135,8 @@ def numbers_in_stack(name: str, modules: Collection[str]) -> dict[str, int]:
     >>> numbers_in_stack("s.1.b.0", ["s.0.b.0", "s.1.b.0", "s.1.b.1"])
     {'s.0.b.0': 0, 's.1.b.0': 1, 's.1.b.1': 2}
     """
-    pattern = starred(name)
-    members = [member for member in modules if starred(member) == pattern]
+    pattern = name_pattern(name)
+    members = [member for member in modules if name_pattern(member) == pattern]
     numbers = [[int(part) for part in member.split(".") if part.isdigit()] for member in members]
     differing = [column for column in zip(*numbers, strict=True) if len(set(column)) > 1]
     if len(differing) == 1:
@@ -239,7 +239,7 @@ class Structure:
     ) -> None:
         self.model = model
         heads = heads or {}
-        self.heads = {core: heads[s] for core in parts if (s := starred(core)) in heads}
+        self.heads = {core: heads[s] for core in parts if (s := name_pattern(core)) in heads}
         self.modules = named_modules(model)
         self.layers: list[tuple[Parts, str | None, int]] = []
         cores: dict[str, str] = {}
@@ -261,7 +261,7 @@ class Structure:
         counts: dict[str, int] = {}
         for one, core, _ in self.layers:
             block = str(one.block)
-            stack = starred(block)
+            stack = name_pattern(block)
             if block not in numbers:
                 numbers[block] = (counts.get(stack, 0), core)
                 counts[stack] = counts.get(stack, 0) + 1
@@ -386,8 +386,8 @@ def _read(
         refuse_quantised(tensor, shape, dtypes.get(tensor, "float32"))
         if len(shape) < 2:
             continue
-        starred = NUMBER.sub("*", place.name)
-        claim = family.claims.get(starred) or COMMON.get(starred)
+        name_pattern = NUMBER.sub("*", place.name)
+        claim = family.claims.get(name_pattern) or COMMON.get(name_pattern)
         if claim is None:
             unclaimed.append(f"{tensor} {list(shape)}")
         elif claim.means:

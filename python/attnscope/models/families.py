@@ -44,7 +44,7 @@ LAYOUTS: Mapping[str, Callable[[int, int, int], FusedRows]] = {
 }
 
 
-class Claim(NamedTuple):
+class NameRule(NamedTuple):
     """What a name means: a role or a layout of `LAYOUTS`, and whether the matrix is stored [in, out]."""
 
     means: str
@@ -64,21 +64,21 @@ class Family:
         layer_norm: whether the final norm subtracts the mean, where its having a bias does not tell.
     """
 
-    claims: Mapping[str, Claim] = field(default_factory=dict)
+    claims: Mapping[str, NameRule] = field(default_factory=dict)
     kv_heads: Callable[[Mapping[str, Any], int], int] | None = None
     rotary: str = "half"
     norm_offset: float = 0.0
     layer_norm: bool | None = None
 
 
-def _claims(table: Mapping[str, str], *, transposed: bool = False) -> dict[str, Claim]:
-    return {name: Claim(means, transposed) for means, names in table.items() for name in names.split()}
+def _claims(table: Mapping[str, str], *, transposed: bool = False) -> dict[str, NameRule]:
+    return {name: NameRule(means, transposed) for means, names in table.items() for name in names.split()}
 
 
 _ROUTED = ("mlp", "block_sparse_moe", "feed_forward")
 
 #: Names that mean one thing in every family that uses them; "*" is the number of an expert.
-COMMON: Mapping[str, Claim] = _claims(
+COMMON: Mapping[str, NameRule] = _claims(
     {
         "q": "self_attn.q_proj self_attn.q_a_proj attn.q_proj attn.attention.q_proj attention.self.query"
         " attention.q_lin",
@@ -109,7 +109,7 @@ COMMON: Mapping[str, Claim] = _claims(
         "": "linear_attn.conv1d",
     }
 ) | {
-    f"{place}.{name}": Claim(means)
+    f"{place}.{name}": NameRule(means)
     for place in _ROUTED
     for name, means in {
         "gate": "router",
@@ -148,8 +148,8 @@ def _bigcode_kv_heads(settings: Mapping[str, Any], heads: int) -> int:
     return 1 if settings.get("multi_query", True) else heads
 
 
-def _fused(name: str, layout: str) -> dict[str, Claim]:
-    return {name: Claim(layout)}
+def _fused(name: str, layout: str) -> dict[str, NameRule]:
+    return {name: NameRule(layout)}
 
 
 _INTERLEAVED = Family(rotary="interleaved")
@@ -179,14 +179,14 @@ FAMILIES: Mapping[str, Family] = {
     "modernbert-decoder": Family(layer_norm=True),
     "gpt_oss": Family(
         {
-            "mlp.experts.gate_up_proj": Claim("alternating", transposed=True),
-            "mlp.experts.down_proj": Claim("down", transposed=True),
+            "mlp.experts.gate_up_proj": NameRule("alternating", transposed=True),
+            "mlp.experts.down_proj": NameRule("down", transposed=True),
         }
     ),
     "llama4_text": Family(
         {
-            "feed_forward.experts.gate_up_proj": Claim("halves", transposed=True),
-            "feed_forward.experts.down_proj": Claim("down", transposed=True),
+            "feed_forward.experts.gate_up_proj": NameRule("halves", transposed=True),
+            "feed_forward.experts.down_proj": NameRule("down", transposed=True),
         },
         rotary="interleaved",
     ),

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from attnscope.models.architecture import block_of, named_modules, numbers_in_stack, starred
+from attnscope.models.architecture import block_of, name_pattern, named_modules, numbers_in_stack
 
 
 class LayerNumbers:
@@ -32,8 +32,8 @@ class LayerNumbers:
             for name, module in every.items()
             if isinstance(every.get(name.rpartition(".")[0]), nn.ModuleList)
         }
-        counts = Counter(map(starred, self._blocks))
-        self.single = [n for n in self._blocks if counts[starred(n)] == 1 and n in modules]
+        counts = Counter(map(name_pattern, self._blocks))
+        self.single = [n for n in self._blocks if counts[name_pattern(n)] == 1 and n in modules]
         self._numbers: dict[str, tuple[str, int]] = {}
         times = Counter(map(id, every.values()))
         self._shared = {number for number, count in times.items() if count > 1}
@@ -70,7 +70,7 @@ class LayerNumbers:
             number = number if running is None else running
         elif block in self.single:
             number = self.entered(block)
-        return number, self.call(starred(core), number)
+        return number, self.call(name_pattern(core), number)
 
     def _place(self, core: str) -> tuple[str, int]:
         """Return the block of an attention module and its number."""

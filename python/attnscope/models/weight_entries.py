@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
-from attnscope.models.families import LAYOUTS, OUT_GAINS, OUTSIDE, SETTINGS, Claim, FusedRows
+from attnscope.models.families import LAYOUTS, OUT_GAINS, OUTSIDE, SETTINGS, FusedRows, NameRule
 from attnscope.models.weights import WeightFolder
 
 #: A tensor of a block: the list of blocks, the number of the block, the name inside it.
@@ -276,7 +276,7 @@ def entries_of(
     tensor: str,
     shape: tuple[int, ...],
     place: Place,
-    claim: Claim,
+    claim: NameRule,
     heads: int,
     kv: int,
     gains: Mapping[str, str],

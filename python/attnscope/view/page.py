@@ -17,7 +17,7 @@ import torch
 
 from attnscope._safe_text import mark_controls
 from attnscope._warn import warned_once
-from attnscope.capture.anatomy import instead
+from attnscope.capture.module_tracing import model_hint
 from attnscope.engine.results import Results
 from attnscope.engine.storage.files import write_bytes
 from attnscope.view.captured import stacks_of_model
@@ -136,7 +136,7 @@ def view(
         View('uniform': 2 layers × 3 heads, ... metrics, 6 attention matrices)
     """
     if isinstance(shown, str):
-        raise TypeError(f"view: want a model, results or attention, got {shown!r}{instead(shown)}")
+        raise TypeError(f"view: want a model, results or attention, got {shown!r}{model_hint(shown)}")
     results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
     kind = "stored results" if results else "a model" if network else "tensors"
     options = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}

@@ -15,8 +15,8 @@ from attnscope.models.architecture import (
     has_matrices,
     has_norm,
     is_cross,
+    name_pattern,
     named_modules,
-    starred,
 )
 
 
@@ -55,7 +55,7 @@ class Config:
 
 
 def test_names():
-    assert starred("3.layers.12.self_attn.q4.0") == "*.layers.*.self_attn.q4.*"
+    assert name_pattern("3.layers.12.self_attn.q4.0") == "*.layers.*.self_attn.q4.*"
     wrapped = module(outer=module(_orig_mod=module(inner=module(_orig_mod=linear()))))
     assert list(named_modules(wrapped)) == ["", "outer", "outer.inner"]
     assert named_modules(wrapped)["outer.inner"] is wrapped.outer._orig_mod.inner._orig_mod

@@ -112,7 +112,7 @@ def test_a_fused_matrix_read_in_a_wrong_layout_is_found_out(monkeypatch, name, m
     in_order = lambda heads, kv, rows: families.FusedRows(4, (("q", 1), ("k", 1), ("v", 1)))  # noqa: E731
     monkeypatch.setitem(families.LAYOUTS, "partitions q k v", in_order)
     right = families.FAMILIES[model_type]
-    claims = {**right.claims, tensor: families.Claim(layout)}
+    claims = {**right.claims, tensor: families.NameRule(layout)}
     monkeypatch.setitem(families.FAMILIES, model_type, dataclasses.replace(right, claims=claims))
     wrong = asc.weight_map(model)
     with pytest.raises(asc.WeightMapError, match=r"is no (query|key|value)"):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from attnscope._checks import as_tensor
-from attnscope.capture import anatomy
+from attnscope.capture import module_tracing
 from attnscope.capture.directions.steps import PromptSteps, prompts_of
 from attnscope.capture.edits.states import TANGENT, AddDirection
 from attnscope.capture.gradient import FORWARD, Gradient
@@ -126,14 +126,14 @@ def sensitivity(
     depth = structure_of(model, dict(inputs)).depth
     if not -depth <= layer < depth:
         raise ValueError(f"{name}: layer {layer} of {type(model).__name__}, which has {depth} layers")
-    found = [
+    answers = [
         sensitivity_of(
-            PromptSteps(model, ids), layer % depth, own, depth=depth, refusal=refusal, method=method,
+            PromptSteps(model, ids), layer % depth, vectors, depth=depth, refusal=refusal, method=method,
             relative_step=relative_step,
         )
-        for ids, own in zip(prompts, along, strict=True)
+        for ids, vectors in zip(prompts, along, strict=True)
     ]  # fmt: skip
-    return Sensitivity(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+    return Sensitivity(*(torch.stack(parts) for parts in zip(*answers, strict=True)))
 
 
 def sensitivity_of(
@@ -241,7 +241,11 @@ def check_model(function: str, model: nn.Module) -> None:
         )
     config: Any = getattr(model, "config", None)
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is None or not anatomy.takes(model, "use_cache") or getattr(config, "is_encoder_decoder", False):
+    if (
+        head is None
+        or not module_tracing.takes(model, "use_cache")
+        or getattr(config, "is_encoder_decoder", False)
+    ):
         raise NotImplementedError(
             f"{function}: {type(model).__name__} has no next token; take a decoder with its vocabulary head"
         )

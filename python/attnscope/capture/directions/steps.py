@@ -56,11 +56,11 @@ class PromptSteps:
         Returns:
             The layers and the outputs; logits are those of the last token [size, 1, V].
         """
-        what = Forward(
+        declaration = Forward(
             sites=tuple(sites), layers=layers, edits=tuple(edits), gradient=gradient,
             rows=torch.tensor([-1 if self._cached else self.ids.shape[1] - 1], device="cpu").clamp_min(0),
         )  # fmt: skip
-        with self._inputs(size) as inputs, forward(self.model, inputs, what) as run:
+        with self._inputs(size) as inputs, forward(self.model, inputs, declaration) as run:
             return list(run), run.outputs
 
     @contextmanager
@@ -81,16 +81,16 @@ class PromptSteps:
                 "use_cache": True,
             }
         finally:
-            for layer, kept in zip(cache.layers, before, strict=True):
+            for layer, states in zip(cache.layers, before, strict=True):
                 vars(layer).clear()
-                vars(layer).update(kept)
+                vars(layer).update(states)
 
     def _cache(self, size: int) -> Any:
         if 1 not in self._caches:
             ids = self.ids[:, :-1]
             with torch.no_grad():
-                made = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)
-            cache = getattr(made, cache_name(self.model), None)
+                output = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)
+            cache = getattr(output, cache_name(self.model), None)
             if cache is None or not hasattr(cache, "layers"):
                 raise NotImplementedError(
                     f"sensitivity: {type(self.model).__name__} keeps no cache of layers"
@@ -103,13 +103,13 @@ class PromptSteps:
 
 def _expanded(cache: Any, size: int) -> Any:
     """A prompt's cache seen as that of so many copies of it, without copying a tensor."""
-    many = copy.copy(cache)
-    many.layers = [copy.copy(layer) for layer in cache.layers]
-    for layer in many.layers:
+    copies = copy.copy(cache)
+    copies.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in copies.layers:
         for name, value in vars(layer).items():
             if torch.is_tensor(value) and value.ndim > 1 and len(value) == 1:
                 setattr(layer, name, value.expand(size, *value.shape[1:]))
-    return many
+    return copies
 
 
 def prompts_of(function: str, inputs: Any) -> list[Tensor]:
@@ -125,7 +125,7 @@ def prompts_of(function: str, inputs: Any) -> list[Tensor]:
     mask = inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
     prompts = [row[keep.bool()] for row, keep in zip(ids, mask, strict=True)]
-    for place, one in enumerate(prompts):
-        if not len(one):
+    for place, prompt in enumerate(prompts):
+        if not len(prompt):
             raise ValueError(f"{function}: prompt {place} has no token")
     return prompts

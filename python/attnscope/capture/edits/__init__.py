@@ -12,7 +12,7 @@ Each leaves every bit as it was when it changes nothing (no keys, a factor of 1,
 model whatever happens, and says so when it never acted. `Edit` is what an edit of one's own must have.
 """
 
-from attnscope.capture.edits.edit import Applied, Change, Edit, Where
+from attnscope.capture.edits.edit import Applied, BaseEdit, Edit, PassPosition
 from attnscope.capture.edits.inputs import SetEmbedding, SetPositionIds, SetRotary
 from attnscope.capture.edits.softmax import HideKeys, LimitWindow, SubtractRead
 from attnscope.capture.edits.states import AddDirection, AddLogits, Project, Scale, SetState
@@ -22,10 +22,11 @@ __all__ = [
     "AddDirection",
     "AddLogits",
     "Applied",
-    "Change",
+    "BaseEdit",
     "Edit",
     "HideKeys",
     "LimitWindow",
+    "PassPosition",
     "Project",
     "ReplaceWeight",
     "Scale",
@@ -34,5 +35,4 @@ __all__ = [
     "SetRotary",
     "SetState",
     "SubtractRead",
-    "Where",
 ]

@@ -81,10 +81,10 @@ def output_kl_of_sets(
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     if real.ndim != 2:
         raise ValueError(f"output_kl: attention_mask must have shape [B, n], got {tuple(real.shape)}")
-    some: dict[str, bool] = {}
+    hides_keys: dict[str, bool] = {}
     for name, keys in sets.items():
         flags = as_tensor("output_kl", "keys", keys)
-        some[name] = bool(flags.any()) if flags.dtype == torch.bool else flags.numel() > 0
+        hides_keys[name] = bool(flags.any()) if flags.dtype == torch.bool else flags.numel() > 0
         if flags.dtype == torch.bool and flags.shape != real.shape:
             raise ValueError(f"output_kl: keys must have shape {tuple(real.shape)}, got {tuple(flags.shape)}")
     results: dict[str, OutputKl] = {}
@@ -92,7 +92,7 @@ def output_kl_of_sets(
         # All runs go through the same attention function, so that they differ by the keys alone.
         p = _logits(model, inputs, ()).log_softmax(-1)
         for name, keys in sets.items():
-            q = _logits(model, inputs, keys).log_softmax(-1) if some[name] else p
+            q = _logits(model, inputs, keys).log_softmax(-1) if hides_keys[name] else p
             results[name] = _compared(model, p, q, ids.cpu(), real.cpu())
     return results
 
@@ -101,16 +101,16 @@ def _compared(model: nn.Module, p: Tensor, q: Tensor, ids: Tensor, real: Tensor)
     kl = torch.where(real, (p.exp() * (p - q)).sum(-1).clamp(min=0), 0.0).sum(-1) / real.sum(-1)
     name = type(model).__name__
     if "MaskedLM" in name or not ("CausalLM" in name or "LMHead" in name):
-        nothing = torch.full_like(kl, torch.nan)
-        return OutputKl(kl, nothing, nothing)
+        undefined = torch.full_like(kl, torch.nan)
+        return OutputKl(kl, undefined, undefined)
     return OutputKl(kl, _loss(p, ids, real), _loss(q, ids, real))
 
 
 def _logits(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence[int]) -> Tensor:
     """The logits of a run without some keys, in float64; without none of them, it computes alike."""
-    what = Forward(sites=("logits",), edits=(HideKeys(keys),))
+    declaration = Forward(sites=("logits",), edits=(HideKeys(keys),))
     try:
-        with forward(model, inputs, what) as run:
+        with forward(model, inputs, declaration) as run:
             return run.outputs.logits.double().cpu()
     except (NotImplementedError, TypeError, ValueError) as error:
         reason = str(error).removeprefix("HideKeys: ").removeprefix("forward: ")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.anatomy import takes
+from attnscope.capture.module_tracing import takes
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -31,7 +31,7 @@ def cache_name(model: nn.Module) -> str:
     return next((name for name in CACHE if takes(model, name)), CACHE[-1])
 
 
-class Where:
+class PassPosition:
     """Where a forward pass stands in its sequences.
 
     Attributes:
@@ -104,26 +104,26 @@ class Where:
             ValueError: for positions that the shortest sample does not have, or that are no whole numbers.
         """
         batch, total = self.mask.shape
-        here = torch.arange(0 if cached else self.past, total, device=self.mask.device)
+        columns = torch.arange(0 if cached else self.past, total, device=self.mask.device)
         if isinstance(positions, str):
             if positions == "all":
-                return torch.ones(batch, len(here), dtype=torch.bool, device=here.device)
-            return here[None] == self.last[:, None]
-        given = torch.as_tensor(positions, device=here.device)
-        wanted = given.to(torch.int64)
-        if bool((wanted != given).any()):
-            raise ValueError(f"{function}: positions must be whole numbers, got {given.tolist()}")
-        wanted = (wanted if wanted.ndim == 2 else wanted.reshape(1, -1)).expand(batch, -1)
+                return torch.ones(batch, len(columns), dtype=torch.bool, device=columns.device)
+            return columns[None] == self.last[:, None]
+        chosen = torch.as_tensor(positions, device=columns.device)
+        places = chosen.to(torch.int64)
+        if bool((places != chosen).any()):
+            raise ValueError(f"{function}: positions must be whole numbers, got {chosen.tolist()}")
+        places = (places if places.ndim == 2 else places.reshape(1, -1)).expand(batch, -1)
         shortest = int(self.mask.sum(-1).min())
-        if wanted.numel() and not -shortest <= int(wanted.min()) <= int(wanted.max()) < shortest:
+        if places.numel() and not -shortest <= int(places.min()) <= int(places.max()) < shortest:
             raise ValueError(
                 f"{function}: positions must lie between {-shortest} and {shortest - 1} (the shortest "
-                f"sample), got {wanted.tolist()}"
+                f"sample), got {places.tolist()}"
             )
-        column = torch.where(wanted < 0, self.last[:, None] + 1 + wanted, self.first[:, None] + wanted)
-        return (here[None, :, None] == column[:, None]).any(-1)
+        column = torch.where(places < 0, self.last[:, None] + 1 + places, self.first[:, None] + places)
+        return (columns[None, :, None] == column[:, None]).any(-1)
 
-    def nth(self, module: Any) -> int:
+    def call_index(self, module: Any) -> int:
         """How often the module ran before in this pass; counts this time."""
         count = self.calls[module] = self.calls.get(module, -1) + 1
         return count
@@ -142,7 +142,7 @@ class Applied:
         self.edit = edit
         self.model = model
         self.count = 0
-        self.where = Where()
+        self.where = PassPosition()
         self._modules = {id(module) for module in model.modules()}
 
     def owns(self, module: nn.Module) -> bool:
@@ -152,7 +152,7 @@ class Applied:
     @property
     def live(self) -> bool:
         """Whether the running code is inside the edit."""
-        return any(one is self for one in ACTIVE.get())
+        return any(applied is self for applied in ACTIVE.get())
 
 
 #: The edits that the running code is inside of, outermost first.
@@ -169,7 +169,7 @@ class Edit(Protocol):
         """Changes the model's runs inside the block and puts everything back after it."""
 
 
-class Change:
+class BaseEdit:
     """What the edits of this package share.
 
     Attributes:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.anatomy import takes
-from attnscope.capture.edits.edit import ACTIVE, Applied, Change
+from attnscope.capture.edits.edit import ACTIVE, Applied, BaseEdit
+from attnscope.capture.module_tracing import takes
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -23,7 +23,7 @@ MOVING = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, eq=False)
-class SetEmbedding(Change):
+class SetEmbedding(BaseEdit):
     """What the embedding module gives at one position is replaced.
 
     Attributes:
@@ -40,11 +40,11 @@ class SetEmbedding(Change):
             raise ValueError("SetEmbedding: vector must be a tensor of finite numbers")
 
     def target(self) -> tuple[Any, ...]:
-        """See `Change`."""
+        """See `BaseEdit`."""
         return ("embedding", self.position)
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
-        """See `Change`."""
+        """See `BaseEdit`."""
 
         def after(_: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             if not applied.live:
@@ -66,7 +66,7 @@ class SetEmbedding(Change):
 
 
 @dataclass(frozen=True, eq=False)
-class SetPositionIds(Change):
+class SetPositionIds(BaseEdit):
     """Other position ids than the model makes itself: its own plus a constant, or given ones.
 
     Attributes:
@@ -83,16 +83,16 @@ class SetPositionIds(Change):
             raise ValueError("SetPositionIds: give either shift or ids, and ids as whole numbers")
 
     def target(self) -> tuple[Any, ...]:
-        """See `Change`."""
+        """See `BaseEdit`."""
         return ("position_ids",)
 
     def prepare(self, model: nn.Module) -> None:
-        """See `Change`."""
+        """See `BaseEdit`."""
         if self.ids is None:
             position_rule(model)
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
-        """See `Change`."""
+        """See `BaseEdit`."""
         from transformers import PreTrainedModel
 
         taking = [m for m in model.modules() if isinstance(m, PreTrainedModel) and takes(m, "position_ids")]
@@ -111,7 +111,7 @@ class SetPositionIds(Change):
 
         def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             where = applied.where
-            if not applied.live or where.nth("position ids"):
+            if not applied.live or where.call_index("position ids"):
                 return None  # the model hands them on to the models inside it
             applied.count += 1
             ids = kwargs.get("position_ids")
@@ -163,17 +163,17 @@ def _found_rule(model: nn.Module, inputs: dict[str, Tensor]) -> Rule | None:
         ids = torch.where(ids == padding, ids + 1, ids)
     mask = inputs["attention_mask"].bool()
     ids = ids.masked_fill(~mask, padding)
-    given = {"input_ids": ids, "attention_mask": inputs["attention_mask"]}
+    arguments = {"input_ids": ids, "attention_mask": inputs["attention_mask"]}
     token = ACTIVE.set(())
     try:
         with torch.no_grad():
-            wanted = body(**given)[0]
+            expected = body(**arguments)[0]
             for rule in rules:
                 try:
-                    found = body(**given, position_ids=rule(mask))[0]
+                    states = body(**arguments, position_ids=rule(mask))[0]
                 except (IndexError, RuntimeError):  # positions that this model does not have
                     continue
-                if torch.equal(found.nan_to_num(), wanted.nan_to_num()):
+                if torch.equal(states.nan_to_num(), expected.nan_to_num()):
                     return rule
     finally:
         ACTIVE.reset(token)
@@ -181,7 +181,7 @@ def _found_rule(model: nn.Module, inputs: dict[str, Tensor]) -> Rule | None:
 
 
 @dataclass(frozen=True, eq=False)
-class SetRotary(Change):
+class SetRotary(BaseEdit):
     """The frequencies of the rotary embedding are replaced, in place, for all who run the model meanwhile.
 
     Attributes:
@@ -203,41 +203,41 @@ class SetRotary(Change):
             )
 
     def target(self) -> tuple[Any, ...]:
-        """See `Change`."""
+        """See `BaseEdit`."""
         return ("rotary",)
 
     @contextmanager
     def _installed(self, model: nn.Module, architecture: Structure) -> Iterator[Applied]:
-        found = _rotary(model)
+        rotary_modules = _rotary(model)
         buffers = [
-            (f"{name}.{own}" if name else own, module, own)
-            for name, module in found
-            for own, _ in module.named_buffers(recurse=False)
-            if own.endswith("inv_freq") and not own.endswith("original_inv_freq")
+            (f"{name}.{buffer}" if name else buffer, module, buffer)
+            for name, module in rotary_modules
+            for buffer, _ in module.named_buffers(recurse=False)
+            if buffer.endswith("inv_freq") and not buffer.endswith("original_inv_freq")
         ]
         if not buffers:
             raise NotImplementedError(f"SetRotary: {type(model).__name__} has no rotary frequencies")
-        new = [self._frequencies(name, module, own, model) for name, module, own in buffers]
-        old = [module._buffers[own] for _, module, own in buffers]
+        new = [self._frequencies(name, module, buffer, model) for name, module, buffer in buffers]
+        old = [module._buffers[buffer] for _, module, buffer in buffers]
         try:
-            for (_, module, own), tensor in zip(buffers, new, strict=True):
-                module._buffers[own] = tensor
+            for (_, module, buffer), tensor in zip(buffers, new, strict=True):
+                module._buffers[buffer] = tensor
             with super()._installed(model, architecture) as applied:
                 yield applied
         finally:
-            for (_, module, own), before in zip(buffers, old, strict=True):
-                module._buffers[own] = before
+            for (_, module, buffer), before in zip(buffers, old, strict=True):
+                module._buffers[buffer] = before
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
-        """See `Change`."""
+        """See `BaseEdit`."""
 
         def after(*_: Any) -> None:
             applied.count += applied.live
 
         return [module.register_forward_hook(after) for _, module in _rotary(model)]
 
-    def _frequencies(self, name: str, module: nn.Module, own: str, model: nn.Module) -> Tensor:
-        old = module._buffers[own]
+    def _frequencies(self, name: str, module: nn.Module, buffer: str, model: nn.Module) -> Tensor:
+        old = module._buffers[buffer]
         assert old is not None
         rule = self.rule
         if isinstance(rule, Mapping):
@@ -268,7 +268,7 @@ def _rotary(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (name, module)
         for name, module in ([] if _has_slopes(model) else model.named_modules())
-        if any(own.endswith("inv_freq") for own, _ in module.named_buffers(recurse=False))
+        if any(buffer.endswith("inv_freq") for buffer, _ in module.named_buffers(recurse=False))
     ]
 
 
@@ -279,10 +279,16 @@ def _has_slopes(model: nn.Module) -> bool:
 
 def _kind(module: nn.Module, model: nn.Module) -> str:
     config: Any = getattr(module, "config", None) or getattr(model, "config", None)
-    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    own = getattr(module, "rope_type", None)
-    kinds = [own] if isinstance(own, str) else list(own.values()) if isinstance(own, dict) else []
-    kinds += [given.get("rope_type")] if isinstance(given, dict) else []
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    rope_type = getattr(module, "rope_type", None)
+    kinds = (
+        [rope_type]
+        if isinstance(rope_type, str)
+        else list(rope_type.values())
+        if isinstance(rope_type, dict)
+        else []
+    )
+    kinds += [parameters.get("rope_type")] if isinstance(parameters, dict) else []
     return next((str(kind) for kind in kinds if kind in MOVING), str(kinds[0]) if kinds else "default")
 
 
@@ -293,7 +299,7 @@ def _body(model: nn.Module) -> nn.Module:
 
 def _embedding(model: nn.Module) -> nn.Module:
     getter: Any = getattr(model, "get_input_embeddings", None)
-    found = getter() if getter else None
-    if not isinstance(found, nn.Module):
+    text = getter() if getter else None
+    if not isinstance(text, nn.Module):
         raise NotImplementedError(f"SetEmbedding: {type(model).__name__} has no embedding module")
-    return found
+    return text

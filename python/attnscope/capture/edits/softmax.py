@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope._checks import as_tensor
-from attnscope.capture.edits.edit import ACTIVE, Applied, Change
+from attnscope.capture.edits.edit import ACTIVE, Applied, BaseEdit
 from attnscope.capture.visibility import float_mask
 from attnscope.models.layer_numbers import running_number
 
@@ -39,7 +39,7 @@ class Attended(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _OfKeys(Change):
+class _OfKeys(BaseEdit):
     keys: Sequence[int] | Tensor
     heads: Heads = None
     skip_queries: Sequence[int] = ()
@@ -51,8 +51,8 @@ class _OfKeys(Change):
         chosen = torch.ones(1, dtype=torch.bool, device=device)
         if self.heads is not None:
             chosen = torch.zeros(call.heads, dtype=torch.bool, device=device)
-            for one in self.heads:
-                layer, head = one if isinstance(one, tuple) else (call.layer, one)
+            for pair in self.heads:
+                layer, head = pair if isinstance(pair, tuple) else (call.layer, pair)
                 if layer == call.layer:
                     if not -call.heads <= head < call.heads:
                         raise ValueError(f"{self.name}: head {head} of layer {layer}, which has {call.heads}")
@@ -68,16 +68,16 @@ class _OfKeys(Change):
             & keys.to(device)[:, None, None, :]
         )
 
-    def _columns(self, wanted: Sequence[int] | Tensor, columns: Tensor, applied: Applied) -> Tensor:
+    def _columns(self, positions: Sequence[int] | Tensor, columns: Tensor, applied: Applied) -> Tensor:
         where = applied.where
-        flags = as_tensor(self.name, "keys", wanted)
+        flags = as_tensor(self.name, "keys", positions)
         total = where.mask.shape[1]
         if flags.dtype != torch.bool:
-            every = where.columns(self.name, flags, cached=True)
+            flagged = where.columns(self.name, flags, cached=True)
         elif flags.ndim == 2 and flags.shape[0] == len(where.mask) and flags.shape[1] <= total:
-            every = torch.zeros_like(where.mask)
-            every[:, : flags.shape[1]] = flags.to(every.device)
-            every &= where.mask
+            flagged = torch.zeros_like(where.mask)
+            flagged[:, : flags.shape[1]] = flags.to(flagged.device)
+            flagged &= where.mask
         else:
             raise ValueError(
                 f"{self.name}: keys must have shape {tuple(where.mask.shape)}, got {tuple(flags.shape)}"
@@ -86,7 +86,7 @@ class _OfKeys(Change):
             raise NotImplementedError(
                 f"{self.name}: a layer attends to {len(columns)} keys, where the input holds {total} tokens"
             )
-        return every[:, columns.to(every.device)]
+        return flagged[:, columns.to(flagged.device)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +115,7 @@ class SubtractRead(_OfKeys):
 
 
 @dataclass(frozen=True)
-class LimitWindow(Change):
+class LimitWindow(BaseEdit):
     """Queries see the keys i − width + 1 … i alone (encoders: as many ahead), within the model's own mask.
 
     Attributes:
@@ -139,8 +139,8 @@ class LimitWindow(Change):
         applied.count += 1
         far = (call.queries[:, None] - call.keys[None]).abs() >= self.width
         offset = call.keys[None] - applied.where.first.to(call.keys.device)[:, None]
-        kept = (offset >= 0) & (offset < self.keep_first)
-        return far[None, None] & ~kept[:, None, None]
+        visible_first = (offset >= 0) & (offset < self.keep_first)
+        return far[None, None] & ~visible_first[:, None, None]
 
 
 def active(module: nn.Module) -> list[Applied]:
@@ -166,7 +166,7 @@ def attended(
         if type(layer) is int and layer < 0:  # a module that several blocks share
             layer = running_number(applied.model)
         call = Call(
-            layer if type(layer) is int else where.nth("attention"),  # else the order of calls
+            layer if type(layer) is int else where.call_index("attention"),  # else the order of calls
             query.shape[1],
             torch.arange(begin, begin + n, device=query.device),
             torch.arange(start, start + keys, device=query.device),

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from attnscope._checks import as_tensor
-from attnscope.capture.anatomy import hook
-from attnscope.capture.edits.edit import Applied, Change
+from attnscope.capture.edits.edit import Applied, BaseEdit
+from attnscope.capture.module_tracing import hook
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TANGENT: ContextVar[bool] = ContextVar("attnscope_tangent", default=False)
 
 
-class _AtSite(Change):
+class _AtSite(BaseEdit):
     """Acts on one site of some layers, by hooks."""
 
     site: str
@@ -38,7 +38,7 @@ class _AtSite(Change):
         raise NotImplementedError
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
-        """See `Change`."""
+        """See `BaseEdit`."""
         by_place: dict[tuple[str, bool], set[int]] = {}
         for layer in self.layers_of(architecture):
             name, enters, call = architecture.place(self.name, layer, self.site)
@@ -50,7 +50,7 @@ class _AtSite(Change):
 
     def _hook(self, module: nn.Module, enters: bool, calls: set[int], applied: Applied) -> Any:
         def act(states: Tensor) -> Tensor | None:
-            if not applied.live or applied.where.nth((id(module), enters)) not in calls:
+            if not applied.live or applied.where.call_index((id(module), enters)) not in calls:
                 return None
             where = applied.where
             n = where.mask.shape[1] - where.past
@@ -141,7 +141,7 @@ class SetState(_AtPositions):
     """
 
     def target(self) -> tuple[Any, ...]:
-        """See `Change`."""
+        """See `BaseEdit`."""
         where = self.positions
         named = (
             where
@@ -215,7 +215,7 @@ class Scale(_AtSite):
 
 
 @dataclass(frozen=True, eq=False)
-class AddLogits(Change):
+class AddLogits(BaseEdit):
     """Values are added to the model's logits, at every position.
 
     Attributes:
@@ -227,7 +227,7 @@ class AddLogits(Change):
     steps: str = "all"
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
-        """See `Change`."""
+        """See `BaseEdit`."""
 
         def after(_: nn.Module, args: Any, output: Any) -> Any:
             if not applied.live:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.edits.edit import Applied, Change
+from attnscope.capture.edits.edit import Applied, BaseEdit
 
 if TYPE_CHECKING:
     from attnscope.models.architecture import Structure
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class ReplaceWeight(Change):
+class ReplaceWeight(BaseEdit):
     """A matrix W [out, in] becomes W + size·‖W‖_F·u vᵀ, in place, for all who run the model meanwhile.
 
     Attributes:
@@ -40,7 +40,7 @@ class ReplaceWeight(Change):
     outermost: ClassVar[bool] = True
 
     def target(self) -> tuple[Any, ...]:
-        """See `Change`."""
+        """See `BaseEdit`."""
         return ("weight", self.layer, self.role, self.expert)
 
     @contextmanager
@@ -63,7 +63,7 @@ class ReplaceWeight(Change):
             parameter.detach().copy_(before)
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
-        """See `Change`."""
+        """See `BaseEdit`."""
 
         def after(*_: Any) -> None:
             applied.count += applied.live
@@ -74,19 +74,19 @@ class ReplaceWeight(Change):
     def _entry(self, model: nn.Module) -> WeightEntry:
         from attnscope.models.architecture import weight_map
 
-        found = weight_map(model)
-        if not -found.layers <= self.layer < found.layers:
+        entries = weight_map(model)
+        if not -entries.layers <= self.layer < entries.layers:
             raise ValueError(
-                f"ReplaceWeight: layer {self.layer} of {type(model).__name__}, which has {found.layers} "
+                f"ReplaceWeight: layer {self.layer} of {type(model).__name__}, which has {entries.layers} "
                 "layers"
             )
         try:
-            return found[self.layer % found.layers, self.role, self.expert]
+            return entries[self.layer % entries.layers, self.role, self.expert]
         except KeyError as missing:
             raise ValueError(f"ReplaceWeight: no such matrix, {missing.args[0]}") from None
 
     def _change(self, entry: WeightEntry, matrix: Tensor) -> Tensor:
-        u, v = (one.to(matrix.device, torch.float64).flatten() for one in (self.u, self.v))
+        u, v = (vector.to(matrix.device, torch.float64).flatten() for vector in (self.u, self.v))
         if (len(u), len(v)) != entry.shape:
             raise ValueError(
                 f"ReplaceWeight: {entry.title} has shape {entry.shape}, got u and v of {len(u)} and {len(v)}"

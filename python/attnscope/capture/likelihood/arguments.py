@@ -25,12 +25,12 @@ class Texts(NamedTuple):
     Attributes:
         ids: [B, n] int64, on the CPU.
         real: which of them are tokens [B, n].
-        more: what the forward pass takes for the same texts.
+        extras: what the forward pass takes for the same texts.
     """
 
     ids: Tensor
     real: Tensor
-    more: ForwardInputs
+    extras: ForwardInputs
 
 
 def texts_argument(function: str, model: nn.Module, inputs: Any, tokenizer: Any) -> Texts:
@@ -42,13 +42,13 @@ def texts_argument(function: str, model: nn.Module, inputs: Any, tokenizer: Any)
         inputs: a mapping with input_ids, or what `read_inputs` reads.
         tokenizer: for texts.
     """
-    given = inputs if isinstance(inputs, Mapping) and "input_ids" in inputs else None
-    if given is None:
-        given = _encoded(function, inputs, tokenizer)
+    mapping = inputs if isinstance(inputs, Mapping) and "input_ids" in inputs else None
+    if mapping is None:
+        mapping = _encoded(function, inputs, tokenizer)
     pad_id = getattr(tokenizer, "pad_token_id", None) or 0
-    more = ForwardInputs.of(function, given, pad_id)
-    more = more.only(model)
-    ids, real = more.tensors["input_ids"].detach().cpu().to(torch.int64), more.real
+    extras = ForwardInputs.of(function, mapping, pad_id)
+    extras = extras.only(model)
+    ids, real = extras.tensors["input_ids"].detach().cpu().to(torch.int64), extras.real
     assert real is not None
     longest = table_length(model)
     if longest is not None and ids.shape[1] > longest:
@@ -63,10 +63,10 @@ def texts_argument(function: str, model: nn.Module, inputs: Any, tokenizer: Any)
         raise ValueError(
             f"{function}: texts must be padded on the right, got padding before a token in text {row}"
         )
-    if more.size > 1 and not more.is_divisible:
-        _ = [more.texts_axis(name) for name in more.tensors]  # names the tensor
-        raise ValueError(f"{function}: {', '.join(more.others)} cannot go with single texts")
-    return Texts(ids, real, more)
+    if extras.size > 1 and not extras.is_divisible:
+        _ = [extras.texts_axis(name) for name in extras.tensors]  # names the tensor
+        raise ValueError(f"{function}: {', '.join(extras.others)} cannot go with single texts")
+    return Texts(ids, real, extras)
 
 
 def _encoded(function: str, inputs: Any, tokenizer: Any) -> dict[str, list[Any]]:
@@ -125,6 +125,6 @@ def context_argument(function: str, context: Any, model: nn.Module, tokenizer: A
         return chosen, -1
     mask_id = getattr(tokenizer, "mask_token_id", None)
     if mask_id is None:
-        given = "no tokenizer" if tokenizer is None else f"{type(tokenizer).__name__} without one"
-        raise ValueError(f"{function}: context 'masked' needs a tokenizer with a mask token, got {given}")
+        holder = "no tokenizer" if tokenizer is None else f"{type(tokenizer).__name__} without one"
+        raise ValueError(f"{function}: context 'masked' needs a tokenizer with a mask token, got {holder}")
     return chosen, int(mask_id)

@@ -70,10 +70,10 @@ def word_likelihood(
         Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
     """
     name = "word_likelihood"
-    ids, real, more = texts_argument(name, model, inputs, tokenizer)
+    ids, real, extras = texts_argument(name, model, inputs, tokenizer)
     span = spans_argument(name, spans, real)
     kind, mask_id = context_argument(name, context, model, tokenizer)
-    return scored(model, ids, real, span, kind, mask_id, name, more)[0]
+    return scored(model, ids, real, span, kind, mask_id, name, extras)[0]
 
 
 def scored(
@@ -84,7 +84,7 @@ def scored(
     kind: str,
     mask_id: int,
     function: str,
-    more: ForwardInputs | None = None,
+    extras: ForwardInputs | None = None,
 ) -> tuple[WordLikelihood, Tensor]:
     """`word_likelihood` of checked arguments, and the entropy of q_0 [B] in nats from the same passes.
 
@@ -92,27 +92,29 @@ def scored(
         ids: [B, n].
         real: which of them are tokens [B, n].
         span: of the words [B, 2].
-        more: what else the forward pass takes for these texts.
+        extras: what else the forward pass takes for these texts.
     """
     pieces = (span[:, 1] - span[:, 0]).double()
     total, rest, uncertain = torch.full((3, len(ids)), torch.nan, dtype=torch.float64, device="cpu")
-    some = span[:, 0] >= 0
+    has_word = span[:, 0] >= 0
     if kind == "left":
-        total, rest, uncertain = _left(model, ids, real, span, function, more)
-    elif bool(some.any()):
-        read = _masked if kind == "masked" else _own
-        part = some_texts(more, some.nonzero()[:, 0])
-        total[some], uncertain[some] = read(model, ids[some], real[some], span[some], mask_id, function, part)
+        total, rest, uncertain = _left(model, ids, real, span, function, extras)
+    elif bool(has_word.any()):
+        read = _masked if kind == "masked" else _keep_word
+        part = some_texts(extras, has_word.nonzero()[:, 0])
+        total[has_word], uncertain[has_word] = read(
+            model, ids[has_word], real[has_word], span[has_word], mask_id, function, part
+        )
     return WordLikelihood(total, total / pieces, total + rest), uncertain
 
 
-def some_texts(more: ForwardInputs | None, texts: Tensor) -> ForwardInputs | None:
+def some_texts(extras: ForwardInputs | None, texts: Tensor) -> ForwardInputs | None:
     """Return the inputs of some texts, in that order."""
-    return more if more is None or (more.size == 1 and len(texts) == 1) else more.select(texts)
+    return extras if extras is None or (extras.size == 1 and len(texts) == 1) else extras.select(texts)
 
 
 def _left(
-    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str, more: ForwardInputs | None
+    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str, extras: ForwardInputs | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """L of the word and of what follows it, entropy of the first piece [B]."""
     columns = torch.arange(ids.shape[1], device="cpu")
@@ -121,12 +123,12 @@ def _left(
     behind = (columns >= stop) & (start >= 0) & real
     scores = torch.zeros(ids.shape, dtype=torch.float64, device="cpu")
     uncertain = torch.full((len(ids),), torch.nan, dtype=torch.float64, device="cpu")
-    wanted = (inside | behind)[:, 1:].any(0).nonzero()[:, 0]
+    word_columns = (inside | behind)[:, 1:].any(0).nonzero()[:, 0]
     none = span[:, 0] <= 0
-    if len(wanted):
-        states = LastStates(model, ids, real, function, more)
-        for block in row_blocks(len(wanted), len(ids), states.plan.vocabulary):
-            rows = wanted[block]
+    if len(word_columns):
+        states = LastStates(model, ids, real, function, extras)
+        for block in row_blocks(len(word_columns), len(ids), states.plan.vocabulary):
+            rows = word_columns[block]
             scores[:, rows + 1] = log_likelihood(states.logits(rows), ids[:, rows + 1])
         uncertain = entropy(states.logits((start - 1).clamp_min(0)))[:, 0].masked_fill(none, torch.nan)
     word = torch.where(inside, scores, 0.0).sum(1).masked_fill(none, torch.nan)
@@ -140,7 +142,7 @@ def _masked(
     span: Tensor,
     mask_id: int,
     function: str,
-    more: ForwardInputs | None,
+    extras: ForwardInputs | None,
 ) -> tuple[Tensor, Tensor]:
     total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64, device="cpu")
     columns = torch.arange(ids.shape[1], device="cpu")
@@ -149,7 +151,7 @@ def _masked(
         text = (pieces > k).nonzero()[:, 0]
         place = span[text, :1] + k
         masked = masked_from(ids[text], place, span[text, 1:], columns, mask_id)
-        part = some_texts(more, text)
+        part = some_texts(extras, text)
         logits = LastStates(model, masked, real[text], function, part).logits(place)
         total[text] += log_likelihood(logits, ids[text].gather(1, place))[:, 0]
         if k == 0:
@@ -162,16 +164,16 @@ def masked_from(ids: Tensor, place: Tensor, stop: Tensor, columns: Tensor, mask_
     return torch.where((columns >= place) & (columns < stop), mask_id, ids)
 
 
-def _own(
+def _keep_word(
     model: nn.Module,
     ids: Tensor,
     real: Tensor,
     span: Tensor,
     _mask_id: int,
     function: str,
-    more: ForwardInputs | None,
+    extras: ForwardInputs | None,
 ) -> tuple[Tensor, Tensor]:
-    states = LastStates(model, ids, real, function, more)
+    states = LastStates(model, ids, real, function, extras)
     total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64, device="cpu")
     pieces = span[:, 1] - span[:, 0]
     for k in range(int(pieces.max())):

@@ -109,9 +109,9 @@ def replacements(
         Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
     """
     name = "replacements"
-    ids, real, more = texts_argument(name, model, inputs, tokenizer)
+    ids, real, extras = texts_argument(name, model, inputs, tokenizer)
     span = spans_argument(name, spans, real)
-    wanted = modes_argument(name, modes)
+    chosen_modes = modes_argument(name, modes)
     if candidates not in ("same_form", "all"):
         raise ValueError(
             f"{name}: unknown candidates {candidates!r}{nearest(str(candidates), ('same_form', 'all'))}"
@@ -121,7 +121,7 @@ def replacements(
             f"{name}: context must be 'left' or 'masked', got 'own', which says nothing of other words"
         )
     _, mask_id = context_argument(name, context, model, tokenizer)
-    numbers = list(range(len(ids))) if samples is None else [int(one) for one in samples]
+    numbers = list(range(len(ids))) if samples is None else [int(sample) for sample in samples]
     if len(numbers) != len(ids):
         raise ValueError(f"{name}: samples must be {len(ids)} numbers, got {len(numbers)}")
     plan = head_plan(model, name)
@@ -132,46 +132,46 @@ def replacements(
         for row, keep, (start, stop) in zip(ids, real, span.tolist(), strict=True)
     ]
     reasons = tuple(reason for _, reason in chosen)
-    found = _Variants(ids, len(wanted))
+    variants = _Variants(ids, len(chosen_modes))
     usable = torch.tensor([not reason for reason in reasons], device="cpu")
     pieces = torch.where(usable, span[:, 1] - span[:, 0], 0)
     for k in range(int(pieces.max())):
         # before the first piece nothing tells the modes apart
-        apart = 1 if k == 0 else len(wanted)
+        apart = 1 if k == 0 else len(chosen_modes)
         for texts in torch.split((pieces > k).nonzero()[:, 0], texts_a_pass(plan, ids.shape[1], apart)):
             place, stop = (
-                one.repeat_interleave(apart)[:, None] for one in (span[texts, 0] + k, span[texts, 1])
+                ends.repeat_interleave(apart)[:, None] for ends in (span[texts, 0] + k, span[texts, 1])
             )
-            read = found.ids[texts, :apart].flatten(0, 1)
+            read = variants.ids[texts, :apart].flatten(0, 1)
             if mask_id >= 0:
                 read = masked_from(read, place, stop, torch.arange(ids.shape[1], device="cpu"), mask_id)
             rows = place if mask_id >= 0 else place - 1
-            each = texts.repeat_interleave(apart)
-            states = LastStates(model, read, real[each], name, some_texts(more, each))
+            sources = texts.repeat_interleave(apart)
+            states = LastStates(model, read, real[sources], name, some_texts(extras, sources))
             logits = states.logits(rows)[:, 0].double().cpu()
-            for text, own in zip(texts.tolist(), torch.split(logits, apart), strict=True):
-                order, log_q = _ranked(own, chosen[text][0][k])
-                for m, mode in enumerate(wanted):
+            for text, text_logits in zip(texts.tolist(), torch.split(logits, apart), strict=True):
+                order, log_q = _ranked(text_logits, chosen[text][0][k])
+                for m, mode in enumerate(chosen_modes):
                     row = m if apart > 1 else 0
                     rank = _rank(mode, log_q[row], (seed, numbers[text], mode, k))
                     column = int(span[text, 0]) + k
-                    found.set(
+                    variants.set(
                         text, m, column, order[row, rank], log_q[row, rank], rank / (len(order[row]) - 1)
                     )
     undefined = ~usable[:, None]
     return Replacements(
-        found.ids,
-        found.log_likelihood.masked_fill(undefined, torch.nan),
-        (found.place / pieces[:, None]).masked_fill(undefined, torch.nan),
-        wanted,
+        variants.ids,
+        variants.log_likelihood.masked_fill(undefined, torch.nan),
+        (variants.place / pieces[:, None]).masked_fill(undefined, torch.nan),
+        chosen_modes,
         reasons,
     )
 
 
 def modes_argument(function: str, modes: Any) -> tuple[str, ...]:
     """Names of modes, checked."""
-    given = tuple(modes) if not isinstance(modes, str) else (modes,)
-    for mode in given:
+    names = tuple(modes) if not isinstance(modes, str) else (modes,)
+    for mode in names:
         if isinstance(mode, str) and mode.startswith(_NATS):
             try:
                 nats = float(mode.removeprefix(_NATS))
@@ -181,9 +181,9 @@ def modes_argument(function: str, modes: Any) -> tuple[str, ...]:
                 raise ValueError(f"{function}: mode nats:X needs a positive number X, got {mode!r}")
         elif mode not in MODES:
             raise ValueError(f"{function}: unknown mode {mode!r}{nearest(str(mode), (*MODES, 'nats:3'))}")
-    if len(set(given)) != len(given) or not given:
-        raise ValueError(f"{function}: modes must be names, each once, got {list(given)}")
-    return given
+    if len(set(names)) != len(names) or not names:
+        raise ValueError(f"{function}: modes must be names, each once, got {list(names)}")
+    return names
 
 
 class _Variants:
@@ -214,7 +214,7 @@ class _Pool:
             self.forms = forms(tokenizer)[:size]
         else:
             self.forms = np.ones(size, np.int8)
-            self.forms[[one for one in special_ids(tokenizer) if one < size]] = NEITHER
+            self.forms[[token_id for token_id in special_ids(tokenizer) if token_id < size]] = NEITHER
 
     def of_word(
         self, ids: Tensor, start: int, stop: int, first: int
@@ -224,15 +224,15 @@ class _Pool:
             return [], "no word" if start < 0 else "nothing before the word"
         word = ids[start:stop].tolist()
         outside = torch.cat([ids[:start], ids[stop:]]).numpy()
-        found = []
+        candidates = []
         for piece in word:
             form = self.forms[piece] if piece < len(self.forms) else NEITHER
             if self.same_form and form == NEITHER:
                 return [], "a piece is no text of letters"
             allowed = self.forms == (form if self.same_form else 1)
             allowed[outside[outside < len(allowed)]] = False
-            found.append(np.flatnonzero(allowed))
-        return ([], "few candidates") if min(map(len, found)) < FEWEST else (found, "")
+            candidates.append(np.flatnonzero(allowed))
+        return ([], "few candidates") if min(map(len, candidates)) < FEWEST else (candidates, "")
 
 
 def _ranked(logits: Tensor, candidates: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -78,40 +78,44 @@ def token_likelihood(
         Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
     """
     name = "token_likelihood"
-    ids, real, more = texts_argument(name, model, inputs, tokenizer)
+    ids, real, extras = texts_argument(name, model, inputs, tokenizer)
     kind, mask_id = context_argument(name, context, model, tokenizer)
     shape = tuple(ids.shape)
-    found = TokenLikelihood(
+    likelihood = TokenLikelihood(
         torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"),
         torch.full(shape, torch.nan, dtype=torch.float64, device="cpu"),
         torch.full(shape, -1, dtype=torch.int64, device="cpu"),
     )
     if kind == "masked":
-        _fill_masked(found, model, Texts(ids, real, more), mask_id, name)
-        return found
-    states = LastStates(model, ids, real, name, more)
+        _fill_masked(likelihood, model, Texts(ids, real, extras), mask_id, name)
+        return likelihood
+    states = LastStates(model, ids, real, name, extras)
     shift = int(kind == "left")
     for rows in row_blocks(shape[1] - shift, len(ids), states.plan.vocabulary):
         columns = rows + shift
         values = statistics(states.logits(rows), ids[:, columns])
-        wanted = real[:, columns]
-        for whole, part in zip(found, values, strict=True):
-            whole[:, columns] = torch.where(wanted, part, whole[:, columns])
-    return found
+        counted = real[:, columns]
+        for column_values, part in zip(likelihood, values, strict=True):
+            column_values[:, columns] = torch.where(counted, part, column_values[:, columns])
+    return likelihood
 
 
-def _fill_masked(found: TokenLikelihood, model: nn.Module, read: Texts, mask_id: int, function: str) -> None:
-    ids, real, more = read
+def _fill_masked(
+    likelihood: TokenLikelihood, model: nn.Module, read: Texts, mask_id: int, function: str
+) -> None:
+    ids, real, extras = read
     texts, columns = real.nonzero(as_tuple=True)
     size = texts_a_pass(head_plan(model, function), ids.shape[1])
     for start in range(0, len(texts), size):
         text, column = texts[start : start + size], columns[start : start + size]
         masked = ids[text]
         masked[torch.arange(len(text), device="cpu"), column] = mask_id
-        rest = more if more.size == 1 and len(text) == 1 else more.select(text)
+        rest = extras if extras.size == 1 and len(text) == 1 else extras.select(text)
         logits = LastStates(model, masked, real[text], function, rest).logits(column[:, None])
-        for whole, part in zip(found, statistics(logits, ids[text, column][:, None]), strict=True):
-            whole[text, column] = part[:, 0]
+        for column_values, part in zip(
+            likelihood, statistics(logits, ids[text, column][:, None]), strict=True
+        ):
+            column_values[text, column] = part[:, 0]
 
 
 def texts_a_pass(plan: HeadPlan, n: int, versions: int = 1) -> int:
@@ -144,7 +148,7 @@ def entropy(logits: Tensor) -> Tensor:
 def statistics(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Log-likelihood, entropy and rank [...] of ids [...] under logits [..., V]."""
     wide = logits.double().cpu()
-    own = wide.gather(-1, ids[..., None])
+    token_logits = wide.gather(-1, ids[..., None])
     before = torch.arange(wide.shape[-1], device="cpu") < ids[..., None]
-    rank = ((wide > own) | ((wide == own) & before)).sum(-1)
+    rank = ((wide > token_logits) | ((wide == token_logits) & before)).sum(-1)
     return log_likelihood(wide, ids), entropy(wide), rank

@@ -29,7 +29,7 @@ _CONTINUED = "##"
 def special_ids(tokenizer: Any) -> set[int]:
     """Ids that stand for no text: BOS, padding, masks and added special tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    return {*tokenizer.all_special_ids, *(one for one, token in added.items() if token.special)}
+    return {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
 
 
 #: Texts of entries by tokenizer, which take a second for a large vocabulary.
@@ -46,24 +46,24 @@ def entry_texts(tokenizer: Any) -> list[tuple[str | None, bool]]:
 
     A byte-level entry is decoded first: its name writes each byte as one letter.
     """
-    found = _texts.get(tokenizer)
-    if found is None or len(found) != len(tokenizer):
-        found = _texts[tokenizer] = _entry_texts(tokenizer)
-    return found
+    texts = _texts.get(tokenizer)
+    if texts is None or len(texts) != len(tokenizer):
+        texts = _texts[tokenizer] = _entry_texts(tokenizer)
+    return texts
 
 
 def _entry_texts(tokenizer: Any) -> list[tuple[str | None, bool]]:
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    known = [name or "" for name in names]
-    kind = _kind(tokenizer, known)
+    pieces = [name or "" for name in names]
+    kind = _kind(tokenizer, pieces)
     if kind == "continued":
         return [
             (name.removeprefix(_CONTINUED), not name.startswith(_CONTINUED)) if name else (None, False)
-            for name in known
+            for name in pieces
         ]
     if kind == "blank":
-        return [(name.removeprefix(_BLANK), name.startswith(_BLANK)) for name in known]
-    return [_of_bytes(name) for name in known]
+        return [(name.removeprefix(_BLANK), name.startswith(_BLANK)) for name in pieces]
+    return [_of_bytes(name) for name in pieces]
 
 
 def forms(tokenizer: Any) -> npt.NDArray[np.int8]:
@@ -74,14 +74,14 @@ def forms(tokenizer: Any) -> npt.NDArray[np.int8]:
     [0, 2, 0]
     """
     special = special_ids(tokenizer)
-    known = _forms.get(tokenizer)
-    if known is None or len(known[1]) != len(tokenizer) or known[0] != special:
-        found = np.zeros(len(tokenizer), np.int8)
+    stored = _forms.get(tokenizer)
+    if stored is None or len(stored[1]) != len(tokenizer) or stored[0] != special:
+        forms = np.zeros(len(tokenizer), np.int8)
         for token, (text, begins) in enumerate(entry_texts(tokenizer)):
             if text is not None and token not in special and _LETTERS.fullmatch(text):
-                found[token] = BEGINS if begins else GOES_ON
-        known = _forms[tokenizer] = (special, found)
-    return known[1].copy()
+                forms[token] = BEGINS if begins else GOES_ON
+        stored = _forms[tokenizer] = (special, forms)
+    return stored[1].copy()
 
 
 def blank_ids(tokenizer: Any) -> set[int]:

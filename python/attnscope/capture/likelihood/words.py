@@ -100,26 +100,28 @@ def word_spans(
         )
     if isinstance(words, str) and words not in ("middle", "random"):
         raise ValueError(f"{name}: unknown words {words!r}{nearest(words, ('middle', 'random'))}")
-    given = _ids(inputs, name)
-    for label, values in (("words", words), ("inputs", given), ("samples", samples)):
+    id_rows = _ids(inputs, name)
+    for label, values in (("words", words), ("inputs", id_rows), ("samples", samples)):
         if values is not None and not isinstance(values, str) and len(values) != len(texts):
             raise ValueError(f"{name}: {label} must be one for each of {len(texts)} texts, got {len(values)}")
     chooser = _Chooser(tokenizer, max_pieces, min_left)
-    spans, found, reasons = [], [], []
+    spans, placed_words, reasons = [], [], []
     for row, text in enumerate(texts):
-        own = None if isinstance(words, str) else (words[row] or "")
+        row_word = None if isinstance(words, str) else (words[row] or "")
         if text is None:
             span, word, reason = _NONE, "", "token ids"
         else:
             number = row if samples is None else int(samples[row])
             key = (seed, number, "word", 0) if words == "random" else None
             span, word, reason = chooser.choose(
-                text, None if given is None else given[row], own, min_letters, key
+                text, None if id_rows is None else id_rows[row], row_word, min_letters, key
             )
         spans.append(span)
-        found.append(word)
+        placed_words.append(word)
         reasons.append(reason)
-    return WordSpans(torch.tensor(spans, dtype=torch.int64, device="cpu").reshape(-1, 2), found, reasons)
+    return WordSpans(
+        torch.tensor(spans, dtype=torch.int64, device="cpu").reshape(-1, 2), placed_words, reasons
+    )
 
 
 _NONE = (-1, -1)
@@ -187,13 +189,13 @@ class _Chooser:
     def choose(
         self,
         text: str,
-        given: list[int] | None,
+        ids: list[int] | None,
         word: str | None,
         min_letters: int,
         key: tuple[object, ...] | None,
     ) -> tuple[tuple[int, int], str, str]:
         """Span, word and reason of one text."""
-        tokens = self.tokens(text, given)
+        tokens = self.tokens(text, ids)
         if tokens is None:
             return _NONE, "", "ids differ"
         runs = unicode_words(text) if word is None else _places(word, text)
@@ -220,53 +222,56 @@ class _Chooser:
             return _NONE, "", refused.most_common(1)[0][0] if refused else "no word"
         if key is not None:
             return *usable[hashed_draw(0, len(usable), *key)], ""
-        return *min(usable, key=lambda one: (abs(sum(one[0]) - len(tokens.ids)), one[0])), ""
+        return *min(
+            usable, key=lambda candidate: (abs(sum(candidate[0]) - len(tokens.ids)), candidate[0])
+        ), ""
 
-    def tokens(self, text: str, given: list[int] | None) -> _Tokens | None:
+    def tokens(self, text: str, ids: list[int] | None) -> _Tokens | None:
         """The tokens of a text as the model reads them; None where the tokenizer makes others."""
-        if given is None:
+        if ids is None:
             return self._encoded(text, 0, None)
         for dropped in (0, 1):
-            found = self._encoded(text, dropped, len(given))
-            if found.ids == given:
-                return found
-            if not dropped and found.special[:1] == [True] and found.ids[1:] == given[1:]:
-                return _Tokens(given, found.offsets, found.special)
+            encoded = self._encoded(text, dropped, len(ids))
+            if encoded.ids == ids:
+                return encoded
+            if not dropped and encoded.special[:1] == [True] and encoded.ids[1:] == ids[1:]:
+                return _Tokens(ids, encoded.offsets, encoded.special)
         return None
 
     def _encoded(self, text: str, dropped: int, length: int | None) -> _Tokens:
         cut = {} if length is None else {"truncation": True, "max_length": length + dropped}
-        found = self.tokenizer(text, return_offsets_mapping=True, verbose=False, **cut)
-        ids, offsets = list(found["input_ids"]), [tuple(one) for one in found["offset_mapping"]]
-        special = [one in self.special for one in ids]
+        encoding = self.tokenizer(text, return_offsets_mapping=True, verbose=False, **cut)
+        ids, offsets = list(encoding["input_ids"]), [tuple(offset) for offset in encoding["offset_mapping"]]
+        special = [token_id in self.special for token_id in ids]
         if dropped and special[:1] != [True]:
             dropped = 0
         return _Tokens(ids[dropped:], offsets[dropped:], special[dropped:])
 
     def span(self, text: str, tokens: _Tokens, start: int, stop: int) -> tuple[tuple[int, int], str]:
         """The tokens of the characters [start, stop), or why they make no word."""
-        own = [
+        covered = [
             place
             for place, (low, high) in enumerate(tokens.offsets)
             if low < stop and high > start and tokens.ids[place] not in self.blank
         ]
-        if not own or tokens.offsets[own[-1]][1] < stop or tokens.offsets[own[0]][0] > start:
+        if not covered or tokens.offsets[covered[-1]][1] < stop or tokens.offsets[covered[0]][0] > start:
             return _NONE, "cut off"
-        for place in own:
+        for place in covered:
             low, high = tokens.offsets[place]
             if (text[low:start] + text[stop:high]).strip():
                 return _NONE, "shared token"
-        first, last = own[0], own[-1] + 1
-        if own != list(range(first, last)):
+        first, last = covered[0], covered[-1] + 1
+        if covered != list(range(first, last)):
             return _NONE, "shared token"
         if last - first > self.max_pieces:
             return _NONE, "too many pieces"
-        if sum(not one for one in tokens.special[:first]) < self.min_left:
+        if sum(not is_special for is_special in tokens.special[:first]) < self.min_left:
             return _NONE, "too early"
         if all(tokens.special[last:]):
             return _NONE, "too late"
         if any(
-            tokens.ids[place] >= len(self.forms) or self.forms[tokens.ids[place]] == NEITHER for place in own
+            tokens.ids[place] >= len(self.forms) or self.forms[tokens.ids[place]] == NEITHER
+            for place in covered
         ):
             return _NONE, "a piece is no text of letters"
         return (first, last), ""

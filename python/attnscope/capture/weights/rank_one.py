@@ -88,23 +88,23 @@ def rank_one_effect(
     ids = batch["input_ids"]
     mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
     batch.setdefault("attention_mask", mask.long())
-    found = weight_map(model)
-    number = layer % found.layers if -found.layers <= layer < found.layers else layer
+    entries = weight_map(model)
+    number = layer % entries.layers if -entries.layers <= layer < entries.layers else layer
     us, vs = _paired(name, directions, v)
     with torch.no_grad(), recorded_blocks(model, number):
         base = model(**batch).logits.double().log_softmax(-1)
         rows = []
-        for u, own in zip(us, vs, strict=True):
-            with edit(model, ReplaceWeight(layer, role, u, own, size)):
+        for u, direction in zip(us, vs, strict=True):
+            with edit(model, ReplaceWeight(layer, role, u, direction, size)):
                 changed = model(**batch).logits.double().log_softmax(-1)
             rows.append(_effect(base, changed, ids, mask))
     kl, shift = (torch.stack(values) for values in zip(*rows, strict=True))
     try:
-        entry = found[number, role]
+        entry = entries[number, role]
     except KeyError as missing:
         raise ValueError(f"{name}: no such matrix, {missing.args[0]}") from None
     predicted = torch.full_like(kl, torch.nan)
-    if role == "down" and number == found.layers - 1 and entry.out_gain is None:
+    if role == "down" and number == entries.layers - 1 and entry.out_gain is None:
         length = size * float(entry.of(model.get_parameter(entry.tensor).detach()).double().norm())
         predicted = _predicted(model, batch, number, us, vs, length, mask)
     return RankOneEffect(kl, predicted, shift, -shift)
@@ -146,11 +146,11 @@ def recorded_blocks(model: nn.Module, layer: int) -> Iterator[None]:
             block.forward = record(block.forward)
         yield
     finally:
-        for block, own in zip(blocks, before, strict=True):
-            if own is None:
+        for block, before_block in zip(blocks, before, strict=True):
+            if before_block is None:
                 vars(block).pop("forward", None)
             else:
-                block.forward = own
+                block.forward = before_block
 
 
 def attention_change(
@@ -168,15 +168,17 @@ def attention_change(
 
     def maps() -> Tensor:
         with capture(model, layers=[layer]) as recording:
-            (found,) = (one.attention[0].double().clone() for one in recording.run(input_ids=ids[None]))
-        return found
+            (attention,) = (
+                layer.attention[0].double().clone() for layer in recording.run(input_ids=ids[None])
+            )
+        return attention
 
     us, vs = _paired("attention_change", directions, v)
     depth = weight_map(model).layers
     with torch.no_grad(), recorded_blocks(model, layer % depth if -depth <= layer < depth else layer):
         base, changes = maps(), []
-        for u, own in zip(us, vs, strict=True):
-            with edit(model, ReplaceWeight(layer, role, u, own, size)):
+        for u, direction in zip(us, vs, strict=True):
+            with edit(model, ReplaceWeight(layer, role, u, direction, size)):
                 changes.append((maps() - base).abs().sum(-1).mean() / 2)
     return torch.stack(changes)
 
@@ -193,8 +195,8 @@ def _paired(function: str, directions: Tensor, v: Tensor) -> tuple[Tensor, Tenso
 def _effect(base: Tensor, changed: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Mean KL and mean change of the next token's log-probability, [B] each."""
     divergence = (base.exp() * (base - changed)).sum(-1)
-    wanted = ids[:, 1:, None]
-    shift = (changed - base)[:, :-1].gather(-1, wanted)[..., 0]
+    targets = ids[:, 1:, None]
+    shift = (changed - base)[:, :-1].gather(-1, targets)[..., 0]
     following = mask[:, 1:]
     return _mean(divergence, mask), _mean(shift, following)
 
@@ -216,11 +218,11 @@ def _predicted(
     tracer = Tracer(model, layers=[layer])
     logits_of = readout(model)
     unit_vs = vs / vs.norm(dim=1, keepdim=True)
-    found = []
+    sizes = []
     for row, ids in enumerate(batch["input_ids"]):
-        own = mask[row]
-        trace = next(one for one in tracer.run(ids[own]) if one.role == "down")
-        hidden = final_state(model, tracer, ids[own])
+        real = mask[row]
+        trace = next(matrix for matrix in tracer.run(ids[real]) if matrix.role == "down")
+        hidden = final_state(model, tracer, ids[real])
         strengths = (trace.x.double() @ unit_vs.mT).square().mT
         values = []
         for u, strength in zip(us, strengths, strict=True):
@@ -229,8 +231,8 @@ def _predicted(
             p, moved = logits.detach().double().softmax(-1), moved.detach().double()
             variance = (p * moved.square()).sum(-1) - (p * moved).sum(-1).square()
             values.append(0.5 * length**2 * (strength * variance).mean())
-        found.append(torch.stack(values))
-    return torch.stack(found, dim=1)
+        sizes.append(torch.stack(values))
+    return torch.stack(sizes, dim=1)
 
 
 def final_state(model: nn.Module, tracer: Tracer, ids: Tensor) -> Tensor:

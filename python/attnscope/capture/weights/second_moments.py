@@ -196,8 +196,8 @@ class Tracer:
         """The traces of one text, and with `parameters` the gradients of the stored tensors."""
         inputs = {"input_ids": ids[None].to(next(self.model.parameters()).device)}
         names = list(dict.fromkeys(entry.tensor for entry in self.entries)) if parameters else []
-        wanted = {name: self.model.get_parameter(name) for name in names}
-        with self._hooked() as (traces, outputs), differentiable(self.model, wanted.values()):
+        weights = {name: self.model.get_parameter(name) for name in names}
+        with self._hooked() as (traces, outputs), differentiable(self.model, weights.values()):
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
             if not self.gradients:
                 with torch.no_grad():  # no logits are needed
@@ -206,20 +206,20 @@ class Tracer:
             with torch.enable_grad():
                 result = self.model(**inputs)
             loss = _loss(result.logits[0], inputs["input_ids"][0], labels, generator)
-            sources = [*outputs.values(), *wanted.values()]
-            found = torch.autograd.grad(loss, sources, allow_unused=True)
-            whole = [
-                torch.zeros_like(one) if grad is None else grad
-                for one, grad in zip(sources, found, strict=True)
+            sources = [*outputs.values(), *weights.values()]
+            grads = torch.autograd.grad(loss, sources, allow_unused=True)
+            dense = [
+                torch.zeros_like(source) if grad is None else grad
+                for source, grad in zip(sources, grads, strict=True)
             ]
-        gradients = dict(zip(outputs, whole, strict=False))
+        gradients = dict(zip(outputs, dense, strict=False))
         for (layer, tensor), gradient in gradients.items():
             flat = gradient.reshape(-1, gradient.shape[-1]).detach()
             for entry in self.entries:
                 if entry.expert is None and (entry.layer, entry.tensor) == (layer, tensor):
                     trace = traces[layer, site_of(entry.role, "in")]
                     trace.deltas[entry.role] = _columns(entry, flat)
-        of_parameters = dict(zip(names, whole[len(gradients) :], strict=True))
+        of_parameters = dict(zip(names, dense[len(gradients) :], strict=True))
         return list(traces.values()), of_parameters
 
     @contextmanager
@@ -246,7 +246,9 @@ class Tracer:
             if self.gradients:
                 hooks.enter_context(self._embedding().register_forward_hook(_differentiable))
                 linear = {
-                    one.tensor: one for one in self.entries if one.expert is None and self._is_linear(one)
+                    entry.tensor: entry
+                    for entry in self.entries
+                    if entry.expert is None and self._is_linear(entry)
                 }
                 for entry in linear.values():
                     hooks.enter_context(self._owner(entry).register_forward_hook(writing(entry)))
@@ -276,11 +278,11 @@ def _differentiable(_: nn.Module, args: Any, output: Tensor) -> Tensor:
 def _loss(logits: Tensor, ids: Tensor, labels: str, generator: torch.Generator | None) -> Tensor:
     """Summed loss of the next tokens, or of tokens that the model draws at every position."""
     log_probabilities = logits[:-1].log_softmax(-1)
-    wanted = ids[1:]
+    targets = ids[1:]
     if labels == "sampled":
         drawn = torch.multinomial(log_probabilities.detach().exp().cpu(), 1, generator=generator)
-        wanted = drawn[:, 0].to(ids.device)
-    return -log_probabilities.gather(-1, wanted[:, None]).sum()
+        targets = drawn[:, 0].to(ids.device)
+    return -log_probabilities.gather(-1, targets[:, None]).sum()
 
 
 def _columns(entry: WeightEntry, flat: Tensor) -> Tensor:

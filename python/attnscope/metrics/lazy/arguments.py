@@ -92,7 +92,7 @@ def positions_argument(positions: Any, shape: tuple[int, ...]) -> Tensor:
     if bool((tensor < 0).any()) or bool((tensor >= 1 << 24).any()):
         outside = tensor[(tensor < 0) | (tensor >= 1 << 24)]
         raise ValueError(f"{_NAME}: query_positions must lie between 0 and 2^24, got {int(outside[0])}")
-    if tensor.ndim > 1:
+    if 1 < tensor.ndim < len(shape) - 1:
         tensor = tensor.unsqueeze(-2)  # the same for all heads
     return _checks.expanded(f"{_NAME}: query_positions", tensor, shape[:-1]).contiguous()
 

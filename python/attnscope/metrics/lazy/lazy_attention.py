@@ -313,6 +313,32 @@ class LazyAttention(Unmaterialized):
         """Return the same attention with other lengths."""
         return self._replaced(lengths=lengths)
 
+    def select_heads(self, heads: Sequence[int]) -> LazyAttention:
+        """Return the attention of some query heads, each with its own copy of the keys it reads."""
+        chosen = list(heads)
+        group = self.heads // self.key.shape[-3]
+        keys = [head // group for head in chosen]
+        bias = self._bias
+        if isinstance(bias, Tensor):
+            bias = bias[..., chosen, :, :]
+        elif bias is not None:
+            function = bias
+
+            def bias_of_heads(queries: Tensor, columns: Tensor) -> Tensor:
+                shape = (*self.shape[:-2], len(queries), len(columns))
+                return function(queries, columns).expand(shape)[..., chosen, :, :]
+
+            bias = bias_of_heads
+        return self._replaced(
+            query=self.query[..., chosen, :, :],
+            key=self.key[..., keys, :, :],
+            bias=bias if self._slopes is None else self._slopes[chosen],
+            sink_logits=None if self.sink_logits is None else self.sink_logits[chosen],
+            mask=None if self._mask is None else self._mask[..., chosen, :, :],
+            lengths=self.sizes[..., chosen] if self.lengths is not None else None,
+            query_positions=None if self.query_positions is None else self.query_positions[..., chosen, :],
+        )
+
     def uniform(self) -> LazyAttention:
         """Return attention with the same visibility and equal weights."""
         query, key = (part.new_zeros(*part.shape[:-1], 1).float() for part in (self.query, self.key))

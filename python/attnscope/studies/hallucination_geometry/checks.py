@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.capture import Forward, anatomy, forward
+from attnscope.capture import Forward, forward, module_tracing
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection, SetState
 from attnscope.models import LoadError
@@ -32,7 +32,7 @@ def check_model(unit: Unit, run: StageRun, options: HallucinationOptions) -> Non
     loaded = run.model()
     model = loaded.model
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is None or not anatomy.takes(model, "use_cache"):
+    if head is None or not module_tracing.takes(model, "use_cache"):
         raise LoadError(
             f"hallucination_geometry: {type(model).__name__} has no next token; take a decoder with its "
             "vocabulary head"
@@ -64,7 +64,7 @@ def passed(model: Any, ids: Tensor, *edits: Any, mask: Tensor | None = None) -> 
     """States of every block and logits of one prompt [1, n]."""
     mask = torch.ones_like(ids) if mask is None else mask
     inputs = {"input_ids": ids, "attention_mask": mask}
-    if anatomy.takes(model, "position_ids"):
+    if module_tracing.takes(model, "position_ids"):
         inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
     with forward(model, inputs, Forward(("block_output", "logits"), edits=edits)) as run:
         states = [layer.block_output for layer in run]

@@ -21,21 +21,21 @@ from torch.utils.hooks import RemovableHandle
 from attnscope.models.architecture import has_matrices, has_norm
 
 
-def choose(wanted: Collection[int] | None, total: int, what: str) -> list[int]:
-    """Non-negative numbers for ``wanted``, in its order."""
-    if wanted is None:
+def resolve_indices(numbers: Collection[int] | None, total: int, label: str) -> list[int]:
+    """Non-negative numbers for ``numbers``, in its order."""
+    if numbers is None:
         return list(range(total))
-    outside = [i for i in wanted if not -total <= i < total]
+    outside = [i for i in numbers if not -total <= i < total]
     if outside:
-        raise ValueError(f"capture: {what}: {outside} out of range for {total} (-{total} to {total - 1})")
-    return [i + total if i < 0 else i for i in wanted]
+        raise ValueError(f"capture: {label}: {outside} out of range for {total} (-{total} to {total - 1})")
+    return [i + total if i < 0 else i for i in numbers]
 
 
-def instead(given: object) -> str:
+def model_hint(argument: object) -> str:
     """What to give in the place of an object that is not a model: a name is loaded, a wrapper holds one."""
-    if isinstance(given, str):
-        return f"; attnscope.models.load_model loads one: load_model(find_checkpoints({given!r})[0]).model"
-    held = (name for name in ("original_model", "_model", "model") if hasattr(given, name))
+    if isinstance(argument, str):
+        return f"; attnscope.models.load_model loads one: load_model(find_checkpoints({argument!r})[0]).model"
+    held = (name for name in ("original_model", "_model", "model") if hasattr(argument, name))
     name = next(held, "")
     return f"; the model that it holds may be its .{name}" if name else ""
 

@@ -26,7 +26,7 @@ class Scratch:
         return self._buffer[:size].view(shape)
 
 
-class Draft:
+class LayerBuilder:
     """A layer that is put together, and what is known of it besides.
 
     Attributes:
@@ -45,7 +45,7 @@ class Draft:
         self.name = name
         self.roots: dict[str, Tensor] = {}
         self.total = 0
-        self.wanted = False
+        self.is_selected = False
         self.size = (0, 0)
         self.full: Tensor | None = None
         self.scratch: Callable[[tuple[int, ...]], Tensor] = torch.empty
@@ -56,24 +56,24 @@ class Draft:
         return list(self.layer.heads)
 
     @property
-    def whole(self) -> bool:
+    def keeps_all_heads(self) -> bool:
         """Whether all heads are kept, in their order."""
         return self.heads == list(range(self.total))
 
     def shaped(self, site: str, tensor: Tensor) -> Tensor:
         """What a hook has kept, in the site's shape."""
         if TABLE[site].moment == ATTENTION:
-            return tensor if self.whole or site in ("key", "value") else tensor[:, self.heads]
+            return tensor if self.keeps_all_heads or site in ("key", "value") else tensor[:, self.heads]
         if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
             tensor = tensor.reshape(*self.size, -1)
         if TABLE[site].moment == HEADS:
             tensor = tensor.reshape(*self.size, self.total, -1).transpose(1, 2)
-            tensor = tensor if self.whole else tensor[:, self.heads]
+            tensor = tensor if self.keeps_all_heads else tensor[:, self.heads]
         return tensor
 
     def set_mask(self, mask: Tensor | None, *, exact: bool = True) -> None:
         """Give the layer the mask of its heads."""
-        if mask is not None and mask.ndim == 4 and mask.shape[1] > 1 and not self.whole:
+        if mask is not None and mask.ndim == 4 and mask.shape[1] > 1 and not self.keeps_all_heads:
             mask = mask[:, self.heads]
         self.layer.mask, self.layer.exact_mask = mask, exact
 
@@ -85,7 +85,7 @@ class Draft:
         for site, shape in (("attention", square), ("scores", square), ("lse", square[:3])):
             if site in sites:
                 self.layer.tensors[site] = torch.empty(shape, dtype=dtype, device=device)
-        self.full = self.layer.tensors.get("attention") if self.whole else None
+        self.full = self.layer.tensors.get("attention") if self.keeps_all_heads else None
 
     def storage(self, samples: slice, span: slice, shape: tuple[int, ...]) -> Tensor:
         """Where the probabilities of one tile are computed: in the layer itself if all its heads are kept."""

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""One attention layer of one forward pass, of which queries and keys are there and no map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.layer import End
+from attnscope.metrics.lazy.lazy_attention import LazyAttention
+from attnscope.metrics.measure import measure
+
+
+@dataclass(eq=False)
+class LazyLayer:
+    """An attention module in one forward pass, with its attention as queries and keys.
+
+    Attributes:
+        index: number of the layer inside its stack, from 0.
+        stack: qualified name of the attention module with numbers name_pattern.
+        call: 0, or how often this layer ran before in the same forward pass.
+        cross: True if keys come from another sequence.
+        heads: numbers of the captured query heads.
+        valid: bool [B, k], True at real keys as the model got them.
+        attention: `attnscope.LazyAttention` [B, h, m, m]; padding is behind the lengths, also where the model
+            had it in front.
+    """
+
+    index: int
+    stack: str
+    call: int
+    _: KW_ONLY
+    cross: bool
+    heads: tuple[int, ...]
+    valid: Tensor
+    attention: LazyAttention
+    end: End = field(default_factory=End, init=False, repr=False)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of real keys of each sample, int64 [B]."""
+        return self.valid.sum(-1, dtype=torch.int64)
+
+    @property
+    def sink_logits(self) -> Tensor | None:
+        """Learned logit of each head without a key, [h]; None where the model has none."""
+        return self.attention.sink_logits
+
+    @property
+    def sink_mass(self) -> Tensor:
+        """Mass that the learned sink takes of each row, [B, h, m]."""
+        return self.attention.sink_mass
+
+    def measure(
+        self, metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], **options: Any
+    ) -> dict[str, Any]:
+        """Return metrics of every head of every sample, as `attnscope.measure` of the attention."""
+        return measure(self.attention, metrics, **options)

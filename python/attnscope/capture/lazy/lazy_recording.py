@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: MIT
+"""``capture(model, lazy=True)``: the model's own fast attention, and its queries and keys beside it.
+
+An attention function and a mask function are registered under one name in transformers, like those of the
+ordinary capture. The attention function calls torch's scaled dot product attention, as the model would, and
+hands over queries and keys with all that changes scores. What that function does not compute (a softcap, a
+learned sink, a window or padding without a mask) is computed from the lazy attention itself, so that nothing
+of size n² is allocated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture import module_tracing
+from attnscope.capture.implementation import configs, implementation
+from attnscope.capture.interface import INERT
+from attnscope.capture.lazy.lazy_layer import LazyLayer
+from attnscope.capture.lazy.mask_rules import MaskRule, MaskRules
+from attnscope.capture.preservation import preserved_run
+from attnscope.capture.stream import Stream
+from attnscope.metrics.lazy.lazy_attention import LazyAttention
+from attnscope.models.architecture import is_cross, name_pattern
+
+NAME = "attnscope_lazy"
+#: Arguments of an attention function that change scores and are understood.
+_UNDERSTOOD = ("softcap", "s_aux", "position_bias", "is_causal")
+
+
+class LazyRecording:
+    """Runs a model and yields its layers as `LazyLayer`. Made by ``capture(model, lazy=True)``; see there.
+
+    Attributes:
+        output: what the model returned in the last finished run; None before.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[int] | None,
+        heads: Sequence[int] | None,
+        precision: str | None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            hint = module_tracing.model_hint(model)
+            raise TypeError(f"capture: model must be a torch module, got {type(model).__name__}{hint}")
+        self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._name = type(self._model).__name__
+        self._layers = layers
+        self._heads = heads
+        self._precision = precision
+        self._inside = False
+        self.output: Any = None
+
+    def __repr__(self) -> str:
+        """The model and how it is captured."""
+        return f"LazyRecording({self._name})"
+
+    def __enter__(self) -> LazyRecording:
+        if not configs(self._model):
+            raise RuntimeError(f"capture: {self._name} has no configuration that names its attention")
+        if self._model.training:
+            raise RuntimeError(
+                f"capture: {self._name} is in training mode, where dropout changes its attention; call "
+                "model.eval() first"
+            )
+        register()
+        self._inside = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._inside = False
+
+    def run(self, **inputs: Any) -> Iterator[LazyLayer]:
+        """Run the model on ``inputs`` and yield its layers in the order they are computed.
+
+        Args:
+            inputs: what the model takes, e.g. ``**tokenizer(text, return_tensors="pt")``.
+
+        Raises:
+            NotImplementedError: an argument of the model's attention that is not understood, by its name.
+            RuntimeError: when no attention function of transformers ran, and outside of the ``with`` block.
+        """
+        if not self._inside:
+            raise RuntimeError(
+                "run: the recording is closed; use it inside 'with capture(...) as recording:'"
+            )
+        if module_tracing.takes(self._model, "use_cache"):
+            inputs.setdefault("use_cache", False)
+        return self._stream(inputs)
+
+    def _stream(self, inputs: dict[str, Any]) -> Generator[LazyLayer, None, None]:
+        self.output = None
+        stream: Any = Stream()
+        collector = _Collector(self._model, stream.emit, self._layers, self._heads, self._precision)
+
+        def work() -> None:
+            token = _COLLECTOR.set(collector)
+            try:
+                self.output = self._model(**inputs)
+            finally:
+                _COLLECTOR.reset(token)
+
+        with preserved_run(self._model), implementation(self._model, NAME):
+            yield from stream.layers(collector, nullcontext, work)
+        if not collector.seen:
+            raise RuntimeError(
+                f"capture: {self._name} did not call its attention through transformers' interface, so its "
+                "queries and keys were not seen; capture it without lazy=True"
+            )
+
+
+class _Collector:
+    """What one forward pass has shown so far, and where its layers go."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        emit: Any,
+        layers: Sequence[int] | None,
+        heads: Sequence[int] | None,
+        precision: str | None,
+    ) -> None:
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.emit = emit
+        self.precision = precision
+        self.rules = MaskRules()
+        self.seen = 0
+        self.pulse: Any = None
+        self._layers = layers
+        self._heads = heads
+        self._places: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
+
+    def listening(self) -> Any:
+        """Return a context without hooks: the attention function is all that listens."""
+        return nullcontext()
+
+    def take(self, module: nn.Module, attention: LazyAttention, real: Tensor) -> None:
+        """Hand over a layer, if it is among those asked for."""
+        self.seen += 1
+        name = self.names[id(module)]
+        stack = name_pattern(name)
+        index = self._number(name, stack)
+        call = self._calls.get(name, 0)
+        self._calls[name] = call + 1
+        if (
+            self._layers is not None
+            and index not in self._layers
+            and index - self._depth(stack) not in self._layers
+        ):
+            return
+        heads = tuple(module_tracing.resolve_indices(self._heads, attention.heads, f"heads of {stack}"))
+        if self._heads is not None:
+            attention = attention.select_heads(heads)
+        self.emit(
+            LazyLayer(
+                index,
+                stack,
+                call,
+                cross=is_cross(module, name),
+                heads=heads,
+                valid=real,
+                attention=attention,
+            )
+        )
+
+    def _depth(self, stack: str) -> int:
+        """Return the number of modules of a stack."""
+        return sum(name_pattern(name) == stack for name in self.names.values())
+
+    def _number(self, name: str, stack: str) -> int:
+        """Return the number of a module in its stack: the first in the names that differs."""
+        if stack not in self._places:
+            numbers = [_numbers_in(other) for other in self.names.values() if name_pattern(other) == stack]
+            varying = [
+                place for place, column in enumerate(zip(*numbers, strict=True)) if len(set(column)) > 1
+            ]
+            self._places[stack] = varying[0] if varying else 0
+        numbers_of_name = _numbers_in(name)
+        return numbers_of_name[self._places[stack]] if numbers_of_name else 0
+
+
+def _numbers_in(name: str) -> list[int]:
+    return [int(part) for part in name.split(".") if part.isdigit()]
+
+
+_COLLECTOR: ContextVar[_Collector | None] = ContextVar("lazy capture", default=None)
+
+
+@functools.cache
+def register() -> None:
+    """Enter both functions in transformers' tables, once per process."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attention_function)
+    AttentionMaskInterface.register(NAME, mask_function)
+
+
+def mask_function(*args: Any, **description: Any) -> Tensor | None:
+    """Return the mask that transformers describes, or a stand-in of one entry for its rule."""
+    from transformers.masking_utils import sdpa_mask
+
+    collector = _COLLECTOR.get()
+    if collector is None or args:
+        mask: Tensor | None = sdpa_mask(*args, **description)
+        return mask
+    return collector.rules.make(**description)
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute what the model's own fast attention computes, and hand over its queries and keys."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    collector = _COLLECTOR.get()
+    if collector is None or id(module) not in collector.names:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    options = {name: argument for name, argument in kwargs.items() if argument is not None}
+    unknown = {
+        name: type(argument).__name__
+        for name, argument in options.items()
+        if name not in INERT and name not in _UNDERSTOOD
+    }
+    if unknown:
+        raise NotImplementedError(
+            f"capture: {type(module).__name__} passes its attention arguments unknown to lazy capture: "
+            f"{unknown}"
+        )
+    scores = {name: options.get(name) for name in ("softcap", "s_aux", "position_bias")}
+    rule, dense = _visible(collector, module, query, key, attention_mask, options.get("is_causal"))
+    attention, real, order = _lazy(query, key, scaling, rule, dense, scores, collector.precision)
+    if rule.is_for_sdpa and all(argument is None for argument in scores.values()):
+        plain = {"is_causal": rule.causal and query.shape[2] > 1, "dropout": 0.0}
+        output, _ = sdpa_attention_forward(module, query, key, value, dense, scaling=scaling, **plain)
+    else:
+        output = _multiply(attention, value, order)
+    collector.take(module, attention, real)
+    return output, None
+
+
+def _visible(
+    collector: _Collector,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    is_causal: bool | None,
+) -> tuple[MaskRule, Tensor | None]:
+    """Return the rule of who sees whom, and the mask where it is no rule."""
+    if mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        return MaskRule(bool(causal) and query.shape[2] > 1, None, None), None
+    if rule := collector.rules.find(mask):
+        return rule, mask if rule.is_dense else None
+    if mask.ndim != 4:
+        raise NotImplementedError(
+            f"capture: {type(module).__name__} passes its attention a mask of {mask.ndim} axes, "
+            f"{tuple(mask.shape)}, which lazy capture does not understand"
+        )
+    return MaskRule(False, None, None), mask[..., : key.shape[2]]
+
+
+def _lazy(
+    query: Tensor,
+    key: Tensor,
+    scaling: float | None,
+    rule: MaskRule,
+    dense: Tensor | None,
+    scores: dict[str, Any],
+    precision: str | None,
+) -> tuple[LazyAttention, Tensor, Tensor | None]:
+    """Return the attention, which keys are real, and the order that brings them to the front, if any."""
+    options: dict[str, Any] = {"scaling": scaling, "causal": rule.causal, "window": rule.window}
+    bias = scores["position_bias"]
+    if dense is not None:
+        if dense.dtype == torch.bool:
+            options["mask"] = dense
+        else:
+            bias = dense if bias is None else dense + bias
+    sinks = scores["s_aux"]
+    options |= {
+        "bias": bias,
+        "softcap": scores["softcap"],
+        "sink_logits": None if sinks is None else sinks.detach().reshape(-1),
+        "precision": precision,
+    }
+    order, real = None, rule.real
+    if real is None:
+        real = torch.ones(query.shape[0], key.shape[2], dtype=torch.bool, device="cpu")
+    else:
+        lengths = real.sum(-1)
+        options["lengths"] = lengths.clamp(min=1).cpu()
+        is_leading = real.long().cummin(-1).values.sum(-1) == lengths
+        if not bool(is_leading.all()):
+            _require_runs(real, rule)
+            order = (~real).long().argsort(dim=-1, stable=True)
+            query, key = (_gather(states, order) for states in (query, key))
+            for name in ("mask", "bias"):
+                if isinstance(options.get(name), Tensor):
+                    options[name] = _gather_pairs(options[name], order)
+    return LazyAttention(query.detach(), key.detach(), **options), real, order
+
+
+def _require_runs(real: Tensor, rule: MaskRule) -> None:
+    """Raise if padding lies inside a text whose queries see a window: distances would change."""
+    runs = real[:, 0].long() + (~real[:, :-1] & real[:, 1:]).sum(-1)
+    if rule.window is not None and bool((runs > 1).any()):
+        raise NotImplementedError(
+            "capture: lazy capture of a window takes padding in front of a text or behind it, not inside it"
+        )
+
+
+def _gather(states: Tensor, order: Tensor) -> Tensor:
+    index = order[:, None, :, None].to(states.device)
+    return states.gather(2, index.expand(-1, states.shape[1], -1, states.shape[3]))
+
+
+def _gather_pairs(maps: Tensor, order: Tensor) -> Tensor:
+    """Return maps [batch or 1, heads or 1, n, n] with queries and keys in an order."""
+    batch, n = order.shape
+    maps = maps.expand(batch, -1, n, n)
+    place = order[:, None].to(maps.device)
+    rows = maps.gather(2, place[..., None].expand(-1, maps.shape[1], -1, n))
+    return rows.gather(3, place[:, :, None].expand(-1, maps.shape[1], n, -1))
+
+
+def _multiply(attention: LazyAttention, value: Tensor, order: Tensor | None) -> Tensor:
+    """Return the output of the attention, [batch, tokens, heads, d], 0 for padding."""
+    states = value.detach() if order is None else _gather(value.detach(), order)
+    group = attention.heads // value.shape[1]
+    states = states.cpu().repeat_interleave(group, 1)
+    output = (attention @ states).nan_to_num(0.0)
+    if order is not None:
+        place = order.argsort(dim=-1)
+        output = _gather(output, place)
+    return output.transpose(1, 2).to(value.device, value.dtype).contiguous()

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Which keys a model lets its queries see, as a rule, without the mask.
+
+transformers describes a mask by a function of query and key numbers before anything of size n² exists. Where
+that function is causal, a causal window or everything, the rule takes its place and the model gets a tensor
+of one entry, expanded to the shape of the mask, by which its attention finds the rule again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Pairs for which the function of a mask is evaluated together.
+_PAIRS = 1 << 22
+
+MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskRule:
+    """Visibility of one kind of layer.
+
+    causal, window: as of `LazyAttention`. real: keys that are no padding, bool [batch, keys]; None: all.
+    is_dense: True if a mask says the rest.
+    """
+
+    causal: bool
+    window: int | None
+    real: Tensor | None
+    is_dense: bool = False
+
+    @property
+    def is_for_sdpa(self) -> bool:
+        """True if torch's attention needs no other mask than the model's."""
+        return self.is_dense or (self.window is None and self.real is None)
+
+
+class MaskRules:
+    """The rules of one forward pass, found by the memory of the tensors that stand for them."""
+
+    def __init__(self) -> None:
+        self._rules: dict[int, tuple[Tensor, MaskRule]] = {}
+
+    def find(self, mask: Tensor) -> MaskRule | None:
+        """Return the rule that a tensor stands for, None for any other mask."""
+        entry = self._rules.get(mask.untyped_storage().data_ptr())
+        return None if entry is None else entry[1]
+
+    def make(self, **description: Any) -> Tensor | None:
+        """Return a stand-in for the mask that transformers describes, or the mask itself without a rule."""
+        from transformers.masking_utils import sdpa_mask
+
+        rule = _rule_of(description)
+        if rule is None:
+            # A mask that is left out would be read as causal.
+            mask: Tensor = sdpa_mask(**{**description, "allow_is_causal_skip": False})
+            dense = MaskRule(False, None, _real_keys(description), is_dense=True)
+            self._rules[mask.untyped_storage().data_ptr()] = (mask, dense)
+            return mask
+        device = description.get("device", "cpu")
+        marker = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+        self._rules[marker.untyped_storage().data_ptr()] = (marker, rule)
+        shape = (
+            int(description["batch_size"]),
+            1,
+            int(description["q_length"]),
+            int(description["kv_length"]),
+        )
+        return marker.expand(shape)
+
+
+def _rule_of(description: dict[str, Any]) -> MaskRule | None:
+    """Return the rule of a mask, None where its function is no rule of this module."""
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    queries, keys = int(description["q_length"]), int(description["kv_length"])
+    offsets = (int(description.get("q_offset", 0)), int(description.get("kv_offset", 0)))
+    if description.get("use_vmap") or queries != keys or offsets != (0, 0):
+        return None
+    real = _real_keys(description)
+    function = description.get("mask_function", causal_mask_function)
+    if function is causal_mask_function:
+        return MaskRule(True, None, real)
+    if function is bidirectional_mask_function:
+        return MaskRule(False, None, real)
+    window = description.get("local_size")
+    for causal, width in ((True, window), (True, None), (False, None)):
+        if _agrees(function, int(description["batch_size"]), keys, causal, width):
+            return MaskRule(causal, None if width is None or width >= keys else int(width), real)
+    return None
+
+
+def _real_keys(description: dict[str, Any]) -> Tensor | None:
+    """Return which keys are no padding, bool [batch, keys], None if all are."""
+    padding, keys = description.get("attention_mask"), int(description["kv_length"])
+    if padding is None or padding.ndim != 2:
+        return None
+    real = padding[:, :keys].bool().cpu()
+    missing = keys - real.shape[-1]  # of places that nothing has filled
+    real = torch.nn.functional.pad(real, (0, missing)) if missing > 0 else real
+    return None if bool(real.all()) else real
+
+
+def _agrees(function: MaskFunction, batch: int, keys: int, causal: bool, window: int | None) -> bool:
+    """Return True if the function of a mask is that rule for every pair."""
+    key = torch.arange(keys, device="cpu")[None, None, None, :]
+    text = torch.arange(batch, device="cpu")[:, None, None, None]
+    head = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu")
+    step = max(1, _PAIRS // max(1, batch * keys))
+    for begin in range(0, keys, step):
+        query = torch.arange(begin, min(begin + step, keys), device="cpu")[None, None, :, None]
+        expected = key <= query if causal else torch.ones(1, dtype=torch.bool, device="cpu")
+        if window is not None:
+            expected = expected & (key > query - window)
+        try:
+            visible = function(text, head, query, key)
+        except (RuntimeError, IndexError, TypeError):
+            return False
+        if not torch.is_tensor(visible) or bool((visible != expected).any()):
+            return False
+    return True

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""Lazy capture: the model's own attention runs, and its queries and keys give the maps of eager attention."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+import transformers
+
+import attnscope as asc
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 8}
+T5 = {"vocab_size": 64, "d_model": 32, "d_ff": 32, "num_layers": 2, "num_heads": 4, "d_kv": 8}
+GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 1}
+WINDOW = {**GROUPED, "sliding_window": 7}
+SOFTCAP = {**WINDOW, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 8}
+EXPERTS = {**WINDOW, "num_local_experts": 2, "num_experts_per_tok": 1, "eos_token_id": 1, "pad_token_id": 0}
+LOCAL = {
+    **SMALL,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "cls_token_id": 1,
+    "sep_token_id": 1,
+}
+MODELS = {
+    "grouped queries": ("LlamaForCausalLM", "LlamaConfig", GROUPED),
+    "window": ("MistralForCausalLM", "MistralConfig", WINDOW),
+    "softcap": ("Gemma2ForCausalLM", "Gemma2Config", SOFTCAP),
+    "window and global": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**WINDOW, "query_pre_attn_scalar": 8}),
+    "learned sink": ("GptOssForCausalLM", "GptOssConfig", EXPERTS),
+    "full": ("BertModel", "BertConfig", SMALL),
+    "older": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "bias of positions": ("T5EncoderModel", "T5Config", T5),
+    "window on both sides": ("ModernBertModel", "ModernBertConfig", {**LOCAL, "local_attention": 8}),
+}
+
+
+def build(name):
+    torch.manual_seed(0)
+    model, config, options = MODELS[name]
+    built = getattr(transformers, model)(getattr(transformers, config)(**options)).eval()
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(3.0)
+    return built
+
+
+def inputs_with(padding):
+    ids = torch.randint(3, 60, (2, 24), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones(2, 24, dtype=torch.long)
+    if padding == "behind":
+        mask[1, 15:] = 0
+    if padding == "in front":
+        mask[1, :9] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("padding", ["none", "behind", "in front"])
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_is_that_of_eager_attention(name, padding):
+    model, inputs = build(name), inputs_with(padding)
+    with asc.capture(model) as recording:
+        maps = [layer.matrices().double() for layer in recording.run(**inputs)]
+        output = recording.output[0]
+    before = model.config._attn_implementation
+    with asc.capture(model, lazy=True, precision="exact") as recording:
+        layers = list(recording.run(**inputs))
+        lazy_output = recording.output[0]
+    assert model.config._attn_implementation == before
+    assert [layer.index for layer in layers] == [0, 1]
+    lengths = inputs["attention_mask"].sum(-1)
+    for layer, expected in zip(layers, maps, strict=True):
+        assert torch.equal(layer.lengths, lengths)
+        dense = layer.attention.dense()
+        for text, length in enumerate(lengths.tolist()):
+            part = dense[text, :, :length, :length]
+            torch.testing.assert_close(part, expected[text, :, :length, :length], rtol=0, atol=2e-5)
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(lazy_output[real], output[real], rtol=1e-4, atol=1e-4)
+
+
+def test_what_changes_scores_is_taken_from_the_model():
+    attention = {
+        name: next(iter(_layers(build(name)))).attention for name in ("window", "softcap", "learned sink")
+    }
+    assert attention["window"].window == 7
+    assert attention["softcap"].softcap == 2.0
+    assert attention["learned sink"].sink_logits.shape == (4,)
+    assert attention["window"].key.shape[1] == 2
+    assert bool((attention["learned sink"].sink_mass > 0).all())
+
+
+def _layers(model, **options):
+    with asc.capture(model, lazy=True, **options) as recording:
+        return list(recording.run(**inputs_with("none")))
+
+
+def test_output_of_plain_attention_is_the_models_own_to_the_bit():
+    model, inputs = build("grouped queries"), inputs_with("none")
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        expected = model(**inputs, use_cache=False).logits
+    with asc.capture(model, lazy=True) as recording:
+        for layer in recording.run(**inputs):
+            assert isinstance(layer.attention, asc.LazyAttention)
+    assert torch.equal(recording.output.logits, expected)
+
+
+def test_layers_and_heads_are_chosen():
+    model = build("grouped queries")
+    every = _layers(model, precision="exact")
+    (layer,) = _layers(model, layers=[-1], heads=[3, 0], precision="exact")
+    assert (layer.index, layer.heads) == (1, (3, 0))
+    torch.testing.assert_close(layer.attention.dense(), every[1].attention.dense()[:, [3, 0]])
+
+
+def test_measure_equals_that_of_the_ordinary_capture():
+    model, inputs = build("grouped queries"), inputs_with("in front")
+    metrics = ["attention_entropy", "incoming_attention", "sink_share"]
+    with asc.capture(model) as recording:
+        expected = [layer.measure(metrics) for layer in recording.run(**inputs)]
+    with asc.capture(model, lazy=True) as recording:
+        results = [layer.measure(metrics) for layer in recording.run(**inputs)]
+    for ours, theirs in zip(results, expected, strict=True):
+        torch.testing.assert_close(
+            ours["attention_entropy"], theirs["attention_entropy"], rtol=1e-4, atol=1e-4, equal_nan=True
+        )
+        torch.testing.assert_close(ours["sink_share"].share, theirs["sink_share"].share, rtol=1e-4, atol=1e-5)
+
+
+def test_an_unknown_argument_is_refused_by_name(monkeypatch):
+    from attnscope.capture.lazy import lazy_recording
+
+    model = build("grouped queries")
+    plain = lazy_recording.attention_function
+
+    def with_gate(*arguments, **options):
+        return plain(*arguments, gate=torch.ones(1), **options)
+
+    lazy_recording.register()
+    transformers.AttentionInterface.register(lazy_recording.NAME, with_gate)
+    try:
+        with pytest.raises(NotImplementedError, match=r"unknown to lazy capture: \{'gate': 'Tensor'\}"):
+            _layers(model)
+    finally:
+        transformers.AttentionInterface.register(lazy_recording.NAME, plain)
+
+
+def test_models_and_options_that_do_not_fit_are_refused():
+    bloom = transformers.BloomModel(
+        transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=4)
+    )
+    with pytest.raises(RuntimeError, match="did not call its attention through transformers' interface"):
+        _layers(bloom.eval())
+    with pytest.raises(ValueError, match="neither sites nor chunk"):
+        asc.capture(bloom, lazy=True, sites=("value",))
+    with pytest.raises(ValueError, match="precision belongs to lazy=True"):
+        asc.capture(bloom, precision="exact")
+    with pytest.raises(RuntimeError, match="training mode"), asc.capture(bloom.train(), lazy=True):
+        pass
+    recording = asc.capture(bloom.eval(), lazy=True)
+    with pytest.raises(RuntimeError, match="recording is closed"):
+        recording.run(input_ids=torch.ones(1, 3, dtype=torch.long))
+
+
+def test_padding_inside_a_text_with_a_window_is_refused():
+    inputs = inputs_with("none")
+    inputs["attention_mask"][0, 10] = 0
+    with (
+        pytest.raises(NotImplementedError, match="not inside it"),
+        asc.capture(build("window"), lazy=True) as recording,
+    ):
+        list(recording.run(**inputs))
+
+
+MEMORY = """
+    import resource, torch, transformers, attnscope as asc
+    config = transformers.MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=16384, sliding_window={window})
+    model = transformers.MistralModel(config).eval()
+    ids = torch.randint(0, 64, (1, 16384))
+    def measure(inputs):
+        with asc.capture(model, lazy=True) as recording:
+            for layer in recording.run(input_ids=inputs):
+                layer.measure(["attention_entropy", "incoming_attention", "sink_test"])
+    measure(ids[:, :512])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    measure(ids)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 1000])
+def test_nothing_of_the_size_of_a_map_is_allocated(window):
+    """One head's map of 16,384 tokens has 268 million entries: 262,144 KB as booleans."""
+    script = textwrap.dedent(MEMORY.format(window=window))
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(finished.stdout) < 131_072
