@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from attnscope._warn import NonFiniteWarning, NotAttentionWarning, counted
+from attnscope._warn import NonFiniteWarning, NotAttentionWarning, collect_warnings
 from attnscope.models import LoadError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Tally:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Gathers the metrics' warnings on maps without a value: a count per run, not a line per layer."""
-        with counted() as found:
+        with collect_warnings() as found:
             yield
         for one in found:
             # captured rows are a softmax; with a learned sink they sum to less
