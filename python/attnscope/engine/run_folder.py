@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnscope._documents import DocumentError, read_json
-from attnscope._git_state import ask_git, git_state
 from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope._names import file_name_fault
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.results import command
 from attnscope.engine.schema import SCHEMA_VERSION, ResultsError, check_provenance
 from attnscope.engine.storage.files import write_bytes
+from attnscope.engine.storage.git_state import ask_git, git_state
 
 if TYPE_CHECKING:
     from attnscope.engine.run import Engine

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import attnscope as asc
-from attnscope._git_state import ask_git, git_state
 from attnscope._safe_text import escape_controls, mark_controls, quote_formula, quote_formulas
 from attnscope.engine.results import Results
+from attnscope.engine.storage.git_state import ask_git, git_state
 
 ESCAPE = "\x1b[31mred\x9b0m\u202ereversed"
 #: Of Unicode's own properties: controls of the text direction, and what no line of a terminal may hold.

@@ -129,7 +129,7 @@ def test_memory_does_not_grow_with_the_prompts(tmp_path):
     code = (
         "import re, torch, attnscope as asc\ntorch.set_num_threads(1)\n"
         # what the study imports on its way is no memory of the prompts
-        "import pandas, pyarrow.parquet, scipy.stats, statsmodels.stats.multitest, attnscope.engine.run\n"
+        "import pandas, pyarrow.parquet, scipy.stats, attnscope.engine.run\n"
         "import attnscope.studies.hallucination_geometry.study\n"
         "from transformers import LlamaForCausalLM, PreTrainedTokenizerFast\n"
         # getrusage counts the memory of the process that started this one too
