@@ -17,6 +17,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     layers_below,
     legend,
     level,
+    null_range,
 )
 
 
@@ -126,9 +127,7 @@ def readout_by_depth(results: Results, options: Options) -> Drawn:
                 rows["layer"], rows["top_share"], color=shades[contrast], marker="o", markersize=3
             )
         else:
-            axes[0][0].fill_between(
-                rows["layer"], rows["low"], rows["high"], color=MUTED, alpha=0.2, linewidth=0
-            )
+            null_range(axes[0][0], rows["layer"], rows["low"], rows["high"], shades[contrast])
             axes[0][1].plot(rows["layer"], rows["top_share"], color=shades[contrast], linestyle=":")
     level(axes[0][0], 1)
     for chance in table[table["k"] == k]["chance"].dropna().unique()[:1]:
@@ -142,8 +141,8 @@ def readout_by_depth(results: Results, options: Options) -> Drawn:
         layers_below(ax)
     return captioned(
         figure_,
-        "Gain 1 (dashed): the logits read the boundary as much as any direction. Grey and dotted: directions "
-        "of the states' covariance. Right, dashed: chance k/D.",
+        "Gain 1 (dashed): the logits read the boundary as much as any direction. Dotted: directions "
+        "of the states' covariance, left the range of 95 %, right their mean. Right, dashed: chance k/D.",
         more,
     )
 
@@ -165,15 +164,16 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
             ax.plot(mean.index, mean, color=shades[contrast], marker="o", markersize=3, label=contrast)
             null = rows[rows["direction"] == "labels"].groupby(["layer", "draw"])[column].mean()
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
-            ax.fill_between(low.index, low, high, color=shades[contrast], alpha=0.12, linewidth=0)
+            null_range(ax, low.index, low, high, shades[contrast])
         level(ax, 0)
         ax.set_ylabel(label)
         layers_below(ax, table["sample"].nunique())
     legend(axes[0][0])
     return captioned(
         figure_,
-        "Derivatives along the whole mean difference, means over prompts; bands: range of differences of "
-        "exchanged labels. Above 0: towards the other bucket means towards refusal, or towards entropy.",
+        "Derivatives along the whole mean difference, means over prompts; dotted edges: range of "
+        "differences of exchanged labels. Above 0: towards the other bucket means towards refusal, or "
+        "towards entropy.",
         "" if "refusal_slope" in labels else "The refusal's words have no token of their own here.",
         more,
     )

@@ -16,6 +16,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     layers_below,
     legend,
     level,
+    null_range,
 )
 
 
@@ -36,12 +37,16 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
     shades = colors(list(own["bucket"]))
     figure_, axes = panels(1, 2, height=2.7, width=options.width)
     ax = axes[0][0]
-    for bucket, rows in own.groupby("bucket", sort=False):
+    count = own["bucket"].nunique()
+    for place, (bucket, rows) in enumerate(own.groupby("bucket", sort=False)):
         rows = rows.dropna(subset=["value"]).sort_values("layer")
-        ax.plot(rows["layer"], rows["value"], color=shades[bucket], marker="o", markersize=3, label=bucket)
-        ax.fill_between(
-            rows["layer"], rows["low"], rows["high"], color=shades[bucket], alpha=0.12, linewidth=0
-        )
+        # side by side, as bands would cover each other
+        shifted = rows["layer"] + 0.12 * (place - (count - 1) / 2)
+        bars = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
+        ax.errorbar(
+            shifted, rows["value"], np.nan_to_num(np.abs(bars)), color=shades[bucket], marker="o",
+            markersize=3, capsize=2, linewidth=1.2, label=bucket,
+        )  # fmt: skip
         if random is not None:
             other = random[(random["bucket"] == bucket) & (random["quantity"] == "local_dimension")
                            & (random["k"] == k)].groupby("layer")["value"].mean().dropna()  # fmt: skip
@@ -54,14 +59,8 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
         rows = rows.sort_values("layer")
         ax.plot(rows["layer"], np.exp(rows["value"]), color=shades.get(contrast, PALETTE[1]), marker="o",
                 markersize=3, label=contrast)  # fmt: skip
-        ax.fill_between(
-            rows["layer"],
-            np.exp(rows["null_low"]),
-            np.exp(rows["null_high"]),
-            color=shades.get(contrast, PALETTE[1]),
-            alpha=0.15,
-            linewidth=0,
-        )
+        ends = (np.exp(rows[name]) for name in ("null_low", "null_high"))
+        null_range(ax, rows["layer"], *ends, shades.get(contrast, PALETTE[1]))
     level(ax, 1)
     ax.set_ylabel("ratio to the reference")
     ax.set_title("ratio")
@@ -70,8 +69,9 @@ def dimension_by_depth(results: Results, options: Options) -> Drawn:
         layers_below(one)
     return captioned(
         figure_,
-        "Left: bands are 95 % jackknife intervals over templates, dashed the same prompts through random "
-        "weights. Right: bands of a contrast's colour hold 95 % of its exchanged labellings; "
+        "Left: bars are 95 % jackknife intervals over templates, drawn side by side; dashed, the same "
+        "prompts through random weights. Right: dotted edges of a contrast's colour hold 95 % of its "
+        "exchanged labellings; "
         f"{pairs}.",
         more,
     )
@@ -93,14 +93,8 @@ def dimension_by_k(results: Results, options: Options) -> Drawn:
             rows = rows.sort_values("k")
             ax.plot(rows["k"], np.exp(rows["value"]), color=shades[contrast], marker="o", markersize=3,
                     label=contrast)  # fmt: skip
-            ax.fill_between(
-                rows["k"],
-                np.exp(rows["null_low"]),
-                np.exp(rows["null_high"]),
-                color=shades[contrast],
-                alpha=0.15,
-                linewidth=0,
-            )
+            ends = (np.exp(rows[name]) for name in ("null_low", "null_high"))
+            null_range(ax, rows["k"], *ends, shades[contrast])
         level(ax, 1)
         ax.set_title(f"layer {layer}")
         ax.set_xlabel("neighbours k")
@@ -108,7 +102,7 @@ def dimension_by_k(results: Results, options: Options) -> Drawn:
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Bands: 95 % of exchanged labellings of the contrast of that colour; {counts_of(table)}. Few "
+        f"Dotted edges: 95 % of exchanged labellings of the contrast of that colour; {counts_of(table)}. Few "
         "neighbours measure inside templates, many between them.",
         more,
     )

@@ -38,13 +38,25 @@ def layers_below(ax: Axes, n: int = 0) -> None:
 
 
 def decades(ax: Axes) -> None:
-    """Powers on the vertical axis; within two decades numbers, also between them."""
+    """Draw powers on the vertical axis; within two decades numbers, also between them; never one alone."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     if low > 1e-3 and high < 100 * low:
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        if sum(low <= tick <= high for tick in ax.yaxis.get_majorticklocs()) < 3:
+            ax.yaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def null_range(ax: Axes, at: Any, low: Any, high: Any, color: str) -> None:
+    """Draw the range of a null in the colour of what it is the null of, its edges dotted.
+
+    Edges tell overlapping ranges apart, which shades alone do not.
+    """
+    ax.fill_between(at, low, high, color=color, alpha=0.08, linewidth=0)
+    for edge in (low, high):
+        ax.plot(at, edge, color=color, linewidth=0.9, linestyle=(0, (1, 1.5)))
 
 
 def legend(ax: Axes) -> None:
