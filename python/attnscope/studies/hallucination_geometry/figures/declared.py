@@ -21,19 +21,19 @@ BUCKETS = {"factual": COLORS[0], "impossible": COLORS[1], "unknown": COLORS[2]}
 
 
 def controls(results: Results, name: str, model: str) -> pd.DataFrame | None:
-    """Rows of a model's random-weight control."""
+    """Return the rows of a model's random-weight control."""
     table = optional(results, f"{name}_variants")
     if table is None:
         return None
-    own = table[table["model"] == model]
-    return None if own.empty else own
+    rows = table[table["model"] == model]
+    return None if rows.empty else rows
 
 
 def layers_below(ax: Axes, n: int = 0) -> None:
     """Whole numbers of layers on the horizontal axis, and of how many prompts the means are."""
     first = "−1: before the first" if ax.get_xlim()[0] < -0.5 else ""
-    said = "; ".join(filter(None, (first, f"n = {n}" if n else "")))
-    ax.set_xlabel(f"layer ({said})" if said else "layer")
+    details = "; ".join(filter(None, (first, f"n = {n}" if n else "")))
+    ax.set_xlabel(f"layer ({details})" if details else "layer")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
@@ -60,18 +60,18 @@ def null_range(ax: Axes, at: Any, low: Any, high: Any, color: str) -> None:
 
 
 def legend(ax: Axes) -> None:
-    """One legend above all panels of these axes' figure, of what has a name."""
+    """Draw one legend above all panels of these axes' figure, of all named artists."""
     legend_row(ax.figure)  # type: ignore[arg-type]
 
 
 def level(ax: Axes, value: float) -> None:
-    """A dashed line at what nothing gives."""
+    """Draw a dashed line at the value that an absent effect gives."""
     ax.axhline(value, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
 
 
 def colors(names: list[str]) -> dict[Any, str]:
-    """One colour for each name, the same in all figures for a packaged bucket."""
-    found = {name: BUCKETS[name] for name in dict.fromkeys(names) if name in BUCKETS}
-    left = [one for one in COLORS if one not in found.values()] or list(COLORS)
-    others = [name for name in dict.fromkeys(names) if name not in found]
-    return found | {name: left[at % len(left)] for at, name in enumerate(others)}
+    """Return one colour for each name, the same in all figures for a packaged bucket."""
+    of_packaged = {name: BUCKETS[name] for name in dict.fromkeys(names) if name in BUCKETS}
+    left = [color for color in COLORS if color not in of_packaged.values()] or list(COLORS)
+    others = [name for name in dict.fromkeys(names) if name not in of_packaged]
+    return of_packaged | {name: left[at % len(left)] for at, name in enumerate(others)}
