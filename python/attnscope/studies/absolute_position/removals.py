@@ -124,7 +124,7 @@ def _draw_variance(arm: str, draws: Sequence[Array]) -> Array:
 
 def _arm_row(arm: str, kind: str, replicates: Array, variance: Array, values: Array) -> dict[str, Any]:
     """Return one row: mean, interval, and the range of the draws or arms that it is a mean of."""
-    estimate, low, high = jackknife_interval(replicates[0], replicates[1:], more=variance)
+    estimate, low, high = jackknife_interval(replicates[0], replicates[1:], added_variance=variance)
     row: dict[str, Any] = {"arm": arm, "kind": kind, "count": len(values)}
     for at, name in enumerate(SHARES):
         row |= {

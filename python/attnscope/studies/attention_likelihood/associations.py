@@ -154,7 +154,7 @@ def conditional_correlations(panel: Panel, options: LikelihoodOptions, seed: int
                     named[first][distinct],
                     share[distinct],
                     texts,
-                    given=None if control is None else control[distinct],
+                    covariates=None if control is None else control[distinct],
                     draws=options.bootstrap,
                     seed=seed,
                 )

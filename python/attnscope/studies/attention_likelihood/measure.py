@@ -19,7 +19,7 @@ from attnscope.engine.forward import Batch, head_mean
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.replacements import chosen_rows, joined, replaced, with_words
 from attnscope.studies.attention_likelihood.tables import WORDS
-from attnscope.studies.supports import Seen
+from attnscope.studies.supports import LayerVisibility
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer

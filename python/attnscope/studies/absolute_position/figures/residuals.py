@@ -258,7 +258,7 @@ _NAMED = 2.1
 @figure("layer_means", "encodings", "depth_slopes")
 def encodings(results: Results, options: Options) -> Drawn:
     """Draw felt residual and moved attention by depth for each encoding, and the latter's slope."""
-    table = last_step(stored(results, "layer_means", "felt", "moved_tv"))
+    table = last_step(require_table(results, "layer_means", "felt", "moved_tv"))
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
     slopes = require_table(results, "depth_slopes", "slope")
     slopes = slopes[slopes["measure"] == "moved_l2"]

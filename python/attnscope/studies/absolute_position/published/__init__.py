@@ -67,7 +67,7 @@ def compare(
 def _row(model: str, arm: str, draws: pd.DataFrame, number: dict[str, Any]) -> dict[str, Any]:
     """Return the published number with that of one arm, the mean over its draws."""
     exact = Measured(*draws[["energy_removed", "energy_removed_low", "energy_removed_high"]].mean())
-    return beside(
+    return comparison_row(
         model,
         number,
         exact=exact,
@@ -88,12 +88,12 @@ def _precursor(results: Results, numbers: pd.DataFrame, chosen: str | None) -> C
     for model, number in pairs(dict.fromkeys(tests["model"]), numbers, chosen, statements):
         if number["quantity"] == "position_probe":
             measured, exact = (_probed(results, model, protocol) for protocol in ("ruscio2025once", "exact"))
-            rows.append(beside(model, number, measured=measured, exact=exact, about=PROBES))
+            rows.append(comparison_row(model, number, measured=measured, exact=exact, note=PROBES))
             continue
         tests_of_model = tests[tests["model"] == model]
         measured = _tested(tests_of_model[tests_of_model["protocol"] == "ruscio2025once"], number, alpha)
         exact = _tested(tests_of_model[tests_of_model["protocol"] == "exact"], number, alpha)
-        rows.append(beside(model, number, measured=measured, exact=exact))
+        rows.append(comparison_row(model, number, measured=measured, exact=exact))
     return Compared(pd.DataFrame(rows), statements)
 
 

@@ -23,7 +23,7 @@ ZERO: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (5, 2
 
 def exact(results: Results, name: str, *columns: str) -> pd.DataFrame:
     """Return the rows of the exact protocol at each model's last checkpoint."""
-    table = last_step(stored(results, name, *columns))
+    table = last_step(require_table(results, name, *columns))
     return table[table["protocol"] == "exact"]
 
 

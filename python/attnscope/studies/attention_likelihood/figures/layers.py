@@ -37,7 +37,7 @@ NO_LAYER = "0.75"
 @figure("head_mean_associations")
 def likelihood_map(results: Results, options: Options) -> Drawn:
     """Draw the correlation of likelihood and attention of a word to itself, models by layers."""
-    table = last_step(stored(results, "head_mean_associations", "estimate"))
+    table = last_step(require_table(results, "head_mean_associations", "estimate"))
     grids, modes = [], []
     for title, protocol, design, predictor, measure in MAPS:
         rows_of_design = table[

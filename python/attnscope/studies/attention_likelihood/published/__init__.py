@@ -75,7 +75,9 @@ def _row(model: str, best: pd.DataFrame, layers: pd.DataFrame, number: dict[str,
         if number["quantity"] == "rho" and "exact" in best.index:
             exact = Measured(_number(best.loc["exact"], "held_out_rho"))
     meaning = _MEANINGS.get(number["quantity"], "")
-    return beside(model, number, measured=measured, exact=exact, sentences=texts, about=meaning, layer=layer)
+    return comparison_row(
+        model, number, measured=measured, exact=exact, sentences=texts, note=meaning, layer=layer
+    )
 
 
 #: Meanings of quantities whose names do not tell them.

@@ -25,7 +25,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
 def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
     """Draw sensitivity along the boundary in three units, with directions of the states' covariance."""
     table, subject = first_model(results, "sensitivity", "relative_fisher")
-    prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
+    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
     contrasts = list(dict.fromkeys(table["contrast"]))
     shades = colors(list(table["bucket"]))
@@ -205,7 +205,7 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
 def lens(results: Results, options: Options) -> Drawn:
     """Draw the readout of every layer: entropy, largest probability and the answer's rank."""
     table, subject = first_model(results, "lens", "prediction_entropy", "top")
-    prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
+    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
     shades = colors(list(table["bucket"]))
     columns = {"prediction_entropy": "entropy (nats)", "top": "largest probability"}

@@ -162,7 +162,7 @@ COURSES = {
 @figure("detection")
 def training(results: Results, options: Options) -> Drawn:
     """Draw what states tell, and the output's answer to it, over the course of training."""
-    detection, unknown = over_steps(stored(results, "detection", "score", "auc"))
+    detection, unknown = over_steps(require_table(results, "detection", "score", "auc"))
     tables = {"detection": detection}
     for name in ("readout", "sensitivity"):
         table = optional(results, name)

@@ -17,7 +17,7 @@ DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 def bypass_curve(results: Results, options: Options) -> Drawn:
     """Refusals of the other bucket against false refusals of the reference, over the gain."""
     table, subject = first_model(results, "interventions", "forced")
-    prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
+    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table[table["arm"] == "bypass"].merge(prompts, on=["model", "sample"], how="left")
     if table.empty:
         raise NotDrawable("no detector was wired to a refusal")
@@ -102,7 +102,7 @@ def steering_curve(results: Results, options: Options) -> Drawn:
 def compression_curve(results: Results, options: Options) -> Drawn:
     """Refusals and changed answers when states are drawn to the reference's main directions."""
     table, subject = first_model(results, "interventions", "refused", "changed")
-    prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
+    prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table[table["arm"] == "compression"].merge(prompts, on=["model", "sample"], how="left")
     if table.empty:
         raise NotDrawable("no state was compressed")

@@ -69,7 +69,7 @@ def _row(
         )
     control = "" if pd.isna(number["control"]) else f"control {number['control']:g}"
     token = ", ".join(filter(None, (str(number["token"]), control, "void" if void else "")))
-    row = beside(
+    row = comparison_row(
         model,
         number,
         measured=(theirs,),
