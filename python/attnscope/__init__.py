@@ -17,7 +17,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from attnscope._extras import install_finder
+
 __version__ = "0.1.0"
+
+# from here on, a library that is not installed says which extra brings it
+install_finder()
 
 #: Every public name and its module, as `__init__.pyi` imports them.
 _MODULES: dict[str, str] = {

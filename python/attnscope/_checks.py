@@ -20,8 +20,8 @@ import torch
 
 from attnscope import _core, _placement
 from attnscope._blas import settle_forked_child
-from attnscope._memory import SMALLEST_BATCH, announce
-from attnscope._row_sums import judge_rows
+from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
+from attnscope._row_sums import check_row_sums
 from attnscope._warn import NonFiniteWarning, warn
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -71,26 +71,26 @@ def attention_argument(
     Maps on an accelerator stay there if the function is measured there.
     """
     tensor = square_tensor(function, name, attention)
-    given = None
+    checked_lengths = None
     if lengths is not None:
-        given = lengths_argument(function, lengths, tuple(tensor.shape[:-2]), tensor.shape[-1])
-    checked = Attention(tensor, given)
+        checked_lengths = lengths_argument(function, lengths, tuple(tensor.shape[:-2]), tensor.shape[-1])
+    checked = Attention(tensor, checked_lengths)
     if isinstance(tensor, _placement.Unmaterialized):
         if flag(function, "validate", validate):
             raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
         return checked
     if tensor.numel() >= SMALLEST_BATCH:
-        longest = checked.n if given is None else int(given.max())
-        announce(function, longest, math.prod(checked.leading))
+        longest = checked.n if checked_lengths is None else int(checked_lengths.max())
+        warn_if_too_large(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
-        found = _core.first_invalid(_placement.host_copy(tensor), given, LARGEST_ENTRY)
-        if found is not None:
-            matrix, row, column, value = found
+        invalid = _core.first_invalid(_placement.host_copy(tensor), checked_lengths, LARGEST_ENTRY)
+        if invalid is not None:
+            matrix, row, column, value = invalid
             index = (*map(int, np.unravel_index(matrix, checked.leading)), row, column)
             words = f"must hold finite entries in [0, {LARGEST_ENTRY}], got {value} at index {index}"
             raise ValueError(f"{function}: {name} {words}")
     if rows and name in ("attention", "heads"):
-        judge_rows(function, tensor, given, refuse=validate)
+        check_row_sums(function, tensor, checked_lengths, refuse=validate)
     return checked
 
 
@@ -106,12 +106,16 @@ def heads_argument(
             f"got shape {tuple(tensor.shape)}"
         )
     per_layer = lengths is None or as_tensor(function, "lengths", lengths).ndim < len(leading)
-    each = lengths_argument(function, lengths, leading[:-1] if per_layer else leading, tensor.shape[-1])
-    if each is not None and per_layer:
-        each = each.unsqueeze(-1).expand(leading)
-    elif each is not None and bool((each != each[..., :1]).any()):
-        raise ValueError(f"{function}: lengths of the heads of one layer must be equal, got {each.tolist()}")
-    return attention_argument(function, tensor, each, validate=validate, name="heads")
+    head_lengths = lengths_argument(
+        function, lengths, leading[:-1] if per_layer else leading, tensor.shape[-1]
+    )
+    if head_lengths is not None and per_layer:
+        head_lengths = head_lengths.unsqueeze(-1).expand(leading)
+    elif head_lengths is not None and bool((head_lengths != head_lengths[..., :1]).any()):
+        raise ValueError(
+            f"{function}: lengths of the heads of one layer must be equal, got {head_lengths.tolist()}"
+        )
+    return attention_argument(function, tensor, head_lengths, validate=validate, name="heads")
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
@@ -228,12 +232,14 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
     entries = list(thresholds)
     if not entries:
         raise ValueError(f"{function}: thresholds must hold at least one value, got none")
-    given = torch.tensor([_threshold(function, one) for one in entries], dtype=torch.float64, device="cpu")
-    over_n = [isinstance(one, str) for one in entries]
+    values = torch.tensor(
+        [_threshold(function, entry) for entry in entries], dtype=torch.float64, device="cpu"
+    )
+    over_n = [isinstance(entry, str) for entry in entries]
     if not any(over_n):
-        return given
+        return values
     n: Any = attention.n if attention.lengths is None else attention.lengths.reshape(-1, 1)
-    values_over_n = torch.where(torch.tensor(over_n, device="cpu"), given / n, given)
+    values_over_n = torch.where(torch.tensor(over_n, device="cpu"), values / n, values)
     # Infinity, because an entry of exactly 1 reaches a threshold of 1, and the graph is to be empty.
     return values_over_n.masked_fill(values_over_n >= 1.0, math.inf)
 
@@ -248,7 +254,7 @@ def real(function: str, name: str, value: Any) -> float:
     raise TypeError(f"{function}: {name} must be a number, got {value!r}")
 
 
-def whole(function: str, name: str, value: Any) -> int:
+def whole_number(function: str, name: str, value: Any) -> int:
     """`value` as an int; 2.0 is one, 2.5 is not, and neither is anything beyond 64 bits."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -263,7 +269,7 @@ def whole(function: str, name: str, value: Any) -> int:
 
 def at_least(function: str, name: str, value: Any, least: int, words: str = "at least") -> int:
     """`value` as an int that is not below another."""
-    number = whole(function, name, value)
+    number = whole_number(function, name, value)
     if number < least:
         raise ValueError(f"{function}: {name} must be {words} {least}, got {value!r}")
     return number
@@ -279,7 +285,7 @@ def between(function: str, name: str, value: Any, low: float, high: float) -> fl
 
 def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
     """Training steps as integers, from numbers or from their digits."""
-    found = []
+    integers = []
     for step in steps:
         try:
             number = int(step)
@@ -287,8 +293,8 @@ def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
             raise ValueError(f"{function}: steps must be whole numbers: {error}") from None
         if not isinstance(step, str) and number != step:
             raise ValueError(f"{function}: steps must be whole numbers, got {step!r}")
-        found.append(number)
-    return found
+        integers.append(number)
+    return integers
 
 
 def flag(function: str, name: str, value: Any) -> bool:
@@ -339,15 +345,15 @@ def call_kernel(kernel: Callable[..., Any], checked: Attention, *arguments: Any)
     return run(checked.tensor, checked.lengths, *arguments)
 
 
-def computed(
+def call_and_warn(
     kernel: Callable[..., Any], function: str, checked: Attention, *arguments: Any, unit: str = "matrices"
 ) -> Any:
-    """What a function of the core gives for a checked argument, `finished`: one result or several."""
+    """Call a function of the core on a checked argument and warn about inputs that are not finite."""
     *results, non_finite = call_kernel(kernel, checked, *arguments)
-    return finished(function, checked, results[0] if len(results) == 1 else results, non_finite, unit)
+    return warn_non_finite(function, checked, results[0] if len(results) == 1 else results, non_finite, unit)
 
 
-def finished(
+def warn_non_finite(
     function: str, attention: Attention, result: Any, non_finite: int, unit: str = "matrices"
 ) -> Any:
     """`result`, after one warning when some inputs were not finite."""
@@ -361,16 +367,16 @@ def finished(
     return result
 
 
-def _threshold(function: str, given: Any) -> float:
-    if not isinstance(given, str):
-        return fraction_argument(function, "thresholds", given)
-    numerator, _, denominator = given.partition("/")
+def _threshold(function: str, entry: Any) -> float:
+    if not isinstance(entry, str):
+        return fraction_argument(function, "thresholds", entry)
+    numerator, _, denominator = entry.partition("/")
     try:
         value = float(numerator)
     except ValueError:
         value = math.nan
     if denominator.strip() != "n" or not 0.0 < value < math.inf:
-        raise ValueError(f'{function}: a threshold in words must read "k/n" with k > 0, got {given!r}')
+        raise ValueError(f'{function}: a threshold in words must read "k/n" with k > 0, got {entry!r}')
     return value
 
 
@@ -383,17 +389,17 @@ def lengths_argument(
     if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
         raise ValueError(f"{function}: lengths must be integers, got {values.dtype}")
     values = values.to(device="cpu", dtype=torch.int64)
-    each = expanded(f"{function}: lengths", values, leading, "do not broadcast to the leading shape")
+    broadcast = expanded(f"{function}: lengths", values, leading, "do not broadcast to the leading shape")
     if len(outside := values[(values < 1) | (values > n)]):
         raise ValueError(f"{function}: lengths must lie between 1 and n = {n}, got {outside[0]}")
-    return each.contiguous()
+    return broadcast.contiguous()
 
 
 def expanded(
-    what: str, tensor: torch.Tensor, shape: Sequence[int], words: str = "does not broadcast to"
+    label: str, tensor: torch.Tensor, shape: Sequence[int], words: str = "does not broadcast to"
 ) -> torch.Tensor:
     """The tensor as a view of that shape; ValueError where it has none, in these words."""
     try:
         return tensor.expand(tuple(shape))
     except RuntimeError:
-        raise ValueError(f"{what} of shape {tuple(tensor.shape)} {words} {tuple(shape)}") from None
+        raise ValueError(f"{label} of shape {tuple(tensor.shape)} {words} {tuple(shape)}") from None

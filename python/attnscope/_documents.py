@@ -45,11 +45,11 @@ def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     # a pipe without a writer would block a plain open for ever
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise DocumentError("no regular file")
-        if about.st_size > limit:
-            raise DocumentError(f"{about.st_size:,} bytes, at most {limit:,} are read")
+        if status.st_size > limit:
+            raise DocumentError(f"{status.st_size:,} bytes, at most {limit:,} are read")
         data = file.read(limit + 1)
     if len(data) > limit:
         raise DocumentError(f"more than {limit:,} bytes")

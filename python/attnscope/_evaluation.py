@@ -24,9 +24,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def differentiable(model: nn.Module, wanted: Iterable[nn.Parameter]) -> Iterator[None]:
+def differentiable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Of the model's parameters these alone take part in gradients."""
-    ids = {id(parameter) for parameter in wanted}
+    ids = {id(parameter) for parameter in parameters}
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:
         for parameter, _ in before:

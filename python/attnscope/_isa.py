@@ -46,14 +46,14 @@ def choose() -> str:
             f"attnscope: no compiled core for this Python and processor (installed: {available() or 'none'}, "
             f"torch reports {_capability()}). Build it here: pip install --no-binary attnscope attnscope"
         )
-    wanted = os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_")
-    if not wanted:
+    forced = os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_")
+    if not forced:
         return usable[0]
-    if wanted not in usable:
+    if forced not in usable:
         raise ImportError(
-            f"attnscope: ATTNSCOPE_ISA={wanted} is not one of the builds that run here: {usable}"
+            f"attnscope: ATTNSCOPE_ISA={forced} is not one of the builds that run here: {usable}"
         )
-    return wanted
+    return forced
 
 
 def load_core() -> ModuleType:
@@ -72,12 +72,12 @@ def load_core() -> ModuleType:
             "attnscope: the compiled core is of another state of the sources than the Python files. "
             "Build it again: pip install -e ."
         )
-    found = importlib.util.find_spec(f"attnscope._core_{choose()}")
-    assert found is not None
-    assert found.origin is not None
+    spec_of_build = importlib.util.find_spec(f"attnscope._core_{choose()}")
+    assert spec_of_build is not None
+    assert spec_of_build.origin is not None
     # The builds share one initialiser, so each is loaded under the name _core.
-    loader = importlib.machinery.ExtensionFileLoader("attnscope._core", found.origin)
-    spec = importlib.util.spec_from_file_location("attnscope._core", found.origin, loader=loader)
+    loader = importlib.machinery.ExtensionFileLoader("attnscope._core", spec_of_build.origin)
+    spec = importlib.util.spec_from_file_location("attnscope._core", spec_of_build.origin, loader=loader)
     assert spec is not None
     core = importlib.util.module_from_spec(spec)
     loader.exec_module(core)

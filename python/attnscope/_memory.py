@@ -30,7 +30,7 @@ WORKSPACE_MATRICES = 3
 # Below this size no machine that runs torch is exceeded, and nobody pays for the question.
 _SMALLEST = 2048
 # Nor by results of fewer bytes than `_core.large_result`.
-#: Entries of a batch below which `announce` has nothing to say.
+#: Entries of a batch below which `warn_if_too_large` has nothing to say.
 SMALLEST_BATCH = min(_SMALLEST**2, _core.large_result // 8)
 # They read the matrix row by row where it lies.
 _ROW_BY_ROW = frozenset(
@@ -64,7 +64,7 @@ def workspace_bytes(n: int, count: int = 1) -> int:
     return min(count, torch.get_num_threads()) * WORKSPACE_MATRICES * 8 * n * n
 
 
-def announce(function: str, n: int, count: int) -> None:
+def warn_if_too_large(function: str, n: int, count: int) -> None:
     """Warns before a call whose workspace, or the least of whose results, would exceed what can be had."""
     # A number for every map is the least that a metric keeps of it.
     if 8 * count >= _core.large_result:
@@ -133,7 +133,7 @@ def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
 
 
 @contextmanager
-def tables_given_back() -> Iterator[None]:
+def system_arrow_pool() -> Iterator[None]:
     """Inside, Arrow takes memory from the C library; its own allocator keeps what tables once took."""
     import pyarrow as pa
 
@@ -146,7 +146,7 @@ def tables_given_back() -> Iterator[None]:
 
 
 @contextmanager
-def older_objects_aside() -> Iterator[None]:
+def frozen_gc() -> Iterator[None]:
     """Inside, garbage is looked for among newer objects alone; imported libraries hold a million."""
     before = gc.get_freeze_count()
     gc.freeze()

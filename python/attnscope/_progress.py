@@ -12,11 +12,11 @@ from typing import Any
 from attnscope._safe_text import escape_controls
 
 #: Seconds between two lines where there is no terminal.
-EVERY = 10.0
+LINE_SECONDS = 10.0
 
 
 class Lines:
-    """What tqdm's bar offers, as lines for a pipe or a log; the first comes after `EVERY` seconds.
+    """What tqdm's bar offers, as lines for a pipe or a log; the first comes after `LINE_SECONDS` seconds.
 
     Args:
         total: how much there is to do.
@@ -57,11 +57,11 @@ class Lines:
     def __str__(self) -> str:
         done = self.n - self._initial
         left = (time.monotonic() - self._began) / done * (self.total - self.n) if done > 0 else None
-        said = f"{self.label} {self.n}/{self.total}{'' if left is None else f', about {duration(left)} left'}"
-        return f"{said}, {self._note}" if self._note else said
+        line = f"{self.label} {self.n}/{self.total}{'' if left is None else f', about {duration(left)} left'}"
+        return f"{line}, {self._note}" if self._note else line
 
     def _tick(self) -> None:
-        while not self._ended.wait(EVERY):
+        while not self._ended.wait(LINE_SECONDS):
             # a log on a full disk, or a terminal that was closed, is no reason to stop
             with contextlib.suppress(OSError):
                 print(f"attnscope: {escape_controls(str(self))}", file=sys.stderr, flush=True)

@@ -28,12 +28,12 @@ _LESS = (
 )
 
 
-#: Maps that were found to be attention already, inside `judged_once`.
+#: Maps that were found to be attention already, inside `row_sum_cache`.
 _FINE: ContextVar[list[Tensor] | None] = ContextVar("maps found to be attention", default=None)
 
 
 @contextmanager
-def judged_once() -> Iterator[None]:
+def row_sum_cache() -> Iterator[None]:
     """Inside, maps that several metrics are given, and nobody changes meanwhile, are looked at once."""
     token = _FINE.set([])
     try:
@@ -61,14 +61,16 @@ def _is_off(maps: Tensor, lengths: Tensor | None) -> bool:
     return not abs(total - 1) <= TOLERANCE
 
 
-def judge_rows(function: str, maps: Tensor, lengths: Tensor | None, *, refuse: bool = False) -> str | None:
+def check_row_sums(
+    function: str, maps: Tensor, lengths: Tensor | None, *, refuse: bool = False
+) -> str | None:
     """What is wrong with the sums of rows, in words, and a warning of it; None where nothing is.
 
     Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
     """
     lengths = None if lengths is None else lengths.to(maps.device)
     fine = _FINE.get()
-    if fine is not None and any(one is maps for one in fine):
+    if fine is not None and any(cached_maps is maps for cached_maps in fine):
         return None
     if not maps.numel() or not _is_off(maps, lengths):
         if fine is not None:
@@ -89,8 +91,8 @@ def judge_rows(function: str, maps: Tensor, lengths: Tensor | None, *, refuse: b
         return None
     first = float(sums[off].reshape(-1)[0])
     likely = _cause(maps, rows[off], sums[off], lengths)
-    some = f"{count} of {sums.numel()} maps"
-    message = f"{function}: rows of {some} do not sum to 1 (the first: {first:.4g}): {likely}"
+    affected = f"{count} of {sums.numel()} maps"
+    message = f"{function}: rows of {affected} do not sum to 1 (the first: {first:.4g}): {likely}"
     if refuse and likely != _LESS:
         raise ValueError(message)
     warn(NotAttentionWarning(message, function, count))

@@ -32,8 +32,8 @@ def readable(token: str) -> str:
     >>> readable("\u0120the"), readable("\u2581the"), readable("\u010a"), readable("caf\u00c3\u00a9")
     (' the', ' the', '\n', 'café')
     """
-    if found := _BYTE.fullmatch(token):
-        byte = int(found[1], 16)
+    if match := _BYTE.fullmatch(token):
+        byte = int(match[1], 16)
         return chr(byte) if byte < 128 else token
     letters = byte_of()
     if not token.isascii() and all(letter in letters for letter in token):

@@ -57,38 +57,42 @@ def called_from_outside() -> bool:
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[list[CountedWarning]]:
+def collect_warnings() -> Iterator[list[CountedWarning]]:
     """Gathers the counted warnings of the block; others pass as they are."""
-    found: list[CountedWarning] = []
+    collected: list[CountedWarning] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        yield found
-    for one in caught:
-        if isinstance(one.message, CountedWarning):
-            found.append(one.message)
+        yield collected
+    for warning in caught:
+        if isinstance(warning.message, CountedWarning):
+            collected.append(warning.message)
         else:
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 @contextlib.contextmanager
-def warned_once(*, rows: bool = False) -> Iterator[None]:
+def aggregate_warnings(*, rows: bool = False) -> Iterator[None]:
     """Gives one warning for all counted ones of a kind.
 
     Args:
         rows: whether rows that do not sum to 1 are worth a warning too; those of a model are a softmax.
     """
-    with counted() as found:
+    with collect_warnings() as collected:
         yield
-    summarize(found, rows=rows)
+    summarize(collected, rows=rows)
 
 
-def summarize(found: Sequence[CountedWarning], *, rows: bool = False) -> None:
-    """Give one warning for all counted ones of a kind; `rows` as in `warned_once`."""
-    if rows and (first := next((one for one in found if isinstance(one, NotAttentionWarning)), None)):
+def summarize(collected: Sequence[CountedWarning], *, rows: bool = False) -> None:
+    """Give one warning for all counted ones of a kind; `rows` as in `aggregate_warnings`."""
+    if rows and (
+        first := next((warning for warning in collected if isinstance(warning, NotAttentionWarning)), None)
+    ):
         warn(first)
     kinds = {NonFiniteWarning: "hold NaN or infinite entries", UndefinedWarning: "have no value"}
     for kind, words in kinds.items():
-        of_kind = (Counter({one.function: one.count}) for one in found if isinstance(one, kind))
+        of_kind = (
+            Counter({warning.function: warning.count}) for warning in collected if isinstance(warning, kind)
+        )
         if counts := sum(of_kind, Counter()):
-            each = ", ".join(f"{function} {count}" for function, count in counts.items())
-            warn(kind(f"maps that {words}: {each}", next(iter(counts)), counts.total()))
+            by_function = ", ".join(f"{function} {count}" for function, count in counts.items())
+            warn(kind(f"maps that {words}: {by_function}", next(iter(counts)), counts.total()))

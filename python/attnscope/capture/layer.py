@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope._warn import called_from_outside, warn, warned_once
+from attnscope._warn import aggregate_warnings, called_from_outside, warn
 from attnscope.capture.sites import SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, contradiction, is_doubtful, visibility_of
 from attnscope.metrics.measure import measure, options_taken
@@ -151,7 +151,7 @@ class Layer:
         if isinstance(metrics, Iterator):
             metrics = list(metrics)  # they are looked at twice
         seen = LayerSupport.of(self).options(options_taken(metrics) - options.keys())
-        with warned_once():
+        with aggregate_warnings():
             return measure(maps, metrics, lengths=lengths, **seen, **options)
 
     @property

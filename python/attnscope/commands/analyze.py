@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope._warn import CountedWarning, counted, summarize, warn
+from attnscope._warn import CountedWarning, collect_warnings, summarize, warn
 from attnscope.capture.module_tracing import model_hint, resolve_indices
 from attnscope.capture.sites import SITES
 from attnscope.engine.results import Results
@@ -127,7 +127,7 @@ def analyze(
     needed, optional_sites = ((), states) if metrics is None else (states, ())
     checkpoint = {"model": label, "revision": "", "step": -1}
     left_out = LeftOut(recipe.columns)
-    with counted() as undefined:
+    with collect_warnings() as undefined:
         for forward_pass in texts.passes(label, loaded):
             for number, layer in self_attention(
                 loaded,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from attnscope._nearest import nearest
-from attnscope._warn import warned_once
+from attnscope._warn import aggregate_warnings
 from attnscope.errors import MissingError
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.measure import check_closed_form
@@ -90,7 +90,7 @@ def examine() -> list[Check]:
         Check("threads", torch.get_num_threads() > 0, f"{torch.get_num_threads()} of {os.cpu_count()}"),
     ]
     numbers = _by_metric()
-    with warned_once():
+    with aggregate_warnings():
         checks += [_holds(name, quantities) for name, quantities in numbers.items()]
         checks += [_example_holds(name) for name in first_lines() if name not in numbers]
     return checks

@@ -146,7 +146,7 @@ def _import_late_libraries() -> None:
     """Import what stages that read earlier tables load, so that its memory counts."""
     import importlib
 
-    for name in ("pandas", "scipy.stats", "scipy.optimize", "statsmodels.stats.multitest"):
+    for name in ("pandas", "scipy.stats", "scipy.optimize"):
         importlib.import_module(name)
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
+from attnscope._extras import EXTRA_OF
 from attnscope._safe_text import escape_controls
 
 DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
@@ -57,6 +58,11 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
             say("stopped; the unit at work is lost, everything before it is stored")
             raise typer.Exit(130) from None
         except (ConfigError, MissingError) as error:
+            say(f"error: {error}")
+            raise typer.Exit(USAGE) from None
+        except ModuleNotFoundError as error:
+            if error.name not in EXTRA_OF:
+                raise
             say(f"error: {error}")
             raise typer.Exit(USAGE) from None
         except BrokenPipeError:

@@ -254,7 +254,7 @@ def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | Non
     """Figures and report of a finished run; None where what draws them is not installed."""
     if missing := _not_installed():
         if not quiet:
-            say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[figures]'")
+            say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[studies]'")
         return None
     from attnscope.plots import draw_all
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from attnscope import _blas
 from attnscope._evaluation import plain_defaults
-from attnscope._memory import give_back_large_blocks, older_objects_aside, tables_given_back
+from attnscope._memory import frozen_gc, give_back_large_blocks, system_arrow_pool
 from attnscope._progress import progress_bar
 from attnscope._safe_text import escape_controls
 from attnscope.config.run_config import Settings
@@ -140,8 +140,8 @@ class Engine:
             self.executor.check(self)
             with (
                 self._folder_held(refuse) as lock,
-                older_objects_aside(),
-                tables_given_back(),
+                frozen_gc(),
+                system_arrow_pool(),
                 plain_defaults(),
             ):
                 facts = provenance(self.settings, plan.digest)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -25,9 +25,6 @@ from attnscope.config.run_config import Settings
 from attnscope.engine.git_state import ask_git, git_state
 from attnscope.engine.schema import SCHEMA_VERSION, check_provenance
 from attnscope.errors import ConfigError, ResultsError, command
-
-if TYPE_CHECKING:
-    pass
 
 #: Where the shards of a job array lie inside the run folder.
 SHARDS = "parts"

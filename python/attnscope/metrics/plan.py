@@ -21,7 +21,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._placement import Unmaterialized, shared_copies
-from attnscope._row_sums import judged_once
+from attnscope._row_sums import row_sum_cache
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks
@@ -174,7 +174,7 @@ class MeasurementRun:
 
     def results(self) -> list[Any]:
         """Return the result of every request, in their order."""
-        with judged_once(), shared_copies(), shared_pass() as note:
+        with row_sum_cache(), shared_copies(), shared_pass() as note:
             if any(isinstance(maps, Unmaterialized) for maps in self.sites.values()):
                 self._note_passes(note)
             for group in self.plan.groups:

@@ -182,9 +182,9 @@ def depth(model: nn.Module) -> int:
     return largest_setting(text_config(getattr(model, "config", None)), "num_hidden_layers", 1)
 
 
-def blocks(model: nn.Module, modules: Mapping[str, nn.Module], known: Sequence[str]) -> list[str]:
+def blocks(model: nn.Module, modules: Mapping[str, nn.Module], cores: Sequence[str]) -> list[str]:
     """Names of all blocks in order: the neighbours of known ones, else the first list of fitting length."""
-    lists = list(dict.fromkeys(block.rpartition(".")[0] for block in known))
+    lists = list(dict.fromkeys(block.rpartition(".")[0] for block in cores))
     if not lists:
         total = depth(model)
         lists = [n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m) == total][:1]
@@ -244,23 +244,23 @@ class Structure:
         self.layers: list[tuple[Parts, str | None, int]] = []
         cores: dict[str, str] = {}
         core: str | None
-        for core, one in parts.items():
-            if one.block and not is_cross(self.modules[core], core):
-                cores.setdefault(one.block, core)
+        for core, part in parts.items():
+            if part.block and not is_cross(self.modules[core], core):
+                cores.setdefault(part.block, core)
         for block in blocks(model, self.modules, list(cores)):
             core = cores.get(block)
             self.layers.append((parts[core] if core else Parts(block), core, 0))
         if len(self.layers) == 1:  # one block that runs as often as there are layers
-            one, core, _ = self.layers[0]
-            self.layers = [(one, core, call) for call in range(depth(model))]
+            part, core, _ = self.layers[0]
+            self.layers = [(part, core, call) for call in range(depth(model))]
 
     def by_block(self) -> tuple[dict[str, Parts], dict[str, tuple[int, str | None]]]:
         """Parts by attention module (by block without one), and each block's number and attention module."""
-        parts = {core or str(one.block): one for one, core, _ in self.layers}
+        parts = {core or str(part.block): part for part, core, _ in self.layers}
         numbers: dict[str, tuple[int, str | None]] = {}
         counts: dict[str, int] = {}
-        for one, core, _ in self.layers:
-            block = str(one.block)
+        for part, core, _ in self.layers:
+            block = str(part.block)
             stack = name_pattern(block)
             if block not in numbers:
                 numbers[block] = (counts.get(stack, 0), core)
@@ -269,7 +269,7 @@ class Structure:
 
     def depth_of(self, block: str) -> int:
         """How often the block runs in a pass."""
-        return sum(one.block == block for one, _, _ in self.layers)
+        return sum(part.block == block for part, _, _ in self.layers)
 
     @property
     def depth(self) -> int:
@@ -343,17 +343,22 @@ def weight_map(
     """
     if isinstance(source, nn.Module):
         parameters = dict(source.named_parameters(remove_duplicate=False))
-        shapes = {name: tuple(one.shape) for name, one in parameters.items()}
-        dtypes = {name: str(one.dtype).removeprefix("torch.") for name, one in parameters.items()}
-        same = {name: str(id(one)) for name, one in parameters.items()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        dtypes = {name: str(parameter.dtype).removeprefix("torch.") for name, parameter in parameters.items()}
+        identities = {name: str(id(parameter)) for name, parameter in parameters.items()}
         config = config or getattr(source, "config", None)
         # a model is asked again for every edit of a matrix; its parameters say whether the answer still holds
-        state = (tuple(shapes.items()), tuple(dtypes.items()), tuple(same.items()), str(_settings(config)))
-        kept = _MAPS.get(source)
-        if kept is None or kept[0] != state:
-            kept = (state, _read(shapes, dtypes, config, same))
-            _MAPS[source] = kept
-        return kept[1]
+        state = (
+            tuple(shapes.items()),
+            tuple(dtypes.items()),
+            tuple(identities.items()),
+            str(_settings(config)),
+        )
+        cached = _MAPS.get(source)
+        if cached is None or cached[0] != state:
+            cached = (state, _read(shapes, dtypes, config, identities))
+            _MAPS[source] = cached
+        return cached[1]
     if isinstance(source, Mapping):
         return _read(dict(source), {}, config, {})
     folder = WeightFolder(source)
@@ -362,9 +367,12 @@ def weight_map(
 
 
 def _read(
-    shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str], config: Any, same: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    config: Any,
+    identities: Mapping[str, str],
 ) -> WeightMap:
-    """The map of tensors with these shapes; `same` gives tensors that are one a common mark."""
+    """The map of tensors with these shapes; `identities` gives tensors that are one a common mark."""
     settings = _settings(config)
     model_type = str(settings.get("model_type") or "")
     family = FAMILIES.get(model_type, Family())
@@ -394,14 +402,14 @@ def _read(
             gains = out_gains(shapes, place)
             entries += entries_of(tensor, shape, place, claim, heads, kv, gains)
     if unclaimed:
-        more = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
+        others = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
         raise WeightMapError(
-            f"weight_map: no rule claims {', '.join(unclaimed[:5])}{more} (model type {model_type!r}); "
+            f"weight_map: no rule claims {', '.join(unclaimed[:5])}{others} (model type {model_type!r}); "
             "attnscope.models.families is where rules are"
         )
     outside = {role: outside_of(shapes, role, stack) for role in OUTSIDE}
     embed, unembed = outside["embed"], outside["unembed"]
-    marks = [same[name] for name in (embed, unembed) if name is not None and name in same]
+    marks = [identities[name] for name in (embed, unembed) if name is not None and name in identities]
     tied = unembed is None or (len(marks) == 2 and marks[0] == marks[1])
     if unembed is None and settings.get("tie_word_embeddings", True):
         unembed = embed
@@ -416,17 +424,19 @@ def _read(
         layer_norm = final is not None and f"{final.removesuffix('weight')}bias" in shapes
     # files are in alphabetical order, modules in that of their code
     entries.sort(
-        key=lambda one: (
-            one.layer < 0,
-            one.layer,
-            _ORDER.get(one.role, len(_ORDER)),
-            one.role,
-            one.expert or 0,
+        key=lambda entry: (
+            entry.layer < 0,
+            entry.layer,
+            _ORDER.get(entry.role, len(_ORDER)),
+            entry.role,
+            entry.expert or 0,
         )
     )
-    for one, other in itertools.pairwise(entries):
-        if one.key == other.key:
-            raise WeightMapError(f"weight_map: {one.tensor} and {other.tensor} are both {one.title}")
+    for previous, other in itertools.pairwise(entries):
+        if previous.key == other.key:
+            raise WeightMapError(
+                f"weight_map: {previous.tensor} and {other.tensor} are both {previous.title}"
+            )
     return WeightMap(
         entries=tuple(entries),
         model_type=model_type,

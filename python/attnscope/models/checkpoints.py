@@ -52,8 +52,8 @@ def step_of(name: str) -> int:
     >>> step_of("step512"), step_of("checkpoint-1000"), step_of("main")
     (512, 1000, -1)
     """
-    found = _STEP.search(name)
-    return int(found[1]) if found else -1
+    match = _STEP.search(name)
+    return int(match[1]) if match else -1
 
 
 def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") -> list[Checkpoint]:
@@ -77,16 +77,20 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
             )
         return _series(inside, label or _label(folder))
     if glob.has_magic(path):
-        found = list(filter(_is_model, map(Path, glob.glob(str(folder)))))
-        if not found:
+        folders = list(filter(_is_model, map(Path, glob.glob(str(folder)))))
+        if not folders:
             raise FileNotFoundError(f"no folder with a config.json matches {path}")
-        return _series(found, label or _label(found[0].parent))
+        return _series(folders, label or _label(folders[0].parent))
     if folder.is_file():
         raise FileNotFoundError(f"{path} is a file; a model is a folder with config.json and *.safetensors")
     if path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(path):
         raise FileNotFoundError(f"there is no model folder {path}")
     hub = [Checkpoint(label or path, name, step_of(name), path, False) for name in revisions or [""]]
-    return sorted(hub, key=lambda one: one.step) if all(one.step >= 0 for one in hub) else hub
+    return (
+        sorted(hub, key=lambda checkpoint: checkpoint.step)
+        if all(checkpoint.step >= 0 for checkpoint in hub)
+        else hub
+    )
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
@@ -116,13 +120,13 @@ def folder_of(checkpoint: Checkpoint) -> Path:
         return Path(checkpoint.path)
     from huggingface_hub import snapshot_download
 
-    found = snapshot_download(
+    path = snapshot_download(
         checkpoint.path,
         revision=checkpoint.revision or None,
         allow_patterns=["*.json", "*.safetensors"],
         local_files_only=not hub_answers(),
     )
-    return Path(found)
+    return Path(path)
 
 
 def _is_model(folder: Path) -> bool:
@@ -153,7 +157,7 @@ def _series(folders: Sequence[Path], label: str) -> list[Checkpoint]:
         Checkpoint(label, name, step_of(folder.name), str(folder), True)
         for name, folder in zip(names, folders, strict=True)
     ]
-    return sorted(series, key=lambda one: (one.step, one.revision))
+    return sorted(series, key=lambda checkpoint: (checkpoint.step, checkpoint.revision))
 
 
 def _label(folder: Path) -> str:

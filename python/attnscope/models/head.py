@@ -70,8 +70,8 @@ def prediction_subspace(
         >>> subspace_of(torch.diag(torch.tensor([1.0, 3.0])), 1).share.item()
         0.75
     """
-    found = effective_unembedding(source, fold_norm=fold_norm, center=center, rows=rows)
-    return subspace_of(found.gram, k)
+    unembedding = effective_unembedding(source, fold_norm=fold_norm, center=center, rows=rows)
+    return subspace_of(unembedding.gram, k)
 
 
 def subspace_of(gram: Tensor, k: int | None = None) -> Subspace:
@@ -79,12 +79,12 @@ def subspace_of(gram: Tensor, k: int | None = None) -> Subspace:
     values, vectors = torch.linalg.eigh(gram.double())
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
     rank = int((values > len(values) * torch.finfo(torch.float64).eps * values[0]).sum())
-    taken = rank if k is None else k
-    if not 1 <= taken <= rank:
+    count = rank if k is None else k
+    if not 1 <= count <= rank:
         raise ValueError(f"prediction_subspace: k must lie in 1 .. {rank}, the numerical rank, got {k}")
     total = values.sum()
     return Subspace(
-        vectors[:, :taken], values, values[:taken].sum() / total, total.square() / values.square().sum()
+        vectors[:, :count], values, values[:count].sum() / total, total.square() / values.square().sum()
     )
 
 

@@ -121,9 +121,9 @@ def head_plan(model: nn.Module, function: str = "row_logits") -> HeadPlan:
     """
     parameter = next(model.parameters(), None)
     key = (parameter.dtype, parameter.device) if parameter is not None else ()
-    known = _plans.get(model)
-    if known is not None and known[0] == key:
-        return known[1]
+    stored = _plans.get(model)
+    if stored is not None and stored[0] == key:
+        return stored[1]
     plan = _make(model, function)
     _plans[model] = (key, plan)
     if plan.note:
@@ -148,12 +148,12 @@ class LastStates:
         ids: Tensor,
         mask: Tensor,
         function: str = "row_logits",
-        more: ForwardInputs | None = None,
+        extras: ForwardInputs | None = None,
     ) -> None:
         self.model, self.plan = model, head_plan(model, function)
         parameter = next(model.parameters())
         device = input_device(model)
-        inputs = {} if more is None else more.to(device, parameter.dtype)
+        inputs = {} if extras is None else extras.to(device, parameter.dtype)
         inputs["input_ids"] = ids.to(device)
         if getattr(inputs.get("attention_mask"), "ndim", 2) == 2:
             inputs["attention_mask"] = mask.to(device, torch.int64)
@@ -179,16 +179,16 @@ def _run_head(model: nn.Module, plan: HeadPlan, states: Tensor) -> Tensor:
     assert plan.body is not None
     body = model.get_submodule(plan.body)
     output = _replaced(plan.output, states)
-    own = body.__dict__.get("forward")
+    replaced_forward = body.__dict__.get("forward")
     body.forward = lambda *_args, **_kwargs: output
     try:
         ids = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device)
         logits: Tensor = _logits(model(input_ids=ids))
     finally:
-        if own is None:
+        if replaced_forward is None:
             del body.forward
         else:
-            body.forward = own
+            body.forward = replaced_forward
     return logits
 
 
@@ -209,17 +209,17 @@ def _aligned(logits: Tensor, n: int, model: nn.Module, function: str) -> Tensor:
 
 def _first(output: Any) -> Any:
     """The last hidden state of a module's output, None where it has none."""
-    found = getattr(output, "last_hidden_state", None)
-    if found is None and isinstance(output, tuple) and output:
-        found = output[0]
-    return found if torch.is_tensor(found) and found.ndim == 3 else None
+    states = getattr(output, "last_hidden_state", None)
+    if states is None and isinstance(output, tuple) and output:
+        states = output[0]
+    return states if torch.is_tensor(states) and states.ndim == 3 else None
 
 
 def _replaced(output: Any, states: Tensor) -> Any:
     if hasattr(output, "last_hidden_state"):
         pooled = getattr(output, "pooler_output", None)
-        more = {} if pooled is None else {"pooler_output": pooled}
-        return type(output)(last_hidden_state=states, **more)
+        fields = {} if pooled is None else {"pooler_output": pooled}
+        return type(output)(last_hidden_state=states, **fields)
     return (states, *output[1:])
 
 
@@ -253,11 +253,13 @@ def _make(model: nn.Module, function: str) -> HeadPlan:
         return listen
 
     inside = {
-        one: place for place, one in model.named_modules() if isinstance(one, PreTrainedModel) and place
+        module: place
+        for place, module in model.named_modules()
+        if isinstance(module, PreTrainedModel) and place
     }
     with evaluating(model), torch.no_grad(), ExitStack() as hooks:
-        for one, place in inside.items():
-            hooks.enter_context(one.register_forward_hook(listener(place)))
+        for module, place in inside.items():
+            hooks.enter_context(module.register_forward_hook(listener(place)))
         logits = _logits(model(**inputs))
     if torch.is_tensor(logits) and logits.ndim == 3:
         logits = _aligned(logits, _TRIAL, model, function)
@@ -274,7 +276,7 @@ def _make(model: nn.Module, function: str) -> HeadPlan:
         return HeadPlan(None, None, causal, int(logits.shape[-1]), note)
     base: Any = getattr(model, "base_model", None)
     first = inside.get(base)
-    for place in sorted(seen, key=lambda one: one != first):
+    for place in sorted(seen, key=lambda candidate: candidate != first):
         plan = HeadPlan(place, _without_cache(seen[place]), causal, int(logits.shape[-1]))
         if _agrees(model, plan, inputs, logits):
             note = "" if place == first else f"{name} goes past its base_model; {place} stands for it"
@@ -295,11 +297,11 @@ def _agrees(model: nn.Module, plan: HeadPlan, inputs: Mapping[str, Tensor], logi
     try:
         with evaluating(model), torch.no_grad():
             states = _first(model.get_submodule(plan.body)(**inputs))
-            found = _run_head(model, plan, states)
+            head_logits = _run_head(model, plan, states)
     except Exception:  # noqa: BLE001  (a module that cannot be run alone is not the one)
         return False
     bound = _TOLERANCE * float(logits.abs().max())
-    return found.shape == logits.shape and bool(((found - logits).abs() <= bound).all())
+    return head_logits.shape == logits.shape and bool(((head_logits - logits).abs() <= bound).all())
 
 
 def _is_causal(name: str, model: nn.Module, logits: Tensor) -> bool:
@@ -307,6 +309,6 @@ def _is_causal(name: str, model: nn.Module, logits: Tensor) -> bool:
     config: Any = model.config
     if "MaskedLM" in name and not getattr(config, "is_decoder", False):
         return False
-    one, other = logits[:, : _TRIAL // 2].double()
+    first, other = logits[:, : _TRIAL // 2].double()
     tolerance = max(1e-4, 10 * torch.finfo(logits.dtype).eps)
-    return bool((one - other).abs().max() <= tolerance * one.abs().max())
+    return bool((first - other).abs().max() <= tolerance * first.abs().max())

@@ -34,17 +34,17 @@ def hub_answers() -> bool:
 def _connects(endpoint: str) -> bool:
     """Whether an address takes a connection; asking for a name's address knows no time limit of its own."""
     parts = urlsplit(endpoint)
-    found: list[bool] = []
+    answers: list[bool] = []
 
     def ask() -> None:
         port = parts.port or (80 if parts.scheme == "http" else 443)
         try:
             socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
-            found.append(True)
+            answers.append(True)
         except OSError:
             pass
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE)
-    return bool(found)
+    return bool(answers)

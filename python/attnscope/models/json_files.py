@@ -21,9 +21,9 @@ def read_json_object(file: Path, *, function: str = "") -> dict[str, Any]:
     """
     before = f"{function}: " if function else ""
     try:
-        found = read_json(file)
+        content = read_json(file)
     except DocumentError as error:
         raise ValueError(f"{before}{file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{before}{file} holds a {type(found).__name__}, expected keys and values")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"{before}{file} holds a {type(content).__name__}, expected keys and values")
+    return content

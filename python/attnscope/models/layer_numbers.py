@@ -26,16 +26,16 @@ class LayerNumbers:
 
     def __init__(self, model: nn.Module, modules: Mapping[str, nn.Module]) -> None:
         self._modules = modules
-        every = named_modules(model, every_name=True)
+        modules_by_name = named_modules(model, every_name=True)
         self._blocks = {
             name: id(module)
-            for name, module in every.items()
-            if isinstance(every.get(name.rpartition(".")[0]), nn.ModuleList)
+            for name, module in modules_by_name.items()
+            if isinstance(modules_by_name.get(name.rpartition(".")[0]), nn.ModuleList)
         }
         counts = Counter(map(name_pattern, self._blocks))
         self.single = [n for n in self._blocks if counts[name_pattern(n)] == 1 and n in modules]
         self._numbers: dict[str, tuple[str, int]] = {}
-        times = Counter(map(id, every.values()))
+        times = Counter(map(id, modules_by_name.values()))
         self._shared = {number for number, count in times.items() if count > 1}
         self._entered: dict[str, int] = {}
         self._calls: dict[tuple[str, int], int] = {}

@@ -54,8 +54,8 @@ def load_model(
 
     with _place(checkpoint, trust_remote_code) as place:
         config = transformers.AutoConfig.from_pretrained(**place)
-        own, auto = _classes(config, trust_remote_code)
-        model, info = (own or auto).from_pretrained(
+        named_class, auto = _classes(config, trust_remote_code)
+        model, info = (named_class or auto).from_pretrained(
             **place, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
         # heads that a study never reads (BERT's pooler) may be absent; anything else would be random numbers
@@ -83,12 +83,12 @@ def random_weights_model(
 
     with _place(checkpoint, trust_remote_code, "random-weight control: ") as place, torch.random.fork_rng():
         config = transformers.AutoConfig.from_pretrained(**place)
-        own, auto = _classes(config, trust_remote_code)
+        named_class, auto = _classes(config, trust_remote_code)
         kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
         kind = kind if isinstance(kind, torch.dtype) else torch.float32
         torch.manual_seed(seed)
-        if own is not None:
-            model = own._from_config(config, dtype=kind)
+        if named_class is not None:
+            model = named_class._from_config(config, dtype=kind)
         else:
             model = auto.from_config(config, dtype=kind, trust_remote_code=trust_remote_code)
         return _placed(model, checkpoint, config, device)
@@ -167,8 +167,8 @@ def _commit_of(checkpoint: Checkpoint, config: Any) -> str:
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(checkpoint.path, "config.json", revision=checkpoint.revision or None)
-    found = re.search(r"snapshots/([0-9a-f]{40})/", Path(file).as_posix()) if isinstance(file, str) else None
-    return found[1] if found else ""
+    match = re.search(r"snapshots/([0-9a-f]{40})/", Path(file).as_posix()) if isinstance(file, str) else None
+    return match[1] if match else ""
 
 
 def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
@@ -176,14 +176,16 @@ def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
     import transformers
 
     named = (getattr(config, "architectures", None) or [""])[0]
-    own = getattr(transformers, named, None) if named and not trust_remote_code else None
+    named_class = getattr(transformers, named, None) if named and not trust_remote_code else None
     if named.endswith(("ForCausalLM", "LMHeadModel")):
-        return own, transformers.AutoModelForCausalLM
-    return own, transformers.AutoModelForMaskedLM if named.endswith("ForMaskedLM") else transformers.AutoModel
+        return named_class, transformers.AutoModelForCausalLM
+    return named_class, transformers.AutoModelForMaskedLM if named.endswith(
+        "ForMaskedLM"
+    ) else transformers.AutoModel
 
 
 @contextlib.contextmanager
-def _place(checkpoint: Checkpoint, trust_remote_code: bool, what: str = "") -> Iterator[dict[str, Any]]:
+def _place(checkpoint: Checkpoint, trust_remote_code: bool, label: str = "") -> Iterator[dict[str, Any]]:
     """Says to transformers where a checkpoint is, and silences its bars and warnings; ours say what matters.
 
     The many ways in which loading fails become one line that names the checkpoint.
@@ -208,9 +210,9 @@ def _place(checkpoint: Checkpoint, trust_remote_code: bool, what: str = "") -> I
         raise
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        if checkpoint.local and not any(Path(checkpoint.path).glob("*.safetensors")) and not what:
+        if checkpoint.local and not any(Path(checkpoint.path).glob("*.safetensors")) and not label:
             reason = f"{checkpoint.path} holds no *.safetensors file, and no other format is loaded"
-        if not checkpoint.local and not what and "couldn't connect" in reason.lower():
+        if not checkpoint.local and not label and "couldn't connect" in reason.lower():
             reason = (
                 "the model is not on this machine and the hub cannot be reached; fetch it where there is a "
                 f"network (hf download {checkpoint.path}) or name a folder with --model"
@@ -219,7 +221,7 @@ def _place(checkpoint: Checkpoint, trust_remote_code: bool, what: str = "") -> I
             reason = (
                 "it comes with its own code, which is not run unless trust_remote_code is set for this model"
             )
-        raise LoadError(f"{checkpoint.title}: {what}{reason[:400]}") from error
+        raise LoadError(f"{checkpoint.title}: {label}{reason[:400]}") from error
     finally:
         logging.set_verbosity(level)
 

@@ -98,12 +98,12 @@ class _Matcher:
 
     def _after(self, places: frozenset[int], part: _Ends) -> frozenset[int]:
         """Return where a part can end that begins at any of some places."""
-        found: set[int] = set()
+        reachable: set[int] = set()
         for start in places:
             ends = part(start)
             self._step(1 + len(ends))
-            found |= ends
-        return frozenset(found)
+            reachable |= ends
+        return frozenset(reachable)
 
     def _sequence(self, depth: int) -> _Ends:
         parts = []
@@ -140,10 +140,10 @@ class _Matcher:
         """Read what matches a single letter."""
         letter, size = self.pattern[self.place], 1
         if letter == "[":
-            found = _CLASS.match(self.pattern, self.place)
-            if found is None:
+            match = _CLASS.match(self.pattern, self.place)
+            if match is None:
                 raise ValueError(f"the pattern {self.pattern[:80]!r} has a [ without its ]")
-            size = len(found[0])
+            size = len(match[0])
         elif letter == "\\":
             size = 2
         source = self.pattern[self.place : self.place + size]
@@ -151,14 +151,14 @@ class _Matcher:
             raise self._refused(source)
         self.place += size
         if source == ".":
-            return lambda start: self._one(start, start < len(self.text) and self.text[start] != "\n")
+            return lambda start: self._advance(start, start < len(self.text) and self.text[start] != "\n")
         try:
             single = re.compile(source)
         except re.error as error:
             raise ValueError(f"the pattern {self.pattern[:80]!r} is no regular expression: {error}") from None
-        return lambda start: self._one(start, single.match(self.text, start, start + 1) is not None)
+        return lambda start: self._advance(start, single.match(self.text, start, start + 1) is not None)
 
-    def _one(self, start: int, fits: bool) -> frozenset[int]:
+    def _advance(self, start: int, fits: bool) -> frozenset[int]:
         self._step()
         return frozenset({start + 1} if fits else ())
 
@@ -180,30 +180,30 @@ class _Matcher:
 
         def ends(start: int) -> frozenset[int]:
             places, number = frozenset({start}), 0
-            found: set[int] = set()
+            reached: set[int] = set()
             while places and (most is None or number <= most):
                 if number >= least:
-                    if places <= found:
+                    if places <= reached:
                         break
-                    found |= places
+                    reached |= places
                 after = self._after(places, part)
                 if number < least and after == places:
                     # it stands for nothing, so that it stands as often as it has to
                     number = least
                     continue
                 places, number = after, number + 1
-            return frozenset(found)
+            return frozenset(reached)
 
         return self._remembered(ends)
 
     def _remembered(self, ends: _Ends) -> _Ends:
-        known: dict[int, frozenset[int]] = {}
+        results: dict[int, frozenset[int]] = {}
 
         def remembered(start: int) -> frozenset[int]:
-            if start not in known:
-                known[start] = ends(start)
-                self._step(len(known[start]))
-            return known[start]
+            if start not in results:
+                results[start] = ends(start)
+                self._step(len(results[start]))
+            return results[start]
 
         return remembered
 

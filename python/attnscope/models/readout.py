@@ -82,9 +82,9 @@ class Readout:
         if which not in ("top", "bottom"):
             raise ValueError(f"readout: which must be 'top' or 'bottom', got {which!r}")
         columns = self.axes[:, :k] if which == "top" else self.axes[:, width - k :]
-        found = float((self._unit(direction) @ columns).square().sum())
-        p_value = 1.0 if k == width else float(betaincc(k / 2, (width - k) / 2, min(found, 1.0)))
-        return ReadoutShare(min(found, 1.0), k / width, p_value)
+        share = float((self._unit(direction) @ columns).square().sum())
+        p_value = 1.0 if k == width else float(betaincc(k / 2, (width - k) / 2, min(share, 1.0)))
+        return ReadoutShare(min(share, 1.0), k / width, p_value)
 
     def _unit(self, direction: Tensor) -> Tensor:
         wide = as_tensor("readout", "direction", direction).double().cpu()

@@ -96,14 +96,14 @@ def _parse(content: bytes) -> dict[str, Any]:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    header: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in header:
             raise ValueError(f"its header names {key[:80]!r} twice")
         if not _is_text(key):
             raise ValueError(f"its header has the name {key[:80]!r}, which is no text")
-        found[key] = value
-    return found
+        header[key] = value
+    return header
 
 
 def _whole_number(text: str) -> int | float:
@@ -141,37 +141,37 @@ def _tensors_of(header: dict[str, Any], first: int) -> tuple[list[StoredTensor],
     ):
         raise ValueError("its __metadata__ must map texts to texts")
     tensors, spans = [], []
-    for name, about in header.items():
-        dtype, shape, begin, end = _described(name, about)
+    for name, fields in header.items():
+        dtype, shape, begin, end = _described(name, fields)
         tensors.append(StoredTensor(name, dtype, shape, first + begin))
         spans.append((begin, end, name))
     covered = 0
     for begin, end, name in sorted(spans):
         if begin != covered:
-            what = "overlaps another tensor" if begin < covered else f"leaves a hole behind byte {covered}"
-            raise ValueError(f"{name[:80]!r} {what}")
+            fault = "overlaps another tensor" if begin < covered else f"leaves a hole behind byte {covered}"
+            raise ValueError(f"{name[:80]!r} {fault}")
         covered = end
     return tensors, first + covered
 
 
-def _described(name: str, about: Any) -> tuple[str, tuple[int, ...], int, int]:
+def _described(name: str, fields: Any) -> tuple[str, tuple[int, ...], int, int]:
     """Return dtype, shape and range of bytes of a tensor, which fit each other."""
     if len(name) > MAX_TENSOR_NAME:
         raise ValueError(f"a tensor's name has {len(name):,} letters, at most {MAX_TENSOR_NAME:,} are read")
-    if not isinstance(about, dict) or not set(_FIELDS) <= about.keys():
+    if not isinstance(fields, dict) or not set(_FIELDS) <= fields.keys():
         raise ValueError(f"{name[:80]!r} must have {', '.join(_FIELDS)}")
-    extra = {key: value for key, value in about.items() if key not in _FIELDS}
+    extra = {key: value for key, value in fields.items() if key not in _FIELDS}
     for key, value in extra.items():
         if isinstance(value, (dict, list)) or (isinstance(value, str) and not _is_text(value)):
             raise ValueError(f"{name[:80]!r} has the field {key[:80]!r}, which is not of the format")
-    dtype, shape, offsets = (about[field] for field in _FIELDS)
+    dtype, shape, offsets = (fields[field] for field in _FIELDS)
     if not isinstance(dtype, str) or dtype not in BITS:
         raise ValueError(f"{name[:80]!r} has the dtype {str(dtype)[:40]!r}, which is not of the format")
     if not isinstance(shape, list) or not all(map(_is_size, shape)):
         raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]}, expected a list of whole numbers")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
-        given = str(offsets)[:80]
-        raise ValueError(f"{name[:80]!r} has the data_offsets {given}, expected two whole numbers")
+        shown = str(offsets)[:80]
+        raise ValueError(f"{name[:80]!r} has the data_offsets {shown}, expected two whole numbers")
     entries = 1
     for count in shape:
         entries *= count
@@ -179,8 +179,8 @@ def _described(name: str, about: Any) -> tuple[str, tuple[int, ...], int, int]:
             raise ValueError(f"{name[:80]!r} has the shape {str(shape)[:80]}, which no file holds")
     (begin, end), (count, rest) = offsets, divmod(entries * BITS[dtype], 8)
     if end < begin or rest or end - begin != count:
-        taken = f"{dtype} {str(shape)[:80]} takes {count}{' and a part' if rest else ''}"
-        raise ValueError(f"{name[:80]!r} has {end - begin} bytes, {taken}")
+        size = f"{dtype} {str(shape)[:80]} takes {count}{' and a part' if rest else ''}"
+        raise ValueError(f"{name[:80]!r} has {end - begin} bytes, {size}")
     return dtype, tuple(shape), begin, end
 
 

@@ -127,10 +127,10 @@ class Encoder:
         if self.tokenizer is None:
             return [], []
         bare = list(self.tokenizer("a", add_special_tokens=False)["input_ids"])
-        whole = list(self.tokenizer("a")["input_ids"])
-        for at in range(len(whole) - len(bare) + 1):
-            if bare and whole[at : at + len(bare)] == bare:
-                return whole[:at], whole[at + len(bare) :]
+        framed = list(self.tokenizer("a")["input_ids"])
+        for at in range(len(framed) - len(bare) + 1):
+            if bare and framed[at : at + len(bare)] == bare:
+                return framed[:at], framed[at + len(bare) :]
         return [], []
 
     def window(self, ids: Sequence[int], sample: int = 0) -> Encoded:
@@ -144,10 +144,10 @@ class Encoder:
         before, behind = self.frame()
         starts = bool(before) and before[0] == self.bos_id
         before = self._first(before, starts, sample)
-        own = [*ids][: max(0, len(ids) - len(before) - len(behind))]
-        whole = [*before, *own, *behind]
-        self.longest = max(self.longest, len(whole))
-        return Encoded(np.asarray(whole, dtype=np.int32), False, starts and self.bos == "keep")
+        content = [*ids][: max(0, len(ids) - len(before) - len(behind))]
+        framed = [*before, *content, *behind]
+        self.longest = max(self.longest, len(framed))
+        return Encoded(np.asarray(framed, dtype=np.int32), False, starts and self.bos == "keep")
 
     def _beginning(
         self, text: str, most: int | None, guess: int, without: Container[Any] = (), **options: bool
@@ -156,13 +156,17 @@ class Encoder:
         size = len(text) if most is None else guess * (most + _MARGIN)
         while True:
             ids = self.tokenizer(text[:size], verbose=False, **options)["input_ids"]
-            ids = [one for one in ids if one not in without]
+            ids = [token_id for token_id in ids if token_id not in without]
             if most is None or size >= len(text) or len(ids) >= most + _MARGIN:
                 return text[:size], ids
             size *= 4
 
     def _check(self, ids: Sequence[int], sample: int) -> None:
-        outside = [one for one in ids if self.vocabulary is not None and not 0 <= one < self.vocabulary]
+        outside = [
+            token_id
+            for token_id in ids
+            if self.vocabulary is not None and not 0 <= token_id < self.vocabulary
+        ]
         if outside:
             raise ValueError(
                 f"sample {sample}: token id {outside[0]} is outside the vocabulary of {self.vocabulary}"
@@ -171,13 +175,15 @@ class Encoder:
     def names(self, ids: Sequence[int]) -> list[str]:
         """The tokens of ids as texts; without a tokenizer, the ids themselves."""
         if self.tokenizer is None:
-            return [str(one) for one in ids]
-        names = self.tokenizer.convert_ids_to_tokens([int(one) for one in ids])
-        return [str(one) if name is None else str(name) for name, one in zip(names, ids, strict=True)]
+            return [str(token_id) for token_id in ids]
+        names = self.tokenizer.convert_ids_to_tokens([int(token_id) for token_id in ids])
+        return [
+            str(token_id) if name is None else str(name) for name, token_id in zip(names, ids, strict=True)
+        ]
 
     def _ordinary(self, sample: int) -> int:
         special = set(self.tokenizer.all_special_ids)
         draw = random.Random(f"{self.seed}:{sample}")
-        while (one := draw.randrange(len(self.tokenizer))) in special:
+        while (token_id := draw.randrange(len(self.tokenizer))) in special:
             pass
-        return one
+        return token_id

@@ -81,18 +81,18 @@ def effective_unembedding(
     reader = ModelTensors(source) if isinstance(source, nn.Module) else FolderTensors(source)
     entry = unembedding_entry(reader)
     total = entry.shape[0]
-    taken = reader.tokens(total) if rows is None else rows
-    if not 2 <= taken <= total:
+    chosen_rows = reader.tokens(total) if rows is None else rows
+    if not 2 <= chosen_rows <= total:
         raise ValueError(f"effective_unembedding: rows must lie in 2 .. {total}, got {rows}")
     width = entry.shape[1]
     gram = torch.zeros(width, width, dtype=torch.float64, device="cpu")
-    whole = torch.zeros(width, dtype=torch.float64, device="cpu")
-    for block in reader.rows(entry, taken):
+    row_sum = torch.zeros(width, dtype=torch.float64, device="cpu")
+    for block in reader.rows(entry, chosen_rows):
         wide = block.double()
         gram += wide.mT @ wide
-        whole += wide.sum(0)
+        row_sum += wide.sum(0)
     if center:
-        gram -= torch.outer(whole, whole) / taken
+        gram -= torch.outer(row_sum, row_sum) / chosen_rows
     if reader.map.project_out is not None:
         projection = reader.matrix(reader.map.project_out).double()
         gram = projection.mT @ gram @ projection
@@ -104,17 +104,17 @@ def effective_unembedding(
     if fold_norm and reader.map.layer_norm:
         gram = gram - gram.mean(0, keepdim=True)
         gram = gram - gram.mean(1, keepdim=True)
-    return EffectiveUnembedding((gram + gram.mT) / 2, gain, taken)
+    return EffectiveUnembedding((gram + gram.mT) / 2, gain, chosen_rows)
 
 
-def before_unembedding(model: nn.Module, found: WeightMap) -> list[str]:
+def before_unembedding(model: nn.Module, weights: WeightMap) -> list[str]:
     """Names of the modules between the last block and the unembedding: a norm, a projection, or none."""
-    norm = found.final_norm and found.final_norm.removesuffix(".weight")
-    if norm is None and found.layer_norm:  # one without parameters
-        parent = found.blocks.rpartition(".")[0]
+    norm = weights.final_norm and weights.final_norm.removesuffix(".weight")
+    if norm is None and weights.layer_norm:  # one without parameters
+        parent = weights.blocks.rpartition(".")[0]
         inside = dict(model.get_submodule(parent).named_children())
         norm = next((f"{parent}.{name}" for name in OUTSIDE["final_norm"] if name in inside), None)
-    projection = found.project_out and found.project_out.removesuffix(".weight")
+    projection = weights.project_out and weights.project_out.removesuffix(".weight")
     return [name for name in (norm, projection) if name]
 
 
@@ -125,9 +125,9 @@ def unembedding_entry(reader: FolderTensors | ModelTensors) -> WeightEntry:
         )
     roles = ("embed", "unembed") if reader.map.tied else ("unembed",)
     for role in reversed(roles):
-        found = next((entry for entry in reader.map if entry.role == role), None)
-        if found is not None:
-            return found
+        first_entry = next((entry for entry in reader.map if entry.role == role), None)
+        if first_entry is not None:
+            return first_entry
     raise NotImplementedError(
         f"prediction_subspace: {reader.map.model_type or 'the model'} has no unembedding"
     )
@@ -145,8 +145,8 @@ class FolderTensors:
         """Rows that are tokens."""
         from attnscope.models.weight_deltas import vocabulary_of
 
-        known = vocabulary_of(self.folder.path)
-        return min(total, max(known) + 1) if known else total
+        vocabulary = vocabulary_of(self.folder.path)
+        return min(total, max(vocabulary) + 1) if vocabulary else total
 
     def rows(self, entry: WeightEntry, count: int) -> Iterator[Tensor]:
         """The leading rows of a matrix in blocks."""
@@ -196,10 +196,12 @@ class ModelTensors:
         x[1::2] = -1
         if d % 2:
             x[-1] = 0
-        found = torch.ones(d, dtype=torch.float64, device="cpu")
+        gain = torch.ones(d, dtype=torch.float64, device="cpu")
         with torch.no_grad():
             for probe in (x, x.roll(1)) if d % 2 else (x,):
-                one, other = (norm((sign * probe).to(device, kind)).double().cpu() for sign in (1.0, -1.0))
+                positive, other = (
+                    norm((sign * probe).to(device, kind)).double().cpu() for sign in (1.0, -1.0)
+                )
                 seen = probe != 0
-                found[seen] = (one - other)[seen] / (2 * probe[seen])
-        return found
+                gain[seen] = (positive - other)[seen] / (2 * probe[seen])
+        return gain

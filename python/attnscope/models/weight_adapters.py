@@ -69,8 +69,8 @@ class Adapter:
         if not self._targets:
             raise ValueError(f"weight_deltas: the adapter {folder} changes no matrix of the base")
         named = str(self._config.get("base_model_name_or_path") or "")
-        known = {base.path.resolve().name, Path(str(base.config.get("_name_or_path") or ".")).name}
-        if named and Path(named).name not in known:
+        names = {base.path.resolve().name, Path(str(base.config.get("_name_or_path") or ".")).name}
+        if named and Path(named).name not in names:
             _warn.warn(f"weight_deltas: the adapter {folder} was trained on {named}, the base is {base.path}")
 
     def _refuse_other_kinds(self, folder: Path) -> None:
@@ -168,11 +168,11 @@ class Adapter:
         """Layer, role and expert of the base's matrix -> the adapted module that changes it."""
         parts: dict[str, dict[str, str]] = {}
         for tensor in self._files.shapes:
-            found = _PART.match(tensor)
-            if found is None:
+            match = _PART.match(tensor)
+            if match is None:
                 raise ValueError(f"weight_deltas: {tensor} of the adapter is of no kind that is read")
-            if found["part"] != "bias" and found["end"] != ".bias" and "original_module" not in tensor:
-                parts.setdefault(found["module"], {})[found["part"]] = tensor
+            if match["part"] != "bias" and match["end"] != ".bias" and "original_module" not in tensor:
+                parts.setdefault(match["module"], {})[match["part"]] = tensor
         targets: dict[_Key, _Target] = {}
         wrong = []
         for module, names in parts.items():
@@ -187,8 +187,8 @@ class Adapter:
             for entry in entries:
                 targets[entry.key] = _Target(module, names)
         if wrong:
-            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-            raise ValueError(f"weight_deltas: adapter of another base: {'; '.join(wrong[:5])}{more}")
+            others = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise ValueError(f"weight_deltas: adapter of another base: {'; '.join(wrong[:5])}{others}")
         return targets
 
     def _misfit(self, module: str, names: dict[str, str], entries: list[WeightEntry]) -> str:

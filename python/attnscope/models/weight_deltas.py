@@ -129,89 +129,91 @@ def weight_deltas(
     """
     base = WeightFolder(before)
     base_map = weight_map(base.path)
-    wanted = base_map.select(roles, layers)
+    selected = base_map.select(roles, layers)
     if (Path(after).expanduser() / "adapter_config.json").is_file():
         adapter = Adapter(after, base, base_map)
         if not adapter.moves():
             raise ValueError(f"weight_deltas: the adapter {after} was never trained: its factors B are 0")
-        return _adapted(adapter, base, [entry for entry in wanted if adapter.changes(entry)], base_map.tied)
+        return _adapted(adapter, base, [entry for entry in selected if adapter.changes(entry)], base_map.tied)
     tuned = WeightFolder(after)
     tuned_map = weight_map(tuned.path)
-    pairs = _pairs(base_map, tuned_map, wanted)
-    if not any(_differ(base, one, tuned, other) for one, other in pairs):
+    pairs = _pairs(base_map, tuned_map, selected)
+    if not any(_differ(base, entry, tuned, other) for entry, other in pairs):
         raise ValueError(f"weight_deltas: before and after hold the same weights ({before}, {after})")
     tied = {(True, True): "tied", (False, False): ""}.get((base_map.tied, tuned_map.tied), "untied")
     return _subtracted(base, tuned, pairs, tied)
 
 
 def _pairs(
-    before: WeightMap, after: WeightMap, wanted: Iterable[WeightEntry]
+    before: WeightMap, after: WeightMap, selected: Iterable[WeightEntry]
 ) -> list[tuple[WeightEntry, WeightEntry]]:
     """Entries of both sides by layer, role and expert; everything is compared, not what is wanted alone."""
-    one = {entry.key: entry for entry in before}
+    before_by_key = {entry.key: entry for entry in before}
     other = {entry.key: entry for entry in after}
     wrong = [f"{entry.title} is only in before" for entry in before if entry.key not in other]
-    wrong += [f"{entry.title} is only in after" for entry in after if entry.key not in one]
-    for key in one.keys() & other.keys():
-        a, b = one[key].shape, other[key].shape
+    wrong += [f"{entry.title} is only in after" for entry in after if entry.key not in before_by_key]
+    for key in before_by_key.keys() & other.keys():
+        a, b = before_by_key[key].shape, other[key].shape
         # a vocabulary may grow: rows outside the blocks may differ
         if a[1] != b[1] or (a[0] != b[0] and key[0] >= 0):
-            wrong.append(f"{one[key].title} is {list(a)} in before and {list(b)} in after")
+            wrong.append(f"{before_by_key[key].title} is {list(a)} in before and {list(b)} in after")
     if wrong:
-        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"weight_deltas: not one architecture: {'; '.join(sorted(wrong)[:5])}{more}")
-    return [(one[entry.key], other[entry.key]) for entry in wanted]
+        others = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(f"weight_deltas: not one architecture: {'; '.join(sorted(wrong)[:5])}{others}")
+    return [(before_by_key[entry.key], other[entry.key]) for entry in selected]
 
 
 def _subtracted(
     base: WeightFolder, tuned: WeightFolder, pairs: Iterable[tuple[WeightEntry, WeightEntry]], tied: str
 ) -> Iterator[WeightDelta]:
     changed_ids: set[int] | None = None
-    for one, other in pairs:
-        kinds = base.dtypes[one.tensor], tuned.dtypes[other.tensor]
-        rows = min(one.shape[0], other.shape[0])
-        delta, sums = _difference(base, one, tuned, other)
+    for entry, other in pairs:
+        kinds = base.dtypes[entry.tensor], tuned.dtypes[other.tensor]
+        rows = min(entry.shape[0], other.shape[0])
+        delta, sums = _difference(base, entry, tuned, other)
         tokens, left_out = None, 0
-        if one.layer < 0:
+        if entry.layer < 0:
             if changed_ids is None:
                 changed_ids = _changed_ids(base.path, tuned.path)
             left_out = sum(at < rows for at in changed_ids)
-            if left_out or one.shape != other.shape:
+            if left_out or entry.shape != other.shape:
                 tokens = torch.tensor(
                     [at for at in range(rows) if at not in changed_ids], dtype=torch.int64, device="cpu"
                 )
                 delta = delta[tokens] if left_out else delta
         yield WeightDelta(
-            layer=one.layer,
-            role=one.role,
-            expert=one.expert,
+            layer=entry.layer,
+            role=entry.role,
+            expert=entry.expert,
             delta=delta,
             before_dtype=kinds[0],
             after_dtype=kinds[1],
             finite=bool(sums.isfinite().all()),
             sums=sums,
-            tied=tied if one.role == "unembed" else "",
+            tied=tied if entry.role == "unembed" else "",
             tokens=tokens,
             added=other.shape[0] - rows,
-            removed=one.shape[0] - rows,
+            removed=entry.shape[0] - rows,
             changed=left_out,
         )
         del delta
 
 
 def _difference(
-    base: WeightFolder, one: WeightEntry, tuned: WeightFolder, other: WeightEntry
+    base: WeightFolder, entry: WeightEntry, tuned: WeightFolder, other: WeightEntry
 ) -> tuple[Tensor, Tensor]:
     """W(after) − W(before) over the rows of both, and the sums of `delta_statistics`."""
-    rows = min(one.shape[0], other.shape[0])
-    double = "float64" in (base.dtypes[one.tensor], tuned.dtypes[other.tensor])
-    delta = torch.empty(rows, one.shape[1], dtype=torch.float64 if double else torch.float32, device="cpu")
+    rows = min(entry.shape[0], other.shape[0])
+    double = "float64" in (base.dtypes[entry.tensor], tuned.dtypes[other.tensor])
+    delta = torch.empty(rows, entry.shape[1], dtype=torch.float64 if double else torch.float32, device="cpu")
     sums = torch.zeros(7, dtype=torch.float64, device="cpu")
-    if (one.transposed, one.rows) != (other.transposed, other.rows):
-        before = whole_matrix(base, one)[:rows]
+    if (entry.transposed, entry.rows) != (other.transposed, other.rows):
+        before = whole_matrix(base, entry)[:rows]
         delta.copy_(whole_matrix(tuned, other)[:rows]).sub_(before)
         return delta, _core.delta_statistics(before, delta + before, None)[0]
-    for (index, old), (_, new) in zip(_matrix_blocks(base, one), _matrix_blocks(tuned, other), strict=False):
+    for (index, old), (_, new) in zip(
+        _matrix_blocks(base, entry), _matrix_blocks(tuned, other), strict=False
+    ):
         if (index[0].start or 0) >= rows:
             break
         piece = delta[index]
@@ -219,41 +221,41 @@ def _difference(
         if piece.is_contiguous() and piece.dtype == torch.promote_types(
             torch.promote_types(old.dtype, new.dtype), torch.float32
         ):
-            own, _ = _core.delta_statistics(old, new, piece)
+            statistics, _ = _core.delta_statistics(old, new, piece)
         else:
-            own, _ = _core.delta_statistics(old, new, None)
+            statistics, _ = _core.delta_statistics(old, new, None)
             piece.copy_(new).sub_(old.to(piece.dtype))
-        largest = torch.maximum(sums[6], own[6])
-        sums += own
+        largest = torch.maximum(sums[6], statistics[6])
+        sums += statistics
         sums[6] = largest
     return delta, sums
 
 
 def _matrix_blocks(folder: WeightFolder, entry: WeightEntry) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
     """The matrix [out, in] of an entry piece by piece: where each piece goes, and its values."""
-    everything = slice(None)
+    all_rows = slice(None)
     if entry.transposed:
         # blocks of the stored rows are columns of the matrix; its rows are all in each
         for first, block in folder.blocks(entry.tensor, entry.index):
             columns = WeightEntry(
                 entry.layer, entry.role, None, (entry.shape[0], len(block)), "", entry.rows, None, True
             )
-            yield (everything, slice(first, first + len(block))), columns.of(block)
+            yield (all_rows, slice(first, first + len(block))), columns.of(block)
         return
     done = 0
     for first, end in entry.rows.runs() if entry.rows else [(0, entry.shape[0])]:
         for row, block in folder.blocks(entry.tensor, entry.index, first, end):
-            yield (slice(done + row - first, done + row - first + len(block)), everything), block
+            yield (slice(done + row - first, done + row - first + len(block)), all_rows), block
         done += end - first
 
 
-def _differ(base: WeightFolder, one: WeightEntry, tuned: WeightFolder, other: WeightEntry) -> bool:
+def _differ(base: WeightFolder, entry: WeightEntry, tuned: WeightFolder, other: WeightEntry) -> bool:
     """Whether two matrices differ anywhere; reads as far as the first block that does."""
-    if one.shape != other.shape:
+    if entry.shape != other.shape:
         return True
-    if one.transposed != other.transposed or one.rows != other.rows:
-        return not torch.equal(whole_matrix(base, one).double(), whole_matrix(tuned, other).double())
-    pieces = zip(_matrix_blocks(base, one), _matrix_blocks(tuned, other), strict=True)
+    if entry.transposed != other.transposed or entry.rows != other.rows:
+        return not torch.equal(whole_matrix(base, entry).double(), whole_matrix(tuned, other).double())
+    pieces = zip(_matrix_blocks(base, entry), _matrix_blocks(tuned, other), strict=True)
     return any(not bool((a == b).all()) for (_, a), (_, b) in pieces)
 
 
@@ -304,8 +306,8 @@ def whole_matrix(folder: WeightFolder, entry: WeightEntry) -> Tensor:
 
 def _changed_ids(before: Path, after: Path) -> set[int]:
     """Ids that the two folders' tokenizers give to different tokens; none where one has no tokenizer.json."""
-    one, other = vocabulary_of(before), vocabulary_of(after)
-    return {at for at in one.keys() & other.keys() if one[at] != other[at]}
+    old_ids, other = vocabulary_of(before), vocabulary_of(after)
+    return {at for at in old_ids.keys() & other.keys() if old_ids[at] != other[at]}
 
 
 def vocabulary_of(folder: Path) -> dict[int, str]:

@@ -53,10 +53,10 @@ def place_of(tensor: str) -> Place | None:
     >>> place_of("gpt_neox.layers.3.attention.dense.weight")
     Place(stack='gpt_neox.layers', layer=3, name='attention.dense')
     """
-    found = _PLACE.match(tensor)
-    if found is None:
+    match = _PLACE.match(tensor)
+    if match is None:
         return None
-    return Place(found["stack"], int(found["layer"]), found["name"].removesuffix(".weight"))
+    return Place(match["stack"], int(match["layer"]), match["name"].removesuffix(".weight"))
 
 
 class Rows(NamedTuple):
@@ -171,11 +171,11 @@ class WeightMap:
 
     def __getitem__(self, key: tuple[int, str] | tuple[int, str, int | None]) -> WeightEntry:
         """The entry of (layer, role) or (layer, role, expert); layer -1 holds embed and unembed."""
-        wanted = key if len(key) == 3 else (*key, None)
+        full_key = key if len(key) == 3 else (*key, None)
         for entry in self.entries:
-            if entry.key == wanted:
+            if entry.key == full_key:
                 return entry
-        raise KeyError(f"{wanted}{nearest(str(wanted[1]), self.roles)}")
+        raise KeyError(f"{full_key}{nearest(str(full_key[1]), self.roles)}")
 
     def __iter__(self) -> Iterator[WeightEntry]:
         return iter(self.entries)
@@ -238,8 +238,8 @@ def whole_setting(key: str, value: Any) -> int:
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < _MOST:
         # Python refuses to write whole numbers of more than some thousand digits
-        given = "a long number" if isinstance(value, int) and value.bit_length() > 64 else repr(value)[:80]
-        raise WeightMapError(f"weight_map: {key} of the configuration must be a whole number, got {given}")
+        shown = "a long number" if isinstance(value, int) and value.bit_length() > 64 else repr(value)[:80]
+        raise WeightMapError(f"weight_map: {key} of the configuration must be a whole number, got {shown}")
     return int(value)
 
 
@@ -291,13 +291,13 @@ def entries_of(
         height, width = width, height
     fused = claim.means in LAYOUTS
     parts = LAYOUTS[claim.means](heads, kv, height) if fused else FusedRows(1, ((claim.means, 1),))
-    whole = parts.repeats * sum(share for _, share in parts.shares)
-    if not whole or height % whole:
+    total_rows = parts.repeats * sum(share for _, share in parts.shares)
+    if not total_rows or height % total_rows:
         raise WeightMapError(
             f"weight_map: {tensor} has {height} rows, which {heads} heads and {kv} key-value heads of the "
             f"configuration do not divide into {', '.join(role for role, _ in parts.shares)}"
         )
-    unit = height // whole
+    unit = height // total_rows
     start = 0
     for role, share in parts.shares:
         rows = Rows(start, share * unit, height // parts.repeats, parts.repeats) if fused else None
@@ -343,16 +343,16 @@ def out_gains(shapes: Mapping[str, tuple[int, ...]], place: Place) -> dict[str, 
 def outside_of(shapes: Mapping[str, tuple[int, ...]], role: str, stack: str) -> str | None:
     """The tensor of a role outside the blocks; of several the one closest to the stack."""
     parent = stack.rpartition(".")[0]
-    found = []
+    candidates = []
     for name, shape in shapes.items():
         owner, _, last = name.removesuffix(".weight").rpartition(".")
         if last not in OUTSIDE[role] or place_of(name) is not None:
             continue
         # the norm before the unembedding stands beside the list of blocks; others belong to embeddings, heads
         if len(shape) == 2 if role != "final_norm" else len(shape) == 1 and owner == parent:
-            found.append(name)
+            candidates.append(name)
     near = stack.split(".")
-    return max(found, key=lambda name: sum(map(eq, name.split("."), near)), default=None)
+    return max(candidates, key=lambda name: sum(map(eq, name.split("."), near)), default=None)
 
 
 def tied_tables(folder: WeightFolder, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -368,8 +368,8 @@ def tied_tables(folder: WeightFolder, settings: Mapping[str, Any]) -> dict[str, 
     embed, unembed = (outside_of(folder.shapes, role, stack) for role in ("embed", "unembed"))
     if embed is None or unembed is None or embed == unembed or not _ties(settings):
         return {}
-    one, other = ((folder.shapes[name], folder.dtypes[name]) for name in (embed, unembed))
-    if one != other or len(one[0]) != 2:
+    embedding, other = ((folder.shapes[name], folder.dtypes[name]) for name in (embed, unembed))
+    if embedding != other or len(embedding[0]) != 2:
         return {}
     pairs = zip(folder.blocks(embed), folder.blocks(unembed), strict=True)
     if all(torch.equal(block, others) for (_, block), (_, others) in pairs):

@@ -60,31 +60,31 @@ def verify_weight_map(model: nn.Module, map: WeightMap | None = None) -> None:
     References:
         Vaswani et al., Attention is all you need, 2017, for what queries, keys and values do.
     """
-    found = weight_map(model) if map is None else map
-    attention = _middle(found, "q")
-    if attention is None or (attention, "o", None) not in {entry.key for entry in found}:
+    weights = weight_map(model) if map is None else map
+    attention = _middle(weights, "q")
+    if attention is None or (attention, "o", None) not in {entry.key for entry in weights}:
         raise WeightMapError("verify_weight_map: no layer has both q and o, so nothing can be proved")
-    _check_attention(_Block(model, found, attention), attention)
-    feed_forward = _middle(found, "gate")
+    _check_attention(_Block(model, weights, attention), attention)
+    feed_forward = _middle(weights, "gate")
     if feed_forward is not None:
-        _check_gate(_Block(model, found, feed_forward), feed_forward)
+        _check_gate(_Block(model, weights, feed_forward), feed_forward)
 
 
-def _middle(found: WeightMap, role: str) -> int | None:
+def _middle(weights: WeightMap, role: str) -> int | None:
     """The middle one of the layers that have the role."""
-    layers = sorted({entry.layer for entry in found if entry.role == role})
+    layers = sorted({entry.layer for entry in weights if entry.role == role})
     return layers[len(layers) // 2] if layers else None
 
 
 class _Block:
     """One block of a model, replayed on the inputs that it got in one forward pass."""
 
-    def __init__(self, model: nn.Module, found: WeightMap, layer: int) -> None:
-        self.entries = [entry for entry in found if entry.layer == layer]
-        self._name = f"{found.blocks}.{layer}"
+    def __init__(self, model: nn.Module, weights: WeightMap, layer: int) -> None:
+        self.entries = [entry for entry in weights if entry.layer == layer]
+        self._name = f"{weights.blocks}.{layer}"
         block = model.get_submodule(self._name)
-        self._args, self._kwargs = _inputs(model, found, block)
-        half = any(one.dtype in (torch.float16, torch.bfloat16) for one in block.parameters())
+        self._args, self._kwargs = _inputs(model, weights, block)
+        half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in block.parameters())
         self._block = copy.deepcopy(block).float() if half else block
         self._args, self._kwargs = _fresh(self._args, half), _fresh(self._kwargs, half)
         self._plain: dict[tuple[int, bool], Tensor] = {}
@@ -190,7 +190,7 @@ def _check_attention(block: _Block, layer: int) -> None:
             f"verify_weight_map: {keys[0].title} ({keys[0].tensor}) is no key: noise in it moves other "
             f"tokens by {curved[0]:.1g} of the largest move, {curved[1]:.1g} of that not affinely"
         )
-    for entry in (one for role in _QUERIES for one in block.of(role)):
+    for entry in (query_entry for role in _QUERIES for query_entry in block.of(role)):
         moved, _ = _bend(block, watched, entry, size, others)
         if moved > 1e-6:
             raise WeightMapError(
@@ -265,7 +265,7 @@ def _scaled(block: _Block, entries: Sequence[WeightEntry], factor: float) -> Ite
     parameters = {
         entry.tensor: getattr(block.owner(entry), entry.tensor.rpartition(".")[2]) for entry in entries
     }
-    kept = {name: one.detach().clone() for name, one in parameters.items()}
+    originals = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     try:
         with torch.no_grad():
             for entry in entries:
@@ -273,8 +273,8 @@ def _scaled(block: _Block, entries: Sequence[WeightEntry], factor: float) -> Ite
         yield
     finally:
         with torch.no_grad():
-            for name, one in parameters.items():
-                one.copy_(kept[name])
+            for name, parameter in parameters.items():
+                parameter.copy_(originals[name])
 
 
 def _row_numbers(entry: WeightEntry) -> Tensor:
@@ -284,19 +284,19 @@ def _row_numbers(entry: WeightEntry) -> Tensor:
     return torch.cat([torch.arange(first, end, device="cpu") for first, end in entry.rows.runs()])
 
 
-def _inputs(model: nn.Module, found: WeightMap, block: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _inputs(model: nn.Module, weights: WeightMap, block: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What one block is called with in a forward pass of random tokens."""
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    embed = next((entry for entry in found if entry.role == "embed"), None)
+    embed = next((entry for entry in weights if entry.role == "embed"), None)
     if embed is None:
         raise WeightMapError("verify_weight_map: the model has no token embedding, so nothing can be proved")
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(embed.shape[0], (1, _TOKENS), generator=generator, device="cpu")
     inputs: dict[str, Any] = {"input_ids": ids.to(next(model.parameters()).device)}
-    taken = inspect.signature(model.forward).parameters
-    if "attention_mask" in taken:
+    arguments = inspect.signature(model.forward).parameters
+    if "attention_mask" in arguments:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    if "use_cache" in taken:
+    if "use_cache" in arguments:
         inputs["use_cache"] = False
     keeping = block.register_forward_pre_hook(
         lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
@@ -304,7 +304,7 @@ def _inputs(model: nn.Module, found: WeightMap, block: nn.Module) -> tuple[tuple
     with keeping, torch.no_grad(), evaluating(model):
         model(**inputs)
     if not seen:
-        raise WeightMapError(f"verify_weight_map: {found.blocks} did not run in a forward pass")
+        raise WeightMapError(f"verify_weight_map: {weights.blocks} did not run in a forward pass")
     return seen[0]
 
 
@@ -313,9 +313,9 @@ def _fresh(value: Any, half: bool) -> Any:
     if isinstance(value, Tensor):
         return value.float() if half and value.is_floating_point() else value
     if isinstance(value, (tuple, list)):
-        return type(value)(_fresh(one, half) for one in value)
+        return type(value)(_fresh(element, half) for element in value)
     if isinstance(value, dict):
-        return {name: _fresh(one, half) for name, one in value.items()}
+        return {name: _fresh(element, half) for name, element in value.items()}
     return None if hasattr(value, "get_seq_length") else value
 
 

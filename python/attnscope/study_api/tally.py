@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from attnscope._warn import NonFiniteWarning, NotAttentionWarning, counted
+from attnscope._warn import NonFiniteWarning, NotAttentionWarning, collect_warnings
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Tally:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Gathers the metrics' warnings on maps without a value: a count per run, not a line per layer."""
-        with counted() as found:
+        with collect_warnings() as found:
             yield
         for one in found:
             # captured rows are a softmax; with a learned sink they sum to less
@@ -44,7 +44,7 @@ class Tally:
                 tally[one.function] += one.count
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Adds what another process has counted, as plain data."""
+        """Adds what another process has collect_warnings, as plain data."""
         for name, value in other.items():
             if isinstance(value, Mapping):
                 getattr(self, name).update(value)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from attnscope._safe_text import mark_controls
-from attnscope._warn import warned_once
+from attnscope._warn import aggregate_warnings
 from attnscope.capture.module_tracing import model_hint
 from attnscope.engine.results import Results
 from attnscope.engine.storage.files import write_bytes
@@ -144,7 +144,7 @@ def view(
     for option, (taker, instead_of_it) in _OPTION_KINDS.items():
         if options[option] is not None and taker != kind:
             raise ValueError(f"view: {option} does not go with {kind}, {instead_of_it}")
-    with warned_once(rows=kind == "tensors"):
+    with aggregate_warnings(rows=kind == "tensors"):
         if results:
             from attnscope.view.stored import contents_of_results
 

@@ -41,7 +41,7 @@ def verdicts(rng, effect, offset):
         if statistic == "shift_of_rest":
             continue
         values = sign * effect + offset * rng.standard_normal() + heavy(rng, TEXTS)
-        rows.append({"statistic": statistic, **associations.gained(values, OPTIONS, 0)})
+        rows.append({"statistic": statistic, **associations.mean_with_sign_test(values, OPTIONS, 0)})
         own = offset * rng.standard_normal((CONTROLS, 1)) + heavy(rng, CONTROLS, TEXTS)
         controls[statistic] = own.mean(1).tolist()
     draws = [

@@ -110,8 +110,8 @@ def test_token_and_text_effects_cancel_in_an_exchange_and_a_gain_at_home_is_foun
         made = additive(delta=delta)
         gain = associations.unit_gain(made, made.measures["share"][0], made.pairs())
         np.testing.assert_allclose(gain, delta, atol=1e-12)
-        assert associations.manipulation(made, OPTIONS, 0)["estimate"] == pytest.approx(5.0)
-        rows = associations.exchanged(made, OPTIONS, 0)
+        assert associations.swap_cost(made, OPTIONS, 0)["estimate"] == pytest.approx(5.0)
+        rows = associations.swap_effects(made, OPTIONS, 0)
         assert rows[0]["n"] == 4
         assert rows[0]["estimate"] == pytest.approx(delta, abs=1e-12)
 
@@ -184,7 +184,7 @@ def test_points_of_a_control_are_the_estimates_of_a_model():
     rows = {(row["layer"], row["design"]): row for row in estimates.points(made) if row["measure"] == "share"}
     within = {row["layer"]: row for row in associations.within(made, OPTIONS, 0)}
     swap = {
-        row["layer"]: row for row in associations.exchanged(made, OPTIONS, 0) if row["measure"] == "share"
+        row["layer"]: row for row in associations.swap_effects(made, OPTIONS, 0) if row["measure"] == "share"
     }
     for layer in (0, 1):
         assert rows[layer, "within"]["estimate"] == pytest.approx(within[layer]["estimate"])

@@ -273,12 +273,12 @@ def test_tables_take_memory_from_the_c_library_and_their_own_allocator_comes_bac
     import pyarrow as pa
 
     before = pa.default_memory_pool()
-    with _memory.tables_given_back(), _memory.tables_given_back():
+    with _memory.system_arrow_pool(), _memory.system_arrow_pool():
         assert pa.default_memory_pool().backend_name == "system"
         table = pa.table({"n": list(range(1000))})
         assert table.nbytes == 8000
     assert pa.default_memory_pool().backend_name == before.backend_name
-    with pytest.raises(KeyError), _memory.tables_given_back():
+    with pytest.raises(KeyError), _memory.system_arrow_pool():
         raise KeyError
     assert pa.default_memory_pool().backend_name == before.backend_name
     assert table["n"].to_pylist()[-1] == 999

@@ -18,7 +18,7 @@ import xarray as xr
 import attnscope as asc
 import models
 from attnscope import _checks, _core
-from attnscope._row_sums import judge_rows
+from attnscope._row_sums import check_row_sums
 from attnscope._warn import NotAttentionWarning
 
 
@@ -280,13 +280,13 @@ def test_rows_that_are_not_numbers_are_another_warnings_matter():
     maps[0, 1, -1, 0] = torch.inf
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotAttentionWarning)
-        assert judge_rows("f", maps, None) is None
+        assert check_row_sums("f", maps, None) is None
 
 
 def test_a_million_views_of_one_map_are_judged_by_some():
     many = (MAPS[0, 0] * 2).expand(2**20, 9, 9)
     with pytest.warns(NotAttentionWarning, match="rows of 64 of 64 maps"):
-        judge_rows("f", many, None)
+        check_row_sums("f", many, None)
 
 
 def test_singular_values_are_of_any_matrix():

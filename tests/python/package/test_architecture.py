@@ -161,7 +161,7 @@ HEAVY = {"torch", "transformers", "matplotlib", "pandas", "pyarrow", "pydantic",
 def test_importing_the_package_loads_nothing_else():
     loaded = loaded_by("import attnscope")
     assert not loaded & (HEAVY | {"typer"})
-    assert {name for name in loaded if name.startswith("attnscope")} == {"attnscope"}
+    assert {name for name in loaded if name.startswith("attnscope")} == {"attnscope", "attnscope._extras"}
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

@@ -115,7 +115,7 @@ def boundary(
         _powers.unscaled(squared - scatter, scales, power=2),
         _powers.unscaled((first.mean + second.mean) / 2, scales),
     )
-    return _checks.finished(name, reference_cloud, result, int(bad.sum()), "clouds")
+    return _checks.warn_non_finite(name, reference_cloud, result, int(bad.sum()), "clouds")
 
 
 class _Moments(NamedTuple):

@@ -74,7 +74,7 @@ def cloud_distances(
     distances = distances_of(name, cloud, chosen).tensor
     # A cloud is NaN as a whole or not at all, and its first point is always inside.
     bad = int(distances[..., 0, 0].isnan().sum())
-    _checks.finished(name, cloud, None, bad, "clouds")
+    _checks.warn_non_finite(name, cloud, None, bad, "clouds")
     return distances
 
 

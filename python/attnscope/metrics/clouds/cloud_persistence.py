@@ -57,7 +57,7 @@ def cloud_persistence(
         `persistence`.
     """
     name = "cloud_persistence"
-    dimension = _checks.whole(name, "max_dimension", max_dimension)
+    dimension = _checks.whole_number(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(
             f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}; GUDHI computes higher ones "
@@ -65,7 +65,7 @@ def cloud_persistence(
         )
     checked = metric_argument(name, points, metric, lengths)
     kernel_arguments = (dimension, "max", "distance")
-    bars = _checks.computed(_core.persistence, name, checked, *kernel_arguments, unit="clouds")
+    bars = _checks.call_and_warn(_core.persistence, name, checked, *kernel_arguments, unit="clouds")
     return Barcodes(*(*bars, checked.leading))
 
 

@@ -100,7 +100,7 @@ def cloud_spectrum(points: Tensor, *, center: bool = True, lengths: _checks.Leng
     bad = int((~finite).sum())
     if bad:
         result = CloudSpectrum(*(torch.where(_like(finite, values), values, torch.nan) for values in result))
-    return _checks.finished(name, cloud, result, bad, "clouds")
+    return _checks.warn_non_finite(name, cloud, result, bad, "clouds")
 
 
 def _like(finite: Tensor, values: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ def cloud_components(
     checked = metric_argument(name, points, metric, lengths)
     kernel_arguments = (values, values.numel(), least)
     return CloudComponents(
-        *_checks.computed(_core.cloud_components, name, checked, *kernel_arguments, unit="clouds")
+        *_checks.call_and_warn(_core.cloud_components, name, checked, *kernel_arguments, unit="clouds")
     )
 
 
@@ -140,7 +140,7 @@ def fragmentation(
     checked = metric_argument(name, points, metric, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
     kernel_arguments = (chosen, 1 if chosen is None else len(chosen))
-    return _checks.computed(_core.fragmentation, name, checked, *kernel_arguments, unit="clouds")
+    return _checks.call_and_warn(_core.fragmentation, name, checked, *kernel_arguments, unit="clouds")
 
 
 # Four points on a line: merges at 1, 1 and 9; distances 1, 1, 9, 10, 10, 11.

@@ -92,7 +92,7 @@ def local_dimension(
         Ghahramani, Comments on it, 2005.
     """
     name = "local_dimension"
-    neighbour_counts = [_checks.whole(name, "k", count) for count in numbers_argument(name, "k", k)]
+    neighbour_counts = [_checks.whole_number(name, "k", count) for count in numbers_argument(name, "k", k)]
     if not neighbour_counts or min(neighbour_counts) < 2:
         raise ValueError(f"{name}: k must be one or more numbers of at least 2, got {k!r}")
     checked = distances_or_euclidean(name, points, distances, lengths)
@@ -105,7 +105,7 @@ def local_dimension(
     is_shared = labels is None or labels.ndim == 1
     kernel_arguments = (labels, is_shared, chosen, 1 if chosen is None else len(chosen), neighbour_counts)
     return LocalDimension(
-        *_checks.computed(_core.local_dimension, name, checked, *kernel_arguments, unit="clouds")
+        *_checks.call_and_warn(_core.local_dimension, name, checked, *kernel_arguments, unit="clouds")
     )
 
 
@@ -159,7 +159,7 @@ def two_nn(
     checked = distances_or_euclidean(name, points, distances, lengths)
     chosen = subsets_argument(name, subsets, checked.n)
     kernel_arguments = (chosen, 1 if chosen is None else len(chosen), share)
-    return _checks.computed(_core.two_nn, name, checked, *kernel_arguments, unit="clouds")
+    return _checks.call_and_warn(_core.two_nn, name, checked, *kernel_arguments, unit="clouds")
 
 
 # The numbers 0, 1 and e.

@@ -93,7 +93,7 @@ def null_clouds(
     outside = ~sees[..., None] | (freedom < 1)
     result = _powers.unscaled(result.movedim(0, -1), scales).movedim(-1, 0)
     result = result.masked_fill(outside, torch.nan)
-    return _checks.finished(name, cloud, result, bad, "clouds")
+    return _checks.warn_non_finite(name, cloud, result, bad, "clouds")
 
 
 def null_directions(

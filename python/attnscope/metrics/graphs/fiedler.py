@@ -61,7 +61,7 @@ def fiedler_value(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
     _checks.choice_argument(name, "precision", precision, ("exact", "fast"))
-    return _checks.computed(_core.fiedler_value, name, checked, *graph_options, precision)
+    return _checks.call_and_warn(_core.fiedler_value, name, checked, *graph_options, precision)
 
 
 def fiedler_vector(
@@ -98,7 +98,7 @@ def fiedler_vector(
     name = "fiedler_vector"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
-    return _checks.computed(_core.fiedler_vector, name, checked, *graph_options)
+    return _checks.call_and_warn(_core.fiedler_vector, name, checked, *graph_options)
 
 
 QUANTITIES = (

@@ -96,7 +96,7 @@ def graph_statistics(
     name = "graph_statistics"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     levels = _checks.thresholds_argument(name, thresholds, checked)
-    return GraphStatistics(*_checks.computed(_core.graph_statistics, name, checked, levels))
+    return GraphStatistics(*_checks.call_and_warn(_core.graph_statistics, name, checked, levels))
 
 
 def _of_graph(field: str, label: str, meaning: str, expected: float, **fields: Any) -> Quantity:

@@ -69,11 +69,11 @@ def laplacian_eigenvalues(
     """
     name = "laplacian_eigenvalues"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    count = checked.n if k is None else _checks.whole(name, "k", k)
+    count = checked.n if k is None else _checks.whole_number(name, "k", k)
     if not 1 <= count <= checked.n:
         raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
-    return _checks.computed(_core.laplacian_eigenvalues, name, checked, count, *graph_options)
+    return _checks.call_and_warn(_core.laplacian_eigenvalues, name, checked, count, *graph_options)
 
 
 def laplacian_gap(
@@ -108,7 +108,7 @@ def laplacian_gap(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     graph_options = graph_arguments(name, symmetrize, threshold, normalized)
     count = min(checked.n, 3)
-    return gap_of(_checks.computed(_core.laplacian_eigenvalues, name, checked, count, *graph_options))
+    return gap_of(_checks.call_and_warn(_core.laplacian_eigenvalues, name, checked, count, *graph_options))
 
 
 def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ def betti_numbers(
     checked = attention_of_topology(name, attention, lengths, validate=validate)
     levels = _checks.thresholds_argument(name, thresholds, checked)
     _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
-    return _checks.computed(_core.betti_numbers, name, checked, levels, symmetrize)
+    return _checks.call_and_warn(_core.betti_numbers, name, checked, levels, symmetrize)
 
 
 # Weights of these types can be read back from births and deaths, 1.0 − w in float64, to the last tie from

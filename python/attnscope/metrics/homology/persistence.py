@@ -74,12 +74,12 @@ def persistence(
     """
     name = "persistence"
     checked = attention_of_topology(name, attention, lengths, validate=validate)
-    dimension = _checks.whole(name, "max_dimension", max_dimension)
+    dimension = _checks.whole_number(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}")
     _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
     _checks.choice_argument(name, "metric", metric, ("attention", "hellinger"))
-    bars = _checks.computed(_core.persistence, name, checked, dimension, symmetrize, metric)
+    bars = _checks.call_and_warn(_core.persistence, name, checked, dimension, symmetrize, metric)
     return Barcodes(*(*bars, checked.leading))
 
 

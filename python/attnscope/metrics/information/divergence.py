@@ -103,7 +103,7 @@ def divergence_of(
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         sink_divergence = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
         result += sink_divergence / checked.inside().sum(-1)
-    return _checks.finished(name, checked.layers, result, non_finite, "layers")
+    return _checks.warn_non_finite(name, checked.layers, result, non_finite, "layers")
 
 
 def sink_removal(
@@ -174,7 +174,7 @@ def sink_removal(
     reduction = torch.where(silent, 0.0, kl_before - kl_after).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
     result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)
-    return _checks.finished(name, checked.layers, result, non_finite, "layers")
+    return _checks.warn_non_finite(name, checked.layers, result, non_finite, "layers")
 
 
 def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:

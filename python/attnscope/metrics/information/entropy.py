@@ -69,7 +69,7 @@ def attention_entropy(
     seen = _checks.support_argument(name, support, checked)
     normalized = _checks.flag(name, "normalized", normalized)
     mass = None if sink_mass is None else sink_mass_argument(name, sink_mass, checked)
-    result = _checks.computed(_core.attention_entropy, name, checked, seen, normalized and mass is None)
+    result = _checks.call_and_warn(_core.attention_entropy, name, checked, seen, normalized and mass is None)
     if mass is not None:
         result -= torch.xlogy(mass, mass)
         if normalized:

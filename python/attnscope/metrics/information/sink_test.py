@@ -137,7 +137,7 @@ def tested_sinks(
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     alpha = _checks.fraction_argument(function, "alpha", alpha)
     seen = _checks.support_argument(function, support, checked)
-    sums = _checks.computed(_core.far_attention, function, checked, seen)
+    sums = _checks.call_and_warn(_core.far_attention, function, checked, seen)
     # In NumPy, as torch's own loops wait for ever in a child of fork() whose parent used several threads.
     mass, expected, variance, largest, uniform, queries = (values.cpu().numpy() for values in sums)
     needed = np.maximum(SHARE_OF_QUERIES * queries.max(-1, keepdims=True), FEWEST_QUERIES)

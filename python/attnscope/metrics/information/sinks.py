@@ -164,7 +164,7 @@ def sink_tokens(
         return tested_sinks(name, attention, alpha, support, lengths, validate).sinks
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    return _checks.computed(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
+    return _checks.call_and_warn(_core.sink_tokens, name, checked, seen, tau, gamma, visibility)
 
 
 def sink_position(
@@ -394,7 +394,7 @@ def from_one_read(
         visibility,
         first_and_queries,
     )
-    incoming, entropy, positions, shares, uniform, top = _checks.computed(
+    incoming, entropy, positions, shares, uniform, top = _checks.call_and_warn(
         _core.sink_statistics, function, checked, *kernel_arguments, min(k, n)
     )
     results: dict[str, Any] = {"incoming_attention": incoming, "attention_entropy": entropy}

@@ -87,7 +87,7 @@ def span_attention(
     ends = _spans_argument(name, spans, checked)
     if special is not None:
         special = _checks.flags_argument(name, "special", special, (*checked.leading, checked.n))
-    return SpanAttention(*_checks.computed(_core.span_attention, name, checked, seen, ends, special))
+    return SpanAttention(*_checks.call_and_warn(_core.span_attention, name, checked, seen, ends, special))
 
 
 def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> list[int]:

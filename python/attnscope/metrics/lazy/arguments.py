@@ -103,7 +103,7 @@ def slice_argument(name: str, part: slice | int, size: int) -> slice:
         if step != 1:
             raise ValueError(f"{_NAME}: {name} must be a slice of step 1, got step {step}")
         return slice(start, max(start, stop))
-    index = _checks.whole(_NAME, name, part)
+    index = _checks.whole_number(_NAME, name, part)
     if not -size <= index < size:
         raise ValueError(f"{_NAME}: {name} must lie between {-size} and {size - 1}, got {index}")
     return slice(index % size, index % size + 1)

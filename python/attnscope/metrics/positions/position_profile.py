@@ -72,8 +72,8 @@ class PositionProfile:
 
     def __init__(self, n: int, *, groups: int = 16, queries: Sequence[int] | None = None) -> None:
         name = "PositionProfile"
-        self.n = _checks.whole(name, "n", n)
-        self.groups = _checks.whole(name, "groups", groups)
+        self.n = _checks.whole_number(name, "n", n)
+        self.groups = _checks.whole_number(name, "groups", groups)
         if self.n < 2:
             raise ValueError(f"{name}: n must be at least 2, got {n}")
         if self.groups < 1:
@@ -144,7 +144,7 @@ class PositionProfile:
         groups_of_texts = (
             places_argument(name, "group", group)
             if isinstance(group, Iterable)
-            else [_checks.whole(name, "group", group)] * len(maps)
+            else [_checks.whole_number(name, "group", group)] * len(maps)
         )
         if len(groups_of_texts) != len(maps):
             raise ValueError(f"{name}: group must hold {len(maps)} numbers, got {len(groups_of_texts)}")
@@ -302,7 +302,7 @@ class PositionProfile:
         """
         if not isinstance(queries, (tuple, list)) or len(queries) != 2:
             raise ValueError(f"PositionProfile: queries must be the first and the last, got {queries!r}")
-        low, high = (_checks.whole("PositionProfile", "queries", bound) for bound in queries)
+        low, high = (_checks.whole_number("PositionProfile", "queries", bound) for bound in queries)
         left_out = places_argument("PositionProfile", "without", without)
         among = self.queries if attention_stored else range(self.m)
         rows = [i for i in among if low <= i <= high and i not in left_out]

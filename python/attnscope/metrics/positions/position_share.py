@@ -196,7 +196,7 @@ def places_argument(function: str, name: str, value: Any) -> list[int]:
         entries = list(value)
     except TypeError:
         raise TypeError(f"{function}: {name} must be a list of whole numbers, got {value!r}") from None
-    return [_checks.whole(function, name, entry) for entry in entries]
+    return [_checks.whole_number(function, name, entry) for entry in entries]
 
 
 SOURCES = (position_share,)

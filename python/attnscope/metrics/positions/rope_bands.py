@@ -94,7 +94,7 @@ def rope_bands(
             f"{tuple(k.shape)}"
         )
     rotated = _rotary_argument(name, rotary, q.shape[-1])
-    count = _checks.whole(name, "bands", bands)
+    count = _checks.whole_number(name, "bands", bands)
     if not 1 <= count <= rotated // 2:
         raise ValueError(f"{name}: bands must lie between 1 and the {rotated // 2} pairs, got {bands}")
     _checks.choice_argument(name, "layout", layout, ("half", "interleaved", "auto"))
@@ -232,7 +232,7 @@ def _log_attention(scores: Tensor, visible: Tensor, softcap: float | None, sink:
 
 def _rotary_argument(function: str, rotary: Any, d: int) -> int:
     """Return the number of rotated dimensions: even, and at most d."""
-    rotated = d if rotary is None else _checks.whole(function, "rotary", rotary)
+    rotated = d if rotary is None else _checks.whole_number(function, "rotary", rotary)
     if not 2 <= rotated <= d or rotated % 2:
         raise ValueError(f"{function}: rotary must be even and between 2 and d = {d}, got {rotated}")
     return rotated

@@ -59,7 +59,7 @@ def local_global_ratio(
         raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
     kernel_arguments = (_checks.support_argument(name, support, checked), window)
     dropped = _checks.flag(name, "drop_first", drop_first)
-    return _checks.computed(_core.local_global_ratio, name, checked, *kernel_arguments, dropped)
+    return _checks.call_and_warn(_core.local_global_ratio, name, checked, *kernel_arguments, dropped)
 
 
 QUANTITIES = (

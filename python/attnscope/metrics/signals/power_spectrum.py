@@ -114,7 +114,7 @@ def power_spectrum(
     _checks.choice_argument(name, "window", window, ("hann", "none"))
     padding = _checks.between(name, "padding", padding, 1, 64)
     bands = _checks.at_least(name, "bands", bands, 0, "a whole number of at least")
-    result = _checks.computed(
+    result = _checks.call_and_warn(
         _core.power_spectrum, name, checked, *kernel_arguments, window == "hann", padding, bands
     )
     return PowerSpectrum(*(*result[..., :_FIELDS].unbind(-1), result[..., _FIELDS:]))

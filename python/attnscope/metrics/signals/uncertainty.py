@@ -94,7 +94,7 @@ def spectral_uncertainty(
     seen, signal, dropped, _, shortest = signal_options  # amplitudes have no trend
     options = (seen, signal, dropped, shortest, amplitude == "root")
     return SpectralUncertainty(
-        *_checks.computed(_core.spectral_uncertainty, name, checked, *options).unbind(-1)
+        *_checks.call_and_warn(_core.spectral_uncertainty, name, checked, *options).unbind(-1)
     )
 
 

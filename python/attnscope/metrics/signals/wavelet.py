@@ -98,13 +98,13 @@ def wavelet_transform(
     most = int(_core.wavelet_levels(shortest))
     if levels is None and most < 1:
         raise ValueError(f"{name}: signals of min_keys = {shortest} carry no level; 6 is the least")
-    depth = most if levels is None else _checks.whole(name, "levels", levels)
+    depth = most if levels is None else _checks.whole_number(name, "levels", levels)
     if not 1 <= depth <= most:
         raise ValueError(
             f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, got {depth}"
         )
     resample = _checks.at_least(name, "resample", resample, 0, "a whole number of at least")
-    result, profile = _checks.computed(
+    result, profile = _checks.call_and_warn(
         _core.wavelet_transform, name, checked, *signal_options, depth, resample
     )
     energy, entropy, within, error = result.split([depth + 1, 1, depth + 1, 1], -1)
@@ -237,7 +237,7 @@ def morlet_scalogram(
     if not len(scale_values) or not bool(((scale_values > 0) & scale_values.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {scale_values.tolist()}")
     omega = _checks.between(name, "omega", omega, 5, 100)
-    return _checks.computed(_core.morlet_scalogram, name, checked, *signal_options, scale_values, omega)
+    return _checks.call_and_warn(_core.morlet_scalogram, name, checked, *signal_options, scale_values, omega)
 
 
 #: What the scales are called that signals of 32 keys have, and what their shares are.

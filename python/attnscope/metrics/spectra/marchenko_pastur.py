@@ -139,7 +139,7 @@ def _compared(
     draws = _checks.at_least(name, "draws", draws, 1)
     seed = _checks.at_least(name, "seed", seed, 0)
     kernel_arguments = (visible, null, draws, seed, all_fields)
-    *fields, undefined = _checks.computed(_core.marchenko_pastur, name, checked, *kernel_arguments)
+    *fields, undefined = _checks.call_and_warn(_core.marchenko_pastur, name, checked, *kernel_arguments)
     if undefined:
         message = (
             f"{name}: {undefined} of {math.prod(checked.leading)} matrices have fewer than 8 tokens or no "

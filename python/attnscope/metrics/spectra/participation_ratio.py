@@ -55,7 +55,7 @@ def participation_ratio(
     name = "participation_ratio"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian"))
-    return _checks.computed(_core.participation_ratio, name, checked, spectrum)
+    return _checks.call_and_warn(_core.participation_ratio, name, checked, spectrum)
 
 
 QUANTITIES = (

@@ -162,7 +162,7 @@ def _first_two(sigma: Tensor) -> tuple[Tensor, ...]:
 def _values(function: str, attention: Tensor, lengths: _checks.Lengths, validate: bool) -> Tensor:
     rows = function != "singular_values"  # those of any matrix are asked for
     checked = _checks.attention_argument(function, attention, lengths, validate=validate, rows=rows)
-    return _checks.computed(_core.singular_values, function, checked)
+    return _checks.call_and_warn(_core.singular_values, function, checked)
 
 
 DERIVED = {

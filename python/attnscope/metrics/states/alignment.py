@@ -73,7 +73,9 @@ def geometric_semantic_alignment(
         without = _checks.flags_argument(name, "without", without, (*checked.leading, checked.n))
     checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
     kernel_arguments, unit = (seen, value_states, without), "matrices or their states"
-    return _checks.computed(_core.geometric_semantic_alignment, name, checked, *kernel_arguments, unit=unit)
+    return _checks.call_and_warn(
+        _core.geometric_semantic_alignment, name, checked, *kernel_arguments, unit=unit
+    )
 
 
 def states_argument(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:

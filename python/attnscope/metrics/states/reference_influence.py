@@ -82,7 +82,7 @@ def reference_influence(
     checked = _checks.Attention(_powers.in_range(checked.tensor, checked.lengths)[0], checked.lengths)
     kernel_arguments, unit = (seen, value_states, marked), "matrices or their states"
     return ReferenceInfluence(
-        *_checks.computed(_core.reference_influence, name, checked, *kernel_arguments, unit=unit)
+        *_checks.call_and_warn(_core.reference_influence, name, checked, *kernel_arguments, unit=unit)
     )
 
 

@@ -80,7 +80,8 @@ def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
     """
     name = "haar_basis"
     size, width, start = (
-        _checks.whole(name, argument, value) for argument, value in (("d", d), ("k", k), ("seed", seed))
+        _checks.whole_number(name, argument, value)
+        for argument, value in (("d", d), ("k", k), ("seed", seed))
     )
     if not 1 <= width <= size:
         raise ValueError(f"{name}: k must lie in 1..d = {size}, got {k!r}")

@@ -265,7 +265,7 @@ def _numbers(function: str, k: Any, largest: int) -> list[int]:
     if k is None:
         return [largest]
     column_counts = list(k) if isinstance(k, Iterable) else [k]
-    checked_counts = [_checks.whole(function, "k", count) for count in column_counts]
+    checked_counts = [_checks.whole_number(function, "k", count) for count in column_counts]
     if not checked_counts:
         raise ValueError(f"{function}: k must hold at least one number, got none")
     for count in checked_counts:

@@ -111,14 +111,14 @@ class ForwardInputs:
                 tensors["attention_mask"] = (
                     torch.arange(first.shape[1], device="cpu") < ends[:, None]
                 ).long()
-        found = cls(function, tensors, others, main)
+        inputs = cls(function, tensors, others, main)
         mask = tensors.get("attention_mask")
-        if found.n is not None and mask is not None and not _fits(mask, found.size, found.n):
+        if inputs.n is not None and mask is not None and not _fits(mask, inputs.size, inputs.n):
             raise ValueError(
-                f"{function}: attention_mask must have shape {(found.size, found.n)}, or that of queries by "
-                f"keys, got {tuple(mask.shape)}"
+                f"{function}: attention_mask must have shape {(inputs.size, inputs.n)}, or that of queries "
+                f"by keys, got {tuple(mask.shape)}"
             )
-        return found
+        return inputs
 
     @property
     def size(self) -> int:

@@ -136,47 +136,47 @@ def _text(function: str, name: str, text: Any) -> str:
     return words
 
 
-def _is_encoding(given: Any) -> bool:
+def _is_encoding(value: Any) -> bool:
     """Return True for what a tokenizer or a processor gives, which is a mapping by its manners."""
     return (
-        hasattr(given, "data") and hasattr(given, "items") and hasattr(given, "keys") and not _is_table(given)
+        hasattr(value, "data") and hasattr(value, "items") and hasattr(value, "keys") and not _is_table(value)
     )
 
 
-def _is_message(given: Any) -> bool:
-    return isinstance(given, Mapping) and "role" in given and "content" in given
+def _is_message(value: Any) -> bool:
+    return isinstance(value, Mapping) and "role" in value and "content" in value
 
 
-def _is_whole(given: Any) -> bool:
-    kind = str(given.dtype)
+def _is_whole(value: Any) -> bool:
+    kind = str(value.dtype)
     return "int" in kind
 
 
-def _is_table(given: Any) -> bool:
+def _is_table(value: Any) -> bool:
     """Return True for tables of pandas, pyarrow, polars and datasets, and for columns of texts by name."""
-    if isinstance(given, Mapping):
-        columns = list(given.values())
-        plain = not set(MAIN) & set(given) and not _is_message(given)
+    if isinstance(value, Mapping):
+        columns = list(value.values())
+        plain = not set(MAIN) & set(value) and not _is_message(value)
         return plain and any(isinstance(values, (list, tuple)) or _is_series(values) for values in columns)
-    return _column_names(given) is not None
+    return _column_names(value) is not None
 
 
-def _column_names(given: Any) -> list[str] | None:
+def _column_names(value: Any) -> list[str] | None:
     """Return the names of a table's columns; None for other objects."""
-    if isinstance(given, Mapping):
-        return [str(name) for name in given]
+    if isinstance(value, Mapping):
+        return [str(name) for name in value]
     for name in ("column_names", "columns"):
-        names = getattr(given, name, None)
+        names = getattr(value, name, None)
         if names is None or callable(names) or isinstance(names, Mapping):
             continue
         listed = list(names)
-        if all(isinstance(one, (str, int)) for one in listed):
-            return [str(one) for one in listed]
+        if all(isinstance(name, (str, int)) for name in listed):
+            return [str(name) for name in listed]
     return None
 
 
-def _is_series(given: Any) -> bool:
-    return hasattr(given, "tolist") or hasattr(given, "to_list") or hasattr(given, "to_pylist")
+def _is_series(value: Any) -> bool:
+    return hasattr(value, "tolist") or hasattr(value, "to_list") or hasattr(value, "to_pylist")
 
 
 def _values(function: str, table: Any, name: str) -> list[Any]:
@@ -194,8 +194,8 @@ def _of_columns(function: str, table: Any, column: str) -> list[Entry]:
     if column and column not in names:
         raise ValueError(f"{function}: the {kind} has no column {column!r}, only {', '.join(names)}")
     if not column and "input_ids" in names:
-        known = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "bbox")
-        return [{name: _values(function, table, name) for name in names if name in known}]
+        fields = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "bbox")
+        return [{name: _values(function, table, name) for name in names if name in fields}]
     chosen = column or next((name for name in TEXT_COLUMNS if name in names), "")
     if not chosen:
         texts = [
@@ -220,15 +220,15 @@ def _cell(function: str, column: str, row: int, cell: Any) -> Entry:
     return _entry(function, row, cell)
 
 
-def _of_array(function: str, given: Any) -> list[Entry]:
-    if isinstance(given, np.ndarray) and given.dtype.kind in "UO":
-        return [_entry(function, place, item) for place, item in enumerate(given.ravel().tolist())]
-    if not _is_whole(given) or given.ndim not in (1, 2):
+def _of_array(function: str, array: Any) -> list[Entry]:
+    if isinstance(array, np.ndarray) and array.dtype.kind in "UO":
+        return [_entry(function, place, item) for place, item in enumerate(array.ravel().tolist())]
+    if not _is_whole(array) or array.ndim not in (1, 2):
         raise ValueError(
             f"{function}: a tensor of inputs must hold token ids [tokens] or [texts, tokens], got shape "
-            f"{tuple(given.shape)} of {given.dtype}"
+            f"{tuple(array.shape)} of {array.dtype}"
         )
-    rows = given if given.ndim == 2 else given[None]
+    rows = array if array.ndim == 2 else array[None]
     return [[int(token) for token in row.tolist()] for row in rows]
 
 

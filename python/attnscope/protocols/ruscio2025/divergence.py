@@ -62,7 +62,7 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     maps = _normalised(maps)
     result = _divergence(maps, plogp(maps)).mean(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
-    return _checks.finished(name, checked.layers, result, int(bad.sum()), "layers")
+    return _checks.warn_non_finite(name, checked.layers, result, int(bad.sum()), "layers")
 
 
 def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:
@@ -143,7 +143,7 @@ def _removals(
                 for values in ((ends[0] - ends[1]).mean(-1), concentration, p_value)
             )
             results[percentile, speed] = SinkRemoval(reduction, concentration, sinks, p_value)
-    return _checks.finished(name, checked.layers, results, int(bad.sum()), "layers")
+    return _checks.warn_non_finite(name, checked.layers, results, int(bad.sum()), "layers")
 
 
 def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         share = large_entries / torch.where(mass > 0, mass, 1.0)
         result, _ = _core.attention_entropy(share, None, "full", False)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
-    return _checks.finished(name, checked, result, int(bad.sum()))
+    return _checks.warn_non_finite(name, checked, result, int(bad.sum()))
 
 
 def bits(maps: torch.Tensor) -> torch.Tensor:

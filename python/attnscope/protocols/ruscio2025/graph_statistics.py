@@ -150,7 +150,7 @@ def _by_variant(
         fields |= {name: values & is_good for name, values in flags.items()}
         shape = (*checked.leading, len(levels))
         result[variant] = GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()})
-    return _checks.finished(name, checked, result, int(bad.sum()))
+    return _checks.warn_non_finite(name, checked, result, int(bad.sum()))
 
 
 def _degrees(degree: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:

@@ -86,7 +86,7 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     opens, closes = torch.where(place < 0, place, token_places[place].int()).hsplit(2)
     sizes = torch.tensor([0, *map(len, parts)], device="cpu")
     result = Barcodes(birth, death, dimension.to(torch.int8), opens, closes, sizes.cumsum(0), checked.leading)
-    return _checks.finished(function, checked, result, count)
+    return _checks.warn_non_finite(function, checked, result, count)
 
 
 def _with_vertices(births: Array, bars: Array) -> Array:

@@ -82,7 +82,7 @@ def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
     """
     name = "ruscio2025.participation_ratio"
     checked = _checks.attention_argument(name, attention)
-    return _checks.computed(_core.participation_ratio, name, checked, "eigen")
+    return _checks.call_and_warn(_core.participation_ratio, name, checked, "eigen")
 
 
 def stable_rank(attention: torch.Tensor) -> torch.Tensor:
@@ -185,7 +185,7 @@ def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
     maps, bad, checked = head_mean(name, attention)
     incoming = maps.sum(-2)
     share = torch.where(incoming >= percentile_of(incoming, 90), incoming, 0.0).sum(-1) / incoming.sum(-1)
-    return _checks.finished(name, checked, share, int(bad.sum()))
+    return _checks.warn_non_finite(name, checked, share, int(bad.sum()))
 
 
 def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
@@ -229,7 +229,7 @@ def _eigenvalue_sizes(attention: torch.Tensor, caller: str = "ruscio2025.eigenva
             sizes[general] = torch.from_numpy(np.abs(np.linalg.eigvals(maps[general].numpy())))
     sizes = sizes.sort(-1, descending=True).values
     sizes = sizes.masked_fill_(bad.unsqueeze(-1), torch.nan)
-    return _checks.finished(caller, checked, sizes, int(bad.sum()))
+    return _checks.warn_non_finite(caller, checked, sizes, int(bad.sum()))
 
 
 def _singular_values(
@@ -240,7 +240,7 @@ def _singular_values(
     """
     if measured and "singular_values" in measured:
         return measured["singular_values"].squeeze(-1)
-    return _checks.computed(_core.singular_values, caller, _checks.attention_argument(caller, attention))
+    return _checks.call_and_warn(_core.singular_values, caller, _checks.attention_argument(caller, attention))
 
 
 def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     result = ReferenceInfluence(
         outside(magnitude, 0.5), outside(directional, 0.5), outside(change, 0.0), reference
     )
-    return _checks.finished(name, checked, result, int(bad.sum()), "matrices or their states")
+    return _checks.warn_non_finite(name, checked, result, int(bad.sum()), "matrices or their states")
 
 
 # Of two tokens with equal states the first is the reference. The first query is in it; the second takes half

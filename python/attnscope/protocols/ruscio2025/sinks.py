@@ -73,7 +73,7 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
         rank = mean.argsort(dim=-1, descending=True, stable=True).argsort(-1)
         is_sink = rank < sink_number.unsqueeze(-1)
     is_sink = is_sink & ~bad.unsqueeze(-1)
-    return _checks.finished(name, checked, is_sink, int(bad.sum()))
+    return _checks.warn_non_finite(name, checked, is_sink, int(bad.sum()))
 
 
 class Specialization(NamedTuple):

@@ -84,7 +84,7 @@ def leakage_significance(
         Ruscio, Once upon a token, 2025: significance of leakage.
     """
     name = "leakage_significance"
-    count, drawn = _checks.whole(name, "texts", texts), _checks.whole(name, "samples", samples)
+    count, drawn = _checks.whole_number(name, "texts", texts), _checks.whole_number(name, "samples", samples)
     for argument, number in (("texts", count), ("samples", drawn)):
         if number < 1:
             raise ValueError(f"{name}: {argument} must be at least 1, got {number}")

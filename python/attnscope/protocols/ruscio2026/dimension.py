@@ -42,7 +42,7 @@ def lid(points: Tensor, *, k: int = 30) -> Tensor:
     """
     name = "lid"
     wide = one_cloud(name, points)
-    neighbours = _checks.whole(name, "k", k)
+    neighbours = _checks.whole_number(name, "k", k)
     if neighbours < 1:
         raise ValueError(f"{name}: k must be at least 1, got {k!r}")
     n = len(wide)

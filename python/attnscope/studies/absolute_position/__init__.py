@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: MIT
-"""Where absolute position comes from: the causal mask and the residual stream (Ruscio et al., 2606.06160)."""
+"""Study of the sources of absolute position: the causal mask and the residual stream (Ruscio et al.,
+2606.06160).
+"""

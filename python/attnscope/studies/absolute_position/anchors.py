@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Is the sink tied to the first position or to the token that stands there, and what does its removal do?
+"""Placements of the beginning token: the sink follows the position or the token, and its removal costs loss.
 
-The beginning token stands at position 0, in the middle of the text, at both places, or nowhere; all other
+The beginning token is at position 0, in the middle of the text, at both places, or nowhere; all other
 tokens of the later half keep their positions, so that attention and loss are of the same queries and tokens.
 An ordinary token in the middle is the control: any exchanged token costs some likelihood.
 """
@@ -102,14 +102,14 @@ def read_placement(run: StageRun, texts: Sequence[Placed], options: Any) -> Read
     ids = torch.tensor([text.ids for text in texts], device=run.model().device)
     middle, n = texts[0].middle, ids.shape[1]
     has_head = model.get_output_embeddings() is not None
-    what = Forward(
+    spec = Forward(
         ("attention", "block_output", *(["logits"] if has_head else [])),
         edits=imposed(options),
         rows=torch.arange(middle + 1, n - 1, device="cpu") if has_head else None,
     )
     heads: dict[int, Tensor] = {}
     norms = torch.full((2, len(ids)), torch.nan, dtype=torch.float64, device="cpu")
-    with forward(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, what) as layers:
+    with forward(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, spec) as layers:
         for layer in layers:
             maps = layer.matrices()[:, :, middle + 1 :].double().cpu()
             heads[layer.index] = torch.stack([maps[..., 0].mean(-1), maps[..., middle].mean(-1)], -1)
@@ -211,10 +211,8 @@ def overall(run: StageRun, table: pd.DataFrame, options: Any) -> None:
         "norm_without": np.log(norm["ordinary_front"] / norm["as_read"]),
     }
     for name, values in statistics.items():
-        known = values.to_numpy(dtype=float)
-        if len(known) < 2 or not np.isfinite(known).all():
+        numbers = values.to_numpy(dtype=float)
+        if len(numbers) < 2 or not np.isfinite(numbers).all():
             continue
-        found = jackknife(known, np.mean)
-        run.write(
-            "overall", statistic=name, estimate=found.estimate, low=found.low, high=found.high, n=found.n
-        )
+        mean = jackknife(numbers, np.mean)
+        run.write("overall", statistic=name, estimate=mean.estimate, low=mean.low, high=mean.high, n=mean.n)

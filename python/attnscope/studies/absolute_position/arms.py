@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is done to the model and to its text: the arms of the study, each a pass over the same windows.
+"""The arms of the study: changes of the model or its text, each a pass over the same windows.
 
 Example:
     >>> Arm("zero", kind="replacement").label
@@ -42,7 +42,7 @@ class Arm:
         draw: of several vectors or sets of heads.
         kind: replacement, control, text or read.
         input: windows, shuffled, repeated, or rotated: its end before its beginning.
-        front: what stands before the window: what the tokenizer sets there ("own"), nothing ("none"), or a
+        front: tokens before the window: those that the tokenizer sets ("own"), nothing ("none"), or a
             BOS or EOS token that it does not set ("added").
         edits: of the model.
         position: whose embedding is replaced, -1 for none; a control's key and query are left out of both
@@ -64,21 +64,21 @@ class Arm:
 
 
 def imposed(options: Any) -> tuple[Any, ...]:
-    """The encoding that every pass runs under in place of the model's own."""
+    """Return the encoding that every pass runs under in place of the model's."""
     edits: tuple[Any, ...] = () if options.rope is None else (SetRotary(options.rope),)
     return edits if options.window is None else (*edits, LimitWindow(options.window))
 
 
 def token_ids(run: StageRun, batch: Batch, arm: Arm) -> Tensor:
-    """The tokens of an arm, [B, n]: all arms of a text read the same window.
+    """Return the tokens of an arm, [B, n]: all arms of a text read the same window.
 
     Args:
         batch: windows, each behind what the tokenizer sets before it.
     """
     rows = []
-    own = {one.sentence.sample: one for one in run.unit.inputs}
+    inputs_by_sample = {text.sentence.sample: text for text in run.unit.inputs}
     for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
-        window = own[sample].sentence.token_ids or tuple(ids)
+        window = inputs_by_sample[sample].sentence.token_ids or tuple(ids)
         front = {"own": ids[: int(tuple(ids) != window)], "none": [], "added": [added(run)]}[arm.front]
         text = list(window[: len(ids) - len(front)])
         if arm.input == "shuffled":
@@ -93,17 +93,17 @@ def token_ids(run: StageRun, batch: Batch, arm: Arm) -> Tensor:
 
 
 def added(run: StageRun) -> int | None:
-    """The BOS token, or else EOS, that a tokenizer knows; None where it knows neither."""
+    """Return the BOS token, or else EOS, of a tokenizer; None where it has neither."""
     tokenizer = run.encoder.tokenizer
     ids = (getattr(tokenizer, "bos_token_id", None), getattr(tokenizer, "eos_token_id", None))
-    return next((one for one in ids if one is not None), None)
+    return next((token for token in ids if token is not None), None)
 
 
 def sets_first(run: StageRun) -> bool:
-    """Whether the tokenizer sets a token before the text."""
-    one = run.unit.inputs[0]
-    read = one.encoded.ids.tolist()
-    return bool(read != list(one.sentence.token_ids or read))
+    """Return True if the tokenizer sets a token before the text."""
+    text = run.unit.inputs[0]
+    read = text.encoded.ids.tolist()
+    return bool(read != list(text.sentence.token_ids or read))
 
 
 def first_arms(run: StageRun, options: Any, m: int) -> Iterator[Arm]:
@@ -146,7 +146,7 @@ def control_arms(run: StageRun, options: Any) -> Iterator[Arm]:
 
 
 def replacements(run: StageRun, options: Any) -> dict[str, list[Tensor]]:
-    """Return the vectors that stand in for the first embedding, by arm; those of tokens come from the module.
+    """Return the vectors that replace the first embedding, by arm; those of tokens come from the module.
 
     The mean is over the rows that the tokenizer can reach: a table may be padded with rows nobody trained.
     """
@@ -197,15 +197,15 @@ def draw_tokens(run: StageRun, options: Any) -> list[int]:
     module = run.model().model.get_input_embeddings()
     base = int(run.unit.inputs[0].encoded.ids[0])
     chosen: list[int] = []
-    kept = _embedded(module, [base], run).double()
+    embeddings = _embedded(module, [base], run).double()
     for token in candidates.tolist():
         if len(chosen) == options.vectors:
             break
         vector = _embedded(module, [token], run).double()
-        distance = (kept - vector).norm(dim=-1)
-        if bool((distance > _NEAR * torch.maximum(kept.norm(dim=-1), vector.norm())).all()):
+        distance = (embeddings - vector).norm(dim=-1)
+        if bool((distance > _NEAR * torch.maximum(embeddings.norm(dim=-1), vector.norm())).all()):
             chosen.append(int(token))
-            kept = torch.cat([kept, vector])
+            embeddings = torch.cat([embeddings, vector])
     if len(chosen) < options.vectors:
         run.note(
             f"absolute_position: the texts hold {len(chosen)} ordinary tokens with an embedding of their "
@@ -239,8 +239,8 @@ def reading_arms(
     """
     layers, heads = shape
     chosen = sorted(head for head in readers if head[0] < layers - 1)
-    every = [(layer, head) for layer in range(layers - 1) for head in range(heads)]
-    sets: list[tuple[int, Sequence[Head]]] = [(-1, every)] if every else []
+    all_heads = [(layer, head) for layer in range(layers - 1) for head in range(heads)]
+    sets: list[tuple[int, Sequence[Head]]] = [(-1, all_heads)] if all_heads else []
     if chosen:
         sets.append((0, chosen))
         matched = matched_sets(chosen, heads, options.matched, run.rng("matched"))
@@ -262,8 +262,11 @@ def matched_sets(
     >>> matched_sets([(0, 1)], 4, 20, np.random.default_rng(0))
     [((0, 0),), ((0, 2),), ((0, 3),)]
     """
-    own = tuple(sorted(readers))
-    sizes = {layer: sum(place == layer for place, _ in own) for layer in sorted({layer for layer, _ in own})}
+    readers_sorted = tuple(sorted(readers))
+    sizes = {
+        layer: sum(place == layer for place, _ in readers_sorted)
+        for layer in sorted({layer for layer, _ in readers_sorted})
+    }
     total = math.prod(math.comb(heads, size) for size in sizes.values()) - 1
     if total <= count:
         parts = [
@@ -271,14 +274,14 @@ def matched_sets(
             for layer, size in sizes.items()
         ]
         joined = (tuple(itertools.chain(*choice)) for choice in itertools.product(*parts))
-        return [members for members in joined if members != own]
-    found: dict[tuple[Head, ...], None] = {}
-    while len(found) < count:
+        return [members for members in joined if members != readers_sorted]
+    drawn_sets: dict[tuple[Head, ...], None] = {}
+    while len(drawn_sets) < count:
         drawn = tuple(
             (layer, int(head))
             for layer, size in sizes.items()
             for head in sorted(rng.permutation(heads)[:size].tolist())
         )
-        if drawn != own:
-            found[drawn] = None
-    return list(found)
+        if drawn != readers_sorted:
+            drawn_sets[drawn] = None
+    return list(drawn_sets)

@@ -2,7 +2,7 @@
 """Identities that every causal model keeps, tried before anything is measured.
 
 What is tried on tokens of the model's own vocabulary: a model that fails one is left with the name of the
-check, and the others go on. A check that does not apply to a model says why.
+check, and the others go on. A check that does not apply to a model gives the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHUFFLED, LEAST_P = "layer_0_shuffled", 0.001
 
 
 def check_model(run: StageRun) -> None:
-    """Tries every identity and stores what was found; `require_checks` stops a checkpoint that fails one."""
+    """Check every identity and store the outcomes; `require_checks` stops a checkpoint that fails one."""
     loaded = run.model()
     model = loaded.model
     eps = torch.finfo(torch.float32).eps
@@ -42,16 +42,16 @@ def check_model(run: StageRun) -> None:
         scores, lse, attention = _maps(model, ids)
     except RuntimeError as error:
         path = first_token_trajectory(model, {"input_ids": ids})
-        found = [
+        outcomes = [
             Check("scores", None, 0.0, str(error)),
             Check("first_token", float(path.gap.max()), tolerance),
         ]
-        write_checks(run, found)
+        write_checks(run, outcomes)
         return
     largest = max(1.0, float(scores[scores > -torch.inf].abs().max()))
     gap = ((scores - lse[..., None]).exp() - attention).abs().max()
     path = first_token_trajectory(model, {"input_ids": ids})
-    found = [
+    outcomes = [
         Check("scores", float(gap), 2 * eps * largest),
         Check("first_token", float(path.gap.max()), tolerance),
         Check("first_token_across_texts", float(path.across.max()), 0.0),
@@ -62,7 +62,7 @@ def check_model(run: StageRun) -> None:
         _repeated(model, ids),
         _written(model, ids),
     ]
-    write_checks(run, found)
+    write_checks(run, outcomes)
 
 
 def require_checks(run: StageRun) -> None:
@@ -70,19 +70,19 @@ def require_checks(run: StageRun) -> None:
     if "checks" not in run.stored.tables():
         _causal_tokens(run.model().model, run)  # a trial of one unit, for a plan
         return
-    found = run.read("checks")
-    for one in found[~found["holds"].astype(bool)].itertuples():
-        why = f"{one.value:.3g}, where at most {one.tolerance:.3g} is rounding"
-        if one.check == SHUFFLED:
-            why = f"p {one.value:.2g} of a residual in layer 0, where no position can have entered"
-        raise LoadError(f"the check {one.check} does not hold: {why}")
+    stored = run.read("checks")
+    for check in stored[~stored["holds"].astype(bool)].itertuples():
+        why = f"{check.value:.3g}, where at most {check.tolerance:.3g} is rounding"
+        if check.check == SHUFFLED:
+            why = f"p {check.value:.2g} of a residual in layer 0, where no position can have entered"
+        raise LoadError(f"the check {check.check} does not hold: {why}")
 
 
 def _causal_tokens(model: Any, run: StageRun) -> Tensor:
-    """Texts of ordinary tokens behind one first token, of which a causal model sees that one alone."""
+    """Return texts of ordinary tokens behind one first token, of which a causal model sees that one alone."""
     special = set(run.encoder.tokenizer.all_special_ids) if run.encoder.tokenizer is not None else set()
     size = model.get_input_embeddings().weight.shape[0]
-    ordinary = [one for one in range(size) if one not in special]
+    ordinary = [token for token in range(size) if token not in special]
     drawn = run.rng("checks").choice(ordinary, (TEXTS, TOKENS))
     drawn[:, 0] = run.encoder.bos_id if run.encoder.bos_id is not None else drawn[0, 0]
     ids = torch.tensor(drawn, dtype=torch.long, device=next(model.parameters()).device)
@@ -102,19 +102,19 @@ def _maps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Scores, log-sums and attention of all layers, one after the other along the heads, in float64."""
     parts: list[list[Tensor]] = [[], [], []]
-    what = Forward(("scores", "lse", "attention"), layers=layers, edits=edits)
-    with forward(model, _inputs(ids), what) as found:
-        for layer in found:
+    spec = Forward(("scores", "lse", "attention"), layers=layers, edits=edits)
+    with forward(model, _inputs(ids), spec) as captured:
+        for layer in captured:
             for part, site in zip(parts, ("scores", "lse", "attention"), strict=True):
                 part.append(layer.tensors[site].double().cpu())
     scores, lse, attention = (torch.cat(part, 1) for part in parts)
     return scores, lse, attention
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def _distance(first: Tensor, second: Tensor) -> float:
     """Largest difference of visible scores."""
-    seen = (one > -torch.inf) & (other > -torch.inf)
-    return float((one - other)[seen].abs().max())
+    seen = (first > -torch.inf) & (second > -torch.inf)
+    return float((first - second)[seen].abs().max())
 
 
 def _shifted(model: Any, ids: Tensor, scores: Tensor, tolerance: float) -> Check:
@@ -133,9 +133,9 @@ def _shifted(model: Any, ids: Tensor, scores: Tensor, tolerance: float) -> Check
 
 def _unchanged(model: Any, ids: Tensor, scores: Tensor) -> Iterator[Check]:
     """Edits that change nothing change no bit."""
-    own = model.get_input_embeddings()
+    embeddings = model.get_input_embeddings()
     with torch.no_grad():
-        vectors = own(ids[:, :1])[:, 0]
+        vectors = embeddings(ids[:, :1])[:, 0]
     kinds: dict[str, Callable[[], Any]] = {
         "own_embedding": lambda: SetEmbedding(0, vectors),
         "whole_window": lambda: LimitWindow(ids.shape[1]),
@@ -143,42 +143,47 @@ def _unchanged(model: Any, ids: Tensor, scores: Tensor) -> Iterator[Check]:
         "no_shift": lambda: SetPositionIds(shift=0),
         "rotary_factor_1": lambda: SetRotary(("interpolate", 1.0)),
     }
-    for name, made in kinds.items():
+    for name, make_edit in kinds.items():
         try:
-            found = _maps(model, ids, (made(),))[0]
+            changed = _maps(model, ids, (make_edit(),))[0]
         except NotImplementedError as error:
             yield Check(name, None, 0.0, str(error))
             continue
-        yield Check(name, 0.0 if torch.equal(found, scores) else _distance(found, scores) or 1.0, 0.0)
+        yield Check(name, 0.0 if torch.equal(changed, scores) else _distance(changed, scores) or 1.0, 0.0)
 
 
 def _replaced(model: Any, ids: Tensor) -> Iterator[Check]:
-    """A later embedding replaced stands in layer 0 at its place alone, and leaves every state before it."""
+    """Check that a replaced later embedding is in layer 0 at its place alone, and leaves every state
+    before it.
+    """
     at = ids.shape[1] // 2
-    own = model.get_input_embeddings()
+    embeddings = model.get_input_embeddings()
     with torch.no_grad():
-        embedded, vector = own(ids), own(ids[:1, 1:2])[0, 0]
+        embedded, vector = embeddings(ids), embeddings(ids[:1, 1:2])[0, 0]
 
     def states(edits: tuple[Any, ...]) -> tuple[Tensor, list[Tensor]]:
         with forward(model, _inputs(ids), Forward(("hidden", "block_output"), edits=edits)) as layers:
-            found = [(layer.hidden, layer.block_output[:, :at]) for layer in layers]
-        return found[0][0], [before for _, before in found]
+            captured = [(layer.hidden, layer.block_output[:, :at]) for layer in layers]
+        return captured[0][0], [before for _, before in captured]
 
     (plain, befores), (changed, afters) = states(()), states((SetEmbedding(at, vector),))
     if torch.equal(plain, embedded):
-        wanted = plain.clone()
-        wanted[:, at] = vector
-        yield Check("replaced_embedding", float((changed - wanted).abs().max()), 0.0)
+        expected = plain.clone()
+        expected[:, at] = vector
+        yield Check("replaced_embedding", float((changed - expected).abs().max()), 0.0)
     else:
         yield Check("replaced_embedding", None, 0.0, "the model changes embeddings before layer 0")
-    gap = max(float((one - other).abs().max()) for one, other in zip(befores, afters, strict=True))
+    gap = max(
+        float((plain_states - edited_states).abs().max())
+        for plain_states, edited_states in zip(befores, afters, strict=True)
+    )
     yield Check("earlier_states", gap, 0.0)
 
 
 def _silent(model: Any, ids: Tensor) -> Check:
     """Without biases a zero at position 0 stays zero, and no score of key 0 has anything but its offset's."""
     name = "zero_embedding"
-    if any(one.endswith("bias") for one, _ in model.named_parameters()):
+    if any(name.endswith("bias") for name, _ in model.named_parameters()):
         return Check(name, None, 0.0, "the model has biases")
     if any(isinstance(module, torch.nn.LayerNorm) for module in model.modules()):
         return Check(name, None, 0.0, "the model's norms take means away")
@@ -194,14 +199,14 @@ def _silent(model: Any, ids: Tensor) -> Check:
 
 
 def _repeated(model: Any, ids: Tensor) -> Check:
-    """One token again and again, nothing before it: every score is a function of the offset.
+    """Check one token again and again, nothing before it: every score is a function of the offset.
 
     A learned sink takes more of a short row than of a long one, so that its states change along the text.
     """
-    same = ids[:, 1:2].expand(-1, ids.shape[1]).contiguous()
-    with forward(model, _inputs(same[:1]), Forward(("lse",))) as layers:
+    repeated = ids[:, 1:2].expand(-1, ids.shape[1]).contiguous()
+    with forward(model, _inputs(repeated[:1]), Forward(("lse",))) as layers:
         sinks = any(layer.sink_logits is not None for layer in layers)
-    scores = _maps(model, same, layers=(0,) if sinks else None)[0]
+    scores = _maps(model, repeated, layers=(0,) if sinks else None)[0]
     largest = max(1.0, float(scores[scores > -torch.inf].abs().max()))
     worst = 0.0
     for offset in range(ids.shape[1]):
@@ -220,14 +225,14 @@ def _repeated(model: Any, ids: Tensor) -> Check:
 
 
 def _written(model: Any, ids: Tensor) -> Check:
-    """What the heads write adds up to what the attention module hands on, but for a constant bias."""
+    """Check that the writes of the heads add up to the attention module's output, but for a constant bias."""
     worst = 0.0
     try:
         with forward(model, _inputs(ids), Forward(("head_output", "attention_output"))) as layers:
             for layer in layers:
                 matrix = output_projection(model, layer.index).double().cpu()
-                whole = torch.einsum("Dhd,bhnd->bnD", matrix, layer.head_output.double().cpu())
-                rest = layer.attention_output.double().cpu() - whole
+                written = torch.einsum("Dhd,bhnd->bnD", matrix, layer.head_output.double().cpu())
+                rest = layer.attention_output.double().cpu() - written
                 size = layer.attention_output.double().norm()
                 worst = max(worst, float((rest - rest[:1, :1]).norm() / size))
     except (WeightMapError, KeyError, RuntimeError, ValueError) as error:
@@ -237,13 +242,13 @@ def _written(model: Any, ids: Tensor) -> Check:
 
 
 def check_shuffled(run: StageRun, p_values: np.ndarray[Any, Any]) -> None:
-    """Stores whether layer 0 on shuffled tokens, where no position can have entered, has no residual."""
+    """Store the check that layer 0 has no residual on shuffled tokens, where no position can have entered."""
     reason = learned_positions(run)
     smallest = float(np.nanmin(holm(p_values))) if np.isfinite(p_values).any() else np.nan
     applies = not reason and np.isfinite(smallest)
     run.write(
         "checks", check=SHUFFLED, value=smallest, tolerance=LEAST_P, holds=not applies or smallest > LEAST_P,
-        reason=reason or "the smallest p of a head's residual (Holm), which lies above the tolerance",
+        reason=reason or "the smallest p of a head's residual (Holm), which is above the tolerance",
     )  # fmt: skip
 
 

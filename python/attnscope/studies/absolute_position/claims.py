@@ -2,8 +2,8 @@
 """The claims of the paper (C) and of its precursor (P): what is measured of each.
 
 The verdict is made by `attnscope.study_api.claims`. Identities of any causal model (C1, C4, half of C8) hold
-for untrained models too, which their reason says. What a model with random weights shows as well is no
-evidence: C3, C5, C9, C10, C11 and P3 are held against such models.
+for untrained models too, as their reason states. What a model with random weights shows as well is no evidence:
+C3, C5, C9, C10, C11 and P3 are held against such models.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def offsets_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
         reasons = row["reason"].dropna() if len(row) else row
         return Untestable(evidence.learned or next(iter(reasons), "scores are out of reach"))
     value, tolerance = float(row["value"].iloc[0]), float(row["tolerance"].iloc[0])
-    about = "an identity of the encoding, which training cannot change"
-    return Estimate.exact(value, below(tolerance), about=about)
+    words = "an identity of the encoding, which training cannot change"
+    return Estimate.exact(value, below(tolerance), about=words)
 
 
 @CLAIMS.claim(
@@ -145,16 +145,16 @@ def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
     )
     p_values = heads["moved_p_value"].dropna()
     smallest = number(float(np.min(holm(p_values.to_numpy())))) if len(p_values) else "–"
-    about = (
+    words = (
         f"the mask cuts {number(float(means['mask_cut'].mean()))} nats; smallest p of a head that moves "
         f"beyond "
         f"it in layer 0: {smallest} (Holm)"
     )
-    more = {
+    words_of_verdicts = {
         "supported": "in layer 0 attention is not moved beyond the mask by more than the border",
         "contradicted": "attention is moved where no position is",
     }
-    return Estimate(value, low, high, below(options.least_moved), about=about, more=more)
+    return Estimate(value, low, high, below(options.least_moved), about=words, more=words_of_verdicts)
 
 
 @CLAIMS.claim(
@@ -167,14 +167,14 @@ def mask_alone(evidence: Evidence, options: Any) -> Estimate | Untestable:
 def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure the residual free of the scale of scores, where shuffled tokens leave no order of contents."""
     inputs = {
-        name: found
+        name: share
         for name in ("windows", "shuffled")
-        if (found := evidence.overall(f"leakage_share {name}")) is not None
+        if (share := evidence.overall(f"leakage_share {name}")) is not None
     }
     if not inputs:
         return Untestable("the model has one layer, or layers from 1 were left out")
     weakest = max(inputs, key=lambda name: inputs[name]["p_value"])
-    found = inputs[weakest]
+    share = inputs[weakest]
     heads = _early(evidence.table("position"))
     heads = heads[heads["layer"] >= 1]
     shares = [
@@ -182,11 +182,11 @@ def residual_is_there(evidence: Evidence, options: Any) -> Estimate | Untestable
         for name in inputs
     ]
     return Estimate(
-        found["estimate"],
-        found["low"],
-        found["high"],
+        share["estimate"],
+        share["low"],
+        share["high"],
         region=above(0.0),
-        p_value=found["p_value"],
+        p_value=share["p_value"],
         draws=options.permutations,
         controls=[evidence.control("leakage_share windows", inputs["windows"]["estimate"])],
         about=f"{weakest}; heads of layers from 1 with a residual of their own: {', '.join(shares)}",
@@ -313,13 +313,13 @@ def fingerprint_of_first_token(evidence: Evidence, options: Any) -> Estimate | U
         return Untestable("texts begin with different tokens: there is no BOS")
     smallest = float(base["fingerprint_cosine"].min())
     if smallest < CONSTANT:
-        about = "with BOS, where it can only be constant"
-        return Estimate.exact(smallest, above(CONSTANT), about=about)
+        words = "with BOS, where it can only be constant"
+        return Estimate.exact(smallest, above(CONSTANT), about=words)
     without = evidence.overall("fingerprint_without_bos")
-    about = f"with BOS the smallest cosine is {smallest:.7g}, an identity of any causal model"
+    words = f"with BOS the smallest cosine is {smallest:.7g}, an identity of any causal model"
     if without is None:
-        return Untestable(f"{about}; the arm no_bos was not measured", Estimate(smallest))
-    return Estimate(without["estimate"], without["low"], without["high"], region=below(CONSTANT), about=about)
+        return Untestable(f"{words}; the arm no_bos was not measured", Estimate(smallest))
+    return Estimate(without["estimate"], without["low"], without["high"], region=below(CONSTANT), about=words)
 
 
 @CLAIMS.claim(
@@ -330,25 +330,27 @@ def fingerprint_of_first_token(evidence: Evidence, options: Any) -> Estimate | U
 )
 def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure which of token and position the sink keeps when they are taken apart."""
-    found, moved = evidence.overall("follows_token"), evidence.overall("token_in_the_middle")
-    if found is None or moved is None:
+    beyond_front, moved = evidence.overall("follows_token"), evidence.overall("token_in_the_middle")
+    if beyond_front is None or moved is None:
         if evidence.table("placements").empty:
             return Untestable("the tokenizer sets no BOS token, or the model's attention is out of reach")
         return Untestable(f"no head reads position 0 with more than {options.reader:g}")
-    first, both = evidence.overall("first_as_read"), evidence.overall("second_of_two")
-    about = (
+    first, second_of_two = evidence.overall("first_as_read"), evidence.overall("second_of_two")
+    words = (
         f"as read, position 0 gets {number(first['estimate'] if first else math.nan)}; BOS in the middle "
         f"adds "
         f"{number(moved['estimate'])} {interval(moved['low'], moved['high'])} there"
     )
-    if both is not None:
-        about += f"; of two, the second gets {number(both['estimate'])} more than the first"
+    if second_of_two is not None:
+        words += f"; of two, the second gets {number(second_of_two['estimate'])} more than the first"
     # both must hold: more than position 0, and more than an ordinary token in the middle gets
-    low, high = min(found["low"], moved["low"]), min(found["high"], moved["high"])
-    value = min(found["estimate"], moved["estimate"])
-    more = {"contradicted": "the sink stays where the text begins"}
+    low, high = min(beyond_front["low"], moved["low"]), min(beyond_front["high"], moved["high"])
+    value = min(beyond_front["estimate"], moved["estimate"])
+    words_of_verdicts = {"contradicted": "the sink stays where the text begins"}
     controls = [evidence.control("follows_token")]
-    return Estimate(value, low, high, region=above(0.0), controls=controls, about=about, more=more)
+    return Estimate(
+        value, low, high, region=above(0.0), controls=controls, about=words, more=words_of_verdicts
+    )
 
 
 @CLAIMS.claim(
@@ -359,8 +361,8 @@ def sink_follows_token(evidence: Evidence, options: Any) -> Estimate | Untestabl
 )
 def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure what the removal of the beginning token costs beyond that of another token."""
-    found = evidence.overall("loss_beyond")
-    if found is None:
+    beyond_another = evidence.overall("loss_beyond")
+    if beyond_another is None:
         return Untestable("the tokenizer sets no BOS token, or the model has no vocabulary head")
     without, other, norm = (
         evidence.overall(name) for name in ("loss_without", "loss_of_another", "norm_without")
@@ -375,9 +377,9 @@ def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
         if part is not None
     ]
     return Estimate(
-        found["estimate"],
-        found["low"],
-        found["high"],
+        beyond_another["estimate"],
+        beyond_another["low"],
+        beyond_another["high"],
         region=above(0.0),
         controls=[evidence.control("loss_beyond")],
         about=", ".join(words),
@@ -386,13 +388,13 @@ def sink_stabilises(evidence: Evidence, options: Any) -> Estimate | Untestable:
 
 @CLAIMS.claim(
     "C11",
-    "the trajectory of position 0 contracts, whatever token stands there",
+    "the trajectory of position 0 contracts, whatever token is there",
     "change of the log relative distance between tokens read alone, mean a block",
 )
 def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure how far the paths of different first tokens come together."""
-    found = evidence.overall("contraction")
-    if found is None:
+    contraction = evidence.overall("contraction")
+    if contraction is None:
         return Untestable("fewer than five different tokens, or the states of blocks are out of reach")
     table = evidence.table("dynamics")
     if table.empty:
@@ -409,9 +411,9 @@ def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untesta
     if len(gains):
         words.append(f"gain of small disturbances {number(gains.min())} to {number(gains.max())} a block")
     return Estimate(
-        found["estimate"],
-        found["low"],
-        found["high"],
+        contraction["estimate"],
+        contraction["low"],
+        contraction["high"],
         region=below(0.0),
         controls=[evidence.control("contraction")],
         about="; ".join(words),
@@ -425,22 +427,26 @@ def trajectory_contracts(evidence: Evidence, options: Any) -> Estimate | Untesta
 )
 def leakage_falls(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure how the share changes with length, all layers together."""
-    found = evidence.overall("leakage_slope")
+    slope = evidence.overall("leakage_slope")
     slopes = evidence.table("leakage_slopes")
-    known = slopes.dropna(subset=["slope_low", "slope_high"]) if len(slopes) else slopes
-    if found is None or slopes.empty:
+    with_interval = slopes.dropna(subset=["slope_low", "slope_high"]) if len(slopes) else slopes
+    if slope is None or slopes.empty:
         return Untestable("texts of one length, or no share above 0; options.lengths")
-    falls, absent = int((known["slope_high"] < 0).sum()), len(slopes) - len(known)
-    about = f"falls in {falls} of {len(slopes)} layers"
+    falls, absent = int((with_interval["slope_high"] < 0).sum()), len(slopes) - len(with_interval)
+    words = f"falls in {falls} of {len(slopes)} layers"
     if absent:
-        about += f"; {absent} have no share above 0"
-    spread = (float(known["slope"].min()), float(known["slope"].max())) if len(known) else (math.nan,) * 2
+        words += f"; {absent} have no share above 0"
+    spread = (
+        (float(with_interval["slope"].min()), float(with_interval["slope"].max()))
+        if len(with_interval)
+        else (math.nan,) * 2
+    )
     return Estimate(
-        found["estimate"],
-        found["low"],
-        found["high"],
+        slope["estimate"],
+        slope["low"],
+        slope["high"],
         region=below(0.0),
-        about=about,
+        about=words,
         spread=(spread[0], spread[1]),
     )
 
@@ -448,7 +454,7 @@ def leakage_falls(evidence: Evidence, options: Any) -> Estimate | Untestable:
 @CLAIMS.claim(
     "P2",
     "a larger model has leakage in fewer heads",
-    "share of heads whose leakage lies above that of turned texts (Benjamini–Hochberg)",
+    "share of heads with leakage above that of turned texts (Benjamini–Hochberg)",
 )
 def fewer_heads(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Return the share of one model, which cannot be compared with another."""
@@ -468,16 +474,16 @@ def fewer_heads(evidence: Evidence, options: Any) -> Estimate | Untestable:
 )
 def filtered_out(evidence: Evidence, options: Any) -> Estimate | Untestable:
     """Measure what feed-forward layers leave of the share between positions."""
-    found = evidence.overall("mlp_ratio")
-    if found is None:
+    ratio = evidence.overall("mlp_ratio")
+    if ratio is None:
         return Untestable("the inputs and outputs of MLPs are out of reach, or hold no share above 0")
     return Estimate(
-        found["estimate"],
-        found["low"],
-        found["high"],
+        ratio["estimate"],
+        ratio["low"],
+        ratio["high"],
         region=below(1.0),
         controls=[evidence.control("mlp_ratio")],
-        spread=(found["least"], found["most"]),
+        spread=(ratio["least"], ratio["most"]),
     )
 
 

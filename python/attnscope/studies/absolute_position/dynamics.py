@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Position 0 as a dynamical system: each block maps its state to the next one, whatever follows in the text.
 
-Tokens are read alone. How far their states are apart from block to block says whether the system forgets
-which token stands first (contraction); how far a state moves in a block, whether it has come to a fixed
+Tokens are read alone. The distance of their states from block to block tells if the system forgets
+which token is first (contraction); the step of a state in a block tells if it has come to a fixed
 point; the Jacobian along the path, what a small change of the state becomes. All are relative to the norm of
 the states, since the residual stream grows.
 """
@@ -39,8 +39,8 @@ def first_states(run: StageRun, tokens: list[int], options: Any) -> Tensor:
     ids = torch.tensor(tokens, device=run.model().device)[:, None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     states: list[Tensor] = []
-    what = Forward(("hidden", "block_output"), edits=imposed(options))
-    with forward(model, inputs, what) as layers:
+    spec = Forward(("hidden", "block_output"), edits=imposed(options))
+    with forward(model, inputs, spec) as layers:
         for layer in layers:
             if not states:
                 states.append(layer.hidden[:, 0].double().cpu())
@@ -89,7 +89,7 @@ def gains(run: StageRun, token: int, states: Tensor, options: Any) -> Array:
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     drawn = torch.from_numpy(run.rng("disturbances").standard_normal((count, states.shape[-1])))
     drawn = drawn / drawn.norm(dim=-1, keepdim=True)
-    found = np.full(blocks, np.nan)
+    gains_of_blocks = np.full(blocks, np.nan)
     around = imposed(options)
     with edit(model, *around) if around else nullcontext():
         for block in range(blocks):
@@ -102,8 +102,8 @@ def gains(run: StageRun, token: int, states: Tensor, options: Any) -> Array:
                 ends = next(iter(layers)).block_output[:, 0].double().cpu()
             moved = (ends[:count] - ends[count:]).norm(dim=-1) / (2 * size)
             relative = float(states[block].norm() / states[block + 1].norm())
-            found[block] = float(moved.square().mean().sqrt()) * relative
-    return found
+            gains_of_blocks[block] = float(moved.square().mean().sqrt()) * relative
+    return gains_of_blocks
 
 
 def control(run: StageRun, options: Any) -> None:
@@ -127,16 +127,18 @@ def follow(run: StageRun, options: Any) -> None:
     for draw, token in enumerate(tokens):
         run.write("ordinary_tokens", draw=draw, token=token)
     first = int(run.unit.inputs[0].encoded.ids[0])
-    every = list(dict.fromkeys([first, *tokens]))
+    distinct_tokens = list(dict.fromkeys([first, *tokens]))
     try:
-        states = first_states(run, every, options)
+        states = first_states(run, distinct_tokens, options)
         gained = gains(run, first, states[:, 0], options)
     except OUT_OF_REACH as error:
         run.note(f"absolute_position: no dynamics of position 0: {error}")
         return
-    each = np.moveaxis(states.numpy(), 1, 0)
+    states_of_tokens = np.moveaxis(states.numpy(), 1, 0)
     path = states[:, 0]
-    distances = np.exp(log_distances(states.numpy())) if len(every) >= 2 else np.full(len(states), np.nan)
+    distances = (
+        np.exp(log_distances(states.numpy())) if len(distinct_tokens) >= 2 else np.full(len(states), np.nan)
+    )
     blocks = len(states) - 1
     steps = ((path[1:] - path[:-1]).norm(dim=-1) / path[:-1].norm(dim=-1)).numpy()
     for at in range(blocks + 1):
@@ -146,15 +148,17 @@ def follow(run: StageRun, options: Any) -> None:
             distance=distances[at],
             relative_step=steps[at - 1] if at else np.nan,
             gain=gained[at - 1] if at else np.nan,
-            tokens=len(every),
+            tokens=len(distinct_tokens),
         )
-    if len(every) >= FEWEST:
-        found = jackknife(each, lambda kept: contraction(np.moveaxis(kept, 0, 1)))
+    if len(distinct_tokens) >= FEWEST:
+        contraction_of_tokens = jackknife(
+            states_of_tokens, lambda states: contraction(np.moveaxis(states, 0, 1))
+        )
         run.write(
             "overall",
             statistic="contraction",
-            estimate=found.estimate,
-            low=found.low,
-            high=found.high,
-            n=len(every),
+            estimate=contraction_of_tokens.estimate,
+            low=contraction_of_tokens.low,
+            high=contraction_of_tokens.high,
+            n=len(distinct_tokens),
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""When the residual and the preference for key 0 change during training, beside one another.
+"""Emergence of the residual and of the preference for key 0 during training.
 
 Curves are means over heads of the base arm's early queries; all of a run are one family.
 """
@@ -19,7 +19,7 @@ MEASURED = ("residual", "sink_advantage")
 
 
 def write(run: StageRun) -> None:
-    """The table `emergence`, of models with two checkpoints or more of known step."""
+    """Write the table `emergence`, of models with two checkpoints or more of known step."""
     if "layer_means" not in run.stored.tables():
         return  # no model went beyond its checks
     means = run.read("layer_means")
@@ -29,19 +29,19 @@ def write(run: StageRun) -> None:
     ]  # fmt: skip
     keys: list[dict[str, Any]] = []
     curves: list[Curve] = []
-    for model, own in means.groupby("model", sort=False):
-        if own["step"].nunique() < 2:
+    for model, rows in means.groupby("model", sort=False):
+        if rows["step"].nunique() < 2:
             continue
         for metric in MEASURED:
-            grid = own.pivot_table(index="step", columns="layer", values=metric, dropna=False).sort_index()
+            grid = rows.pivot_table(index="step", columns="layer", values=metric, dropna=False).sort_index()
             parts = {("layer", int(layer)): grid[layer] for layer in grid}
             if len(later := grid[[layer for layer in grid if layer >= 1]].columns):
                 parts["from_1", 1] = grid[later].mean(axis=1, skipna=False)
             for (scope, layer), values in parts.items():
                 keys.append({"model": model, "metric": metric, "scope": scope, "layer": layer})
                 curves.append((grid.index.to_numpy(np.int64), values.to_numpy(np.float64)[:, None]))
-    for key, found in zip(
+    for key, emergence in zip(
         keys, emergence_splits(curves, seed=run.settings.seed) if curves else (), strict=True
     ):
-        kept = ("verdict", "step", "p_value", "p_holm", "start", "end", "half_way")
-        run.write("emergence", **key, **{name: found[name] for name in kept})
+        names = ("verdict", "step", "p_value", "p_holm", "start", "end", "half_way")
+        run.write("emergence", **key, **{name: emergence[name] for name in names})

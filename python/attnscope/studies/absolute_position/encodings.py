@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How models tell positions apart, and how what moves attention grows with depth under each encoding.
+"""Encodings of position of the models, and the growth of moved attention with depth under each.
 
 One trained model differs from another in everything at once. Encodings are compared between trainings that
 differ in nothing else, several of each: the unit is the training.
@@ -30,24 +30,26 @@ MEASURES = ("moved_l2", "felt")
 
 
 def rotary_dimensions(model: Any) -> int | None:
-    """How many dimensions of a head a model rotates; None where it has no rotary frequencies."""
-    found = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
-    return 2 * len(found[0]) if found else None
+    """Return the number of dimensions of a head that a model rotates; None where it has no rotary
+    frequencies.
+    """
+    frequencies = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    return 2 * len(frequencies[0]) if frequencies else None
 
 
 def record(run: StageRun, edits: tuple[Any, ...] = ()) -> None:
-    """The table `encodings`: what a model's configuration and its mask say of positions."""
+    """Write the table `encodings`: positions in a model's configuration and in its mask."""
     model = run.model().model
     config = model.config.get_text_config()
     rotary = rotary_dimensions(model)
-    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [one for one in given.values() if isinstance(one, dict)] or [given] if rotary else []
-    theta = [one.get("rope_theta", getattr(config, "rope_theta", None)) for one in kinds]
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [part for part in parameters.values() if isinstance(part, dict)] or [parameters] if rotary else []
+    theta = [part.get("rope_theta", getattr(config, "rope_theta", None)) for part in kinds]
     named = getattr(config, "position_encoding", "") or ("alibi" if getattr(config, "alibi", False) else "")
     run.write(
         "encodings",
         encoding="rope" if rotary else named or "other",
-        rope_type=", ".join(str(one.get("rope_type", "default")) for one in kinds),
+        rope_type=", ".join(str(part.get("rope_type", "default")) for part in kinds),
         rope_theta=float(theta[0]) if theta and theta[0] is not None else np.nan,
         rope_factor=float(kinds[0].get("factor", 1.0)) if kinds else np.nan,
         rotary_dimensions=rotary or 0,
@@ -60,7 +62,9 @@ def record(run: StageRun, edits: tuple[Any, ...] = ()) -> None:
 
 
 def _visible(run: StageRun, edits: tuple[Any, ...]) -> list[str]:
-    """What queries of a text of the study's length see, each kind once: causal, window 32, …"""
+    """Return the visibility of a text's queries at the study's length, each kind once: causal, window 32,
+    …
+    """
     model = run.model().model
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 64
     n = min(run.settings.max_tokens or 64, longest)
@@ -70,10 +74,10 @@ def _visible(run: StageRun, edits: tuple[Any, ...]) -> list[str]:
         plan = preflight.plan_for(model, inputs)
     except RuntimeError:
         return []
-    own = plan is not None and plan.tier == INTERFACE
-    with forward(model, inputs, Forward(("lse" if own else "attention",), edits=edits)) as layers:
+    in_reach = plan is not None and plan.tier == INTERFACE
+    with forward(model, inputs, Forward(("lse" if in_reach else "attention",), edits=edits)) as layers:
         names = list(dict.fromkeys(layer.visibility.name for layer in layers))
-    return names if own else []
+    return names if in_reach else []
 
 
 def compare(run: StageRun, options: Any) -> None:
@@ -93,33 +97,35 @@ def compare(run: StageRun, options: Any) -> None:
     slopes = _slopes(facts, means)
     run.write("depth_slopes", **{str(name): slopes[name].to_numpy() for name in slopes})
     models = facts["model"].unique()
-    own = facts.iloc[0] if len(models) == 1 else None
+    only = facts.iloc[0] if len(models) == 1 else None
     keys: dict[str, Any] = {"model": "all models", "revision": "", "step": -1}
-    if own is not None:
-        keys = {"model": own["model"], "revision": own["revision"], "step": int(own["step"])}
+    if only is not None:
+        keys = {"model": only["model"], "revision": only["revision"], "step": int(only["step"])}
     CLAIMS.write(run, {"": (facts, slopes)}, options, **keys)
 
 
 def _slopes(facts: pd.DataFrame, means: pd.DataFrame) -> pd.DataFrame:
     """Slope on depth, the first layer 0 and the last 1, by model and measure; of two layers or more."""
     rows = []
-    for one in facts.to_dict("records"):
-        own = means[means["model"] == one["model"]].sort_values("layer")
-        depth = own["layer"].to_numpy(dtype=float) / max(1, one["layers"] - 1)
+    for encoding in facts.to_dict("records"):
+        rows_of_model = means[means["model"] == encoding["model"]].sort_values("layer")
+        depth = rows_of_model["layer"].to_numpy(dtype=float) / max(1, encoding["layers"] - 1)
         for measure in MEASURES:
-            values = own[measure].to_numpy(dtype=float)
-            known = np.isfinite(values)
-            slope = np.polyfit(depth[known], values[known], 1)[0] if known.sum() >= 2 else np.nan
-            rows.append({"model": one["model"], "encoding": label(one), "measure": measure, "slope": slope})
+            values = rows_of_model[measure].to_numpy(dtype=float)
+            is_finite = np.isfinite(values)
+            slope = np.polyfit(depth[is_finite], values[is_finite], 1)[0] if is_finite.sum() >= 2 else np.nan
+            rows.append(
+                {"model": encoding["model"], "encoding": label(encoding), "measure": measure, "slope": slope}
+            )
     return pd.DataFrame(rows, columns=["model", "encoding", "measure", "slope"])
 
 
 def label(facts: Any) -> str:
-    """An encoding in a few words: rope 10000, rope 10000 window 32, learned, …"""
+    """Return an encoding in a few words: rope 10000, rope 10000 window 32, learned, …"""
     name = str(facts["encoding"])
     if np.isfinite(facts["rope_theta"]):
         name += f" {facts['rope_theta']:g}"
-    windows = [one for one in str(facts["windows"]).split(", ") if one.startswith("window")]
+    windows = [window for window in str(facts["windows"]).split(", ") if window.startswith("window")]
     return " ".join([name, *windows])
 
 
@@ -133,9 +139,9 @@ def label(facts: Any) -> str:
 def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any) -> Estimate | Untestable:
     """Measure both differences between trainings; the claim needs each to be above 0."""
     facts, slopes = evidence
-    alone = "one trained model differs from another in everything at once; "
+    needs_twins = "one trained model differs from another in everything at once; "
     if len(facts[list(SHAPE)].drop_duplicates()) > 1:
-        return Untestable(alone + "the run's models are not of one shape")
+        return Untestable(needs_twins + "the run's models are not of one shape")
     rotary = facts[facts["encoding"] == "rope"]
     rotary = rotary.assign(label=[label(row) for row in rotary.to_dict("records")])
     windowed = rotary["windows"].str.contains("window")
@@ -143,14 +149,14 @@ def order_of_encodings(evidence: tuple[pd.DataFrame, pd.DataFrame], options: Any
     bases = list(dict.fromkeys(plain["label"]))
     if len(bases) < 2 or not windowed.any():
         return Untestable(
-            alone + "models of one shape with plain rotation, a larger base and a window are needed"
+            needs_twins + "models of one shape with plain rotation, a larger base and a window are needed"
         )
     groups = [
         slopes[(slopes["encoding"] == name) & (slopes["measure"] == "moved_l2")]["slope"].dropna().to_numpy()
         for name in (bases[-1], bases[0], rotary[windowed]["label"].iloc[0])
     ]
     if min(map(len, groups)) < 2:
-        return Untestable(alone + "two trainings or more of each are needed")
+        return Untestable(needs_twins + "two trainings or more of each are needed")
     steps = [welch_test(groups[at + 1], groups[at]) for at in range(2)]
     words = "; ".join(
         f"{name} {values.mean():.2g}"

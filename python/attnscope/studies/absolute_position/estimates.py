@@ -15,7 +15,7 @@ from attnscope.studies.absolute_position import anchors, mlp_shares
 from attnscope.studies.absolute_position.checks import check_shuffled
 from attnscope.studies.absolute_position.options import query_sets
 from attnscope.studies.absolute_position.removals import control_removals
-from attnscope.studies.absolute_position.sums import keep, profile_of, tokens_of
+from attnscope.studies.absolute_position.sums import profile_of, tokens_of, write_profile
 
 if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
@@ -31,18 +31,18 @@ _ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 
 
 def arms_of(run: StageRun, name: str = "rows") -> list[tuple[str, str]]:
-    """The arms on each input that keep all sums."""
+    """Return the arms on each input that keep all sums."""
     return [(arm, kind) for arm, kind in run.reduced(name, ("arm", "input"), variant="")]
 
 
 def maps_alone(run: StageRun) -> set[str]:
-    """The models of which log A stands for scores, whose log-sums are not known."""
+    """Return the models whose scores are replaced by log A, and whose log-sums are not known."""
     checks = run.read("checks")
     return set(checks[(checks["check"] == "scores") & checks["value"].isna()]["model"])
 
 
-def known(columns: dict[str, Any], scores: bool) -> dict[str, Any]:
-    """The columns, without values that need log-sums where log A stands for scores."""
+def without_log_sums(columns: dict[str, Any], scores: bool) -> dict[str, Any]:
+    """Return the columns, without values that need log-sums where log A replaces scores."""
     return (
         columns
         if scores
@@ -52,31 +52,31 @@ def known(columns: dict[str, Any], scores: bool) -> dict[str, Any]:
 
 
 def position(run: StageRun, options: Any) -> None:
-    """The tables of every arm that keeps all sums, on every input."""
+    """Write the tables of every arm that keeps all sums, on every input."""
     n, scores = tokens_of(run), not maps_alone(run)
     for arm, kind in arms_of(run):
         profile = profile_of(run, n, options.groups, variant="", arm=arm, draw=0, input=kind)
         for name, chosen in query_sets(options, profile.m).items():
-            found = known(estimated(profile, chosen, options, run), scores)
+            columns = without_log_sums(estimated(profile, chosen, options, run), scores)
             keys = {"arm": arm, "input": kind, "queries": name}
-            means = over_heads(profile, chosen, found)
+            means = over_heads(profile, chosen, columns)
             if name == "early" and arm == "base" and kind != "repeated":
-                whole = overall_share(
+                of_all_layers = overall_share(
                     profile, queries=chosen, draws=options.permutations, seed=run.settings.seed
                 )
                 statistic = f"leakage_share {kind}"
-                run.write("overall", statistic=statistic, n=len(profile.present), **whole._asdict())
+                run.write("overall", statistic=statistic, n=len(profile.present), **of_all_layers._asdict())
             if name == "early" and (arm, kind) == ("base", "shuffled") and 0 in profile.layers:
-                check_shuffled(run, found["p_value"][profile.layers.index(0)])
-            found["correction"] = np.full(found["residual"].shape, "Benjamini–Hochberg", dtype=object)
+                check_shuffled(run, columns["p_value"][profile.layers.index(0)])
+            columns["correction"] = np.full(columns["residual"].shape, "Benjamini–Hochberg", dtype=object)
             for at, layer in enumerate(profile.layers):
-                own = {column: values[at] for column, values in found.items()}
-                heads = np.arange(len(own["residual"]))
-                run.write("position", layer=layer, head=heads, protocol="exact", **keys, **own)
-                run.write("layer_means", layer=layer, **keys, **{one: means[one][at] for one in means})
+                columns_of_layer = {column: values[at] for column, values in columns.items()}
+                heads = np.arange(len(columns_of_layer["residual"]))
+                run.write("position", layer=layer, head=heads, protocol="exact", **keys, **columns_of_layer)
+                run.write("layer_means", layer=layer, **keys, **{name: means[name][at] for name in means})
         _offsets(run, profile, arm, kind, scores)
         if options.keep_sums:
-            keep(run, profile, arm, kind)
+            write_profile(run, profile, arm, kind)
         if (arm, kind) == ("base", "windows"):
             _strongest(run, profile, query_sets(options, profile.m)["early"], options)
 
@@ -85,32 +85,32 @@ def estimated(
     profile: PositionProfile, chosen: tuple[int, int], options: Any, run: StageRun
 ) -> dict[str, Array]:
     """Columns of `position` for one set of queries, [L, h] each."""
-    found: dict[str, Array] = {}
+    columns: dict[str, Array] = {}
     seed = run.settings.seed
     for column, weights in SIZES.items():
         if weights != "uniform" and not any(chosen[0] <= i <= chosen[1] for i in profile.queries):
             continue  # of long texts, the attention of some queries is not kept
         size = residual_size(profile, queries=chosen, weights=weights, draws=options.permutations, seed=seed)
-        found |= {column: size.estimate, f"{column}_low": size.low, f"{column}_high": size.high}
+        columns |= {column: size.estimate, f"{column}_low": size.low, f"{column}_high": size.high}
         if column == "residual":
-            found |= {"p_value": size.p_value, "p_adjusted": size.p_adjusted, "plain": size.plain}
-            found["reliability"] = size.reliability
+            columns |= {"p_value": size.p_value, "p_adjusted": size.p_adjusted, "plain": size.plain}
+            columns["reliability"] = size.reliability
         elif column == "moved_l2":
-            found |= {"moved_p_value": size.p_value, "moved_p_adjusted": size.p_adjusted}
+            columns |= {"moved_p_value": size.p_value, "moved_p_adjusted": size.p_adjusted}
             distance = moved_distance(profile, queries=chosen, draws=options.null_draws, seed=seed)
-            found |= {"moved_tv": distance.value, "moved_floor": distance.floor}
+            columns |= {"moved_tv": distance.value, "moved_floor": distance.floor}
     share = leakage_share(profile, queries=chosen)
-    found |= {f"leakage_share{end}": getattr(share, name) for end, name in _ENDS.items()}
+    columns |= {f"leakage_share{end}": getattr(share, name) for end, name in _ENDS.items()}
     early = slice(chosen[0], chosen[1] + 1)
     means = {name: profile.mean(name).numpy()[..., early] for name in ("mask_cut", "mask_share", "first")}
-    found |= {"mask_cut": means["mask_cut"].mean(-1), "mask_share": means["mask_share"].mean(-1)}
-    found["sink_advantage"] = _mean(means["first"])  # over the queries that see key 0
-    found["lse_gap"] = (profile.mean("lse") - profile.mean("mask_lse")).numpy()[..., early].mean(-1)
-    return found | {name: values[..., early].mean(-1) for name, values in simple(profile).items()}
+    columns |= {"mask_cut": means["mask_cut"].mean(-1), "mask_share": means["mask_share"].mean(-1)}
+    columns["sink_advantage"] = _mean(means["first"])  # over the queries that see key 0
+    columns["lse_gap"] = (profile.mean("lse") - profile.mean("mask_lse")).numpy()[..., early].mean(-1)
+    return columns | {name: values[..., early].mean(-1) for name, values in simple(profile).items()}
 
 
 def simple(profile: PositionProfile) -> dict[str, Array]:
-    """The literal reading of the abstract, by query [L, h, m]: profile over all queries, key 0 in it.
+    """Return the literal reading of the abstract, by query [L, h, m]: profile over all queries, key 0 in it.
 
     residual_simple is the root mean square of mean scores less that profile over all keys; mask_simple is
     log Z of the profile's softmax less its mean over queries.
@@ -119,13 +119,13 @@ def simple(profile: PositionProfile) -> dict[str, Array]:
     queries, keys = np.arange(m)[:, None], np.arange(m)
     away = np.clip(queries - keys, 0, None)
     scores = profile.mean("residual").numpy() + profile.mean("profile").numpy()[..., away]
-    whole = profile.mean("offsets").numpy()
-    rest = np.where((keys >= 1) & (keys <= queries), scores - whole[..., away], np.nan)
+    complete = profile.mean("offsets").numpy()
+    rest = np.where((keys >= 1) & (keys <= queries), scores - complete[..., away], np.nan)
     # the pair with key 0 is not stored, but how much it is preferred to the body's mean is
     first = profile.mean("first").numpy() + profile.mean("row").numpy() + profile.mean("profile").numpy()
-    rest[..., 0] = first - whole[..., :m]
+    rest[..., 0] = first - complete[..., :m]
     sizes = np.sqrt(_mean(np.square(rest[..., 1:, :])))  # query 0 has no key but itself
-    normalizer = np.logaddexp.accumulate(np.nan_to_num(whole[..., :m], nan=-np.inf), axis=-1)
+    normalizer = np.logaddexp.accumulate(np.nan_to_num(complete[..., :m], nan=-np.inf), axis=-1)
     return {
         "residual_simple": np.concatenate([np.zeros((*sizes.shape[:-1], 1)), sizes], axis=-1),
         "mask_simple": normalizer - normalizer.mean(-1, keepdims=True),
@@ -133,35 +133,42 @@ def simple(profile: PositionProfile) -> dict[str, Array]:
 
 
 def over_heads(
-    profile: PositionProfile, chosen: tuple[int, int], found: dict[str, Array]
+    profile: PositionProfile, chosen: tuple[int, int], columns: dict[str, Array]
 ) -> dict[str, Array]:
     """Means over the heads of each layer, [L], the sizes with intervals of their own."""
     apart = ("p_value", "p_adjusted", "reliability")
-    means = {one: _mean(values) for one, values in found.items() if not one.endswith(apart)}
+    means = {name: _mean(values) for name, values in columns.items() if not name.endswith(apart)}
     for column, weights in SIZES.items():
-        if column in found:
+        if column in columns:
             value, low, high = _interval(profile.gram(chosen, weights=weights).mean(1).numpy())
             means |= {column: value, f"{column}_low": low, f"{column}_high": high}
     return means
 
 
 def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str, scores: bool) -> None:
-    """The variance of log attention along the text at a fixed offset, in both forms."""
+    """Write the variance of log attention along the text at a fixed offset, in both forms."""
     for offset in OFFSETS:
         queries = np.arange(max(offset + 1, 2), profile.m)
         if len(queries) < 3:
             continue
-        found, products, ends = _at_offset(profile, queries, offset)
-        found = known(found, scores)
-        means: dict[str, Any] = {name: _mean(values) for name, values in found.items()}
+        columns, products, ends = _at_offset(profile, queries, offset)
+        columns = without_log_sums(columns, scores)
+        means: dict[str, Any] = {name: _mean(values) for name, values in columns.items()}
         means |= zip(("residual", "residual_low", "residual_high"), _interval(products.mean(1)), strict=True)
         means |= ends
         keys: dict[str, Any] = {"arm": arm, "input": kind, "offset": offset}
         for at, layer in enumerate(profile.layers):
-            own = {name: values[at] for name, values in found.items()}
+            columns_of_layer = {name: values[at] for name, values in columns.items()}
             for name in ends:
-                own[name] = np.full(len(own["profile"]), np.nan)  # of means over heads alone
-            run.write("offsets", layer=layer, head=np.arange(len(own["profile"])), **keys, **own)
+                # single heads have no such interval
+                columns_of_layer[name] = np.full_like(columns_of_layer["profile"], np.nan)
+            run.write(
+                "offsets",
+                layer=layer,
+                head=np.arange(len(columns_of_layer["profile"])),
+                **keys,
+                **columns_of_layer,
+            )
             run.write("offset_means", layer=layer, **keys, **{name: means[name][at] for name in means})
 
 
@@ -179,7 +186,7 @@ def _at_offset(
     log_z, mask = means["lse"][..., queries], means["mask_lse"][..., queries]
     bracket = rest - (log_z - mask)
     at = profile.mean("profile").numpy()[..., offset]
-    score, whole_z, whole_mask, whole = (
+    score, whole_z, whole_mask, bracket_mean = (
         values.mean(0) for values in (rest + at[..., None], log_z, mask, bracket)
     )
     centred = bracket - bracket.mean(-1, keepdims=True)
@@ -195,13 +202,13 @@ def _at_offset(
         "residual": value,
         "residual_low": low,
         "residual_high": high,
-        "cross": -2 * _covariance(whole_mask, whole),
+        "cross": -2 * _covariance(whole_mask, bracket_mean),
     }
 
-    def parts(kept: Array) -> Array:
-        mask_kept, bracket_kept = mask[kept].mean(0), bracket[kept].mean(0)
-        both = np.stack([mask_kept.var(-1), -2 * _covariance(mask_kept, bracket_kept)])
-        return np.stack([_mean(part) for part in both])
+    def parts(groups: Array) -> Array:
+        mask_kept, bracket_kept = mask[groups].mean(0), bracket[groups].mean(0)
+        variances = np.stack([mask_kept.var(-1), -2 * _covariance(mask_kept, bracket_kept)])
+        return np.stack([_mean(part) for part in variances])
 
     _, lows, highs, _ = jackknife_bounds(np.arange(len(mask)), parts)
     ends = {
@@ -215,21 +222,21 @@ def _at_offset(
 def _interval(products: Array) -> tuple[Array, Array, Array]:
     """Mean product of different groups [..., G, G] -> [...], with its ends."""
     value, low, high, _ = jackknife_bounds(
-        np.arange(products.shape[-1]), lambda kept: mean_product(products[..., kept, :][..., kept])
+        np.arange(products.shape[-1]), lambda groups: mean_product(products[..., groups, :][..., groups])
     )
     return value, low, high
 
 
 def _mean(values: Array) -> Array:
-    """Over what is known along the last axis; NaN where nothing is."""
-    known = np.isfinite(values)
-    count = known.sum(-1)
-    return np.where(count > 0, np.where(known, values, 0.0).sum(-1) / np.maximum(count, 1), np.nan)
+    """Return the mean of finite values along the last axis; NaN where there are none."""
+    is_finite = np.isfinite(values)
+    count = is_finite.sum(-1)
+    return np.where(count > 0, np.where(is_finite, values, 0.0).sum(-1) / np.maximum(count, 1), np.nan)
 
 
-def _covariance(one: Array, other: Array) -> Array:
-    one, other = (values - values.mean(-1, keepdims=True) for values in (one, other))
-    return np.asarray((one * other).mean(-1))
+def _covariance(first: Array, second: Array) -> Array:
+    first, second = (values - values.mean(-1, keepdims=True) for values in (first, second))
+    return np.asarray((first * second).mean(-1))
 
 
 def _strongest(run: StageRun, profile: PositionProfile, chosen: tuple[int, int], options: Any) -> None:
@@ -240,27 +247,37 @@ def _strongest(run: StageRun, profile: PositionProfile, chosen: tuple[int, int],
     at, head = np.unravel_index(np.nanargmax(low), low.shape)
     rest = profile.mean("residual")[at, head].numpy()
     queries, keys = np.tril_indices(profile.m)
-    kept = (queries >= chosen[0]) & (queries <= chosen[1]) & (keys >= 1)
+    shown = (queries >= chosen[0]) & (queries <= chosen[1]) & (keys >= 1)
     body = np.where(np.tri(profile.m, dtype=bool) & (np.arange(profile.m) >= 1), rest, np.nan)
     seen = np.isfinite(body)
     rest = rest - np.where(seen, body, 0.0).sum(-1, keepdims=True) / np.maximum(
         seen.sum(-1, keepdims=True), 1
     )
     run.write(
-        "residual_maps", layer=profile.layers[at], head=int(head), query=queries[kept], key=keys[kept],
-        mean=rest[queries[kept], keys[kept]],
-        profile=profile.mean("profile")[at, head].numpy()[(queries - keys)[kept]],
-    )  # fmt: skip
+        "residual_maps",
+        layer=profile.layers[at],
+        head=int(head),
+        query=queries[shown],
+        key=keys[shown],
+        mean=rest[queries[shown], keys[shown]],
+        profile=profile.mean("profile")[at, head].numpy()[(queries - keys)[shown]],
+    )
 
 
 def mlp_ratio(run: StageRun) -> None:
     """Write the statistic `mlp_ratio` of a checkpoint to `overall`."""
-    found = mlp_shares.ratio(run, tokens_of(run) // 2 - 1, variant="")
-    if found is not None:
+    ratio = mlp_shares.ratio(run, tokens_of(run) // 2 - 1, variant="")
+    if ratio is not None:
         run.write(
-            "overall", statistic="mlp_ratio", estimate=found.estimate, low=found.low, high=found.high,
-            least=found.least, most=found.most, n=found.layers,
-        )  # fmt: skip
+            "overall",
+            statistic="mlp_ratio",
+            estimate=ratio.estimate,
+            low=ratio.low,
+            high=ratio.high,
+            least=ratio.least,
+            most=ratio.most,
+            n=ratio.layers,
+        )
 
 
 def controls(run: StageRun, options: Any) -> None:
@@ -276,26 +293,36 @@ def controls(run: StageRun, options: Any) -> None:
         cut = run.reduced("uniform_cut", ("layer",), model=model, seed=seed)
         sets = query_sets(options, profile.m)
         _control_overall(run, profile, sets["early"], contractions.get((model, seed)), options, only)
-        own = profile.vectors(sets["early"], "uniform", (), profile).mean(0).numpy()
-        drawings.setdefault(model, []).append(own)
+        vectors = profile.vectors(sets["early"], "uniform", (), profile).mean(0).numpy()
+        drawings.setdefault(model, []).append(vectors)
         layers[model] = np.array(profile.layers)
         for name, chosen in sets.items():
-            found = known(estimated(profile, chosen, options, run), model not in maps)
-            means = over_heads(profile, chosen, found)
+            columns = without_log_sums(estimated(profile, chosen, options, run), model not in maps)
+            means = over_heads(profile, chosen, columns)
             for at, layer in enumerate(profile.layers):
                 run.write(
-                    "controls", model=model, control="random_weights", draw=seed, layer=layer, queries=name,
+                    "controls",
+                    model=model,
+                    control="random_weights",
+                    draw=seed,
+                    layer=layer,
+                    queries=name,
                     uniform_cut=float(cut[layer,].mean[chosen[0] : chosen[1] + 1].mean()),
                     **{column: values[at] for column, values in means.items()},
-                )  # fmt: skip
-    for model, each in drawings.items():
-        if len(each) > 2:  # the interval leaves one out, and products take two
-            value, low, high = shared_residual(np.stack(each))
+                )
+    for model, drawings_of_model in drawings.items():
+        if len(drawings_of_model) > 2:  # the interval leaves one out, and products take two
+            value, low, high = shared_residual(np.stack(drawings_of_model))
             run.write(
-                "control_residuals", model=model, control="random_weights", layer=layers[model],
-                drawings=len(each), residual_shared=value, residual_shared_low=low,
+                "control_residuals",
+                model=model,
+                control="random_weights",
+                layer=layers[model],
+                drawings=len(drawings_of_model),
+                residual_shared=value,
+                residual_shared_low=low,
                 residual_shared_high=high,
-            )  # fmt: skip
+            )
 
 
 def _control_overall(
@@ -318,13 +345,17 @@ def _control_overall(
         values["contraction"] = float(contraction.mean[0])
     for statistic, value in values.items():
         run.write(
-            "control_overall", model=only["model"], control="random_weights", draw=only["seed"],
-            statistic=statistic, estimate=float(value),
-        )  # fmt: skip
+            "control_overall",
+            model=only["model"],
+            control="random_weights",
+            draw=only["seed"],
+            statistic=statistic,
+            estimate=float(value),
+        )
 
 
 def shared_residual(drawings: Array) -> tuple[Array, Array, Array]:
-    """What several drawings of weights have in common, [L], with the ends of its interval over drawings.
+    """Return the part of the residual that several drawings of weights share, [L], with its interval's ends.
 
     Each drawing has a residual of its own from layer 1 on, because the mask writes positions into the
     states. But weights are drawn around 0: turning the sign of a query matrix turns that of every score

@@ -52,31 +52,31 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, groups: Sequence[in
     seen = first_key(layer)
     early = seen[:, :, 0, slice(*_early(options, seen.shape[-1]))]
     centre = early.isfinite().sum(-1) * early.nanmean(-1).square()
-    for text, own in zip(seen, centre, strict=True):
+    for text, centre_of_text in zip(seen, centre, strict=True):
         run.reduce("first_key", text, **keys)
-        run.reduce("first_key_centre", own, **keys)
+        run.reduce("first_key_centre", centre_of_text, **keys)
     if not set(READS) <= set(layer.tensors):
         return
     try:
-        found = fingerprint(layer, output_projection(run.model().model, layer.index))
+        prints = fingerprint(layer, output_projection(run.model().model, layer.index))
     except (WeightMapError, KeyError) as error:
         run.note(f"absolute_position: no fingerprints: {error}")
         return
-    unit = found.write / found.write.norm(dim=-1, keepdim=True)
+    unit = prints.write / prints.write.norm(dim=-1, keepdim=True)
     for text in unit:
         run.reduce("directions", text, **keys)
     if arm.kind == "text":
         for text, group in zip(project_directions(unit, run), groups, strict=True):
             run.reduce("direction_groups", text, **keys, group=group)
     scores = softmax_of(layer)[0][..., 1:, :] > -torch.inf
-    there, visible = scores[..., 0], scores.double().sum(-1)
+    sees_first, visible = scores[..., 0], scores.double().sum(-1)
     # means over the queries behind the first that see key 0
     reads, uniform = (
-        torch.where(there, values.double(), torch.nan).nanmean(-1).cpu()
+        torch.where(sees_first, values.double(), torch.nan).nanmean(-1).cpu()
         for values in (layer.matrices()[..., 1:, 0], 1 / visible)
     )
     heads = list(layer.heads)
-    gaps = _same_token_gaps(found.write, token_ids(run, batch, arm)[:, 0].tolist())
+    gaps = _same_token_gaps(prints.write, token_ids(run, batch, arm)[:, 0].tolist())
     for at, sample in enumerate(batch.samples):
         run.write(
             "reads",
@@ -86,9 +86,9 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, groups: Sequence[in
             head=heads,
             a0=reads[at],
             uniform=uniform[at],
-            fingerprint_share=found.share[at],
-            fingerprint_projection=found.projection[at],
-            value_ratio=found.value_ratio[at],
+            fingerprint_share=prints.share[at],
+            fingerprint_projection=prints.projection[at],
+            value_ratio=prints.value_ratio[at],
             same_token_gap=gaps[at],
         )
 
@@ -115,7 +115,7 @@ def _same_token_gaps(write: torch.Tensor, tokens: list[int]) -> torch.Tensor:
 
 
 def trajectories(run: StageRun, batch: Batch, arm: Arm, options: Any) -> None:
-    """Position 0 of one batch of texts through the layers, beside the other positions."""
+    """Write position 0 of one batch of texts through the layers, with the other positions."""
     model = run.model().model
     inputs = run.inputs(batch)
     inputs["input_ids"] = token_ids(run, batch, arm)
@@ -123,9 +123,11 @@ def trajectories(run: StageRun, batch: Batch, arm: Arm, options: Any) -> None:
     with edit(model, *edits) if edits else nullcontext():
         path, states = trajectory_and_states(model, inputs)
     norms = [state.double().norm(dim=-1).cpu() for state in states]
-    others = np.array([np.quantile(one[:, 1:].numpy(), (0.05, 0.5, 0.95)) for one in norms])
+    others = np.array(
+        [np.quantile(norms_of_layer[:, 1:].numpy(), (0.05, 0.5, 0.95)) for norms_of_layer in norms]
+    )
     first = [state[:, 0].double().cpu() for state in states]
-    largest = [float((one.abs().amax(-1) / one.norm(dim=-1)).mean()) for one in first]
+    largest = [float((state.abs().amax(-1) / state.norm(dim=-1)).mean()) for state in first]
     run.write(
         "trajectories",
         arm=arm.name,
@@ -144,10 +146,10 @@ def trajectories(run: StageRun, batch: Batch, arm: Arm, options: Any) -> None:
 
 def trajectory(run: StageRun) -> None:
     """Position 0 over all texts: means, and the largest gap."""
-    found = run.read("trajectories")
+    paths = run.read("trajectories")
     tolerance = TOLERANCES.get(str(run.model().dtype).removeprefix("torch."), 1e-5)
-    worst = found.groupby(["arm", "layer"])[["gap", "across"]].max()
-    means = found.groupby(["arm", "layer"]).mean(numeric_only=True)
+    worst = paths.groupby(["arm", "layer"])[["gap", "across"]].max()
+    means = paths.groupby(["arm", "layer"]).mean(numeric_only=True)
     means[["gap", "across"]] = worst
     columns = ("norm", "other_05", "other_50", "other_95", "cosine", "largest", "gap", "across")
     for row in means.reset_index().to_dict("records"):
@@ -161,7 +163,7 @@ def trajectory(run: StageRun) -> None:
 
 
 def fingerprints(run: StageRun, options: Any) -> None:
-    """Each head's fingerprint over texts, whether it reads position 0, and its clock."""
+    """Write each head's fingerprint over texts, its reading of position 0, and its clock."""
     directions = run.reduced("directions", ("arm", "layer"))
     if not directions:
         return
@@ -174,20 +176,20 @@ def fingerprints(run: StageRun, options: Any) -> None:
     for name, sign in (("a0_low", -1.0), ("a0_high", 1.0)):
         reads[name] = reads["a0"] + sign * spread * stats.t.ppf(0.975, by_head["a0"].count() - 1)
     reads["same_token_gap"] = by_head["same_token_gap"].max()
-    for (arm, layer), found in directions.items():
-        own, count = keys[arm, layer].mean, found.count
-        m, texts = own.shape[-1], keys[arm, layer].count
-        early = own[:, :, slice(*_early(options, m))]
+    for (arm, layer), sums in directions.items():
+        attention, count = keys[arm, layer].mean, sums.count
+        m, texts = attention.shape[-1], keys[arm, layer].count
+        early = attention[:, :, slice(*_early(options, m))]
         early = early[..., np.isfinite(early).any((0, 1))]  # the queries that see key 0
         a0, squared, cut = early.swapaxes(0, 1)
         if early.shape[-1] < 2:  # one position, or none, has no variance
-            a0, squared, cut = (np.full((len(own), 2), np.nan) for _ in range(3))
+            a0, squared, cut = (np.full((len(attention), 2), np.nan) for _ in range(3))
         varied, noise = cut.var(-1, ddof=1), (squared - a0**2).mean(-1)
         clock = [
-            float(position_share(_moments(texts, one[:, None] * texts, two.sum() * texts, centre)))
-            for one, two, centre in zip(a0, squared, centres[arm, layer].sum, strict=True)
+            float(position_share(_moments(texts, values[:, None] * texts, squares.sum() * texts, centre)))
+            for values, squares, centre in zip(a0, squared, centres[arm, layer].sum, strict=True)
         ]
-        heads = np.arange(len(own))
+        heads = np.arange(len(attention))
         mean = reads.loc[(arm, layer)].reindex(heads)
         with np.errstate(invalid="ignore"):
             clock_mask = varied / (varied + noise)
@@ -196,16 +198,16 @@ def fingerprints(run: StageRun, options: Any) -> None:
             arm=arm,
             layer=layer,
             head=heads,
-            fingerprint_cosine=(count * np.square(found.mean).sum(-1) - 1) / (count - 1),
+            fingerprint_cosine=(count * np.square(sums.mean).sum(-1) - 1) / (count - 1),
             clock=np.array(clock),
             clock_mask=clock_mask,
             readers=[
-                [tau for tau in options.sinks if one > tau and low > uniform]
-                for one, low, uniform in zip(mean["a0"], mean["a0_low"], mean["uniform"], strict=True)
+                [tau for tau in options.sinks if mean_read > tau and low > uniform]
+                for mean_read, low, uniform in zip(mean["a0"], mean["a0_low"], mean["uniform"], strict=True)
             ],
             **{name: mean[name].to_numpy() for name in mean.columns if name != "sample"},
         )
-        for head, values in enumerate(own):
+        for head, values in enumerate(attention):
             query = np.arange(m)
             run.write("clocks", arm=arm, layer=layer, head=head, query=query, a0=values[0], a0_mask=values[2])
 
@@ -240,21 +242,21 @@ def mean_cosine(sums: np.ndarray[Any, Any], counts: np.ndarray[Any, Any]) -> Int
         counts: texts of each group.
     """
 
-    def cosine(kept: np.ndarray[Any, Any]) -> float:
-        count = counts[kept].sum()
-        pairs = np.square(sums[kept].sum(0)).sum(-1) - count
+    def cosine(chosen: np.ndarray[Any, Any]) -> float:
+        count = counts[chosen].sum()
+        pairs = np.square(sums[chosen].sum(0)).sum(-1) - count
         return float(np.nanmean(pairs / (count * (count - 1))))
 
     return jackknife(np.arange(len(counts)), cosine)
 
 
 def shares(run: StageRun) -> None:
-    """How much of the variance of states lies between positions."""
+    """Write the share of the variance of states between positions."""
     ((tokens,),) = run.reduced("counts", ("tokens",), variant="")
     positions = int(tokens) // 2 - 1
-    for (arm, layer, site), found in run.reduced("states", ("arm", "layer", "site")).items():
-        count, squares, centre = found.sum[-3:]
-        moments = _moments(int(count), found.sum[:-3].reshape(positions, -1), squares, centre)
+    for (arm, layer, site), sums in run.reduced("states", ("arm", "layer", "site")).items():
+        count, squares, centre = sums.sum[-3:]
+        moments = _moments(int(count), sums.sum[:-3].reshape(positions, -1), squares, centre)
         share = float(position_share(moments))
         run.write("position_shares", arm=arm, layer=layer, site=site, position_share=share, texts=int(count))
 
@@ -266,5 +268,5 @@ def _moments(count: int, total: Any, squares: Any, centre: Any) -> PositionMomen
 
 
 def _early(options: Any, m: int) -> tuple[int, int]:
-    """The early queries, first and behind the last."""
+    """Return the early queries, first and behind the last."""
     return options.queries[0], min(options.queries[1], m - 1) + 1

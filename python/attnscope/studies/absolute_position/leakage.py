@@ -2,7 +2,7 @@
 """The precursor's question (*Once upon a token*, Ruscio 2025): what position adds to the offset, by text.
 
 Of one text both fits measure its content too, which is why `leakage_share` in the table `position` is made of
-means over texts, and why every text stands beside itself with its tokens turned round.
+means over texts, and why every text is compared with itself with its tokens turned round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INPUTS = ("windows", "rotated")
 
 
 def add(run: StageRun, scores: Tensor, *, input: str, samples: Sequence[int], layer: int) -> None:
-    """Rows of one layer under both protocols.
+    """Write the rows of one layer under both protocols.
 
     Args:
         scores: [B, h, n, n].
@@ -40,7 +40,7 @@ def add(run: StageRun, scores: Tensor, *, input: str, samples: Sequence[int], la
     heads = np.arange(scores.shape[1])
     for at, sample in enumerate(samples):
         for protocol, fit in fits.items():
-            values = [one[at] for one in fit]
+            values = [part[at] for part in fit]
             columns: dict[str, Any] = dict(zip(("r2_relative", "r2_full", "leakage"), values, strict=True))
             run.write(
                 "leakage", input=input, sample=sample, layer=layer, head=heads, protocol=protocol, **columns
@@ -48,7 +48,7 @@ def add(run: StageRun, scores: Tensor, *, input: str, samples: Sequence[int], la
 
 
 def tests(run: StageRun, options: Any) -> None:
-    """Every head against the same texts turned round: each text once, two sides, Benjamini–Hochberg."""
+    """Test every head against the same texts turned round: each text once, two sides, Benjamini–Hochberg."""
     if "leakage" not in run.stored.tables():
         return
     table = run.read("leakage")
@@ -58,7 +58,7 @@ def tests(run: StageRun, options: Any) -> None:
     if real.empty or null.empty:
         return
     texts = real.index.get_level_values("sample").nunique()
-    found = leakage_test(
+    test = leakage_test(
         real.to_numpy().reshape(texts, -1), null.to_numpy().reshape(texts, -1),
         draws=options.permutations, seed=run.settings.seed,
     )  # fmt: skip
@@ -68,10 +68,10 @@ def tests(run: StageRun, options: Any) -> None:
         layer=heads.get_level_values("layer").to_numpy(),
         head=heads.get_level_values("head").to_numpy(),
         protocol="exact",
-        gap=found.gap,
-        gap_low=found.low,
-        gap_high=found.high,
-        p_value=found.p_value,
-        p_adjusted=found.p_adjusted,
+        gap=test.gap,
+        gap_low=test.low,
+        gap_high=test.high,
+        p_value=test.p_value,
+        p_adjusted=test.p_adjusted,
         correction="Benjamini–Hochberg",
     )

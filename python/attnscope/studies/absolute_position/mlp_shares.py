@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How much less of the variance between positions leaves the feed-forward layers than enters them.
+"""Decrease of the variance between positions from inputs to outputs of the feed-forward layers.
 
 Sums over states are kept apart by group of texts, so that the ratio has a jackknife interval. Wide states are
 projected onto seeded random directions first, which keeps squared distances on average and the sums small.
@@ -70,7 +70,7 @@ def add(run: StageRun, layer: Layer, groups: Sequence[int]) -> None:
         states = projected(layer.states(site), run)
         for group in sorted(set(groups)):
             moments = PositionMoments()
-            moments.add(states[[at for at, own in enumerate(groups) if own == group]])
+            moments.add(states[[at for at, number in enumerate(groups) if number == group]])
             run.reduce(
                 "mlp_states",
                 packed(moments),
@@ -115,11 +115,11 @@ def ratio(run: StageRun, positions: int, **only: Any) -> Ratio | None:
 def of_sums(terms: Array, positions: int) -> Ratio:
     """Return the ratio from packed sums [site, layer, group, ...]."""
     groups = terms.shape[2]
-    every = np.arange(groups)
+    all_groups = np.arange(groups)
     shares = np.stack(
         [
-            _shares(terms[:, :, kept].sum(2), positions)
-            for kept in (every, *map(lambda g: np.delete(every, g), every))
+            _shares(terms[:, :, chosen].sum(2), positions)
+            for chosen in (all_groups, *map(lambda g: np.delete(all_groups, g), all_groups))
         ]
     )
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -127,8 +127,8 @@ def of_sums(terms: Array, positions: int) -> Ratio:
         ratios = np.where((means > 0).all(1), means[:, 1] / means[:, 0], np.nan)
         of_layers = shares[0, 1] / np.where(shares[0, 0] > 0, shares[0, 0], np.nan)
     estimate, low, high = jackknife_interval(ratios[0], ratios[1:])
-    known = of_layers[np.isfinite(of_layers)]
-    least, most = (float(known.min()), float(known.max())) if len(known) else (np.nan, np.nan)
+    finite = of_layers[np.isfinite(of_layers)]
+    least, most = (float(finite.min()), float(finite.max())) if len(finite) else (np.nan, np.nan)
     return Ratio(float(estimate), float(low), float(high), least, most, terms.shape[1])
 
 

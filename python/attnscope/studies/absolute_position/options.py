@@ -10,7 +10,7 @@ from pydantic import Field, field_validator
 from attnscope.study_api.study import Options, among
 
 INPUTS = ("windows", "shuffled", "repeated")
-#: Arms that replace what stands at position 0, that change another position, that take reads of 0 away.
+#: Arms that replace the token at position 0, that change another position, that remove reads of 0.
 REPLACEMENTS = ("zero", "mean", "token", "gaussian", "special")
 CONTROLS = ("control_1", "control_late")
 #: Replacements whose vectors are drawn at random.
@@ -20,13 +20,13 @@ ARMS = (*REPLACEMENTS, *CONTROLS, "no_bos", *READS)
 
 
 class PositionOptions(Options):
-    """What `options` of a study may hold.
+    """The `options` of a run of the study.
 
     Args:
         groups: of texts; estimates compare groups, intervals leave one out.
         queries: first and last early query that the model-wide numbers are taken over.
         inputs: "windows" of text, "shuffled" ones, one token "repeated".
-        arms: what is done to the model or its text: replacements of what stands at position 0 ("zero",
+        arms: changes of the model or its text: replacements of the token at position 0 ("zero",
             "mean", "token", "gaussian", "special"), the same at other positions ("control_1",
             "control_late"), "no_bos", and reads of position 0 taken away ("unread", "hidden"); "all".
         vectors: draws of "token" and "gaussian".
@@ -105,12 +105,12 @@ def query_sets(options: Any, m: int) -> dict[str, tuple[int, int]]:
     {'early': (2, 15), '2-8': (2, 8), '2': (2, 2), '3-4': (3, 4), '5-8': (5, 8), '9-15': (9, 15)}
     """
     first, last = options.queries[0], min(options.queries[1], m - 1)
-    found = {"early": (first, last)}
+    sets = {"early": (first, last)}
     if last >= 8:
-        found["2-8"] = (2, 8)
+        sets["2-8"] = (2, 8)
     start, stop = 2, 2
     while start <= last:
         end = min(stop, last)
-        found[f"{start}-{end}" if end > start else str(start)] = (start, end)
+        sets[f"{start}-{end}" if end > start else str(start)] = (start, end)
         start, stop = stop + 1, 2 * stop
-    return found
+    return sets

@@ -35,28 +35,30 @@ RANK = "over the head's rank (no q-value)"
 
 
 def significance(run: StageRun, options: Any, tier: int) -> None:
-    """The notebook's test of every head, on texts drawn from all with replacement."""
+    """Write the notebook's test of every head, on texts drawn from all with replacement."""
     texts = [row for batch in run.batches() for row in token_ids(run, batch, BARE)]
 
     def scores(ids: Tensor) -> Tensor:
         return torch.cat([softmax_of(layer)[0] for layer in _layers(run, ids[None], options, tier, ())])
 
-    found = ruscio2025once.leakage_significance(
+    test = ruscio2025once.leakage_significance(
         lambda text: scores(texts[text][:MOST_TOKENS]),
         lambda text, shift: scores(texts[text][:MOST_TOKENS].roll(-shift)),
         texts=len(texts), samples=options.leakage_samples, seed=run.settings.seed,
     )  # fmt: skip
-    layers = run.settings.layers or range(len(found.gap))
+    layers = run.settings.layers or range(len(test.gap))
     for at, layer in enumerate(sorted(layers)):
         run.write(
-            "leakage_tests", layer=layer, head=np.arange(found.gap.shape[1]), protocol="ruscio2025once",
-            gap=found.gap[at], gap_low=found.low[at], gap_high=found.high[at],
-            p_value=found.p_value[at], p_adjusted=found.q_value[at], correction=RANK,
+            "leakage_tests", layer=layer, head=np.arange(test.gap.shape[1]), protocol="ruscio2025once",
+            gap=test.gap[at], gap_low=test.low[at], gap_high=test.high[at],
+            p_value=test.p_value[at], p_adjusted=test.q_value[at], correction=RANK,
         )  # fmt: skip
 
 
 def probes(run: StageRun, options: Any, tier: int) -> None:
-    """The notebook's probe of what MLPs read and write, means over texts, beside what white noise gives."""
+    """Write the notebook's probe of the inputs and outputs of MLPs, means over texts, with that of white
+    noise.
+    """
     sites = ("mlp_input", "mlp_output")
     if not all(tier in TABLE[site].tiers for site in sites):
         run.note("absolute_position: no probes: the inputs and outputs of MLPs are out of reach")
@@ -67,9 +69,9 @@ def probes(run: StageRun, options: Any, tier: int) -> None:
         ids = token_ids(run, batch, BARE)
         for layer in _layers(run, ids, options, tier, sites):
             for site in sites:
-                found = ruscio2025once.position_probe(layer.states(site))
-                null = float(found.null)
-                sums.setdefault((layer.index, site), []).append(found.r2)
+                probe = ruscio2025once.position_probe(layer.states(site))
+                null = float(probe.null)
+                sums.setdefault((layer.index, site), []).append(probe.r2)
     for (layer_index, site), values in sums.items():
         run.write(
             "probes", layer=layer_index, site=site, protocol="ruscio2025once",
@@ -78,12 +80,12 @@ def probes(run: StageRun, options: Any, tier: int) -> None:
 
 
 def softmax(run: StageRun, options: Any, tier: int) -> None:
-    """The notebook's entropies and largest probabilities over temperatures, means over texts."""
+    """Write the notebook's entropies and largest probabilities over temperatures, means over texts."""
     sums: dict[int, list[Tensor]] = {}
     for batch in run.batches():
         for layer in _layers(run, token_ids(run, batch, BARE), options, tier, ()):
-            found = ruscio2025once.softmax_statistics(softmax_of(layer)[0])
-            sums.setdefault(layer.index, []).append(torch.stack(found).double().cpu())
+            statistics = ruscio2025once.softmax_statistics(softmax_of(layer)[0])
+            sums.setdefault(layer.index, []).append(torch.stack(statistics).double().cpu())
     for index, values in sums.items():
         means = torch.cat(values, dim=1).mean(1)
         for head in range(means.shape[1]):
@@ -97,7 +99,9 @@ def softmax(run: StageRun, options: Any, tier: int) -> None:
 
 
 def bands(run: StageRun, options: Any, tier: int) -> None:
-    """What each band of rotary frequencies contributes, means over texts, in the pairing that is measured."""
+    """Write the contribution of each band of rotary frequencies, means over texts, in the measured
+    pairing.
+    """
     model = run.model().model
     rotary = rotary_dimensions(model)
     if tier != INTERFACE or rotary is None:
@@ -108,13 +112,13 @@ def bands(run: StageRun, options: Any, tier: int) -> None:
     if count < options.bands:
         run.note(f"absolute_position: {rotary // 2} pairs are rotated, so there are {count} bands")
     batches = list(run.batches())
-    same = token_ids(run, batches[0], BARE)[:1, :1].repeat(1, max(batches[0].lengths))
+    repeated = token_ids(run, batches[0], BARE)[:1, :1].repeat(1, max(batches[0].lengths))
     layouts: dict[int, Any] = {}
     try:
-        for layer in _ends(run, same, options):
+        for layer in _ends(run, repeated, options):
             # learned sinks tell later layers how many keys a query sees, so that their content changes
-            known = next(iter(layouts.values())) if layouts and layer.sink_logits is not None else None
-            layouts[layer.index] = known or rotary_layout(*_heads(layer), rotary=rotary)
+            earlier = next(iter(layouts.values())) if layouts and layer.sink_logits is not None else None
+            layouts[layer.index] = earlier or rotary_layout(*_heads(layer), rotary=rotary)
     except ValueError as error:
         run.note(f"absolute_position: no bands: {error}")
         return
@@ -125,14 +129,14 @@ def bands(run: StageRun, options: Any, tier: int) -> None:
             for text, (query, key) in enumerate(zip(*_heads(layer), strict=True)):
                 support = seen[text] if isinstance(seen, Tensor) and seen.ndim == 4 else seen
                 if "exact" in run.settings.protocols:
-                    found = rope_bands(
+                    shares = rope_bands(
                         query, key, bands=count, layout=layouts[layer.index], rotary=rotary,
                         scaling=scaling_of(model, layer.index, query.shape[-1]),
                         softcap=getattr(model.config, "attn_logit_softcapping", None),
                         support=support if isinstance(seen, Tensor) else "causal",
                         sink_logit=layer.sink_logits,
                     )  # fmt: skip
-                    sums.setdefault((layer.index, "exact"), []).append(torch.stack(found))
+                    sums.setdefault((layer.index, "exact"), []).append(torch.stack(shares))
                 if "ruscio2025once" in run.settings.protocols:
                     parts = (
                         ruscio2025once.band_shares(query, key, bands=options.bands),
@@ -152,36 +156,43 @@ def bands(run: StageRun, options: Any, tier: int) -> None:
 
 
 def lengths(run: StageRun, options: Any, tier: int) -> None:
-    """The leakage share at several lengths: every window is cut into pieces, so a group keeps its tokens."""
+    """Write the leakage share at several lengths: every window is cut into pieces, so a group keeps its
+    tokens.
+    """
     profiles = {n: PositionProfile(n, groups=options.groups) for n in options.lengths}
     for batch in run.batches():
-        whole = token_ids(run, batch, BARE)
+        windows = token_ids(run, batch, BARE)
         for n, profile in profiles.items():
-            pieces = whole.shape[1] // n
-            ids = whole[:, : pieces * n].reshape(-1, n)
-            groups = [one * options.groups // run.samples for one in batch.samples for _ in range(pieces)]
+            pieces = windows.shape[1] // n
+            ids = windows[:, : pieces * n].reshape(-1, n)
+            groups = [
+                sample * options.groups // run.samples for sample in batch.samples for _ in range(pieces)
+            ]
             for layer in _layers(run, ids, options, tier, ()):
                 scores = softmax_of(layer)[0]
                 profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
-    found = leakage_slope(list(profiles.values()))
-    every = next(iter(profiles.values())).layers
-    for at, n in enumerate(found.lengths):
+    slopes = leakage_slope(list(profiles.values()))
+    layers = next(iter(profiles.values())).layers
+    for at, n in enumerate(slopes.lengths):
         run.write(
-            "leakage_lengths", layer=every, tokens=n, texts=profiles[n].texts,
-            leakage_share=found.share.estimate[at], leakage_share_low=found.share.low[at],
-            leakage_share_high=found.share.high[at],
+            "leakage_lengths", layer=layers, tokens=n, texts=profiles[n].texts,
+            leakage_share=slopes.share.estimate[at], leakage_share_low=slopes.share.low[at],
+            leakage_share_high=slopes.share.high[at],
         )  # fmt: skip
-    slope = {f"slope{end}": values for end, values in zip(("", "_low", "_high"), found.slope, strict=True)}
-    run.write("leakage_slopes", layer=every, **slope)
-    overall = dict(zip(("estimate", "low", "high"), found.overall, strict=True))
-    run.write("overall", statistic="leakage_slope", n=len(every), **{k: float(v) for k, v in overall.items()})
+    slope = {f"slope{end}": values for end, values in zip(("", "_low", "_high"), slopes.slope, strict=True)}
+    run.write("leakage_slopes", layer=layers, **slope)
+    overall = dict(zip(("estimate", "low", "high"), slopes.overall, strict=True))
+    run.write(
+        "overall", statistic="leakage_slope", n=len(layers), **{k: float(v) for k, v in overall.items()}
+    )
 
 
 def scaling_of(model: Any, layer: int, d: int) -> float:
-    """The factor of a layer's scores that its attention module names, else d^(−1/2)."""
-    own = (module for module in model.modules() if getattr(module, "layer_idx", None) == layer)
+    """Return the factor of a layer's scores that its attention module names, otherwise d^(−1/2)."""
+    modules = (module for module in model.modules() if getattr(module, "layer_idx", None) == layer)
     return next(
-        (float(one.scaling) for one in own if isinstance(getattr(one, "scaling", None), float)), d**-0.5
+        (float(module.scaling) for module in modules if isinstance(getattr(module, "scaling", None), float)),
+        d**-0.5,
     )
 
 
@@ -191,14 +202,14 @@ def _ends(run: StageRun, ids: Tensor, options: Any) -> Any:
 
 
 def _heads(layer: Layer) -> tuple[Tensor, Tensor]:
-    """Queries and keys [B, h, n, d], a key for every query head."""
+    """Return queries and keys [B, h, n, d], a key for every query head."""
     return layer.tensors["query"], layer.tensors["key"][:, layer.kv_heads]
 
 
 def _layers(run: StageRun, ids: Tensor, options: Any, tier: int, sites: tuple[str, ...]) -> Any:
-    """The layers of one pass over texts of one length."""
+    """Yield the layers of one pass over texts of one length."""
     sites = sites or (("scores",) if tier == INTERFACE else ("attention",))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    what = Forward(sites=sites, layers=list(run.settings.layers) or None, edits=imposed(options))
-    with forward(run.model().model, inputs, what) as found:
-        yield from found
+    spec = Forward(sites=sites, layers=list(run.settings.layers) or None, edits=imposed(options))
+    with forward(run.model().model, inputs, spec) as captured:
+        yield from captured

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What each arm removes of the base arm's residual, on the same texts and under the base arm's weights.
+"""Share of the base arm's residual that each arm removes, on the same texts and under the base arm's weights.
 
 A row of `removed` is one arm with one vector or set of heads. `removed_arms` takes the draws of an arm
 together: its interval holds the texts (jackknife over groups) and, where vectors were drawn, the spread of
@@ -69,9 +69,9 @@ def removals(run: StageRun, options: Any) -> None:
                 if queries not in sets or (measure == "moved" and (arm, draw) not in moved):
                     continue
                 replicates = base.replicates(other, sets[queries], measure, without)
-                *each, together = removal_intervals(replicates)
+                *intervals_of_layers, together = removal_intervals(replicates)
                 keys = {"arm": arm, "draw": draw, "queries": queries, "measure": measure, "kind": kind}
-                for layer, intervals in zip(layers, each, strict=True):
+                for layer, intervals in zip(layers, intervals_of_layers, strict=True):
                     run.write("removed", scope="layer", layer=layer, **keys, **_columns(intervals))
                 if any(layer >= 1 for layer in layers):
                     run.write("removed", scope="from_1", layer=1, **keys, **_columns(together))
@@ -91,12 +91,12 @@ def arm_rows(replicates: Mapping[tuple[str, str], Sequence[Array]]) -> list[dict
         key: (np.mean(draws, axis=0), _draw_variance(key[0], draws)) for key, draws in replicates.items()
     }
     rows = [
-        _arm_row(arm, kind, *means[arm, kind], np.stack([own[0] for own in draws]))
+        _arm_row(arm, kind, *means[arm, kind], np.stack([draw[0] for draw in draws]))
         for (arm, kind), draws in replicates.items()
     ]
     together: dict[str, tuple[Array, Array]] = {}
     for name, kind in ((ALL_REPLACEMENTS, "replacement"), (ALL_CONTROLS, "control")):
-        members = [part for (_, own), part in means.items() if own == kind]
+        members = [part for (_, kind_of_arm), part in means.items() if kind_of_arm == kind]
         if members:
             mean = np.mean([part[0] for part in members], axis=0)
             variance = np.sum([part[1] for part in members], axis=0) / len(members) ** 2
@@ -104,10 +104,14 @@ def arm_rows(replicates: Mapping[tuple[str, str], Sequence[Array]]) -> list[dict
             rows.append(_arm_row(name, "all", mean, variance, np.stack([part[0][0] for part in members])))
     if ALL_REPLACEMENTS in together:
         first, variance = together[ALL_REPLACEMENTS]
-        for (arm, kind), (second, more) in means.items():
+        for (arm, kind), (second, variance_of_control) in means.items():
             if kind == "control":
                 apart = first - second
-                rows.append(_arm_row(f"{DIFFERENCE}_{arm}", "difference", apart, variance + more, apart[:1]))
+                rows.append(
+                    _arm_row(
+                        f"{DIFFERENCE}_{arm}", "difference", apart, variance + variance_of_control, apart[:1]
+                    )
+                )
     return rows
 
 
@@ -115,12 +119,12 @@ def _draw_variance(arm: str, draws: Sequence[Array]) -> Array:
     """Return the variance that drawing vectors at random adds to an arm's mean, [3]."""
     if arm not in DRAWN or len(draws) < 2:
         return np.zeros(3)
-    return np.asarray(np.stack([own[0] for own in draws]).var(0, ddof=1) / len(draws))
+    return np.asarray(np.stack([draw[0] for draw in draws]).var(0, ddof=1) / len(draws))
 
 
-def _arm_row(arm: str, kind: str, replicates: Array, more: Array, values: Array) -> dict[str, Any]:
+def _arm_row(arm: str, kind: str, replicates: Array, variance: Array, values: Array) -> dict[str, Any]:
     """Return one row: mean, interval, and the range of the draws or arms that it is a mean of."""
-    estimate, low, high = jackknife_interval(replicates[0], replicates[1:], added_variance=more)
+    estimate, low, high = jackknife_interval(replicates[0], replicates[1:], added_variance=variance)
     row: dict[str, Any] = {"arm": arm, "kind": kind, "count": len(values)}
     for at, name in enumerate(SHARES):
         row |= {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the report says: claims first, then the split, position 0, and what interventions remove."""
+"""Sections of the report: claims first, then the split, position 0, and the interventions."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _VECTORS = {
 
 
 def findings(results: Results) -> list[str]:
-    """The main numbers of each model in sentences that say what is there and what is not."""
+    """Return the main numbers of each model in sentences, absent effects included."""
     means = optional(results, "layer_means")
     if means is None:
         return []
     lines: list[str] = []
-    for model, own in last_step(means).groupby("model", sort=False):
-        rows = own[own["queries"] == "early"]
+    for model, rows_of_model in last_step(means).groupby("model", sort=False):
+        rows = rows_of_model[rows_of_model["queries"] == "early"]
         parts = {
             "C3": [_residuals(rows)],
             "": _control(results, str(model)),
@@ -67,14 +67,14 @@ def _residuals(rows: pd.DataFrame) -> str:
     base = rows[(rows["arm"] == "base") & (rows["input"] == "windows")].sort_values("layer")
     above = base[base["residual_low"] > 0]
     cells = ", ".join(
-        f"{number(one.residual)} [{number(one.residual_low)}, {number(one.residual_high)}]"
-        for one in base.itertuples()
+        f"{number(layer.residual)} [{number(layer.residual_low)}, {number(layer.residual_high)}]"
+        for layer in base.itertuples()
     )
     layers = ", ".join(str(layer) for layer in above["layer"])
-    there = (
+    where = (
         f"above 0 in layer{'s' if len(above) > 1 else ''} {layers}" if len(above) else "above 0 in no layer"
     )
-    return f"the mean residual by layer is {cells} nats²: {there}."
+    return f"the mean residual by layer is {cells} nats²: {where}."
 
 
 def _control(results: Results, model: str) -> list[str]:
@@ -113,16 +113,16 @@ def _trained_share(results: Results, model: str) -> str:
 
 
 def _shared(results: Results, model: str) -> str:
-    """The residual that models with random weights have in common."""
+    """Return the residual that models with random weights have in common."""
     table = optional(results, "control_residuals")
-    own = None if table is None else table[table["model"] == model].sort_values("layer")
-    if own is None or own.empty:
+    rows = None if table is None else table[table["model"] == model].sort_values("layer")
+    if rows is None or rows.empty:
         return "fewer than three initialisations tell nothing of what they share"
-    columns = (own["residual_shared"], own["residual_shared_low"], own["residual_shared_high"])
+    columns = (rows["residual_shared"], rows["residual_shared_low"], rows["residual_shared_high"])
     cells = ", ".join(
         f"{number(value)} {interval(low, high)}" for value, low, high in zip(*columns, strict=True)
     )
-    out = own[(columns[1] > 0) | (columns[2] < 0)]["layer"]
+    out = rows[(columns[1] > 0) | (columns[2] < 0)]["layer"]
     where = ", ".join(map(str, out))
     judged = (
         f"0 is outside the intervals of layer {where}" if where else "0 is in the interval of every layer"
@@ -168,16 +168,16 @@ def _removed(results: Results, model: str) -> list[str]:
         return ["there is no residual in the layers from 1 on that replacing position 0 could remove."]
     arms = arms.dropna(subset="energy_removed")
     patterns = _range([_percent(value) for value in sorted(arms["pattern_removed"])])
-    gone = f"{patterns} of its original pattern {'is' if len(arms) == 1 else 'are'} gone"
+    lost = f"{patterns} of its original pattern {'is' if len(arms) == 1 else 'are'} gone"
     least, most = arms.iloc[0], arms.iloc[-1]
     if most["energy_removed"] <= 0:
         larger = _range([_percent(-value) for value in arms["energy_removed"][::-1]])
-        line = f"replacing the embedding at position 0 makes the residual {larger} larger, while {gone}."
+        line = f"replacing the embedding at position 0 makes the residual {larger} larger, while {lost}."
     else:
         ends = [_of_arm(row) for row in ((least,) if len(arms) == 1 else (least, most))]
         line = (
             f"replacing the embedding at position 0 removes {' to '.join(ends)} of the residual's energy; "
-            f"{gone}."
+            f"{lost}."
         )
     controls = rows[rows["kind"] == "control"].dropna(subset="energy_removed")
     if len(controls):
@@ -187,13 +187,13 @@ def _removed(results: Results, model: str) -> list[str]:
 
 
 def _of_arm(row: pd.Series[Any]) -> str:
-    """Return an arm's mean share with what it stands for, and the range of its draws."""
+    """Return an arm's mean share with its name, and the range of its draws."""
     share = _percent(row["energy_removed"])
-    what = _VECTORS.get(str(row["arm"]), str(row["arm"]))
+    name = _VECTORS.get(str(row["arm"]), str(row["arm"]))
     if row["count"] < 2:
-        return f"{share} ({what})"
+        return f"{share} ({name})"
     ends = f"{_percent(row['energy_least'])} to {_percent(row['energy_most'])}"
-    return f"{share} ({what}: mean of {int(row['count'])}, {ends})"
+    return f"{share} ({name}: mean of {int(row['count'])}, {ends})"
 
 
 def _range(cells: list[str]) -> str:
@@ -209,7 +209,7 @@ def _write_claims(page: Page) -> None:
     table = require_table(page.results, "claims")
     page.words(
         "What the paper claims and what these texts and this model say of it. A claim that cannot be tested "
-        "here says why; none is decided by a single head. C are claims of the paper, P those of its "
+        "here gives the reason; none is decided by a single head. C are claims of the paper, P those of its "
         "precursor."
     )
     order = {code: at for at, code in enumerate(sorted(SENTENCES, key=lambda code: (code[0], int(code[1:]))))}
@@ -242,7 +242,7 @@ def _write_split(page: Page) -> None:
     rows = rows[(rows["queries"] == "early") & (rows["arm"] == "base") & (rows["input"] == "windows")]
     several = rows["model"].nunique() > 1
     columns: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
-    columns |= {"layer": [str(one) for one in rows["layer"]]}
+    columns |= {"layer": [str(layer) for layer in rows["layer"]]}
     for column, label in (("residual", "residual"), ("felt", "felt"), ("moved_l2", "moved, squared")):
         columns[f"{label} [95 %]"] = [
             f"{number(value)} {interval(low, high)}"
@@ -280,15 +280,15 @@ def _write_emergence(page: Page) -> None:
     columns = {
         "model": list(rows["model"]),
         "layer": list(where),
-        "quantity": [names[one] for one in rows["metric"]],
+        "quantity": [names[metric] for metric in rows["metric"]],
         "verdict": list(rows["verdict"]),
-        "step": ["–" if pd.isna(one) else str(int(one)) for one in rows["step"]],
-        "p (Holm)": [number(one) for one in rows["p_holm"]],
-        "first": [number(one) for one in rows["start"]],
-        "last": [number(one) for one in rows["end"]],
+        "step": ["–" if pd.isna(step) else str(int(step)) for step in rows["step"]],
+        "p (Holm)": [number(value) for value in rows["p_holm"]],
+        "first": [number(value) for value in rows["start"]],
+        "last": [number(value) for value in rows["end"]],
     }
     page.words(
-        "Over checkpoints: the step at which the residual goes from one level to another beside that of the "
+        "Over checkpoints: the step at which the residual goes from one level to another, with that of the "
         "score of key 0 above others, where the split explains more than in random orders of the checkpoints."
     )
     page.frame(
@@ -312,7 +312,9 @@ def _write_position_0(page: Page) -> None:
     rows = rows[rows["arm"] == "base"]
     grid = rows.pivot_table(index=["model", "layer"], columns="site", values="position_share").reset_index()
     shown = {
-        str(column): [number(one) if column not in ("model", "layer") else str(one) for one in grid[column]]
+        str(column): [
+            number(value) if column not in ("model", "layer") else str(value) for value in grid[column]
+        ]
         for column in grid
     }
     page.frame("shares", "Share of the variance of states between positions.", pd.DataFrame(shown), names=2)
@@ -321,7 +323,7 @@ def _write_position_0(page: Page) -> None:
 
 def _write_removed(page: Page) -> None:
     page.words(
-        "What stands at position 0 is replaced, left out, or not read, and the residual is measured again "
+        "The token at position 0 is replaced, left out, or not read, and the residual is measured again "
         "on the "
         "same texts. Energy is how much smaller it is; pattern how much of the original one is gone: a "
         "replacement can remove it and write its own."
@@ -389,8 +391,8 @@ def _reads_frame(page: Page, rows: pd.DataFrame) -> None:
     rows = rows[rows["kind"] == "read"]
     if rows.empty:
         return
-    whose = np.select([rows["draw"] == 0, rows["draw"] > 0], ["readers", "other sets"], "all heads")
-    by_set = rows.assign(heads=whose).groupby(["model", "arm", "heads"], sort=False)["energy_removed"]
+    heads = np.select([rows["draw"] == 0, rows["draw"] > 0], ["readers", "other sets"], "all heads")
+    by_set = rows.assign(heads=heads).groupby(["model", "arm", "heads"], sort=False)["energy_removed"]
     table = by_set.agg(["mean", "min", "max", "count"]).reset_index()
     columns = {
         "model": list(table["model"]),
@@ -423,7 +425,7 @@ def _write_placements(page: Page) -> None:
     means = last_step(table).groupby(["model", "placement"], sort=False)[columns].mean().reset_index()
     page.heading("Token or position")
     page.words(
-        "The beginning token stands in the middle, at both places or nowhere; the tokens behind the middle "
+        "The beginning token is in the middle, at both places or nowhere; the tokens behind the middle "
         "and "
         "their positions are the same in every row. Attention is of the heads that read position 0, of the "
         "queries behind the middle; the loss is of the tokens behind it. An ordinary token in the middle "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the report says of the precursor: leakage, its test, lengths, probes, softmax statistics, bands."""
+"""Section of the report on the precursor: leakage, its test, lengths, probes, softmax statistics, bands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnscope.studies.stored_options import stored_options
 
 
 def write_leakage(page: Page) -> None:
-    """The section of the precursor."""
+    """Write the section on the precursor."""
     page.words(
         Markup(
             "The precursor (<i>Once upon a token</i>) fits the scores of one text without BOS by the offset, "
@@ -30,20 +30,22 @@ def write_leakage(page: Page) -> None:
     means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")
     tests = last_step(require_table(page.results, "leakage_tests"))
     alpha = stored_options(page.results, PositionOptions).alpha
-    found = (tests["p_adjusted"] <= alpha).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()
+    significant = (
+        (tests["p_adjusted"] <= alpha).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()
+    )
     if (tests["protocol"] == "ruscio2025once").any():
         page.words(Q_VALUES)
     columns = {
         "model": [str(key[0]) for key in means.index],
         "layer": [str(key[1]) for key in means.index],
         "protocol": [str(key[2]) for key in means.index],
-        "leakage": [number(one) for one in means["windows"]],
-        "turned round": [number(one) for one in means["rotated"]],
-        f"heads at {alpha:g}": [str(int(found.get(key, 0))) for key in means.index],
+        "leakage": [number(value) for value in means["windows"]],
+        "turned round": [number(value) for value in means["rotated"]],
+        f"heads at {alpha:g}": [str(int(significant.get(key, 0))) for key in means.index],
         "smallest p": _smallest(tests, means.index, "p_value"),
         "smallest adjusted p": _smallest(tests, means.index, "p_adjusted"),
     }
-    page.frame("leakage", "ΔR² of positions beside the offset, means.", pd.DataFrame(columns), names=3)
+    page.frame("leakage", "ΔR² of positions given the offset, means.", pd.DataFrame(columns), names=3)
     _write_lengths(page)
     _write_probes(page)
     _write_softmax(page)
@@ -58,11 +60,11 @@ def _write_probes(page: Page) -> None:
     page.words(
         "The precursor's probe: how well waves along one text fit what an MLP reads and writes, in sample. "
         f"White noise gives {number(table['null'].iloc[0])} at this length; at the notebook's 256 tokens "
-        ".063, which stands beside its .108."
+        ".063, to be compared with its .108."
     )
     columns = {
-        one.replace("_", " "): [str(x) if one in ("model", "layer") else number(x) for x in rows[one]]
-        for one in rows
+        name.replace("_", " "): [str(x) if name in ("model", "layer") else number(x) for x in rows[name]]
+        for name in rows
     }
     page.frame("probes", "In-sample R² of the probe.", pd.DataFrame(columns), names=2)
 
@@ -79,8 +81,8 @@ def _write_lengths(page: Page) -> None:
     rows = last_step(slopes)
     columns = {
         "model": list(rows["model"]),
-        "layer": [str(one) for one in rows["layer"]],
-        "slope": [number(one) for one in rows["slope"]],
+        "layer": [str(layer) for layer in rows["layer"]],
+        "slope": [number(value) for value in rows["slope"]],
         "95 %": [
             f"[{number(a)}, {number(b)}]" for a, b in zip(rows["slope_low"], rows["slope_high"], strict=True)
         ],
@@ -97,11 +99,12 @@ def _write_softmax(page: Page) -> None:
     if table is None or table.empty:
         return
     keys = ["model", "layer", "temperature"]
-    kept = ["softmax_entropy", "top_1", "top_5", "margin"]
-    means = last_step(table).groupby(keys)[kept].mean().reset_index()
-    columns = {one: [number(x) if one == "temperature" else str(x) for x in means[one]] for one in keys}
+    statistics = ["softmax_entropy", "top_1", "top_5", "margin"]
+    means = last_step(table).groupby(keys)[statistics].mean().reset_index()
+    columns = {name: [number(x) if name == "temperature" else str(x) for x in means[name]] for name in keys}
     columns |= {
-        name.replace("softmax_", "").replace("_", " "): [number(one) for one in means[name]] for name in kept
+        name.replace("softmax_", "").replace("_", " "): [number(value) for value in means[name]]
+        for name in statistics
     }
     page.frame(
         "softmax", "The precursor's softmax of scores over a temperature, means over heads, rows from 5 on.",
@@ -119,9 +122,12 @@ def _write_bands(page: Page) -> None:
         .mean()
         .reset_index()
     )
-    columns = {name: [str(one) for one in means[name]] for name in ("model", "protocol", "layout", "band")}
+    columns = {
+        name: [str(value) for value in means[name]] for name in ("model", "protocol", "layout", "band")
+    }
     columns |= {
-        name.replace("_", " "): [number(one) for one in means[name]] for name in ("share", "norm_share", "kl")
+        name.replace("_", " "): [number(value) for value in means[name]]
+        for name in ("share", "norm_share", "kl")
     }
     page.words(
         "Bands of rotary frequencies from high to low, means over heads. The layout is measured on one token "

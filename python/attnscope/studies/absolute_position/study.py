@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Where absolute position comes from (Ruscio, Nanni, Silvestri, arXiv 2606.06160).
+"""Study of the sources of absolute position (Ruscio, Nanni, Silvestri, arXiv 2606.06160).
 
 Rotary scores know the offset of a pair alone, yet attention at one offset changes along the text. The study
 splits that change into what the causal mask does (a query sees i + 1 keys) and what the residual stream does
@@ -48,7 +48,7 @@ from attnscope.studies.absolute_position.arms import (
 )
 from attnscope.studies.absolute_position.checks import check_model, require_checks
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
-from attnscope.studies.absolute_position.sums import PROFILES, ROWS, softmax_of, store, uniform_cut
+from attnscope.studies.absolute_position.sums import PROFILES, ROWS, softmax_of, store_profile, uniform_cut
 from attnscope.studies.absolute_position.tables import SUMS, TABLES
 from attnscope.study_api.plan import megabytes
 from attnscope.study_api.stages import Stage
@@ -68,7 +68,7 @@ WINDOWS = 256
 
 
 class AbsolutePosition(Study):
-    """The stages; what they compute stands in the modules beside this one."""
+    """The study's stages."""
 
     name = "absolute_position"
     Options = PositionOptions
@@ -78,7 +78,7 @@ class AbsolutePosition(Study):
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        if any(one.per != "window" for one in settings.texts):
+        if any(source.per != "window" for source in settings.texts):
             raise ConfigError(
                 "texts.per: absolute_position reads windows: a text that starts where it was cut makes "
                 "content depend on position; --set texts.per=window"
@@ -100,26 +100,28 @@ class AbsolutePosition(Study):
             )
 
     @classmethod
-    def settled(cls, values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-        """The texts are windows, the first `WINDOWS` of a source, where nothing else is said of them."""
-        found = super().settled(values, known)
-        texts = found.get("texts") or []
+    def settled(cls, values: Mapping[str, Any], options_known: Container[str]) -> dict[str, Any]:
+        """Return the values with texts as windows, the first `WINDOWS` of a source, unless they set it
+        themselves.
+        """
+        resolved = super().settled(values, options_known)
+        texts = resolved.get("texts") or []
         sources = [
-            {"path": one} if isinstance(one, str) else one
-            for one in (texts if isinstance(texts, list) else [texts])
+            {"path": source} if isinstance(source, str) else source
+            for source in (texts if isinstance(texts, list) else [texts])
         ]
         usual = {"per": "window", "samples": WINDOWS}
-        windows = [{**usual, **one} if isinstance(one, Mapping) else one for one in sources]
-        return {**found, "texts": windows} if windows else found
+        windows = [{**usual, **source} if isinstance(source, Mapping) else source for source in sources]
+        return {**resolved, "texts": windows} if windows else resolved
 
     def stages(self, units: Units) -> list[Stage]:
-        """In the order in which a checkpoint goes through them."""
-        more = self.options.random_weights if self.options.nulls else 0
-        variants = ("random_weights",) if more else ()
-        texts = units.texts(variants=variants, seeds=max(more, 1))
+        """Return the stages of a checkpoint in their order."""
+        controls = self.options.random_weights if self.options.nulls else 0
+        variants = ("random_weights",) if controls else ()
+        texts = units.texts(variants=variants, seeds=max(controls, 1))
         all_texts = units.texts(block=10**9)
         once: Cut = units.checkpoints()
-        here: Literal["checkpoint"] = "checkpoint"
+        per_checkpoint: Literal["checkpoint"] = "checkpoint"
         of_texts = (*PROFILES, *SUMS, "trajectories", "reads", "leakage")
         estimated = (
             "position",
@@ -136,7 +138,7 @@ class AbsolutePosition(Study):
             "overall",
         )
         reads = ("fingerprints", "checks", "ordinary_tokens")
-        every = [
+        stages = [
             Stage("checks", once, self.check, writes=("checks", "encodings")),
             Stage(
                 "first_token",
@@ -144,7 +146,7 @@ class AbsolutePosition(Study):
                 self.follow,
                 reads=("checks",),
                 writes=("ordinary_tokens", "dynamics", "overall"),
-                within=here,
+                within=per_checkpoint,
             ),
             Stage(
                 "passes",
@@ -152,13 +154,23 @@ class AbsolutePosition(Study):
                 self.measure,
                 reads=("checks", "ordinary_tokens"),
                 writes=of_texts,
-                within=here,
+                within=per_checkpoint,
             ),
             Stage(
-                "position", once, self.estimate, reads=("checks", *of_texts), writes=estimated, within=here
+                "position",
+                once,
+                self.estimate,
+                reads=("checks", *of_texts),
+                writes=estimated,
+                within=per_checkpoint,
             ),
             Stage(
-                "reads", units.texts(), self.read, reads=reads, writes=(*PROFILES, "placements"), within=here
+                "reads",
+                units.texts(),
+                self.read,
+                reads=reads,
+                writes=(*PROFILES, "placements"),
+                within=per_checkpoint,
             ),
             Stage(
                 "removed",
@@ -166,7 +178,7 @@ class AbsolutePosition(Study):
                 self.remove,
                 reads=(*PROFILES, "placements"),
                 writes=("removed", "removed_arms", "overall"),
-                within=here,
+                within=per_checkpoint,
             ),
         ]
         judged: tuple[str, ...] = (
@@ -188,14 +200,19 @@ class AbsolutePosition(Study):
                 "overall",
             )
             stage = Stage(
-                "precursor", all_texts, self.precede, reads=("leakage",), writes=tables, within=here
+                "precursor",
+                all_texts,
+                self.run_precursor,
+                reads=("leakage",),
+                writes=tables,
+                within=per_checkpoint,
             )
-            every.insert(4, stage)
+            stages.insert(4, stage)
             judged = (*judged, "leakage_tests", "leakage_slopes", "softmax_statistics")
-        if more:
+        if controls:
             control_sums = (*PROFILES, "uniform_cut", "mlp_states", "contractions", "anchor_reads", "checks")
             written = ("controls", "control_residuals", "control_overall")
-            every.append(Stage("controls", units.once(), self.control, reads=control_sums, writes=written))
+            stages.append(Stage("controls", units.once(), self.control, reads=control_sums, writes=written))
             judged = (*judged, *written)
         depth = Stage(
             "depth",
@@ -205,13 +222,13 @@ class AbsolutePosition(Study):
             writes=("depth_slopes", "emergence", "claims"),
         )
         return [
-            *every,
+            *stages,
             depth,
             Stage("claims", units.once(), self.claim, reads=judged, writes=("claims",)),
         ]
 
     def expects(self, plan: Plan) -> list[str]:
-        """Passes over the windows, and the sums that they leave on disk."""
+        """Return the passes over the windows, and the size of their sums on disk."""
         passes = self._passes()
         lines = []
         for model in plan.heads:
@@ -230,40 +247,44 @@ class AbsolutePosition(Study):
                 f"{name}: {sum(passes.values()) - passes['control']} passes over {texts} windows, up to "
                 f"{passes['reads']} of them where heads read position 0; {of_controls}"
                 f"up to about {megabytes(size)} of sums on disk; "
-                "texts.samples says how many windows of a source, null: all"
+                "texts.samples sets the number of windows of a source, null: all"
             )
         return lines
 
     def stored_bytes(self, unit: Unit, plan: Plan) -> int:
-        """Sums over pairs of early positions of every head in every pass, and over states by position."""
+        """Return the bytes of sums over pairs of early positions in every pass, and over states by
+        position.
+        """
         if unit.stage not in ("passes", "reads"):
             return 0
         passes, m, heads = self._passes(), _early(unit), plan.heads[unit.source]
         pairs = m * (m - 1) // 2
-        whole = 3 * pairs + (len(ROWS) + 2) * m
+        of_whole_profile = 3 * pairs + (len(ROWS) + 2) * m
         of_mlps = 2 * m * min(plan.widths[unit.source][0], mlp_shares.WIDTH)
         layers, placed = plan.layers[unit.source], 0
         if unit.variant:
-            numbers = heads * (whole + 2 * pairs * (passes["control"] - 1)) + of_mlps
+            numbers = heads * (of_whole_profile + 2 * pairs * (passes["control"] - 1)) + of_mlps
             placed = len(anchors.CONTROL_PLACEMENTS) * (2 * layers * heads + 1)
         elif unit.stage == "reads":
             numbers = heads * pairs * 2 * passes["reads"]
         else:
             of_edits = pairs * (2 * passes["edited"] + passes["drawn"])
             of_states = len(first_position.STATES) * m * plan.widths[unit.source][0]
-            numbers = heads * (whole * passes["whole"] + of_edits) + of_states + of_mlps
+            numbers = heads * (of_whole_profile * passes["whole"] + of_edits) + of_states + of_mlps
         return 8 * (layers * plan.groups(unit, self.options.groups) * numbers + placed)
 
     def _passes(self) -> dict[str, int]:
-        """Number of passes by what they leave: whole profiles, edited and drawn ones, reads, no sums."""
+        """Return the number of passes by their sums: whole profiles, edited and drawn ones, reads, no
+        sums.
+        """
         options = self.options
         bare = ("no_bos" in options.arms) * (len(options.inputs) - ("shuffled" in options.inputs))
-        single = sum(one in options.arms for one in ("zero", "mean", "special"))
+        single = sum(arm in options.arms for arm in ("zero", "mean", "special"))
         return {
             "whole": len(options.inputs) + bare,
-            "edited": single + 2 * sum(one in options.arms for one in CONTROLS),
-            "drawn": sum(options.vectors for one in ("token", "gaussian") if one in options.arms),
-            "reads": sum(one in options.arms for one in READS) * (2 + options.matched),
+            "edited": single + 2 * sum(arm in options.arms for arm in CONTROLS),
+            "drawn": sum(options.vectors for arm in ("token", "gaussian") if arm in options.arms),
+            "reads": sum(arm in options.arms for arm in READS) * (2 + options.matched),
             "leakage": 2 * options.leakage,
             "placements": len(anchors.PLACEMENTS),
             "control": 1 + sum(name in options.arms for name in FIXED),
@@ -278,13 +299,13 @@ class AbsolutePosition(Study):
             raise LoadError(str(error)) from None
 
     def follow(self, unit: Unit, run: StageRun) -> None:
-        """Draw the ordinary tokens that stand in for the first one, and follow each alone."""
+        """Draw the ordinary tokens that replace the first one, and follow each alone."""
         require_checks(run)
         self._enough(run)
         dynamics.follow(run, self.options)
 
     def measure(self, unit: Unit, run: StageRun) -> None:
-        """Every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
+        """Run every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
         require_checks(run)
         m = _early(unit)
         self._enough(run)
@@ -305,7 +326,7 @@ class AbsolutePosition(Study):
                         first_position.trajectories(run, batch, arm, self.options)
 
     def read(self, unit: Unit, run: StageRun) -> None:
-        """The arms in which heads do not read position 0, and the beginning token at other places."""
+        """Run the arms in which heads do not read position 0, and the beginning token at other places."""
         require_checks(run)
         tier = tier_of(run)
         if "fingerprints" not in run.stored.tables():
@@ -338,8 +359,8 @@ class AbsolutePosition(Study):
         first_position.shares(run)
         estimates.mlp_ratio(run)
 
-    def precede(self, unit: Unit, run: StageRun) -> None:
-        """The precursor's tests, bands and lengths, from all texts at once."""
+    def run_precursor(self, unit: Unit, run: StageRun) -> None:
+        """Run the precursor's tests, bands and lengths, from all texts at once."""
         tier = tier_of(run)
         if self.options.leakage:
             leakage.tests(run, self.options)
@@ -353,22 +374,24 @@ class AbsolutePosition(Study):
             precursor.lengths(run, self.options, tier)
 
     def remove(self, unit: Unit, run: StageRun) -> None:
-        """How much of the base arm's residual each arm removes, and what the placements show."""
+        """Write the share of the base arm's residual that each arm removes, and the statistics of the
+        placements.
+        """
         removals.removals(run, self.options)
         if "placements" in run.stored.tables():
             anchors.overall(run, run.read("placements"), self.options)
 
     def claim(self, unit: Unit, run: StageRun) -> None:
-        """What the numbers say of the paper's claims."""
+        """Write the table `claims`."""
         claims.write(run, self.options)
 
     def compare(self, unit: Unit, run: StageRun) -> None:
-        """Encodings beside one another, and the checkpoints of each model."""
+        """Compare the encodings, and the checkpoints of each model."""
         encodings.compare(run, self.options)
         emergence.write(run)
 
     def control(self, unit: Unit, run: StageRun) -> None:
-        """The same estimates of models with random weights."""
+        """Write the same estimates of models with random weights."""
         estimates.controls(run, self.options)
 
     def _enough(self, run: StageRun) -> None:
@@ -380,11 +403,11 @@ class AbsolutePosition(Study):
             )
 
     def _add(self, run: StageRun, batch: Batch, arm: Arm) -> None:
-        """One pass: its sums by group of texts."""
+        """Run one pass and add its sums by group of texts."""
         unit, options = run.unit, self.options
         assert unit.checkpoint is not None
-        whole = arm.kind in ("base", "text")
-        about_0 = whole and arm.input == "windows" and not unit.variant
+        is_whole = arm.kind in ("base", "text")
+        about_0 = is_whole and arm.input == "windows" and not unit.variant
         filtered = arm.kind == "base" and arm.input == "windows"
         groups = [sample * options.groups // run.samples for sample in batch.samples]
         profile = PositionProfile(max(batch.lengths), groups=options.groups)
@@ -395,7 +418,7 @@ class AbsolutePosition(Study):
                 leakage.add(run, scores, input=arm.input, samples=batch.samples, layer=layer.index)
                 continue
             profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
-            if unit.variant and whole:
+            if unit.variant and is_whole:
                 keys = {"model": unit.checkpoint.model, "seed": unit.seed, "layer": layer.index}
                 run.reduce("uniform_cut", uniform_cut(layer), **keys)
             if filtered:
@@ -406,8 +429,8 @@ class AbsolutePosition(Study):
             return
         if profile.left_out:
             run.note(f"absolute_position: {profile.left_out} maps of the arm {arm.label} are not finite")
-        kept = PROFILES if whole else tuple(one for one in PROFILES if one not in ("cut", "rows"))
-        store(
+        profiles = PROFILES if is_whole else tuple(name for name in PROFILES if name not in ("cut", "rows"))
+        store_profile(
             run,
             profile,
             {
@@ -421,24 +444,26 @@ class AbsolutePosition(Study):
                 "input": arm.input,
                 "position": arm.position,
             },
-            kept=kept if arm.draw <= 0 else ("counts", "residual"),
+            names=profiles if arm.draw <= 0 else ("counts", "residual"),
         )
 
-    def _layers(self, run: StageRun, batch: Batch, arm: Arm, more: tuple[str, ...]) -> Iterator[Layer]:
-        """The layers of a pass, with what the model lets be captured."""
+    def _layers(
+        self, run: StageRun, batch: Batch, arm: Arm, sites_wanted: tuple[str, ...]
+    ) -> Iterator[Layer]:
+        """Yield the layers of a pass, as far as the model lets them be captured."""
         inputs = run.inputs(batch)
         inputs["input_ids"] = token_ids(run, batch, arm)
         tier = tier_of(run)
         sites: tuple[str, ...] = ("scores", "lse") if tier == INTERFACE else ("attention",)
-        sites += tuple(one for one in more if one not in sites and tier in TABLE[one].tiers)
+        sites += tuple(site for site in sites_wanted if site not in sites and tier in TABLE[site].tiers)
         edits = (*imposed(self.options), *arm.edits)
-        what = Forward(sites=sites, layers=list(self.settings.layers) or None, edits=edits)
-        with forward(run.model().model, inputs, what) as found:
-            yield from found
+        spec = Forward(sites=sites, layers=list(self.settings.layers) or None, edits=edits)
+        with forward(run.model().model, inputs, spec) as captured:
+            yield from captured
 
 
 def tier_of(run: StageRun) -> int:
-    """How the model's attention is captured; only the first way hands out the softmax's argument."""
+    """Return the tier of capture of the model's attention; only the first gives the softmax's argument."""
     model = run.model().model
     try:
         plan = preflight.plan_for(model)
@@ -450,8 +475,11 @@ def tier_of(run: StageRun) -> int:
 
 
 def _early(unit: Unit) -> int:
-    """Number of early queries, n // 2 of the windows' length."""
-    return max(one.n_tokens for one in unit.inputs) // 2
+    """Return the number of early queries, n
+
+    2 of the windows' length.
+    """
+    return max(text.n_tokens for text in unit.inputs) // 2
 
 
 STUDY = AbsolutePosition

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What is kept of every pass: the sums of `PositionProfile` by arm, input, layer and group of texts.
+"""Stored sums of every pass: those of `PositionProfile` by arm, input, layer and group of texts.
 
 Means over texts are all that the estimates need. A unit stores its part of each sum; a profile of the whole
 run is put together from them. Of squares and triangles only the entries at keys 1 … i of a query are stored.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 #: Names of the stored sums: those of profiles, and what queries give key 0.
 PROFILES = ("counts", "rows", "residual", "cut", "moved")
-#: What `rows` holds by early query, in order; `offsets` is by offset and longer, and stands behind them.
+#: Entries of `rows` by early query, in order; `offsets` is by offset and longer, and follows them.
 ROWS = tuple(name for name, axes in PositionProfile.SUMS.items() if axes == "m")
 
 
@@ -55,19 +55,23 @@ def first_key(layer: Layer) -> Tensor:
     The last: what late queries that see their i + 1 nearest keys alone give the farthest of them. NaN where
     key 0 is out of sight.
     """
-    scores, own = softmax_of(layer)
+    scores, is_softmax = softmax_of(layer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NonFiniteWarning)  # the profile counts them
         cut = mask_only(scores, body=False, sink_logit=layer.sink_logits).attention[..., 0]
     m = cut.shape[-1]
-    seen = scores[..., :m, 0].double() - layer.states("lse")[..., :m].double() if own else scores[..., :m, 0]
+    seen = (
+        scores[..., :m, 0].double() - layer.states("lse")[..., :m].double()
+        if is_softmax
+        else scores[..., :m, 0]
+    )
     a0 = seen.double().exp().cpu()
-    found = torch.stack([a0, a0.square(), cut], dim=-2)
-    return found.masked_fill((seen == -torch.inf).cpu()[..., None, :], torch.nan)
+    stacked = torch.stack([a0, a0.square(), cut], dim=-2)
+    return stacked.masked_fill((seen == -torch.inf).cpu()[..., None, :], torch.nan)
 
 
 def uniform_cut(layer: Layer) -> Tensor:
-    """What the mask cuts of equal scores among the keys that a layer's queries see, by early query [m].
+    """Return the part that the mask cuts of equal scores among a layer's visible keys, by early query [m].
 
     A learned sink counts as one more key.
     """
@@ -77,15 +81,17 @@ def uniform_cut(layer: Layer) -> Tensor:
 
 
 def packed(square: Array) -> Array:
-    """The entries [..., i, j] at 1 <= j <= i of the last two axes; fewer rows are the last of a square."""
+    """Return the entries [..., i, j] at 1 <= j <= i of the last two axes; fewer rows are the last of a
+    square.
+    """
     return square[..., _inside(square.shape[-2], square.shape[-1])]
 
 
 def unpacked(flat: Array, rows: int, m: int) -> Array:
-    """The square, or its last rows, 0 elsewhere."""
-    found = np.zeros((*flat.shape[:-1], rows, m))
-    found[..., _inside(rows, m)] = flat
-    return found
+    """Return the square, or its last rows, 0 elsewhere."""
+    square = np.zeros((*flat.shape[:-1], rows, m))
+    square[..., _inside(rows, m)] = flat
+    return square
 
 
 def _inside(rows: int, m: int) -> Array:
@@ -93,8 +99,10 @@ def _inside(rows: int, m: int) -> Array:
     return (keys >= 1) & (keys <= queries)
 
 
-def store(run: StageRun, profile: PositionProfile, keys: Mapping[str, Any], *, kept: tuple[str, ...]) -> None:
-    """Adds the sums of a profile to those of the unit."""
+def store_profile(
+    run: StageRun, profile: PositionProfile, keys: Mapping[str, Any], *, names: tuple[str, ...]
+) -> None:
+    """Add the sums of a profile to those of the unit."""
     state = {name: values.numpy() for name, values in profile.state().items()}
     dense = {"cut": _square(profile, state["cut"]), "moved": _square(profile, state["moved"])}
     rows = np.stack([state[name] for name in ROWS], axis=-2)
@@ -107,15 +115,15 @@ def store(run: StageRun, profile: PositionProfile, keys: Mapping[str, Any], *, k
     }
     for g, group in enumerate(profile.present):
         for k, layer in enumerate(profile.layers):
-            for name in kept:
+            for name in names:
                 run.reduce(name, terms[name][g, k], **keys, layer=layer, group=group)
 
 
-def _square(profile: PositionProfile, kept: Array) -> Array:
+def _square(profile: PositionProfile, rows: Array) -> Array:
     """[..., Q, m] of the chosen queries as [..., m, m]."""
-    whole = np.zeros((*kept.shape[:-2], profile.m, profile.m))
-    whole[..., profile.queries, :] = kept
-    return whole
+    square = np.zeros((*rows.shape[:-2], profile.m, profile.m))
+    square[..., profile.queries, :] = rows
+    return square
 
 
 def tokens_of(run: StageRun) -> int:
@@ -125,12 +133,12 @@ def tokens_of(run: StageRun) -> int:
 
 
 def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfile:
-    """The profile of one arm on one input, of all texts; sums that the arm does not keep are 0."""
+    """Return the profile of one arm on one input, of all texts; sums that the arm does not keep are 0."""
     parts = {name: run.reduced(name, ("layer", "group"), **only) for name in PROFILES}
     layers = sorted({layer for layer, _ in parts["counts"]})
     present = sorted({group for _, group in parts["counts"]})
-    made = PositionProfile(n, groups=groups)
-    m = made.m
+    empty = PositionProfile(n, groups=groups)
+    m = empty.m
 
     def stacked(name: str) -> Array | None:
         if not parts[name]:
@@ -141,7 +149,7 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
     assert counts is not None
     shape = counts.shape
     state: dict[str, Any] = {
-        "n": n, "groups": groups, "left_out": 0, "queries": made.queries, "group": present, "layer": layers,
+        "n": n, "groups": groups, "left_out": 0, "queries": empty.queries, "group": present, "layer": layers,
         "count": counts, "offsets": np.zeros((*shape, n)),
     }  # fmt: skip
     state |= {name: np.zeros((*shape, m)) for name in ROWS}
@@ -151,17 +159,20 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
     for name in ("residual", "cut", "moved"):
         flat = stacked(name)
         square = np.zeros((*shape, m, m)) if flat is None else unpacked(flat, m, m)
-        state[name] = square if name == "residual" else square[..., made.queries, :]
+        state[name] = square if name == "residual" else square[..., empty.queries, :]
     return PositionProfile.from_state(state)
 
 
-def keep(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
-    """Writes everything of a profile to the table `sums`, for `profile_of_sums`."""
+def write_profile(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
+    """Write everything of a profile to the table `sums`, for `profile_of_sums`."""
     state = {name: values.numpy() for name, values in profile.state().items()}
     for g, group in enumerate(profile.present):
         for k, layer in enumerate(profile.layers):
             texts = state["count"][g, k]
-            rows = {one: [own.ravel().tolist() for own in state[one][g, k]] for one in PositionProfile.SUMS}
+            rows = {
+                sum_name: [values.ravel().tolist() for values in state[sum_name][g, k]]
+                for sum_name in PositionProfile.SUMS
+            }
             run.write(
                 "sums", arm=arm, input=kind, group=group, layer=layer, head=np.arange(len(texts)),
                 tokens=profile.n, groups=profile.groups, texts=texts, **rows,
@@ -169,20 +180,20 @@ def keep(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
 
 
 def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
-    """The profile of stored sums: of more texts when that of another run is merged into it."""
-    several = [one for one in ("model", "revision", "step", "arm", "input") if table[one].nunique() > 1]
+    """Return the profile of stored sums: of more texts when that of another run is merged into it."""
+    several = [name for name in ("model", "revision", "step", "arm", "input") if table[name].nunique() > 1]
     if several or table.empty:
         raise ValueError(
             f"profile_of_sums: expected rows of one model, arm and input, got {len(table)} rows that differ "
             f"in {', '.join(several) or 'nothing'}"
         )
     rows = table.sort_values(["group", "layer", "head"])
-    made = PositionProfile(int(rows["tokens"].iloc[0]), groups=int(rows["groups"].iloc[0]))
+    empty = PositionProfile(int(rows["tokens"].iloc[0]), groups=int(rows["groups"].iloc[0]))
     groups, layers = sorted(set(rows["group"])), sorted(set(rows["layer"]))
     shape = (len(groups), len(layers), -1)
-    trailing = {"m": (made.m,), "n": (made.n,), "mm": (made.m,) * 2, "Qm": (len(made.queries), made.m)}
+    trailing = {"m": (empty.m,), "n": (empty.n,), "mm": (empty.m,) * 2, "Qm": (len(empty.queries), empty.m)}
     state: dict[str, Any] = {
-        "n": made.n, "groups": made.groups, "left_out": 0, "queries": made.queries, "group": groups,
+        "n": empty.n, "groups": empty.groups, "left_out": 0, "queries": empty.queries, "group": groups,
         "layer": layers, "count": rows["texts"].to_numpy(copy=True).reshape(shape),
     }  # fmt: skip
     for name, axes in PositionProfile.SUMS.items():

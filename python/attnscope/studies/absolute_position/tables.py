@@ -29,7 +29,7 @@ _MOVED = "Unbiased squared distance of body attention to the mask's, summed over
 
 
 def _interval(name: str, label: str, meaning: str, **bounds: float) -> tuple[Column, ...]:
-    """A value with its 95 % interval."""
+    """Return the columns of a value with its 95 % interval."""
     return (
         Column(name, label=label, meaning=meaning, **bounds),  # type: ignore[arg-type]
         Column(f"{name}_low", label=f"{label}, lower end"),
@@ -164,8 +164,8 @@ TABLES = (
         "trajectories",
         (*CHECKPOINT_KEYS, "arm", "sample", "layer"),
         tuple(
-            Column(one)
-            for one in ("norm", "cosine", "gap", "across", "largest", "other_05", "other_50", "other_95")
+            Column(name)
+            for name in ("norm", "cosine", "gap", "across", "largest", "other_05", "other_50", "other_95")
         ),
         about=STATES,
     ),
@@ -299,7 +299,7 @@ TABLES = (
             Column("rotary_dimensions", kind="count"),
             Column("windows", "string", "text", meaning="What queries see, each kind of layer once."),
             Column("sets_bos", kind="flag"),
-            *(Column(one, kind="count") for one in ("layers", "heads", "width")),
+            *(Column(name, kind="count") for name in ("layers", "heads", "width")),
         ),
     ),
     Table(
@@ -333,8 +333,8 @@ TABLES = (
             Column("groups", kind="count", meaning="That texts are put into."),
             Column("texts", kind="count", meaning="Of the group."),
             *(
-                Column(one, "list<float64>", "text", meaning="Sum over texts.")
-                for one in PositionProfile.SUMS
+                Column(name, "list<float64>", "text", meaning="Sum over texts.")
+                for name in PositionProfile.SUMS
             ),
         ),
     ),

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: MIT
-"""Whether attention to a word follows how likely the word is (Ruscio et al., arXiv 2303.08288)."""
+"""Study of attention to a word and the word's likelihood (Ruscio et al., arXiv 2303.08288)."""
 
 ALIASES = ("likelihood",)

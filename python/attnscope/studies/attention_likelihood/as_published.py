@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The protocol `ruscio2023`: the authors' words, replacements and correlation, for masked-language models.
 
-What each step computes and how it differs stands in `attnscope.protocols.ruscio2023`.
+`attnscope.protocols.ruscio2023` documents each step and how it differs from the exact protocol.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from attnscope.errors import ConfigError
 from attnscope.protocols import ruscio2023
-from attnscope.studies.attention_likelihood.associations import Row, straight
+from attnscope.studies.attention_likelihood.associations import Row, partial_slope
 from attnscope.studies.attention_likelihood.options import REAL
-from attnscope.studies.attention_likelihood.targets import wanted
-from attnscope.studies.attention_likelihood.versions import chosen_rows, replaced, source, store
+from attnscope.studies.attention_likelihood.replacements import chosen_rows, replaced, source, store
+from attnscope.studies.attention_likelihood.targets import requested_words
 from attnscope.study_api.forward import Batch, head_mean, padded
 
 if TYPE_CHECKING:
@@ -31,103 +31,117 @@ MODES = (REAL, *ruscio2023.MODES)
 
 
 def make(unit: Unit, run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
-    """Rows of `versions` under the protocol."""
+    """Write the rows of `versions` under the protocol."""
     loaded, tokenizer = source(run, options), run.encoder.tokenizer
-    words = wanted(unit.inputs, options.word)
+    words = requested_words(unit.inputs, options.word)
     if isinstance(words, str):
-        words = [targets["word"].get(one.sentence.sample) for one in unit.inputs]
-    lemmas = {one.sentence.sample: word for one, word in zip(unit.inputs, words, strict=True)}
+        words = [targets["word"].get(text.sentence.sample) for text in unit.inputs]
+    lemmas = {text.sentence.sample: word for text, word in zip(unit.inputs, words, strict=True)}
     for batch in run.batches():
         spans = [
             ruscio2023.find_span(tokenizer, ids, word) if (word := lemmas[sample]) else (-1, -1)
             for sample, ids in zip(batch.samples, batch.token_ids, strict=True)
         ]
-        there = [at for at, (start, _) in enumerate(spans) if start >= 0]
-        if not there:
+        with_word = [at for at, (start, _) in enumerate(spans) if start >= 0]
+        if not with_word:
             continue
-        part, span = chosen_rows(batch, there), torch.tensor([spans[at] for at in there], device="cpu")
+        part, span = (
+            chosen_rows(batch, with_word),
+            torch.tensor([spans[at] for at in with_word], device="cpu"),
+        )
         inputs = padded(part, run.encoder.pad_id, loaded.device)
         try:
             logits = ruscio2023.unmasked_logits(loaded.model, inputs)
         except NotImplementedError as error:
             raise ConfigError(f"protocols: ruscio2023 is of masked-language models: {error}") from None
         ids = ruscio2023.replacements(logits, inputs, span)
-        own = pd.DataFrame({"word": [lemmas[sample] for sample in part.samples]})
-        own["start"], own["stop"] = span.T.tolist()
+        rows_of_words = pd.DataFrame({"word": [lemmas[sample] for sample in part.samples]})
+        rows_of_words["start"], rows_of_words["stop"] = span.T.tolist()
         for at, mode in enumerate(MODES):
-            rows = ids[:, at - 1].tolist() if at else [list(one) for one in part.token_ids]
-            put = [row[start:stop] for row, (start, stop) in zip(rows, span.tolist(), strict=True)]
+            rows = ids[:, at - 1].tolist() if at else [list(ids) for ids in part.token_ids]
+            pieces = [row[start:stop] for row, (start, stop) in zip(rows, span.tolist(), strict=True)]
             if at:
-                inputs = padded(replaced(part, span, put), run.encoder.pad_id, loaded.device)
+                inputs = padded(replaced(part, span, pieces), run.encoder.pad_id, loaded.device)
                 logits = ruscio2023.unmasked_logits(loaded.model, inputs)
-            found = ruscio2023.token_probability(logits, inputs, span)
-            nothing = np.full(len(put), np.nan)
+            probability = ruscio2023.token_probability(logits, inputs, span)
+            undefined = np.full(len(pieces), np.nan)
             store(
-                run, part, own, mode, put, protocol=PROTOCOL, log_likelihood=nothing,
-                own_probability=found.inner_mean, own_std=found.inner_std, own_joint=found.inner_product,
-            )  # fmt: skip
+                run,
+                part,
+                rows_of_words,
+                mode,
+                pieces,
+                protocol=PROTOCOL,
+                log_likelihood=undefined,
+                own_probability=probability.inner_mean,
+                own_std=probability.inner_std,
+                own_joint=probability.inner_product,
+            )
 
 
 def measure(run: StageRun, versions: pd.DataFrame) -> None:
-    """Rows of `words` and `head_mean_spans` under the protocol for one block of texts."""
+    """Write the rows of `words` and `head_mean_spans` under the protocol for one block of texts."""
     versions = versions[versions["protocol"] == PROTOCOL]
-    by_mode = {mode: own.set_index("sample") for mode, own in versions.groupby("mode", sort=False)}
+    by_mode = {mode: rows.set_index("sample") for mode, rows in versions.groupby("mode", sort=False)}
     for batch in run.batches() if by_mode else ():
         real = by_mode[REAL]
-        there = [at for at, sample in enumerate(batch.samples) if sample in real.index]
-        if not there:
+        with_word = [at for at, sample in enumerate(batch.samples) if sample in real.index]
+        if not with_word:
             continue
-        part = chosen_rows(batch, there)
-        own = real.loc[list(part.samples)]
-        spans = torch.tensor(own[["start", "stop"]].to_numpy(dtype=np.int64), device="cpu")
+        part = chosen_rows(batch, with_word)
+        rows_of_real = real.loc[list(part.samples)]
+        spans = torch.tensor(rows_of_real[["start", "stop"]].to_numpy(dtype=np.int64), device="cpu")
         first: dict[int, Tensor] = {}
         for mode in MODES:
             rows = by_mode[mode].loc[list(part.samples)]
-            put = replaced(part, spans, list(rows["replacement_ids"]))
-            for number, layer in run.layers(put):
+            version = replaced(part, spans, list(rows["replacement_ids"]))
+            for number, layer in run.layers(version):
                 maps = head_mean(layer.matrices())[:, 0].cpu()
-                _write(run, put, spans, number, maps, first.setdefault(number, maps), mode)
-            lists = {"replacement_ids": [[int(one) for one in ids] for ids in rows["replacement_ids"]]}
-            real_ids = [list(ids) for ids in own["replacement_ids"]]
-            columns = ("word", "replacement", "start", "stop", "pieces", "n_tokens", *OWN)
+                _write(run, version, spans, number, maps, first.setdefault(number, maps), mode)
+            lists = {"replacement_ids": [[int(piece) for piece in ids] for ids in rows["replacement_ids"]]}
+            real_ids = [list(ids) for ids in rows_of_real["replacement_ids"]]
+            columns = ("word", "replacement", "start", "stop", "pieces", "n_tokens", *OWN_PROBABILITIES)
             run.write(
                 "words",
                 sample=list(part.samples),
                 mode=mode,
                 protocol=PROTOCOL,
                 same=np.array(
-                    [one == two for one, two in zip(lists["replacement_ids"], real_ids, strict=True)]
+                    [
+                        version_ids == text_ids
+                        for version_ids, text_ids in zip(lists["replacement_ids"], real_ids, strict=True)
+                    ]
                 ),
                 **{name: rows[name] for name in columns},
                 **lists,
             )
 
 
-OWN = ("own_probability", "own_std", "own_joint")
+OWN_PROBABILITIES = ("own_probability", "own_std", "own_joint")
 
 
 def _write(
     run: StageRun, batch: Batch, spans: Tensor, number: int, maps: Tensor, real: Tensor, mode: str
 ) -> None:
-    found = ruscio2023.span_attention(maps, spans, lengths=torch.tensor(batch.lengths, device="cpu"))
-    columns: dict[str, Any] = {"map_mean": found.mean, "inner": found.inner, "outer": found.outer}
+    attention = ruscio2023.span_attention(maps, spans, lengths=torch.tensor(batch.lengths, device="cpu"))
+    columns: dict[str, Any] = {"map_mean": attention.mean, "inner": attention.inner, "outer": attention.outer}
     if mode != REAL:
         tests = [
             ruscio2023.mann_whitney(real[at, :n, :n], maps[at, :n, :n], tuple(span))
             for at, (n, span) in enumerate(zip(batch.lengths, spans.tolist(), strict=True))
         ]
         columns |= {
-            "mann_whitney_u": np.array([one.u_real for one in tests]),
-            "mann_whitney_u_replaced": np.array([one.u_replaced for one in tests]),
-            "mann_whitney_p": np.array([one.p_value for one in tests]),
-            "row_difference_std": np.array([one.difference_std for one in tests]),
+            "mann_whitney_u": np.array([test.u_real for test in tests]),
+            "mann_whitney_u_replaced": np.array([test.u_replaced for test in tests]),
+            "mann_whitney_p": np.array([test.p_value for test in tests]),
+            "row_difference_std": np.array([test.difference_std for test in tests]),
         }
     keys = {"mode": mode, "layer": number, "protocol": PROTOCOL}
     run.write("head_mean_spans", sample=list(batch.samples), **keys, **columns)
 
 
 def estimate(words: pd.DataFrame, spans: pd.DataFrame) -> tuple[list[Row], Row | None]:
-    """Rows of `head_mean_associations` and of `best_layers` under the protocol."""
+    """Return the rows of `head_mean_associations` and of `best_layers` under the protocol."""
     if words.empty or spans.empty:
         return [], None
     p = words.pivot_table(index="sample", columns="mode", values="own_probability", dropna=False)
@@ -135,7 +149,7 @@ def estimate(words: pd.DataFrame, spans: pd.DataFrame) -> tuple[list[Row], Row |
         name: spans.pivot_table(index="sample", columns=["layer", "mode"], values=name, dropna=False)
         for name in ("inner", "outer", "map_mean", *_TESTS)
     }
-    layers = sorted({int(one) for one in spans["layer"]})
+    layers = sorted({int(layer) for layer in spans["layer"]})
     rows = []
     for layer in layers:
         for mode in MODES:
@@ -148,7 +162,7 @@ def estimate(words: pd.DataFrame, spans: pd.DataFrame) -> tuple[list[Row], Row |
                     "predictor": "own_probability",
                     "measure": "inner",
                     "estimate": ruscio2023.correlation(x, y),
-                    "slope": straight(x, y, np.empty((len(x), 0))),
+                    "slope": partial_slope(x, y, np.empty((len(x), 0))),
                     "n": len(x),
                 }
             )
@@ -187,7 +201,7 @@ _TESTS = {
 
 
 def chosen(p: pd.DataFrame, inner: pd.DataFrame, layers: list[int]) -> ruscio2023.BestLayer:
-    """The layer and the mode, less probable than the real words, of the largest correlation."""
+    """Return the layer and the mode, less probable than the real words, of the largest correlation."""
     modes = [mode for mode in MODES if mode != REAL]
     values = [
         [ruscio2023.correlation(p[mode].to_numpy(), inner[layer, mode].to_numpy()) for mode in modes]

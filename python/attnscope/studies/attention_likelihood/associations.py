@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Whether attention follows likelihood: within texts, between texts, and when two texts exchange words.
+"""Associations of attention and likelihood: within texts, between texts, and where two texts exchange words.
+
+The unit is the text; heads and layers are no replicates. Within a text length and place are the same for
+every version, but each version is another token; only an exchange of words holds the tokens too.
 
 The unit is the text; heads and layers are no replicates. Within a text length and place are the same for
 every version, but each version is another token; only an exchange of words holds the tokens too.
@@ -43,49 +46,51 @@ MAX_T, HOLM, BH = "max-T over layers", "Holm", "Benjamini–Hochberg"
 _DRAWS = 100
 
 
-def placed(layer: int, design: str, mode: str, predictor: str, measure: str) -> Row:
-    """What a row of `associations` is about."""
+def association_row(layer: int, design: str, mode: str, predictor: str, measure: str) -> Row:
+    """Return the keys of a row of `associations`."""
     return {"layer": layer, "design": design, "mode": mode, "predictor": predictor, "measure": measure}
 
 
-def interval(found: Any) -> Row:
-    """An estimate with the ends of its interval and what it is made from."""
-    return {"estimate": found.estimate, "low": found.low, "high": found.high, "n": found.n}
+def interval(estimate: Any) -> Row:
+    """Return an estimate with the ends of its interval and its number of values."""
+    return {"estimate": estimate.estimate, "low": estimate.low, "high": estimate.high, "n": estimate.n}
 
 
 def within(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]:
-    """Correlation of likelihood and attention over the versions of each text, one row a layer."""
-    there, share = panel.distinct, panel.measures["share"]
-    r = correlations(panel.x, share, there)
-    slopes = slope(panel.x, share, there)
-    z = z_of(r, there)
-    largest = permuted(panel.x, share, there, options.permutations, seed)
+    """Yield the correlation of likelihood and attention over the versions of each text, one row a layer."""
+    distinct, share = panel.distinct, panel.measures["share"]
+    r = correlations(panel.x, share, distinct)
+    slopes = slope(panel.x, share, distinct)
+    z = z_of(r, distinct)
+    largest = permuted(panel.x, share, distinct, options.permutations, seed)
     for at, layer in enumerate(panel.layers):
-        found = bootstrap(by_unit(r[at], panel.units), draws=options.bootstrap, seed=seed)
+        mean = bootstrap(by_unit(r[at], panel.units), draws=options.bootstrap, seed=seed)
         reached = np.nan
         if np.isfinite(z[at]):
             reached = (1 + (largest >= abs(z[at]) - 1e-12).sum()) / (1 + options.permutations)
         tested = {"z": z[at], "p_value": two_sided(z[at]), "p_adjusted": reached, "correction": MAX_T}
-        row = placed(layer, "within", "", "log_likelihood", "share")
-        yield {**row, **interval(found), "slope": slopes[at], **tested}
+        row = association_row(layer, "within", "", "log_likelihood", "share")
+        yield {**row, **interval(mean), "slope": slopes[at], **tested}
 
 
-def z_of(r: Array, there: Array) -> Array:
-    """Sum of the correlations in units of their spread under permutation, whose variance is 1/(k − 1)."""
-    variance = np.where(np.isfinite(r), 1 / np.maximum(there.sum(-1) - 1, 1), 0.0).sum(-1)
+def z_of(r: Array, distinct: Array) -> Array:
+    """Return the sum of the correlations in units of its spread under permutation, whose variance is 1/(k
+    − 1).
+    """
+    variance = np.where(np.isfinite(r), 1 / np.maximum(distinct.sum(-1) - 1, 1), 0.0).sum(-1)
     with np.errstate(invalid="ignore"):
-        found: Array = np.nansum(r, -1) / np.sqrt(np.where(variance > 0, variance, np.nan))
-    return found
+        deviate: Array = np.nansum(r, -1) / np.sqrt(np.where(variance > 0, variance, np.nan))
+    return deviate
 
 
 def two_sided(z: float) -> float:
-    """The p of a normal deviate, two-sided."""
+    """Return the two-sided p of a normal deviate."""
     from scipy import special
 
     return float(2 * special.ndtr(-abs(z)))
 
 
-def permuted(x: Array, y: Array, there: Array, draws: int, seed: int) -> Array:
+def permuted(x: Array, y: Array, distinct: Array, draws: int, seed: int) -> Array:
     """Largest |z| over layers when versions change places within their text, [draws].
 
     Every layer sees the same permutation.
@@ -93,28 +98,28 @@ def permuted(x: Array, y: Array, there: Array, draws: int, seed: int) -> Array:
     Args:
         x: [T, K].
         y: [L, T, K].
-        there: versions that count [T, K].
+        distinct: versions that count [T, K].
     """
-    order = np.argsort(~there, axis=-1, kind="stable")
-    there = np.take_along_axis(there, order, -1)
-    first = _unit_length(centred_ranks(np.take_along_axis(x, order, -1), there))
-    whole = np.broadcast_to(order, y.shape)
-    second = _unit_length(centred_ranks(np.take_along_axis(y, whole, -1), there))
+    order = np.argsort(~distinct, axis=-1, kind="stable")
+    distinct = np.take_along_axis(distinct, order, -1)
+    first = _unit_length(centred_ranks(np.take_along_axis(x, order, -1), distinct))
+    order_of_layers = np.broadcast_to(order, y.shape)
+    second = _unit_length(centred_ranks(np.take_along_axis(y, order_of_layers, -1), distinct))
     spread = np.sqrt(
-        (np.where(np.abs(second).sum(-1) > 0, 1 / np.maximum(there.sum(-1) - 1, 1), 0.0)).sum(-1)
+        (np.where(np.abs(second).sum(-1) > 0, 1 / np.maximum(distinct.sum(-1) - 1, 1), 0.0)).sum(-1)
     )
     rng = np.random.default_rng(seed)
-    found = np.zeros(draws)
+    largest = np.zeros(draws)
     for start in range(0, draws, _DRAWS):
         count = min(_DRAWS, draws - start)
-        keys = np.where(there, rng.random((count, *there.shape)), 2.0)
+        keys = np.where(distinct, rng.random((count, *distinct.shape)), 2.0)
         moved = np.take_along_axis(np.broadcast_to(first, keys.shape), keys.argsort(-1), -1)
         sums = np.einsum("dtk,ltk->dl", moved, second)
         with np.errstate(invalid="ignore", divide="ignore"):
-            found[start : start + count] = np.nanmax(
+            largest[start : start + count] = np.nanmax(
                 np.abs(sums) / np.where(spread > 0, spread, np.nan), -1, initial=0.0
             )
-    return found
+    return largest
 
 
 def _unit_length(ranks: Array) -> Array:
@@ -122,55 +127,70 @@ def _unit_length(ranks: Array) -> Array:
     return np.divide(ranks, size, out=np.zeros_like(ranks), where=size > 0)
 
 
-def given(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]:
-    """Of encoders: likelihood given the probability at its own position, and the other way round."""
-    own = panel.words.get("own_probability")
-    if own is None or not np.isfinite(own).any():
+def conditional_correlations(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]:
+    """Yield, for encoders, the correlation of likelihood given the probability at its position, and the
+    reverse.
+    """
+    probability = panel.words.get("own_probability")
+    if probability is None or not np.isfinite(probability).any():
         return
     with np.errstate(divide="ignore", invalid="ignore"):
-        named = {"masked": panel.x, "own": np.log(own)}
-    there = panel.distinct & np.isfinite(named["own"])
-    texts = np.repeat(panel.samples[:, None], there.shape[1], axis=1)[there]
+        named = {"masked": panel.x, "own": np.log(probability)}
+    distinct = panel.distinct & np.isfinite(named["own"])
+    texts = np.repeat(panel.samples[:, None], distinct.shape[1], axis=1)[distinct]
     for at, layer in enumerate(panel.layers):
         share = panel.measures["share"][at]
         for first, second in (("masked", "own"), ("own", "masked")):
             row = {
-                "layer": layer, "mode": "", "measure": "share", "slope": slope(named[first], share, there)
-            }  # fmt: skip
+                "layer": layer,
+                "mode": "",
+                "measure": "share",
+                "slope": slope(named[first], share, distinct),
+            }
             for design, control in (("within", None), ("within_given", named[second])):
                 if design == "within" and first == "masked":
                     continue
-                found = within_correlation(
-                    named[first][there], share[there], texts,
-                    covariates=None if control is None else control[there],
-                    draws=options.bootstrap, seed=seed,
-                )  # fmt: skip
+                correlation = within_correlation(
+                    named[first][distinct],
+                    share[distinct],
+                    texts,
+                    covariates=None if control is None else control[distinct],
+                    draws=options.bootstrap,
+                    seed=seed,
+                )
                 predictor = first if control is None else f"{first} given {second}"
                 yield row | {
-                    "design": design, "predictor": predictor, "estimate": found.r, "low": found.low,
-                    "high": found.high, "p_value": found.p_value, "n": found.n,
-                }  # fmt: skip
+                    "design": design,
+                    "predictor": predictor,
+                    "estimate": correlation.r,
+                    "low": correlation.low,
+                    "high": correlation.high,
+                    "p_value": correlation.p_value,
+                    "n": correlation.n,
+                }
 
 
 def between(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
-    """Correlation over texts, plain and given length, place and pieces; Holm over layers and modes."""
+    """Return correlations over texts, plain and given length, place and pieces; Holm over layers and
+    modes.
+    """
     rows = []
     for predictor, measure in BETWEEN:
         for mode in panel.modes if predictor == "per_piece" else [REAL]:
             x = panel.words[predictor][:, panel.at(mode)]
             for at, layer in enumerate(panel.layers):
                 y = panel.measures[measure][at][:, panel.at(mode)]
-                for design, more in designs(panel):
-                    found = over_texts(x, y, more, panel.units)
+                for design, covariates in designs(panel):
+                    correlation = over_texts(x, y, covariates, panel.units)
                     rows.append(
                         {
-                            **placed(layer, design, mode, predictor, measure),
-                            "estimate": found.r,
-                            "low": found.low,
-                            "high": found.high,
-                            "slope": straight(x, y, more),
-                            "p_value": found.p_value,
-                            "n": found.n,
+                            **association_row(layer, design, mode, predictor, measure),
+                            "estimate": correlation.r,
+                            "low": correlation.low,
+                            "high": correlation.high,
+                            "slope": partial_slope(x, y, covariates),
+                            "p_value": correlation.p_value,
+                            "n": correlation.n,
                         }
                     )
     return adjusted(rows, ("design", "predictor", "measure"), holm, HOLM)
@@ -188,17 +208,20 @@ def designs(panel: Panel) -> tuple[tuple[str, Array], ...]:
     return ("between", covariates[:, :0]), ("between_partial", covariates)
 
 
-def straight(x: Array, y: Array, covariates: Array) -> float:
-    """Least squares slope of y on x over texts, beside a constant and the covariates."""
-    both = np.isfinite(x) & np.isfinite(y)
-    if both.sum() < 3 + covariates.shape[1] or np.ptp(x[both]) == 0:
+def partial_slope(x: Array, y: Array, covariates: Array) -> float:
+    """Return the least squares slope of y on x over texts, given a constant and the covariates."""
+    has_values = np.isfinite(x) & np.isfinite(y)
+    if has_values.sum() < 3 + covariates.shape[1] or np.ptp(x[has_values]) == 0:
         return float("nan")
-    design = np.column_stack([x[both], np.ones(both.sum()), covariates[both]])
-    return float(np.linalg.lstsq(design, y[both], rcond=None)[0][0])
+    design = np.column_stack([x[has_values], np.ones(has_values.sum()), covariates[has_values]])
+    return float(np.linalg.lstsq(design, y[has_values], rcond=None)[0][0])
 
 
-def exchanged(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
-    """What words gain at home over the other text: tokens and texts each stand once at home and once away."""
+def swap_effects(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
+    """Return the effect of the swap: a word's share in its own text minus its share in the partner's.
+
+    Each token and each text is once at home and once away.
+    """
     pairs = panel.pairs()
     if SWAP not in panel.modes or not len(pairs):
         return []
@@ -206,13 +229,18 @@ def exchanged(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
     for measure in EXCHANGED:
         for at, layer in enumerate(panel.layers):
             gain = unit_gain(panel, panel.measures[measure][at], pairs)
-            rows.append({**placed(layer, "swap", SWAP, "at home", measure), **gained(gain, options, seed)})
+            rows.append(
+                {
+                    **association_row(layer, "swap", SWAP, "at home", measure),
+                    **mean_with_sign_test(gain, options, seed),
+                }
+            )
     return adjusted(rows, ("measure",), holm, HOLM)
 
 
 def exchanged_overall(panel: Panel, options: LikelihoodOptions, seed: int) -> Row:
     """Return the mean over pairs of the gain in share at home, with interval and sign flips."""
-    return gained(gain_overall(panel), options, seed)
+    return mean_with_sign_test(gain_overall(panel), options, seed)
 
 
 def gain_overall(panel: Panel) -> Array:
@@ -223,14 +251,14 @@ def gain_overall(panel: Panel) -> Array:
     )
 
 
-def gained(gain: Array, options: LikelihoodOptions, seed: int) -> Row:
-    """Mean over pairs with interval and sign flips."""
-    found = bootstrap(gain, draws=options.bootstrap, seed=seed)
+def mean_with_sign_test(gain: Array, options: LikelihoodOptions, seed: int) -> Row:
+    """Return the mean over pairs with its interval and the p of sign flips."""
+    mean = bootstrap(gain, draws=options.bootstrap, seed=seed)
     finite = gain[np.isfinite(gain)]
     p_value = np.nan
     if len(finite) > 1 and np.ptp(finite) > 0:
         p_value = float(sign_flips(finite, draws=options.permutations, seed=seed))
-    return {**interval(found), "p_value": p_value}
+    return {**interval(mean), "p_value": p_value}
 
 
 def unit_gain(panel: Panel, values: Array, pairs: Array) -> Array:
@@ -240,20 +268,20 @@ def unit_gain(panel: Panel, values: Array, pairs: Array) -> Array:
     return by_unit(gain, np.array([f"{a}-{b}" for a, b in np.sort(panel.units[pairs], -1)]))
 
 
-def manipulation(panel: Panel, options: LikelihoodOptions, seed: int) -> Row | None:
-    """What the exchange of words costs in nats; None without pairs."""
+def swap_cost(panel: Panel, options: LikelihoodOptions, seed: int) -> Row | None:
+    """Return the cost of the exchange of words in nats; None without pairs."""
     pairs = panel.pairs()
     if SWAP not in panel.modes or not len(pairs):
         return None
-    return gained(unit_gain(panel, panel.x, pairs), options, seed)
+    return mean_with_sign_test(unit_gain(panel, panel.x, pairs), options, seed)
 
 
 def within_overall(panel: Panel) -> Array:
     """Return each text's correlation of likelihood and share, mean over layers, one number a unit."""
     r = correlations(panel.x, panel.measures["share"], panel.distinct)
-    known = np.isfinite(r)
-    count = known.sum(0)
-    means = np.where(count > 0, np.where(known, r, 0.0).sum(0) / np.maximum(count, 1), np.nan)
+    is_finite = np.isfinite(r)
+    count = is_finite.sum(0)
+    means = np.where(count > 0, np.where(is_finite, r, 0.0).sum(0) / np.maximum(count, 1), np.nan)
     return by_unit(means, panel.units)
 
 
@@ -274,38 +302,38 @@ def depth(panel: Panel, options: LikelihoodOptions, seed: int) -> Row:
     """Return the mean over texts of what `depth_of_texts` gives, with interval and sign flips."""
     if len(panel.layers) < 3:
         return {"estimate": np.nan, "low": np.nan, "high": np.nan, "p_value": np.nan, "n": 0}
-    return gained(depth_of_texts(panel), options, seed)
+    return mean_with_sign_test(depth_of_texts(panel), options, seed)
 
 
 def of_heads(panel: Panel, shares: Array, layers: Sequence[int], heads: Sequence[int]) -> list[Row]:
-    """Correlation within texts of every head, Benjamini–Hochberg over them.
+    """Return the correlation within texts of every head, Benjamini–Hochberg over them.
 
     Args:
         shares: [layers · heads, T, K].
     """
-    there = panel.distinct
-    r, slopes = correlations(panel.x, shares, there), slope(panel.x, shares, there)
-    z = z_of(r, there)
+    distinct = panel.distinct
+    r, slopes = correlations(panel.x, shares, distinct), slope(panel.x, shares, distinct)
+    z = z_of(r, distinct)
     rows = []
     for at, (layer, head) in enumerate(zip(layers, heads, strict=True)):
         means = by_unit(r[at], panel.units)
-        known = means[np.isfinite(means)]
+        finite = means[np.isfinite(means)]
         rows.append(
             {
-                **placed(layer, "within", "", "log_likelihood", "share"),
+                **association_row(layer, "within", "", "log_likelihood", "share"),
                 "head": head,
-                "estimate": known.mean() if len(known) else np.nan,
+                "estimate": finite.mean() if len(finite) else np.nan,
                 "slope": slopes[at],
                 "z": z[at],
                 "p_value": two_sided(z[at]),
-                "n": len(known),
+                "n": len(finite),
             }
         )
     return adjusted(rows, (), benjamini_hochberg, BH)
 
 
 def adjusted(rows: list[Row], by: Sequence[str], correct: Any, name: str) -> list[Row]:
-    """The rows with p-values corrected over each family."""
+    """Return the rows with p-values corrected over each family."""
     families: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         families.setdefault(tuple(row[key] for key in by), []).append(row)

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The paper's claims and what is measured of each; the verdict is made by `attnscope.study_api.claims`.
+"""Measures of the paper's claims; the verdict is made by `attnscope.study_api.claims`.
+
+Every claim has one number over all layers, chosen before the data are seen: the reason gives its sign in
+single layers. Models with random weights, on the trained model's versions of the texts, must not show as
+much.
 
 Every claim has one number over all layers, chosen before anything is seen: its sign in single layers is told
 in the reason. Models with random weights, on the trained model's versions of the texts, must not show as
@@ -59,7 +63,12 @@ class Evidence:
     controls: Mapping[str, list[float]]
 
     def estimate(
-        self, statistic: str, region: Region, *, about: str = "", more: Mapping[str, str] | None = None
+        self,
+        statistic: str,
+        region: Region,
+        *,
+        words: str = "",
+        words_of_verdicts: Mapping[str, str] | None = None,
     ) -> Estimate | None:
         """Return a number over all layers with its interval, p and control; None where it has no value."""
         if statistic not in self.statistics.index:
@@ -78,8 +87,8 @@ class Evidence:
             p_value,
             speaks="either",
             controls=[control],
-            about=about,
-            more=more or {},
+            about=words,
+            more=words_of_verdicts or {},
         )
 
 
@@ -95,15 +104,15 @@ def write(run: StageRun, options: LikelihoodOptions) -> None:
     exact = {name: table[table["protocol"] == "exact"] for name, table in tables.items()}
     for values, _ in exact["shifts"].groupby([*CHECKPOINT_KEYS], dropna=False, sort=False):
         keys = dict(zip(CHECKPOINT_KEYS, values, strict=True))
-        own = {
+        rows = {
             name: table[(table[list(keys)] == pd.Series(keys)).all(axis=1)] for name, table in exact.items()
         }
         by_statistic = controls[controls["model"] == keys["model"]].groupby("statistic")["estimate"]
         evidence = Evidence(
-            own["head_mean_associations"],
-            own["shifts"],
-            own["overall"].set_index("statistic"),
-            {str(name): [float(value) for value in found] for name, found in by_statistic},
+            rows["head_mean_associations"],
+            rows["shifts"],
+            rows["overall"].set_index("statistic"),
+            {str(name): [float(value) for value in draws] for name, draws in by_statistic},
         )
         CLAIMS.write(run, {"": evidence}, options, protocol="exact", **keys)
 
@@ -139,12 +148,12 @@ def follows_likelihood(evidence: Evidence, options: LikelihoodOptions) -> Estima
         return Untestable("no text has three versions whose attention differs")
     above_0, below_0 = _signs(rows, "estimate", options.alpha)
     best = rows.loc[rows["z"].abs().idxmax()]
-    about = (
+    words = (
         f"above 0 in {layers_of(above_0)}, below 0 in {layers_of(below_0)} (family-wise); strongest in layer "
         f"{int(best['layer'])}: ρ {number(best['estimate'])}, {number(best['slope'])} share per nat"
     )
-    more = {"supported": "each version is another token, so that this needs no expectation"}
-    estimate = evidence.estimate("within", above(0.0), about=about, more=more)
+    words_of_verdicts = {"supported": "each version is another token, so that this needs no expectation"}
+    estimate = evidence.estimate("within", above(0.0), words=words, words_of_verdicts=words_of_verdicts)
     return estimate or Untestable("no text has three versions whose attention differs")
 
 
@@ -158,8 +167,8 @@ def unlikely_attend_less(evidence: Evidence, options: LikelihoodOptions) -> Esti
     rows = _less_likely(evidence.shifts)
     rows = rows[rows["measure"] == "share"]
     above_0, below_0 = _signs(rows, "difference", options.alpha)
-    about = f"lowered in {layers_of(below_0)}, raised in {layers_of(above_0)} (any mode, Holm)"
-    estimate = evidence.estimate("shift_of_share", below(0.0), about=about)
+    words = f"lowered in {layers_of(below_0)}, raised in {layers_of(above_0)} (any mode, Holm)"
+    estimate = evidence.estimate("shift_of_share", below(0.0), words=words)
     return Untestable(_NONE_LESS_LIKELY) if rows.empty or estimate is None else estimate
 
 
@@ -190,11 +199,11 @@ def expectation_counts(evidence: Evidence, options: LikelihoodOptions) -> Estima
     rows = evidence.associations
     rows = rows[(rows["design"] == "swap") & (rows["measure"] == "share")]
     above_0, below_0 = _signs(rows, "estimate", options.alpha)
-    about = (
+    words = (
         f"{pairs} pairs at {number(nats)} nats; above 0 in {layers_of(above_0)}, below 0 in "
         f"{layers_of(below_0)} (Holm)"
     )
-    estimate = evidence.estimate("swap", above(0.0), about=about)
+    estimate = evidence.estimate("swap", above(0.0), words=words)
     if estimate is None:
         return Untestable("no two texts can exchange their words")
     if not estimate.has_interval:
@@ -221,9 +230,9 @@ def attention_to_the_rest_changes(evidence: Evidence, options: LikelihoodOptions
     rows = _less_likely(evidence.shifts)
     words = []
     for measure, label in (("special", "special tokens"), ("context", "the rest")):
-        more, less = _signs(rows[rows["measure"] == measure], "difference", options.alpha)
-        words.append(f"to {label}: more in {layers_of(more)}, less in {layers_of(less)}")
-    estimate = evidence.estimate("shift_of_rest", above(0.0), about="; ".join(words))
+        raised, lowered = _signs(rows[rows["measure"] == measure], "difference", options.alpha)
+        words.append(f"to {label}: more in {layers_of(raised)}, less in {layers_of(lowered)}")
+    estimate = evidence.estimate("shift_of_rest", above(0.0), words="; ".join(words))
     if rows.empty or estimate is None:
         return Untestable(_NONE_LESS_LIKELY)
     # a size has one side

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""From the stored attention of words to the tables of estimates, of a checkpoint and of its controls."""
+"""Tables of estimates from the stored attention of words, of a checkpoint and of its controls."""
 
 from __future__ import annotations
 
@@ -24,75 +24,86 @@ EXACT = "exact"
 
 
 def estimate(run: StageRun, options: LikelihoodOptions) -> None:
-    """Tables of associations, shifts and best layers of one checkpoint."""
+    """Write the tables of associations, shifts and best layers of one checkpoint."""
     words, means = with_units(run), run.read("head_mean_spans")
     published = as_published.PROTOCOL
     rows, best = as_published.estimate(of_protocol(words, published), of_protocol(means, published))
-    put(run, "head_mean_associations", rows, protocol=published)
-    put(run, "best_layers", [best] if best else [], protocol=published)
+    write_rows(run, "head_mean_associations", rows, protocol=published)
+    write_rows(run, "best_layers", [best] if best else [], protocol=published)
     panel = panel_of(of_protocol(words, EXACT), of_protocol(means, EXACT))
     if panel is None:
         return
     seed = run.settings.seed
-    rows = [*associations.within(panel, options, seed), *associations.given(panel, options, seed)]
+    rows = [
+        *associations.within(panel, options, seed),
+        *associations.conditional_correlations(panel, options, seed),
+    ]
     rows += associations.between(panel, options, seed)
-    rows += associations.exchanged(panel, options, seed)
+    rows += associations.swap_effects(panel, options, seed)
     rows += _surveys(run, options, seed)
-    put(run, "head_mean_associations", rows)
+    write_rows(run, "head_mean_associations", rows)
     overall = [{"statistic": "depth", **associations.depth(panel, options, seed)}]
-    whole = associations.gained(associations.within_overall(panel), options, seed)
-    overall.append({"statistic": "within", **whole})
-    if (nats := associations.manipulation(panel, options, seed)) is not None:
+    within = associations.mean_with_sign_test(associations.within_overall(panel), options, seed)
+    overall.append({"statistic": "within", **within})
+    if (nats := associations.swap_cost(panel, options, seed)) is not None:
         overall.append({"statistic": "swap_nats", **nats})
         overall.append({"statistic": "swap", **associations.exchanged_overall(panel, options, seed)})
     overall += shifts.overall(panel, options, seed)
-    put(run, "overall", overall)
-    put(run, "shifts", shifts.shifts(panel, options))
-    put(run, "best_layers", [shifts.best_layer(panel)])
+    write_rows(run, "overall", overall)
+    write_rows(run, "shifts", shifts.shifts(panel, options))
+    write_rows(run, "best_layers", [shifts.best_layer(panel)])
     _heads(run, panel)
 
 
 def of_protocol(table: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Rows of one protocol."""
+    """Return the rows of one protocol."""
     return table[table["protocol"] == name]
 
 
 def with_units(run: StageRun) -> pd.DataFrame:
-    """The table `words` with the first text of equal ones."""
+    """Return the table `words` with the first text of equal ones."""
     targets = run.read("targets", ["sample", "text_unit", "model", "revision", "step"])
     keys = ["model", "revision", "step", "sample"]
     return run.read("words").merge(targets, on=keys, how="left", validate="many_to_one")
 
 
-def put(run: StageRun, table: str, rows: Iterable[Row], **keys: Any) -> None:
-    """Writes rows that may have different columns."""
+def write_rows(run: StageRun, table: str, rows: Iterable[Row], **keys: Any) -> None:
+    """Write rows that may have different columns."""
     for row in rows:
         run.write(table, **{"protocol": EXACT, **keys, **row})
 
 
 def _heads(run: StageRun, panel: Panel) -> None:
-    """Correlations of single heads."""
+    """Write the correlations of single heads."""
     table = run.read("spans", ["sample", "mode", "layer", "head", "protocol", "span_share"])
     table = of_protocol(table, EXACT)
-    whole = table.pivot_table(index=["layer", "head"], columns=["sample", "mode"], values="span_share")
+    shares_of_heads = table.pivot_table(
+        index=["layer", "head"], columns=["sample", "mode"], values="span_share"
+    )
     columns = pd.MultiIndex.from_product([panel.samples, panel.modes])
-    shares = whole.reindex(columns=columns).to_numpy().reshape(len(whole), len(panel.samples), -1)
-    layers, heads = ([int(one) for one in whole.index.get_level_values(name)] for name in ("layer", "head"))
-    put(run, "associations", associations.of_heads(panel, shares, layers, heads))
+    shares = (
+        shares_of_heads.reindex(columns=columns)
+        .to_numpy()
+        .reshape(len(shares_of_heads), len(panel.samples), -1)
+    )
+    layers, heads = (
+        [int(number) for number in shares_of_heads.index.get_level_values(name)] for name in ("layer", "head")
+    )
+    write_rows(run, "associations", associations.of_heads(panel, shares, layers, heads))
 
 
 def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
-    """Means over texts of what every token of a text says."""
+    """Return means over texts of the association over every token of a text."""
     if "surveys" not in run.stored.tables():
         return []
     rows = []
     surveys = run.read("surveys")
     for layer in sorted(set(surveys["layer"])):
-        own = surveys[surveys["layer"] == layer]
+        survey = surveys[surveys["layer"] == layer]
         for design, column in (("survey", "correlation"), ("survey_partial", "partial")):
-            found = bootstrap(own[column].to_numpy(), draws=options.bootstrap, seed=seed)
-            row = associations.placed(int(layer), design, REAL, "log_likelihood", "token_boost")
-            rows.append({**row, **associations.interval(found)})
+            mean = bootstrap(survey[column].to_numpy(), draws=options.bootstrap, seed=seed)
+            row = associations.association_row(int(layer), design, REAL, "log_likelihood", "token_boost")
+            rows.append({**row, **associations.interval(mean)})
     return rows
 
 
@@ -104,15 +115,17 @@ def controls(run: StageRun, options: LikelihoodOptions) -> None:
     table = run.stored.table("head_mean_spans_variants")
     keys = ["model", "variant", "seed"]
     for model, variant, draw in table[keys].drop_duplicates().to_numpy().tolist():
-        own = table[(table[keys] == [model, variant, draw]).all(axis=1)]
+        rows = table[(table[keys] == [model, variant, draw]).all(axis=1)]
         first = words[words["model"] == model]
         first = first[first["step"] == first["step"].iloc[0]]
-        panel = panel_of(of_protocol(first, EXACT), own)
+        panel = panel_of(of_protocol(first, EXACT), rows)
         if panel is not None:
-            whose = {"model": model, "control": variant, "draw": int(draw)}
-            put(run, "controls", points(panel), **whose)
+            keys_of_draw = {"model": model, "control": variant, "draw": int(draw)}
+            write_rows(run, "controls", points(panel), **keys_of_draw)
             for statistic, value in overall_points(panel).items():
-                run.write("control_overall", protocol=EXACT, statistic=statistic, estimate=value, **whose)
+                run.write(
+                    "control_overall", protocol=EXACT, statistic=statistic, estimate=value, **keys_of_draw
+                )
 
 
 def overall_points(panel: Panel) -> dict[str, float]:
@@ -122,7 +135,7 @@ def overall_points(panel: Panel) -> dict[str, float]:
         values["swap"] = associations.gain_overall(panel)
     if shifts.less_likely(panel):
         values["shift_of_share"] = shifts.shift_of_share(panel)
-    means = {name: float(np.nanmean(own)) for name, own in values.items() if np.isfinite(own).any()}
+    means = {name: float(np.nanmean(draws)) for name, draws in values.items() if np.isfinite(draws).any()}
     if shifts.less_likely(panel) and len(changes := shifts.changes_of_rest(panel)) >= 3:
         products = changes @ changes.T / changes.shape[1]
         means["shift_of_rest"] = shifts.signed_root(mean_product(products))
@@ -130,32 +143,32 @@ def overall_points(panel: Panel) -> dict[str, float]:
 
 
 def points(panel: Panel) -> list[Row]:
-    """The estimates alone: within texts, between texts, and what words gain at home."""
-    there, share = panel.distinct, panel.measures["share"]
-    r, slopes = correlations(panel.x, share, there), slope(panel.x, share, there)
+    """Return the estimates alone: within texts, between texts, and the gain of words at home."""
+    distinct, share = panel.distinct, panel.measures["share"]
+    r, slopes = correlations(panel.x, share, distinct), slope(panel.x, share, distinct)
     rows: list[Row] = []
     pairs = panel.pairs()
     real = panel.at(REAL)
     for at, layer in enumerate(panel.layers):
         means = by_unit(r[at], panel.units)
-        known = means[np.isfinite(means)]
+        finite = means[np.isfinite(means)]
         row = {"layer": layer, "mode": "", "predictor": "log_likelihood", "measure": "share"}
-        mean = known.mean() if len(known) else np.nan
-        rows.append({**row, "design": "within", "estimate": mean, "slope": slopes[at], "n": len(known)})
+        mean = finite.mean() if len(finite) else np.nan
+        rows.append({**row, "design": "within", "estimate": mean, "slope": slopes[at], "n": len(finite)})
         for mode in panel.modes[1:]:
             moved = share[at][:, panel.at(mode)] - share[at][:, real]
             if mode != SWAP and np.isfinite(moved).any():
-                about = row | {"mode": mode, "design": "shift"}
-                rows.append({**about, "estimate": np.nanmean(by_unit(moved, panel.units)), "n": len(moved)})
+                shift = row | {"mode": mode, "design": "shift"}
+                rows.append({**shift, "estimate": np.nanmean(by_unit(moved, panel.units)), "n": len(moved)})
         if SWAP in panel.modes and len(pairs):
             gain = associations.unit_gain(panel, share[at], pairs)
             row |= {"mode": SWAP, "predictor": "at home"}
             rows.append({**row, "design": "swap", "estimate": np.nanmean(gain), "n": len(gain)})
         for predictor, measure in associations.BETWEEN:
             x, y = panel.words[predictor][:, real], panel.measures[measure][at][:, real]
-            for design, more in associations.designs(panel):
-                found = associations.over_texts(x, y, more, panel.units)
-                row = associations.placed(layer, design, REAL, predictor, measure)
-                straight = associations.straight(x, y, more)
-                rows.append({**row, "estimate": found.r, "slope": straight, "n": found.n})
+            for design, covariates in associations.designs(panel):
+                correlation = associations.over_texts(x, y, covariates, panel.units)
+                row = associations.association_row(layer, design, REAL, predictor, measure)
+                straight = associations.partial_slope(x, y, covariates)
+                rows.append({**row, "estimate": correlation.r, "slope": straight, "n": correlation.n})
     return rows

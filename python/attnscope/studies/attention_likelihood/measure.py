@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""One pass of each version of the texts: the attention of their words, and what an encoder keeps of them."""
+"""Attention of the words of each version of the texts, in one pass, and an encoder's own probabilities."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from attnscope import SpanAttention, row_logits, span_attention
 from attnscope.capture.likelihood.tokens import log_likelihood
 from attnscope.capture.likelihood.vocabulary import special_ids
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
+from attnscope.studies.attention_likelihood.replacements import chosen_rows, joined, replaced, with_words
 from attnscope.studies.attention_likelihood.tables import WORDS
-from attnscope.studies.attention_likelihood.versions import chosen_rows, joined, replaced, with_words
 from attnscope.studies.supports import LayerVisibility
 from attnscope.study_api.forward import Batch, head_mean
 
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
     from attnscope.study_api.stage_run import StageRun
     from attnscope.study_api.units import Unit
 
-#: What `words` holds besides its keys.
-COLUMNS = frozenset(one.name for one in WORDS)
+#: Columns of `words` besides its keys.
+COLUMNS = frozenset(column.name for column in WORDS)
 #: Entries of one head's maps in a pass that takes several versions; a text counts as at least so many tokens.
 _ENTRIES, _TOKENS = 2**20, 256
 
 
 def measure(unit: Unit, run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
-    """Tables `spans`, `head_mean_spans` and, of the model itself, `words` of one block of texts."""
+    """Write `spans`, `head_mean_spans` and, of the model itself, `words` of one block of texts."""
     if "versions" not in run.stored.tables():
-        _try(run, targets, options)
+        _calibrate(run, targets, options)
         return
     versions = run.read("versions")
     versions = versions[(versions["protocol"] == "exact") & versions["sample"].isin(targets.index)]
-    names = [REAL, *(one for one in dict.fromkeys(versions["mode"]) if one != REAL)]
+    names = [REAL, *(mode for mode in dict.fromkeys(versions["mode"]) if mode != REAL)]
     by_mode = {mode: versions[versions["mode"] == mode].set_index("sample") for mode in names}
     keeps = not unit.variant and keeps_own(run)
     surveys = options.survey and not unit.variant
     real = by_mode[REAL]
     for texts, spans, _ in with_words(run, targets[targets.index.isin(real.index)]):
         for modes in _passes(texts, list(by_mode)):
-            batch, span, own = _versions(texts, spans, {mode: by_mode[mode] for mode in modes})
+            batch, span, rows_of_versions = _versions(texts, spans, {mode: by_mode[mode] for mode in modes})
             outputs: list[Any] = []
             for number, layer in run.layers(batch, outputs=outputs):
-                _write(run, batch, span, number, layer, own["mode"].to_numpy())
+                _write(run, batch, span, number, layer, rows_of_versions["mode"].to_numpy())
                 if surveys and modes[0] == REAL:
-                    _survey(run, texts, own, number, layer)
+                    _survey(run, texts, rows_of_versions, number, layer)
             if not unit.variant:
                 probability = own_probability(run, outputs, batch, span) if keeps else None
-                _words(run, own, targets, probability, real)
+                _words(run, rows_of_versions, targets, probability, real)
 
 
 def _passes(batch: Batch, modes: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -69,20 +69,20 @@ def _passes(batch: Batch, modes: Sequence[str]) -> Iterator[Sequence[str]]:
 def _versions(
     texts: Batch, spans: Tensor, by_mode: dict[str, pd.DataFrame]
 ) -> tuple[Batch, Tensor, pd.DataFrame]:
-    """The texts with the words of each mode in turn, the words' spans, and the rows of `versions`."""
+    """Return the texts with the words of each mode in turn, the words' spans, and the rows of `versions`."""
     batches, places, rows = [], [], []
-    for own in by_mode.values():
-        there = [at for at, sample in enumerate(texts.samples) if sample in own.index]
-        if there:
-            rows.append(own.loc[[texts.samples[at] for at in there]])
-            places.append(spans[there])
+    for rows_of_mode in by_mode.values():
+        with_version = [at for at, sample in enumerate(texts.samples) if sample in rows_of_mode.index]
+        if with_version:
+            rows.append(rows_of_mode.loc[[texts.samples[at] for at in with_version]])
+            places.append(spans[with_version])
             pieces = list(rows[-1]["replacement_ids"])
-            batches.append(replaced(chosen_rows(texts, there), places[-1], pieces))
+            batches.append(replaced(chosen_rows(texts, with_version), places[-1], pieces))
     return joined(batches), torch.cat(places), pd.concat(rows)
 
 
-def _try(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
-    """What a dry run can measure: the texts as they stand, as often as they have versions."""
+def _calibrate(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
+    """Measure the texts of a dry run as they are, as often as they have versions."""
     for batch, spans, _ in with_words(run, targets):
         for _mode in (REAL, *options.modes, *([SWAP] if options.swap else [])):
             for number, layer in run.layers(batch):
@@ -99,21 +99,21 @@ def _write(
     keys = {"layer": number, "protocol": "exact"}
     samples = np.asarray(batch.samples)
     learned = learned_share(layer, spans)
-    more = {} if learned is None else {"learned_sink_mass": learned.mean(1)}
-    run.write("head_mean_spans", sample=samples, mode=modes, **keys, **_columns(mean, 0), **more)
+    learned_columns = {} if learned is None else {"learned_sink_mass": learned.mean(1)}
+    run.write("head_mean_spans", sample=samples, mode=modes, **keys, **_columns(mean, 0), **learned_columns)
     if run.unit.variant:
         return
-    found = of_span(maps, spans, special, support, lengths)
+    attention = of_span(maps, spans, special, support, lengths)
     heads = maps.shape[1]
-    more = {} if learned is None else {"learned_sink_mass": learned.flatten()}
+    learned_columns = {} if learned is None else {"learned_sink_mass": learned.flatten()}
     run.write(
         "spans",
         sample=np.repeat(samples, heads),
         mode=np.repeat(modes, heads),
         head=np.tile(np.asarray(layer.heads), len(samples)),
         **keys,
-        **_columns(found, slice(None)),
-        **more,
+        **_columns(attention, slice(None)),
+        **learned_columns,
     )
 
 
@@ -125,30 +125,32 @@ def of_span(maps: Tensor, spans: Tensor, special: Tensor, support: Any, lengths:
 
 
 def learned_share(layer: Layer, spans: Tensor) -> Tensor | None:
-    """What a learned sink takes of the rows of each text's word [B, h]; None without one."""
+    """Return the share that a learned sink takes of the rows of each text's word [B, h]; None without one."""
     if layer.sink_logits is None:
         return None
     mass = layer.states("sink_mass").double()
     place = torch.arange(mass.shape[-1], device="cpu")
     word = (place >= spans[:, :1]) & (place < spans[:, 1:])
-    return torch.stack([own[:, rows].mean(-1) for own, rows in zip(mass.cpu(), word, strict=True)])
+    return torch.stack(
+        [mass_of_text[:, rows].mean(-1) for mass_of_text, rows in zip(mass.cpu(), word, strict=True)]
+    )
 
 
-def _columns(found: SpanAttention, heads: Any) -> dict[str, Any]:
-    return {f"span_{name}": value[:, heads].reshape(-1) for name, value in found._asdict().items()}
+def _columns(attention: SpanAttention, heads: Any) -> dict[str, Any]:
+    return {f"span_{name}": value[:, heads].reshape(-1) for name, value in attention._asdict().items()}
 
 
 def special_keys(run: StageRun, batch: Batch, n: int) -> Tensor:
-    """Which keys are special tokens [B, n]."""
+    """Return True for keys that are special tokens [B, n]."""
     special = special_ids(run.encoder.tokenizer)
-    found = torch.zeros(len(batch.samples), n, dtype=torch.bool, device="cpu")
+    is_special = torch.zeros(len(batch.samples), n, dtype=torch.bool, device="cpu")
     for row, ids in enumerate(batch.token_ids):
-        found[row, : len(ids)] = torch.tensor([int(one) in special for one in ids], device="cpu")
-    return found
+        is_special[row, : len(ids)] = torch.tensor([int(token) in special for token in ids], device="cpu")
+    return is_special
 
 
 def keeps_own(run: StageRun) -> bool:
-    """Whether the model is an encoder whose vocabulary head says at a position what stands there."""
+    """Return True if the model is an encoder whose vocabulary head predicts the token at its own position."""
     from attnscope.models.head_rows import head_plan
 
     model = run.model().model
@@ -156,65 +158,82 @@ def keeps_own(run: StageRun) -> bool:
         plan = head_plan(model)
     except NotImplementedError:
         return False
-    own = plan.body is not None and model.get_submodule(plan.body) is model.base_model
-    return own and not plan.causal
+    is_base_model = plan.body is not None and model.get_submodule(plan.body) is model.base_model
+    return is_base_model and not plan.causal
 
 
 def own_probability(run: StageRun, outputs: Sequence[Any], batch: Batch, spans: Tensor) -> Tensor:
-    """Log-probabilities of the word's pieces at their own positions [B, most pieces], NaN behind the last."""
+    """Return log-probabilities of the word's pieces at their positions [B, most pieces], NaN behind the
+    last.
+    """
     hidden = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0].last_hidden_state
     pieces = spans[:, 1] - spans[:, 0]
     steps = torch.arange(int(pieces.max()), device="cpu")
-    there = steps < pieces[:, None]
-    rows = torch.where(there, spans[:, :1] + steps, spans[:, :1])
+    has_piece = steps < pieces[:, None]
+    rows = torch.where(has_piece, spans[:, :1] + steps, spans[:, :1])
     longest = max(batch.lengths)
-    ids = torch.tensor([[*own, *[0] * (longest - len(own))] for own in batch.token_ids], device="cpu")
+    ids = torch.tensor(
+        [[*token_ids, *[0] * (longest - len(token_ids))] for token_ids in batch.token_ids], device="cpu"
+    )
     with torch.no_grad():
         logits = row_logits(run.model().model, hidden, rows)
-    found = log_likelihood(logits, ids.gather(1, rows))
-    return torch.where(there, found, torch.nan)
+    log_probability = log_likelihood(logits, ids.gather(1, rows))
+    return torch.where(has_piece, log_probability, torch.nan)
 
 
 def _words(
-    run: StageRun, own: pd.DataFrame, targets: pd.DataFrame, probability: Tensor | None, real: pd.DataFrame
+    run: StageRun,
+    rows_of_versions: pd.DataFrame,
+    targets: pd.DataFrame,
+    probability: Tensor | None,
+    real: pd.DataFrame,
 ) -> None:
-    """Rows of `words`: what `versions` holds, the probability at the own position, whether it is the word."""
-    same = [
+    """Write the rows of `words`: those of `versions`, the probability at the own position, equality with
+    the word.
+    """
+    is_word = [
         list(ids) == list(its)
-        for ids, its in zip(own["replacement_ids"], real.loc[own.index, "replacement_ids"], strict=True)
+        for ids, its in zip(
+            rows_of_versions["replacement_ids"],
+            real.loc[rows_of_versions.index, "replacement_ids"],
+            strict=True,
+        )
     ]
-    columns = [name for name in own.columns if name in COLUMNS and not name.startswith("own_")]
-    more = {} if probability is None else {"own_probability": probability.nanmean(1).exp()}
-    lists = {"replacement_ids": [[int(piece) for piece in ids] for ids in own["replacement_ids"]]}
+    columns = [name for name in rows_of_versions.columns if name in COLUMNS and not name.startswith("own_")]
+    probability_columns = {} if probability is None else {"own_probability": probability.nanmean(1).exp()}
+    lists = {
+        "replacement_ids": [[int(piece) for piece in ids] for ids in rows_of_versions["replacement_ids"]]
+    }
     run.write(
         "words",
-        sample=own.index.to_numpy(),
-        mode=own["mode"],
+        sample=rows_of_versions.index.to_numpy(),
+        mode=rows_of_versions["mode"],
         protocol="exact",
-        same=np.array(same),
-        partner=targets.loc[own.index, "partner"],
-        **{name: own[name] for name in columns if name not in lists},
+        same=np.array(is_word),
+        partner=targets.loc[rows_of_versions.index, "partner"],
+        **{name: rows_of_versions[name] for name in columns if name not in lists},
         **lists,
-        **more,
+        **probability_columns,
     )
 
 
-def _survey(run: StageRun, batch: Batch, own: pd.DataFrame, number: int, layer: Layer) -> None:
-    """Of each text, whether attention of tokens to themselves follows their likelihood."""
+def _survey(run: StageRun, batch: Batch, rows_of_texts: pd.DataFrame, number: int, layer: Layer) -> None:
+    """Write the association of tokens' attention to themselves and their likelihood, for each text."""
     from attnscope.inference import partial_correlation
 
-    if own["token_log_likelihood"].isna().all():
+    if rows_of_texts["token_log_likelihood"].isna().all():
         return
     maps = layer.matrices()
     seen = LayerVisibility.by(layer, maps)
     diagonal = head_mean(maps)[:, 0].diagonal(dim1=-2, dim2=-1).cpu().numpy()
     for at, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
-        tokens = np.array(own["token_log_likelihood"].iloc[at], dtype=float)
+        tokens = np.array(rows_of_texts["token_log_likelihood"].iloc[at], dtype=float)
         place = np.arange(n, dtype=float)
         boost = diagonal[at, :n] * seen.of_text(at, n).sum(-1).numpy()
-        known = np.isfinite(tokens)
-        given = place[known][:, None]
+        is_finite = np.isfinite(tokens)
+        places = place[is_finite][:, None]
         plain, partial = (
-            partial_correlation(tokens[known], boost[known], more).r for more in (given[:, :0], given)
+            partial_correlation(tokens[is_finite], boost[is_finite], covariates).r
+            for covariates in (places[:, :0], places)
         )
         run.write("surveys", sample=sample, layer=number, correlation=plain, partial=partial)

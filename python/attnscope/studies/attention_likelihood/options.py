@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The likelihood study's own settings."""
+"""The likelihood study's options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = ("middle", "random")
 
 
 class LikelihoodOptions(Options):
-    """What `options` of the study may hold.
+    """The `options` of a run of the study.
 
     Args:
         word: which word of a text: "middle", "random", or "column:NAME" for a column of the source.
@@ -32,19 +32,19 @@ class LikelihoodOptions(Options):
         swap: texts exchange words in pairs, which tells expectation from identity.
         candidates: "same_form": pieces that begin a word, or go on, as the real one does; "all": any id that
             is not special.
-        context: what the likelihood is conditioned on: "left" (causal models), "masked" (masked-language
+        context: the condition of the likelihood: "left" (causal models), "masked" (masked-language
             models), "auto".
         two_sided: also the likelihood of the rest of the text given the word (causal models).
         likelihood_from: a model of the same vocabulary that gives likelihoods and replacements; "" is the
             model itself.
-        survey: of every token of the text as it stands, whether its attention to itself follows its
+        survey: test for every token of the original text if its attention to itself follows its
             likelihood (causal models).
         nulls: "random_weights": models of the same configuration on the trained model's versions.
-        random_weights: how many of them.
+        random_weights: number of these models.
         bootstrap: drawings of intervals.
         permutations: of tests.
         alpha: of tests.
-        least_nats: what the exchange of words must cost for its test to say anything.
+        least_nats: smallest cost of the exchange of words at which its test decides anything.
     """
 
     word: str = "middle"
@@ -87,7 +87,7 @@ class LikelihoodOptions(Options):
 
 
 def _positive(mode: str) -> float:
-    """The nats of a mode `nats:X`."""
+    """Return the nats of a mode `nats:X`."""
     try:
         nats = float(mode.removeprefix("nats:"))
     except ValueError:

@@ -31,9 +31,9 @@ class Panel:
     Attributes:
         samples: numbers of the texts [T].
         units: the same number where texts are equal [T].
-        modes: of the versions; the first is the text as it stands.
+        modes: of the versions; the first is the text as it is.
         words: columns of `words`, [T, K] each.
-        ids: of the pieces that stand in the word's place, [T][K].
+        ids: of the pieces in the word's place, [T][K].
         partner: the text that each exchanges words with [T], −1 for none.
         layers: their numbers.
         measures: columns of `head_mean_spans`, [L, T, K] each.
@@ -59,14 +59,16 @@ class Panel:
 
     @property
     def distinct(self) -> Array:
-        """Versions that enter a correlation within texts: each replacement once, exchanged words never."""
-        found = np.isfinite(self.x)
+        """The versions that enter a correlation within texts: each replacement once, exchanged words
+        never.
+        """
+        is_distinct = np.isfinite(self.x)
         for text, ids in enumerate(self.ids):
             seen: set[tuple[int, ...]] = set()
             for at, pieces in enumerate(ids):
-                found[text, at] &= pieces not in seen and self.modes[at] != SWAP
+                is_distinct[text, at] &= pieces not in seen and self.modes[at] != SWAP
                 seen.add(pieces)
-        return found
+        return is_distinct
 
     def pairs(self) -> Array:
         """Places of the texts that exchange words, [pairs, 2]."""
@@ -82,39 +84,39 @@ class Panel:
 
 
 def panel_of(words: pd.DataFrame, spans: pd.DataFrame) -> Panel | None:
-    """The arrays of one checkpoint under one protocol, None where no word was measured."""
+    """Return the arrays of one checkpoint under one protocol, None where no word was measured."""
     if words.empty or spans.empty:
         return None
-    modes = [REAL, *(one for one in dict.fromkeys(words["mode"]) if one not in (REAL, SWAP)), SWAP]
-    modes = [one for one in modes if (words["mode"] == one).any()]
+    modes = [REAL, *(mode for mode in dict.fromkeys(words["mode"]) if mode not in (REAL, SWAP)), SWAP]
+    modes = [mode for mode in modes if (words["mode"] == mode).any()]
     samples = np.sort(words["sample"].unique())
     rows, columns = _places(words, samples, modes)
     shape = (len(samples), len(modes))
     named = ("log_likelihood", "per_piece", "own_probability", "place", "start", "pieces", "n_tokens")
-    found = {name: np.full(shape, np.nan) for name in named if name in words}
-    for name, grid in found.items():
+    grids = {name: np.full(shape, np.nan) for name in named if name in words}
+    for name, grid in grids.items():
         grid[rows, columns] = words[name].to_numpy(dtype=float)
     ids: list[list[tuple[int, ...]]] = [[()] * shape[1] for _ in samples]
-    for row, column, own in zip(rows, columns, words["replacement_ids"], strict=True):
-        ids[row][column] = tuple(int(one) for one in own)
+    for row, column, pieces in zip(rows, columns, words["replacement_ids"], strict=True):
+        ids[row][column] = tuple(int(piece) for piece in pieces)
     real = words[words["mode"] == REAL].set_index("sample")
-    layers = sorted(int(one) for one in spans["layer"].unique())
+    layers = sorted(int(layer) for layer in spans["layer"].unique())
     place = {layer: at for at, layer in enumerate(layers)}
     depth = spans["layer"].map(place).to_numpy()
     rows, columns = _places(spans, samples, modes)
     measures = {}
     for name in spans.columns:
         if name.startswith("span_") or name in ("inner", "outer"):
-            whole = np.full((len(layers), *shape), np.nan)
-            whole[depth, rows, columns] = spans[name].to_numpy(dtype=float)
-            measures[name.removeprefix("span_")] = whole
+            grid_of_layers = np.full((len(layers), *shape), np.nan)
+            grid_of_layers[depth, rows, columns] = spans[name].to_numpy(dtype=float)
+            measures[name.removeprefix("span_")] = grid_of_layers
     if "share" in measures:
-        measures["inner"] = measures["share"] / found["pieces"]
+        measures["inner"] = measures["share"] / grids["pieces"]
     return Panel(
         samples,
         real["text_unit"].reindex(samples).to_numpy(),
         modes,
-        found,
+        grids,
         ids,
         real["partner"].reindex(samples).fillna(-1).to_numpy(dtype=np.int64),
         layers,
@@ -127,51 +129,51 @@ def _places(table: pd.DataFrame, samples: Array, modes: Sequence[str]) -> tuple[
     return np.searchsorted(samples, table["sample"].to_numpy()), pd.Index(modes).get_indexer(table["mode"])
 
 
-def centred_ranks(values: Array, there: Array) -> Array:
-    """Mean ranks along the last axis less their mean, 0 where there is no value.
+def centred_ranks(values: Array, has_value: Array) -> Array:
+    """Return mean ranks along the last axis less their mean, 0 where a value is missing.
 
     Args:
         values: [..., K].
-        there: which of them count, of the same shape or one that broadcasts.
+        has_value: values that count, of the same shape or one that broadcasts.
     """
     from scipy import stats
 
-    masked = np.where(there, values, np.nan)
+    masked = np.where(has_value, values, np.nan)
     ranks = stats.rankdata(masked, axis=-1, nan_policy="omit")
     count = np.maximum(np.isfinite(masked).sum(-1, keepdims=True), 1)
     ranks = np.where(np.isfinite(masked), ranks, 0.0)
     return np.where(np.isfinite(masked), ranks - ranks.sum(-1, keepdims=True) / count, 0.0)
 
 
-def correlations(x: Array, y: Array, there: Array) -> Array:
-    """Spearman's correlation within each text [..., T]; NaN for fewer than 3 versions or constant values.
+def correlations(x: Array, y: Array, has_value: Array) -> Array:
+    """Return Spearman's correlation within each text [..., T]; NaN below 3 versions or for constant values.
 
     Args:
         x: [T, K].
         y: [..., T, K].
-        there: which versions count [T, K].
+        has_value: versions that count [T, K].
     """
-    both = there & np.isfinite(x) & np.isfinite(y)
-    first, second = centred_ranks(np.broadcast_to(x, y.shape), both), centred_ranks(y, both)
+    has_both = has_value & np.isfinite(x) & np.isfinite(y)
+    first, second = centred_ranks(np.broadcast_to(x, y.shape), has_both), centred_ranks(y, has_both)
     size = np.sqrt(np.square(first).sum(-1) * np.square(second).sum(-1))
-    enough = (both.sum(-1) >= 3) & (size > 0)
+    enough = (has_both.sum(-1) >= 3) & (size > 0)
     return np.divide((first * second).sum(-1), size, out=np.full(size.shape, np.nan), where=enough)
 
 
-def slope(x: Array, y: Array, there: Array) -> Array:
-    """Least squares with text effects, y per unit of x [...]; NaN where x does not vary within a text.
+def slope(x: Array, y: Array, has_value: Array) -> Array:
+    """Return the least squares slope with text effects, y per unit of x [...]; NaN where x varies in no text.
 
     Args:
         x: [T, K].
         y: [..., T, K].
-        there: which versions count [T, K].
+        has_value: versions that count [T, K].
     """
-    both = there & np.isfinite(x) & np.isfinite(y)
-    count = np.maximum(both.sum(-1, keepdims=True), 1)
+    has_both = has_value & np.isfinite(x) & np.isfinite(y)
+    count = np.maximum(has_both.sum(-1, keepdims=True), 1)
 
     def centred(values: Array) -> Array:
-        kept = np.where(both, values, 0.0)
-        return np.where(both, kept - kept.sum(-1, keepdims=True) / count, 0.0)
+        present = np.where(has_both, values, 0.0)
+        return np.where(has_both, present - present.sum(-1, keepdims=True) / count, 0.0)
 
     first, second = centred(np.broadcast_to(x, y.shape)), centred(y)
     size = np.square(first).sum((-1, -2))

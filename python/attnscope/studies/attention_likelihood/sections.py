@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the report says: what was replaced, the claims, then the numbers behind each."""
+"""Sections of the report: the replacements, the claims, then the numbers behind each."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ EXAMPLES, AROUND = 5, 40
 
 
 def findings(results: Results) -> list[str]:
-    """The main numbers of each model in sentences that say what is there and what is not."""
+    """Return the main numbers of each model in sentences, absent effects included."""
     associations = optional(results, "head_mean_associations")
     if associations is None:
         return []
     lines: list[str] = []
-    for model, own in last_step(associations).groupby("model", sort=False):
-        exact = own[own["protocol"] == "exact"]
+    for model, rows in last_step(associations).groupby("model", sort=False):
+        exact = rows[rows["protocol"] == "exact"]
         alpha = stored_options(results, LikelihoodOptions).alpha
         lines += [
             NamedSentence(model, with_verdicts(line, results, str(model), "C1"))
@@ -71,11 +71,13 @@ def _swap(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     overall = optional(results, "overall")
     if overall is None:
         return []
-    own = last_step(overall)
-    own = own[(own["model"] == model) & (own["protocol"] == "exact")].set_index("statistic")
-    if "swap" not in own.index:
+    statistics = last_step(overall)
+    statistics = statistics[(statistics["model"] == model) & (statistics["protocol"] == "exact")].set_index(
+        "statistic"
+    )
+    if "swap" not in statistics.index:
         return ["no two texts could exchange their words: expectation apart from identity is not tested."]
-    swap, nats = own.loc["swap"], float(own.loc["swap_nats", "estimate"])
+    swap, nats = statistics.loc["swap"], float(statistics.loc["swap_nats", "estimate"])
     value, low, high = (float(swap[name]) for name in ("estimate", "low", "high"))
     line = swap_words(value, low, high, nats, int(swap["n"]), claim_of(results, model, "C4"))
     return [with_verdicts(line, results, model, "C4")]
@@ -85,9 +87,14 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
     table = optional(results, "controls")
     if table is None:
         return []
-    own = table[table["model"] == model]
-    plain = own[(own["design"] == "between") & (own["predictor"] == "log_likelihood")]
-    within, swap = own[own["design"] == "within"], own[own["design"] == "swap"]
+    rows_of_model = table[table["model"] == model]
+    plain = rows_of_model[
+        (rows_of_model["design"] == "between") & (rows_of_model["predictor"] == "log_likelihood")
+    ]
+    within, swap = (
+        rows_of_model[rows_of_model["design"] == "within"],
+        rows_of_model[rows_of_model["design"] == "swap"],
+    )
     if plain.empty:
         return []
 
@@ -96,9 +103,8 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
         return f"{number(means.min())} to {number(means.max())}" if len(means) else "–"
 
     return [
-        f"with random weights ({own['draw'].nunique()} initialisations) the paper's correlation over "
-        f"texts, inner "
-        f"attention and likelihood, is {by_layer(plain, 'estimate')} by layer "
+        f"with random weights ({rows_of_model['draw'].nunique()} initialisations) the paper's correlation "
+        f"over texts, inner attention and likelihood, is {by_layer(plain, 'estimate')} by layer "
         f"({by_layer(plain, 'slope')} per nat), that within texts {by_layer(within, 'estimate')} "
         f"({by_layer(within, 'slope')} share per nat); swap gives {by_layer(swap, 'estimate')} of the "
         f"attention. "
@@ -109,8 +115,8 @@ def _control(results: Results, model: str, rows: pd.DataFrame) -> list[str]:
 def _write_claims(page: Page) -> None:
     table = last_step(require_table(page.results, "claims"))
     page.words(
-        "What the paper claims and what these texts and this model say of it. No correlation stands without "
-        "its slope, because ranks of very small changes correlate as well as ranks of large ones."
+        "The claims of the paper and what these texts and this model show of each. No correlation is given "
+        "without its slope, because ranks of very small changes correlate as well as ranks of large ones."
     )
     claims_frame(page, table, SENTENCES)
     checks = optional(page.results, "checks")
@@ -131,15 +137,15 @@ def _write_words(page: Page) -> None:
     exact = words[words["protocol"] == "exact"]
     rows = exact.groupby(["model", "mode"], sort=False)
     means = rows[["log_likelihood", "per_piece", "place"]].mean()
-    first = rows["replacement_ids"].agg(lambda own: own.map(lambda ids: int(ids[0])))
+    first = rows["replacement_ids"].agg(lambda lists: lists.map(lambda ids: int(ids[0])))
     count = {key: pd.Series(ids).value_counts() for key, ids in first.items()} if len(first) else {}
     means = means.sort_values(["model", "log_likelihood"], ascending=[True, False])
     columns = {
         "model": [str(key[0]) for key in means.index],
         "mode": [str(key[1]) for key in means.index],
-        "L (nats)": [number(one) for one in means["log_likelihood"]],
-        "per piece": [number(one) for one in means["per_piece"]],
-        "place": [number(one) for one in means["place"]],
+        "L (nats)": [number(value) for value in means["log_likelihood"]],
+        "per piece": [number(value) for value in means["per_piece"]],
+        "place": [number(value) for value in means["place"]],
         "first pieces": [str(len(count.get(key, ()))) for key in means.index],
         "commonest": [
             f"{100 * count[key].max() / count[key].sum():.0f} %" if key in count else "–"
@@ -147,28 +153,28 @@ def _write_words(page: Page) -> None:
         ],
         "texts": [str(rows.size()[key]) for key in means.index],
     }  # fmt: skip
-    page.frame("modes", "Likelihood of what stands there, by mode.", pd.DataFrame(columns), names=2)
+    page.frame("modes", "Likelihood of the words in the texts, by mode.", pd.DataFrame(columns), names=2)
     page.figure("dose")
 
 
 def _examples(page: Page, words: pd.DataFrame) -> pd.DataFrame:
-    """A few texts with their word and what took its place."""
+    """Return a few texts with their word and its replacements."""
     samples = page.tables["samples"].drop_duplicates("sample").set_index("sample")["text"]
     rows = words[(words["protocol"] == "exact") & (words["model"] == words["model"].iloc[0])]
     chosen = [sample for sample in dict.fromkeys(rows["sample"]) if sample in samples.index][:EXAMPLES]
-    modes = [one for one in ("highest", "nats:3", "mid", "lowest", "swap") if (rows["mode"] == one).any()]
-    put = rows.pivot_table(index="sample", columns="mode", values="replacement", aggfunc="first")
+    modes = [mode for mode in ("highest", "nats:3", "mid", "lowest", "swap") if (rows["mode"] == mode).any()]
+    replaced = rows.pivot_table(index="sample", columns="mode", values="replacement", aggfunc="first")
     columns: dict[str, list[str]] = {"text": [], "word": []}
     for sample in chosen:
-        own = rows[(rows["sample"] == sample) & (rows["mode"] == "real")].iloc[0]
-        columns["text"].append(_around(str(samples[sample]), str(own["word"])))
-        columns["word"].append(str(own["word"]))
-    columns |= {mode: [str(cell) for cell in put[mode].reindex(chosen).fillna("–")] for mode in modes}
+        row = rows[(rows["sample"] == sample) & (rows["mode"] == "real")].iloc[0]
+        columns["text"].append(_around(str(samples[sample]), str(row["word"])))
+        columns["word"].append(str(row["word"]))
+    columns |= {mode: [str(cell) for cell in replaced[mode].reindex(chosen).fillna("–")] for mode in modes}
     return pd.DataFrame(columns)
 
 
 def _around(text: str, word: str) -> str:
-    """The word with what stands beside it."""
+    """Return the word with the text around it."""
     at = text.find(word)
     if at < 0:
         return text[: 2 * AROUND]
@@ -179,11 +185,11 @@ def _around(text: str, word: str) -> str:
 
 def _layer_frame(rows: pd.DataFrame, several: bool, columns: dict[str, str]) -> pd.DataFrame:
     frame: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
-    frame |= {"layer": [str(int(one)) for one in rows["layer"]]}
-    frame |= {"estimate": [number(one) for one in rows["estimate"]]}
+    frame |= {"layer": [str(int(layer)) for layer in rows["layer"]]}
+    frame |= {"estimate": [number(value) for value in rows["estimate"]]}
     frame |= {"95 %": [interval(*ends) for ends in zip(rows["low"], rows["high"], strict=True)]}
     for name, label in columns.items():
-        frame[label] = [str(int(one)) if name == "n" else number(one) for one in rows[name]]
+        frame[label] = [str(int(value)) if name == "n" else number(value) for value in rows[name]]
     return pd.DataFrame(frame)
 
 
@@ -216,10 +222,10 @@ def _write_within(page: Page) -> None:
         ("per_piece", "boost", "likelihood per piece and boost (share over that of uniform attention)"),
         ("log_likelihood", "inner", "likelihood and mean attention inside the word"),
     ):
-        own = rows[(rows["predictor"] == predictor) & (rows["measure"] == measure)]
-        if len(own):
+        rows_of_measure = rows[(rows["predictor"] == predictor) & (rows["measure"] == measure)]
+        if len(rows_of_measure):
             caption = f"Correlation over texts of real words: {label}."
-            page.frame(f"between-{measure}", caption, _between(own, several), names=1 + several)
+            page.frame(f"between-{measure}", caption, _between(rows_of_measure, several), names=1 + several)
     page.notes(
         [
             "That attention follows likelihood within a text does not say that it follows expectation: each "
@@ -230,7 +236,7 @@ def _write_within(page: Page) -> None:
 
 
 def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
-    """Both designs of one pair of quantities, one line a layer."""
+    """Return both designs of one pair of quantities, one line a layer."""
     grid = rows.pivot_table(
         index=["model", "layer"], columns="design", values=["estimate", "slope"], sort=False
     )
@@ -239,7 +245,7 @@ def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
     for design, label in (("between", ""), ("between_partial", ", given length, place, pieces")):
         for value, name in (("estimate", "ρ"), ("slope", "per nat")):
             if (value, design) in grid:
-                columns[f"{name}{label}"] = [number(one) for one in grid[(value, design)]]
+                columns[f"{name}{label}"] = [number(value) for value in grid[(value, design)]]
     return pd.DataFrame(columns)
 
 
@@ -248,7 +254,7 @@ def _write_swap(page: Page) -> None:
     table = table[(table["protocol"] == "exact") & (table["design"] == "swap")]
     several = table["model"].nunique() > 1
     page.words(
-        "Two texts exchange words of the same forms. Each token and each text then stands once at home and "
+        "Two texts exchange words of the same forms. Each token and each text is then once at home and "
         "once away; what share the words have at home beyond what they have away is due to word and text "
         "fitting "
         "each other: expectation, but also related words nearby."
@@ -329,12 +335,12 @@ def _write_published(page: Page) -> None:
     columns: dict[str, list[str]] = {
         "model": list(table["model"]),
         "protocol": list(table["protocol"]),
-        "layer": [str(one) for one in table["layer"]],
-        "mode": [str(one) or "–" for one in table["mode"].fillna("")],
-        "ρ": [number(one) for one in table["rho"]],
-        "share per nat": [number(one) for one in slopes],
-        "layer, even texts": [str(one) for one in table["held_out_layer"]],
-        "ρ, odd texts": [number(one) for one in table["held_out_rho"]],
+        "layer": [str(layer) for layer in table["layer"]],
+        "mode": [str(mode) or "–" for mode in table["mode"].fillna("")],
+        "ρ": [number(value) for value in table["rho"]],
+        "share per nat": [number(value) for value in slopes],
+        "layer, even texts": [str(layer) for layer in table["held_out_layer"]],
+        "ρ, odd texts": [number(value) for value in table["held_out_rho"]],
         "likelihood, real": [_spread(table, at, "likelihood_real") for at in table.index],
         "replaced": [_spread(table, at, "likelihood_perturbed") for at in table.index],
         "inner, real": [_spread(table, at, "inner_real") for at in table.index],
@@ -342,9 +348,9 @@ def _write_published(page: Page) -> None:
     }
     page.words(
         "The layer and mode of the largest correlation. Chosen and reported on the same texts it is too "
-        "large; beside it the choice is made on texts of even number and reported on those of odd number. "
-        "Exact: correlation within texts; ruscio2023: over texts, of mean probability at the word's own "
-        "position and mean attention inside it."
+        "large; in the next columns the choice is made on texts of even number and reported on "
+        "those of odd number. Exact: correlation within texts; ruscio2023: over texts, of mean probability "
+        "at the word's own position and mean attention inside it."
     )
     page.frame("best", "Best layers.", pd.DataFrame(columns), names=2)
 

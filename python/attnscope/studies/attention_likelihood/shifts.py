@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a replacement changes of the word's attention, paired over texts, and where it counts most."""
+"""Changes of the word's attention under replacement, paired over texts, and the layer of the largest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from attnscope.inference import holm, paired_test, sign_flips
 from attnscope.inference.groups import jackknife_bounds, mean_product
-from attnscope.studies.attention_likelihood.associations import HOLM, Row, adjusted, gained
+from attnscope.studies.attention_likelihood.associations import HOLM, Row, adjusted, mean_with_sign_test
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.panel import MEASURES, Array, Panel, by_unit, correlations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def shifts(panel: Panel, options: LikelihoodOptions) -> list[Row]:
-    """Mean of replaced − real for every layer, mode and measure; Holm over layers and modes of a measure."""
+    """Return the mean of replaced − real for every layer, mode and measure; Holm over layers and modes."""
     rows = []
     real = panel.at(REAL)
     for mode in panel.modes[1:]:
         at = panel.at(mode)
         moved = np.nanmean(by_unit(panel.x[:, at] - panel.x[:, real], panel.units))
         first = Counter(ids[at][0] for ids in panel.ids if ids[at])
-        beside = {
+        of_mode = {
             "log_likelihood_difference": moved,
             "distinct": len(first),
             "commonest": max(first.values()) / sum(first.values()),
@@ -34,21 +34,24 @@ def shifts(panel: Panel, options: LikelihoodOptions) -> list[Row]:
         for measure in MEASURES:
             for place, layer in enumerate(panel.layers):
                 values = panel.measures[measure][place]
-                there = np.isfinite(values[:, at]) & np.isfinite(values[:, real])
-                pair = [by_unit(np.where(there, values[:, one], np.nan), panel.units) for one in (at, real)]
-                found = paired_test(*pair)
+                is_measured = np.isfinite(values[:, at]) & np.isfinite(values[:, real])
+                pair = [
+                    by_unit(np.where(is_measured, values[:, version], np.nan), panel.units)
+                    for version in (at, real)
+                ]
+                test = paired_test(*pair)
                 rows.append(
                     {
                         "layer": layer,
                         "mode": mode,
                         "measure": measure,
-                        "difference": found.difference,
-                        "low": found.low,
-                        "high": found.high,
-                        "p_value": found.p_value,
-                        "n": found.n,
-                        "real": float(np.nanmean(pair[1])) if there.any() else np.nan,
-                        **beside,
+                        "difference": test.difference,
+                        "low": test.low,
+                        "high": test.high,
+                        "p_value": test.p_value,
+                        "n": test.n,
+                        "real": float(np.nanmean(pair[1])) if is_measured.any() else np.nan,
+                        **of_mode,
                     }
                 )
     return adjusted(rows, ("measure",), holm, HOLM)
@@ -58,7 +61,7 @@ def overall(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
     """Return the changes over all layers and less likely modes: of the share, and of the rest."""
     if not less_likely(panel):
         return []
-    share = gained(shift_of_share(panel), options, seed)
+    share = mean_with_sign_test(shift_of_share(panel), options, seed)
     return [
         {"statistic": "shift_of_share", **share},
         {"statistic": "shift_of_rest", **size_of_change(changes_of_rest(panel), options, seed)},
@@ -108,12 +111,12 @@ def size_of_change(changes: Array, options: LikelihoodOptions, seed: int) -> Row
         options: of the study.
         seed: of the draws.
     """
-    nothing = {"estimate": np.nan, "low": np.nan, "high": np.nan, "p_value": np.nan, "n": len(changes)}
+    undefined = {"estimate": np.nan, "low": np.nan, "high": np.nan, "p_value": np.nan, "n": len(changes)}
     if len(changes) < 3:
-        return nothing
+        return undefined
     products = changes @ changes.T / changes.shape[1]
     value, low, high, _ = jackknife_bounds(
-        np.arange(len(changes)), lambda kept: mean_product(products[np.ix_(kept, kept)])
+        np.arange(len(changes)), lambda groups: mean_product(products[np.ix_(groups, groups)])
     )
     p_value = float(sign_flips(products[None], draws=options.permutations, seed=seed)[0])
     if not np.abs(changes).any():
@@ -121,7 +124,7 @@ def size_of_change(changes: Array, options: LikelihoodOptions, seed: int) -> Row
     ends = {
         name: float(signed_root(end)) for name, end in (("estimate", value), ("low", low), ("high", high))
     }
-    return nothing | ends | {"p_value": p_value}
+    return undefined | ends | {"p_value": p_value}
 
 
 def signed_root(value: Array | float) -> float:
@@ -134,7 +137,7 @@ def signed_root(value: Array | float) -> float:
 
 
 def best_layer(panel: Panel) -> Row:
-    """The layer of the largest correlation within texts, chosen on even texts and reported on odd ones."""
+    """Return the layer of the largest correlation within texts, chosen on even and reported on odd texts."""
     r = correlations(panel.x, panel.measures["share"], panel.distinct)
     means = _means(r)
     if not np.isfinite(means).any():
@@ -148,8 +151,8 @@ def best_layer(panel: Panel) -> Row:
     lowest = int(np.nanargmin(np.nanmean(panel.x, 0)))
     for name, at in (("real", panel.at(REAL)), ("perturbed", lowest)):
         for measure, values in (("likelihood", panel.x), ("inner", panel.measures["inner"][best])):
-            known = values[:, at][np.isfinite(values[:, at])]
-            row |= {f"{measure}_{name}": known.mean(), f"{measure}_{name}_std": _deviation(known)}
+            finite = values[:, at][np.isfinite(values[:, at])]
+            row |= {f"{measure}_{name}": finite.mean(), f"{measure}_{name}_std": _deviation(finite)}
     return row
 
 

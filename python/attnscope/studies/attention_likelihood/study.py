@@ -5,7 +5,7 @@ One word of each text is replaced by others of the same length, likely and unlik
 attention to itself is measured on each. Within a text only the token changes; where two texts exchange words,
 only the expectation does.
 
-Stages of a checkpoint: `find` (words and pairs of all texts), `replace` (what stands in their place, by the
+Stages of a checkpoint: `find` (words and pairs of all texts), `replace` (their replacements, by the
 model that gives likelihoods), `check` (identities; where one fails, the checkpoint is left), `measure` (a
 pass of each version), `estimate`; at the end of the run, `control` and `claim`.
 """
@@ -21,8 +21,8 @@ from attnscope.studies.attention_likelihood import (
     claims,
     estimates,
     measure,
+    replacements,
     targets,
-    versions,
 )
 from attnscope.studies.attention_likelihood.estimates import EXACT
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from attnscope.study_api.plan import Plan
     from attnscope.study_api.stage_run import StageRun
 
-HERE: Literal["checkpoint"] = "checkpoint"
+PER_CHECKPOINT: Literal["checkpoint"] = "checkpoint"
 
 
 class AttentionLikelihood(Study):
-    """The stages; what they compute stands in the modules beside this one."""
+    """The study's stages."""
 
     name = "attention_likelihood"
     Options = LikelihoodOptions
@@ -48,33 +48,49 @@ class AttentionLikelihood(Study):
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        if any(one.per == "window" for one in settings.texts):
+        if any(source.per == "window" for source in settings.texts):
             raise ConfigError(
                 "texts.per: attention_likelihood reads texts as they are written, a window has no characters "
                 "to find words by; --set texts.per=line"
             )
 
     def stages(self, units: Units) -> list[Stage]:
-        """In the order in which a checkpoint goes through them."""
+        """Return the stages of a checkpoint in their order."""
         options: LikelihoodOptions = self.options
         variants = tuple(options.nulls)
-        whole, blocks = units.texts(block=10**9), units.texts()
+        all_texts, blocks = units.texts(block=10**9), units.texts()
         measured = units.texts(variants=variants, seeds=options.random_weights)
         once: Cut = units.checkpoints()
         spans = ("spans", "head_mean_spans")
         estimated = ("associations", "head_mean_associations", "overall", "shifts", "best_layers")
         stages = [
-            Stage("find", whole, self.find, writes=("targets",)),
-            Stage("replace", blocks, self.replace, reads=("targets",), writes=("versions",), within=HERE),
-            Stage("check", whole, self.check, ("targets", "versions"), ("checks",), HERE),
+            Stage("find", all_texts, self.find, writes=("targets",)),
             Stage(
-                "measure", measured, self.measure, ("targets", "versions", "checks"),
-                ("words", "surveys", *spans, "head_mean_spans_variants"), HERE,
+                "replace",
+                blocks,
+                self.replace,
+                reads=("targets",),
+                writes=("versions",),
+                within=PER_CHECKPOINT,
+            ),
+            Stage("check", all_texts, self.check, ("targets", "versions"), ("checks",), PER_CHECKPOINT),
+            Stage(
+                "measure",
+                measured,
+                self.measure,
+                ("targets", "versions", "checks"),
+                ("words", "surveys", *spans, "head_mean_spans_variants"),
+                PER_CHECKPOINT,
             ),
             Stage(
-                "estimate", once, self.estimate, ("targets", "words", "surveys", *spans), estimated, HERE
+                "estimate",
+                once,
+                self.estimate,
+                ("targets", "words", "surveys", *spans),
+                estimated,
+                PER_CHECKPOINT,
             ),
-        ]  # fmt: skip
+        ]
         judged: tuple[str, ...] = (*estimated, "words")
         if variants:
             reads = ("targets", "words", "head_mean_spans_variants")
@@ -85,37 +101,39 @@ class AttentionLikelihood(Study):
         return stages
 
     def expects(self, plan: Plan) -> list[str]:
-        """How many forward passes the texts take."""
+        """Return the number of forward passes over the texts."""
         options: LikelihoodOptions = self.options
         passes = 1 + len(options.modes) + options.swap
         lines = []
         for model, source in enumerate(plan.settings.models):
             texts = {
-                one.sentence.sample
+                text.sentence.sample
                 for unit in plan.units
                 if unit.source == model and unit.stage == "measure"
-                for one in unit.inputs
+                for text in unit.inputs
             }
             controls = len(options.nulls) * options.random_weights
-            more = f", and {passes} of each of {controls} models with random weights" if controls else ""
+            controls_words = (
+                f", and {passes} of each of {controls} models with random weights" if controls else ""
+            )
             lines.append(
-                f"{source.label or source.path}: {passes} measured passes over {len(texts)} texts{more}; "
-                "ranking takes up to "
+                f"{source.label or source.path}: {passes} measured passes over {len(texts)} texts"
+                f"{controls_words}; ranking takes up to "
                 f"{1 + (options.max_pieces - 1) * len(options.modes)} more"
             )
         return lines
 
     def find(self, unit: Unit, run: StageRun) -> None:
-        """The word of every text, and what the texts exchange."""
+        """Find the word of every text, and the pairs of texts that exchange words."""
         targets.store(run, targets.find(unit, run, self.options))
 
     def replace(self, unit: Unit, run: StageRun) -> None:
-        """Replacements and their likelihood."""
-        found = targets.with_word(unit, run, self.options)
+        """Make replacements and their likelihood."""
+        texts = targets.with_word(unit, run, self.options)
         if as_published.PROTOCOL in self.settings.protocols:
-            as_published.make(unit, run, found, self.options)
+            as_published.make(unit, run, texts, self.options)
         if EXACT in self.settings.protocols:
-            versions.make(run, found, self.options)
+            replacements.make(run, texts, self.options)
 
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model; one that fails ends the checkpoint's part of the run."""
@@ -134,11 +152,11 @@ class AttentionLikelihood(Study):
         estimates.estimate(run, self.options)
 
     def claim(self, unit: Unit, run: StageRun) -> None:
-        """What the numbers say of the paper's claims."""
+        """Write the table `claims`."""
         claims.write(run, self.options)
 
     def control(self, unit: Unit, run: StageRun) -> None:
-        """The same numbers of models with random weights."""
+        """Estimate the same numbers of models with random weights."""
         estimates.controls(run, self.options)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """The study's tables and what their columns mean.
 
-Attention of single heads stands in `spans`, that of each layer's mean over heads in `head_mean_spans`; their
-associations likewise. What concerns all layers at once has the table `overall`.
+Attention of single heads is in `spans`, that of each layer's mean over heads in `head_mean_spans`; their
+associations likewise. Numbers over all layers are in the table `overall`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attnscope.study_api.tables import Column, Table, columns
 
 WORD = (
     Column("word", "string", "text", meaning="The real word."),
-    Column("replacement", "string", "text", meaning="What stands in its place.", empty=True),
+    Column("replacement", "string", "text", meaning="The text in its place.", empty=True),
     Column("replacement_ids", "list<int64>", "text", meaning="Its token ids."),
     Column("start", kind="position", label="first token of the word"),
     Column("stop", kind="position", label="behind its last token"),
@@ -25,7 +25,7 @@ WORD = (
     Column("place", kind="ratio", label="place among the candidates", low=0.0, high=1.0),
 )
 
-OWN = (
+OWN_PROBABILITY = (
     Column(
         "own_probability",
         kind="ratio",
@@ -40,7 +40,7 @@ OWN = (
 
 _SCORED = (
     *WORD,
-    *OWN,
+    *OWN_PROBABILITY,
     Column(
         "prediction_entropy", label="entropy of the prediction (nats)", meaning="Of the first piece.", low=0.0
     ),

@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: MIT
-"""Whether a model's states tell what it cannot know, and whether its output uses that (arXiv 2603.13911)."""
+"""Study of knowing and saying: a model's states on questions that it cannot answer, and its output (arXiv
+2603.13911).
+"""

@@ -28,17 +28,19 @@ Array = np.ndarray[Any, Any]
 
 
 def youden(forced: Array, labels: Array) -> Array:
-    """Largest refusal rate of the ones less that of the zeros, over gains: [m] of labellings [m, n].
+    """Return the largest refusal rate of ones less that of zeros, over gains: [m] of labellings [m, n].
 
     >>> forced = np.array([[True, True, False, False], [True, True, True, False]])  # of two gains
     >>> youden(forced, np.array([[1, 1, 0, 0], [0, 0, 1, 1]])).tolist()
     [1.0, 0.0]
     """
-    ones = np.asarray(labels, dtype=float)
-    zeros = 1 - ones
+    weights_of_ones = np.asarray(labels, dtype=float)
+    weights_of_zeros = 1 - weights_of_ones
     hit = forced.T.astype(float)
     with np.errstate(divide="ignore", invalid="ignore"):
-        gaps = ones @ hit / ones.sum(1, keepdims=True) - zeros @ hit / zeros.sum(1, keepdims=True)
+        gaps = weights_of_ones @ hit / weights_of_ones.sum(
+            1, keepdims=True
+        ) - weights_of_zeros @ hit / weights_of_zeros.sum(1, keepdims=True)
     return np.asarray(np.maximum(gaps.max(1), 0.0))
 
 
@@ -105,9 +107,9 @@ def steering_changes(evidence: Evidence, options: HallucinationOptions) -> Estim
         Control(f"{KIND_NAMES[kind]} directions", values.tolist(), float(boundary.mean()))
         for kind, values in draws.items()
     ]
-    about = f"{boundary.mean():.2f} of answers change, {others.mean():.2f} along random directions"
+    words = f"{boundary.mean():.2f} of answers change, {others.mean():.2f} along random directions"
     interval = _over_templates(evidence, boundary - others)
-    return _beyond_draws(interval, [*draws.values()], controls, about)
+    return _beyond_draws(interval, [*draws.values()], controls, words)
 
 
 def compression_refuses(evidence: Evidence, options: HallucinationOptions) -> Estimate | Untestable:
@@ -122,17 +124,17 @@ def compression_refuses(evidence: Evidence, options: HallucinationOptions) -> Es
     loops = rows.groupby("control")["loop"].mean()
     reference, random = shares["reference"].iloc[:, 0], shares["haar"]
     draws = random.mean().to_numpy(dtype=float)
-    about = (
+    words = (
         f"{reference.mean():.2f} are refused, {draws.mean():.2f} under random subspaces; loops "
         f"{loops['reference']:.2f} and {loops['haar']:.2f}"
     )
     controls = [Control("random subspaces", draws.tolist(), float(reference.mean()))]
     interval = _over_templates(evidence, reference - random.mean(axis=1))
-    return _beyond_draws(interval, [draws], controls, about)
+    return _beyond_draws(interval, [draws], controls, words)
 
 
 def _beyond_draws(
-    interval: Interval, draws: list[Array], controls: list[Control], about: str
+    interval: Interval, draws: list[Array], controls: list[Control], words: str
 ) -> Estimate | Untestable:
     """Return the estimate of a difference from random draws, with an interval over templates and draws.
 
@@ -140,10 +142,10 @@ def _beyond_draws(
         interval: of the difference, over templates.
         draws: statistic of each draw, by kind.
         controls: the same draws.
-        about: words that are true in every case.
+        words: that are true in every case.
     """
     low, high = widen_by_draws(interval.estimate, interval.low, interval.high, draws)
-    estimate = Estimate(interval.estimate, low, high, above(0.0), controls=controls, about=about)
+    estimate = Estimate(interval.estimate, low, high, above(0.0), controls=controls, about=words)
     if estimate.has_interval:
         return estimate
     few = FEW_TEMPLATES if np.isnan(interval.low) else ONE_DRAW
@@ -157,21 +159,25 @@ def _over_templates(evidence: Evidence, values: pd.Series[float]) -> Interval:
 
 
 def _forced(rows: pd.DataFrame, samples: Array) -> dict[str, Array]:
-    """Of each detector, whether each gain forces each prompt [gains, n]."""
+    """Return which prompts each gain of each detector forces, [gains, n]."""
     return {
-        str(name): own.pivot_table(index="strength", columns="sample", values="forced", aggfunc="max")
-        .reindex(columns=samples).to_numpy().astype(bool)
-        for name, own in rows.assign(forced=rows["forced"].astype(float)).groupby("control")
-    }  # fmt: skip
+        str(name): rows_of_detector.pivot_table(
+            index="strength", columns="sample", values="forced", aggfunc="max"
+        )
+        .reindex(columns=samples)
+        .to_numpy()
+        .astype(bool)
+        for name, rows_of_detector in rows.assign(forced=rows["forced"].astype(float)).groupby("control")
+    }
 
 
-def _strongest(own: dict[str, Array], labels: Array) -> str:
-    """The control of the largest J."""
-    controls = [name for name in own if name != "probe"]
-    return max(controls, key=lambda name: float(youden(own[name], labels[None])[0]))
+def _strongest(detectors: dict[str, Array], labels: Array) -> str:
+    """Return the control of the largest J."""
+    controls = [name for name in detectors if name != "probe"]
+    return max(controls, key=lambda name: float(youden(detectors[name], labels[None])[0]))
 
 
-def _excess(own: dict[str, Array], drawn: Array) -> Array:
-    """The probe's J less the largest of its controls', of labellings [m, n] -> [m]."""
-    controls = [youden(forced, drawn) for name, forced in own.items() if name != "probe"]
-    return np.asarray(youden(own["probe"], drawn) - np.max(controls, axis=0))
+def _excess(detectors: dict[str, Array], drawn: Array) -> Array:
+    """Return the probe's J less the largest of its controls', of labellings [m, n] -> [m]."""
+    controls = [youden(forced, drawn) for name, forced in detectors.items() if name != "probe"]
+    return np.asarray(youden(detectors["probe"], drawn) - np.max(controls, axis=0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a model answers by itself, and how an answer is judged."""
+"""Answers of a model without interventions, and their evaluation."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _REFUSAL = re.compile("|".join(REFUSALS), re.IGNORECASE)
 
 
 def refused(text: str) -> bool:
-    """Whether the first sentence of an answer refuses one."""
+    """Return True if the first sentence of an answer refuses one."""
     first = re.split(r"(?<=[.!?])\s|\n", text.strip(), maxsplit=1)[0]
     return bool(_REFUSAL.search(first))
 
 
 def correct(text: str, aliases: str) -> bool:
-    r"""Whether the first line holds one of the answer's names as whole words, whatever its case.
+    r"""Return True if the first line holds one of the answer's names as whole words, in any case.
 
     >>> correct(" It is Paris, I think.\nQuestion: ...", "Paris"), correct("Parisian", "Paris")
     (True, False)
     """
     line = text.strip().split("\n", 1)[0].casefold()
     return any(
-        re.search(rf"(?<!\w){re.escape(one.strip().casefold())}(?!\w)", line)
-        for one in aliases.split("|")
-        if one.strip()
+        re.search(rf"(?<!\w){re.escape(name.strip().casefold())}(?!\w)", line)
+        for name in aliases.split("|")
+        if name.strip()
     )
 
 
 def loops(text: str) -> bool:
-    """Whether three words in a row stand there three times in a row.
+    """Return True if three words in a row are repeated three times in a row.
 
     >>> loops("on and on it goes on and on"), loops("no one knows no one knows no one knows")
     (False, True)
@@ -53,38 +53,45 @@ def loops(text: str) -> bool:
 
 
 def answer(unit: Unit, run: StageRun, options: HallucinationOptions) -> None:
-    """Greedy answers to every prompt, prompts of one length together."""
+    """Write greedy answers to every prompt, prompts of one length together."""
     assert options.answers is not False
-    known = {one.sentence.sample: one.sentence.extra["answer"] for one in unit.inputs}
+    right = {text.sentence.sample: text.sentence.extra["answer"] for text in unit.inputs}
     lengths: dict[int, list[Any]] = {}
-    for one in unit.inputs:
-        lengths.setdefault(one.n_tokens, []).append(one)
+    for text in unit.inputs:
+        lengths.setdefault(text.n_tokens, []).append(text)
     model = run.model().model
     for _, group in sorted(lengths.items()):
         for start in range(0, len(group), 64):
-            some = group[start : start + 64]
-            ids = torch.tensor([one.encoded.ids.tolist() for one in some], device=run.model().device)
-            for one, new in zip(some, continued(model, ids, options.answers.tokens), strict=True):
-                sample = one.sentence.sample
-                text = decoded(run.encoder.tokenizer, new)
+            texts = group[start : start + 64]
+            ids = torch.tensor([text.encoded.ids.tolist() for text in texts], device=run.model().device)
+            for text, new in zip(texts, continued(model, ids, options.answers.tokens), strict=True):
+                sample = text.sentence.sample
+                words = decoded(run.encoder.tokenizer, new)
                 run.write(
-                    "answers", sample=sample, text=text, refused=refused(text),
-                    correct=correct(text, known[sample]) if known[sample] else None,
-                )  # fmt: skip
+                    "answers",
+                    sample=sample,
+                    text=words,
+                    refused=refused(words),
+                    correct=correct(words, right[sample]) if right[sample] else None,
+                )
 
 
 def continued(model: Any, ids: Tensor, tokens: int) -> Tensor:
-    """The likeliest next tokens [B, tokens] of prompts of one length [B, n]."""
-    made: Tensor = model.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
-        pad_token_id=_pad(model), use_cache=True,
-    )  # fmt: skip
-    return made[:, ids.shape[1] :]
+    """Return the likeliest next tokens [B, tokens] of prompts of one length [B, n]."""
+    generated: Tensor = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=_pad(model),
+        use_cache=True,
+    )
+    return generated[:, ids.shape[1] :]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How next tokens are chosen.
+    """The rule by which next tokens are chosen.
 
     Attributes:
         temperature: 0 takes the likeliest.
@@ -95,11 +102,11 @@ class Choice:
     seed: int = 0
 
     def generator(self) -> torch.Generator:
-        """For one generation."""
+        """Return the random generator of one generation."""
         return torch.Generator().manual_seed(self.seed)
 
     def tokens(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """One token for each row of logits [B, V]; equal rows draw alike."""
+        """Return one token for each row of logits [B, V]; equal rows draw alike."""
         if not self.temperature:
             return logits.argmax(-1)
         p = (logits.double().cpu() / self.temperature).softmax(-1).cumsum(-1)
@@ -108,12 +115,12 @@ class Choice:
 
 
 def decoded(tokenizer: Any, ids: Tensor) -> str:
-    """The text of an answer, without what ends it."""
+    """Return the text of an answer, without its ending."""
     return tokenizer.decode(ids.tolist(), skip_special_tokens=True)
 
 
 def _pad(model: Any) -> int:
     config = model.generation_config
-    found = config.pad_token_id if config.pad_token_id is not None else config.eos_token_id
-    found = found[0] if isinstance(found, list) else found
-    return 0 if found is None else int(found)
+    token = config.pad_token_id if config.pad_token_id is not None else config.eos_token_id
+    token = token[0] if isinstance(token, list) else token
+    return 0 if token is None else int(token)

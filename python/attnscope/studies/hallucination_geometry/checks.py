@@ -16,7 +16,7 @@ from attnscope.capture.edits import AddDirection, SetState
 from attnscope.models import LoadError
 from attnscope.models.head import readout
 from attnscope.studies.checks import Check, write_checks
-from attnscope.studies.hallucination_geometry.along import prompt_text, refusal_ids
+from attnscope.studies.hallucination_geometry.direction_sensitivity import prompt_text, refusal_ids
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
@@ -28,7 +28,7 @@ TOLERANCES = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 0.1, "float16": 2e-2
 
 
 def check_model(unit: Unit, run: StageRun, options: HallucinationOptions) -> None:
-    """Try every identity and store what was found, with the reason where refusals have no token."""
+    """Check every identity and store the outcomes, with the reason where refusals have no token."""
     loaded = run.model()
     model = loaded.model
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -37,15 +37,17 @@ def check_model(unit: Unit, run: StageRun, options: HallucinationOptions) -> Non
             f"hallucination_geometry: {type(model).__name__} has no next token; take a decoder with its "
             "vocabulary head"
         )
-    prompts = [torch.tensor(one.encoded.ids.tolist(), device=loaded.device) for one in unit.inputs[:2]]
+    prompts = [torch.tensor(text.encoded.ids.tolist(), device=loaded.device) for text in unit.inputs[:2]]
     tolerance = TOLERANCES.get(str(loaded.dtype).removeprefix("torch."), 1e-3)
     try:
-        found = [*identities(model, prompts, tolerance, run.encoder.pad_id)]
+        outcomes = [*identities(model, prompts, tolerance, run.encoder.pad_id)]
     except (RuntimeError, ValueError) as error:
         raise LoadError(f"hallucination_geometry: {error}") from None
-    write_checks(run, [*found, refusal_check(run, options)])
-    if failed := [one for one in found if not one.holds]:
-        shown = ", ".join(f"{one.name} {one.value:.3g} (at most {one.tolerance:.3g})" for one in failed)
+    write_checks(run, [*outcomes, refusal_check(run, options)])
+    if failed := [check for check in outcomes if not check.holds]:
+        shown = ", ".join(
+            f"{check.name} {check.value:.3g} (at most {check.tolerance:.3g})" for check in failed
+        )
         raise LoadError(f"hallucination_geometry: identities of edits do not hold: {shown}")
 
 
@@ -72,7 +74,7 @@ def passed(model: Any, ids: Tensor, *edits: Any, mask: Tensor | None = None) -> 
 
 
 def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int) -> Iterator[Check]:
-    """The eight, on the first two prompts."""
+    """Yield the eight checks of identities, on the first two prompts."""
     ids, other = prompts[0][None], prompts[-1][None]
     states, base = passed(model, ids)
     depth, width = len(states), states[0].shape[-1]
@@ -81,35 +83,38 @@ def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int
         width, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu"
     ).to(states[0])
     move = move * states[middle][0, -1].norm() / move.norm() / 10
-    _, same = passed(model, ids, AddDirection(middle, torch.zeros_like(move)))
-    yield Check("nothing_added", 0.0 if torch.equal(same, base) else _gap(same, base) or 1.0, 0.0)
+    _, unmoved = passed(model, ids, AddDirection(middle, torch.zeros_like(move)))
+    yield Check("nothing_added", 0.0 if torch.equal(unmoved, base) else _gap(unmoved, base) or 1.0, 0.0)
     moved, _ = passed(model, ids, AddDirection(middle, move))
     yield Check("state_moved", _gap(moved[middle][0, -1], states[middle][0, -1] + move), tolerance)
-    earlier = max(float((a[:, :-1] - b[:, :-1]).abs().max()) for a, b in zip(moved, states, strict=True)) \
-        if ids.shape[1] > 1 else 0.0  # fmt: skip
+    earlier = (
+        max(float((a[:, :-1] - b[:, :-1]).abs().max()) for a, b in zip(moved, states, strict=True))
+        if ids.shape[1] > 1
+        else 0.0
+    )
     yield Check("earlier_states", earlier, 0.0)
     last = states[-1][:, -1]
     try:
         read = readout(model)
         with torch.no_grad():
             yield Check("readout", _gap(read(last), base[:, -1]), tolerance)
-            wanted = read(last + move)
+            expected = read(last + move)
         yield Check(
-            "readout_moved", _gap(passed(model, ids, AddDirection(-1, move))[1][:, -1], wanted), tolerance
+            "readout_moved", _gap(passed(model, ids, AddDirection(-1, move))[1][:, -1], expected), tolerance
         )
     except NotImplementedError as error:
         yield Check("readout", None, tolerance, str(error))
     theirs, logits = passed(model, other)
-    found = passed(model, ids, SetState(-1, theirs[-1][:, -1]))[1]
-    yield Check("other_state", _gap(found[:, -1], logits[:, -1]), tolerance)
+    imposed = passed(model, ids, SetState(-1, theirs[-1][:, -1]))[1]
+    yield Check("other_state", _gap(imposed[:, -1], logits[:, -1]), tolerance)
     _, outputs = PromptSteps(model, ids[0]).step(1, (AddDirection(middle, move, steps="all"),))
-    whole = passed(model, ids, AddDirection(middle, move))[1]
-    yield Check("cached_step", _gap(outputs.logits[:, -1], whole[:, -1]), tolerance)
+    uncached = passed(model, ids, AddDirection(middle, move))[1]
+    yield Check("cached_step", _gap(outputs.logits[:, -1], uncached[:, -1]), tolerance)
     worst = 0.0
-    padding, ones = torch.full((1, 3), pad, device=ids.device), torch.ones_like(ids)
+    padding, seen = torch.full((1, 3), pad, device=ids.device), torch.ones_like(ids)
     zeros = torch.zeros_like(padding)
     for left in (True, False):
-        parts = ((padding, ids), (zeros, ones)) if left else ((ids, padding), (ones, zeros))
+        parts = ((padding, ids), (zeros, seen)) if left else ((ids, padding), (seen, zeros))
         padded, _ = passed(model, torch.cat(parts[0], 1), mask=torch.cat(parts[1], 1))
         at = -1 if left else ids.shape[1] - 1
         gap = _gap(padded[-1][0, at], states[-1][0, -1])
@@ -135,7 +140,7 @@ def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int
         yield Check("last_hidden_state", _gap(hidden[-1], normed), tolerance)
 
 
-def _gap(one: Tensor, other: Tensor) -> float:
+def _gap(first: Tensor, second: Tensor) -> float:
     """Largest difference, relative to the largest entry."""
-    difference = (one.double() - other.double()).abs().max()
-    return float(difference / other.double().abs().max().clamp_min(1e-12))
+    difference = (first.double() - second.double()).abs().max()
+    return float(difference / second.double().abs().max().clamp_min(1e-12))

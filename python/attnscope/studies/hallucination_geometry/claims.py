@@ -87,8 +87,8 @@ def confound_reason(evidence: Evidence) -> str:
 
 
 def prompt_confound(rows: pd.DataFrame, contrast: str, reference: str) -> str:
-    """Return what length and words alone make of two buckets, where that rules every claim out."""
-    for score, what in (("auc_length", "length"), ("auc_words", "a count of words")):
+    """Return how well length and words alone tell two buckets apart, where that rules every claim out."""
+    for score, feature in (("auc_length", "length"), ("auc_words", "a count of words")):
         scores = rows[rows["score"] == score] if len(rows) else rows
         if scores.empty:
             continue
@@ -96,7 +96,7 @@ def prompt_confound(rows: pd.DataFrame, contrast: str, reference: str) -> str:
         value = max(value, 1 - value) if score == "auc_length" else value
         if value >= CONFOUNDED:
             return (
-                f"{what} alone tells {contrast} from {reference} with AUC {value:.2f}: no claim about "
+                f"{feature} alone tells {contrast} from {reference} with AUC {value:.2f}: no claim about "
                 "uncertainty can be made from these prompts"
             )
     return ""
@@ -176,16 +176,16 @@ def _dimension(evidence: Evidence, options: HallucinationOptions, layer: int | N
     choices = 1
     if layer is None:
         layer, choices = int(tested.iloc[int(tested["value"].argmax())]["layer"]), len(tested)
-    every = rows[rows["layer"] == layer].dropna(subset=["value"])
+    rows_of_layer = rows[rows["layer"] == layer].dropna(subset=["value"])
     ends = [
         widen(row.value, row.low, row.high, choices, evidence.templates)
-        for row in every.itertuples(index=False)
+        for row in rows_of_layer.itertuples(index=False)
     ]
     row = only(tested, {"layer": layer}).iloc[0]
     largest = evidence.largest_of_seeds(
         "contrasts", "value", quantity="log_dimension_ratio", k=options.primary_k
     )
-    changes = every["value"].gt(0).nunique() > 1
+    changes = rows_of_layer["value"].gt(0).nunique() > 1
     return Estimate(
         float(row["value"]),
         min(low for low, _ in ends),
@@ -303,13 +303,13 @@ def more_pieces(evidence: Evidence, options: HallucinationOptions) -> Measured:
 @claim(
     "C5",
     "sensitivity along the boundary collapses with depth",
-    "log ratio of ‖h‖²·bᵀFb, last over first layer, or that less the reference's: which of them says less; "
+    "log ratio of ‖h‖²·bᵀFb, last over first layer, or that less the reference's: the less certain part; "
     "interval over templates",
 )
 def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Measured:
     """Measure the fall of relative sensitivity, and by how much it exceeds that of the reference.
 
-    Both must lie below 0: the part that says less decides.
+    Both must be below 0: the part that is less certain decides.
     """
     rows = evidence.rows("sensitivity")
     if rows.empty or rows["layer"].nunique() < 2:
@@ -321,7 +321,7 @@ def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Meas
     table = prompts.reindex(change.index)
     other = (table["bucket"] == evidence.contrast).to_numpy()
     values, templates = change.to_numpy(dtype=float), pd.factorize(table["template"])[0]
-    own = bootstrap(values[other], clusters=templates[other])
+    fall = bootstrap(values[other], clusters=templates[other])
 
     def gap(places: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         chosen = places.astype(int)
@@ -331,8 +331,8 @@ def sensitivity_falls(evidence: Evidence, options: HallucinationOptions) -> Meas
             rest = (numbers * ~labels).sum(-1) / (~labels).sum(-1)
         return np.asarray(mean - rest)
 
-    beside = bootstrap(np.arange(len(values), dtype=float), gap, clusters=templates)
-    parts = {"the fall itself": own, f"less that of {evidence.reference}": beside}
+    beyond_reference = bootstrap(np.arange(len(values), dtype=float), gap, clusters=templates)
+    parts = {"the fall itself": fall, f"less that of {evidence.reference}": beyond_reference}
     if any(math.isnan(part.low) for part in parts.values()):
         return Untestable("prompts of fewer than 5 templates have no interval")
     rising = [name for name, part in parts.items() if part.low > 0]
@@ -363,7 +363,7 @@ def _log_change(rows: pd.DataFrame) -> pd.Series[float]:
 
 @claim(
     "C6",
-    "the boundary lies where the unembedding reads little",
+    "the boundary is where the unembedding reads little",
     "log ratio of the boundary's readout gain over that of directions of the same covariance, layer of the "
     "smallest p; p: among these directions, largest over layers",
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The states of a bucket as a cloud of points: its dimension, spectrum and pieces, beside null clouds."""
+"""The states of a bucket as a cloud of points: its dimension, spectrum and pieces, with null clouds."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Space:
 
     def dimensions(self, subsets: Array) -> Array:
         """Local dimension at each k, then two-nearest-neighbours dimension: [m, K + 1]."""
-        found = []
-        for some in np.array_split(subsets, max(1, len(subsets) // CHUNK)):
-            chosen = torch.from_numpy(np.ascontiguousarray(some))
+        dimensions = []
+        for chunk in np.array_split(subsets, max(1, len(subsets) // CHUNK)):
+            chosen = torch.from_numpy(np.ascontiguousarray(chunk))
             local = asc.local_dimension(
                 None, k=self.options.dimension_k, distances=self.euclidean, subsets=chosen
             ).value
             pair = asc.two_nn(None, distances=self.euclidean, subsets=chosen)
-            found.append(torch.cat([local, pair[:, None]], 1).numpy())
-        return np.concatenate(found)
+            dimensions.append(torch.cat([local, pair[:, None]], 1).numpy())
+        return np.concatenate(dimensions)
 
     def fragmentation(self, subsets: Array) -> Array:
         """φ of subsets [m]."""
@@ -58,85 +58,90 @@ def compare(space: Space, contrast: Contrast, seed: int) -> dict[tuple[str, int]
     ks = space.options.dimension_k
 
     def statistic(drawn: Array) -> Array:
-        one, other = space.dimensions(drawn), space.dimensions(~drawn)
+        of_bucket, of_reference = space.dimensions(drawn), space.dimensions(~drawn)
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = np.log(one) - np.log(other)
+            ratios = np.log(of_bucket) - np.log(of_reference)
         pieces = space.fragmentation(drawn) - space.fragmentation(~drawn)
         return np.column_stack([ratios, pieces])
 
-    kept: list[Array] = []
+    statistics: list[Array] = []
 
     def sized(drawn: Array) -> Array:
-        kept.append(statistic(drawn))
-        return np.abs(kept[-1])
+        statistics.append(statistic(drawn))
+        return np.abs(statistics[-1])
 
-    found = contrast.exchange(sized, space.options.permutations, seed)
+    test = contrast.exchange(sized, space.options.permutations, seed)
     names = [*(("log_dimension_ratio", k) for k in ks), ("log_two_nn_ratio", 0), ("fragmentation_gap", 0)]
-    values = kept[-1]
+    values = statistics[-1]
     return {
-        name: (values[0, at], values[1:, at], found.observed[at], found.drawn[:, at], found.p_value[at],
-               found.permutations)
+        name: (
+            values[0, at],
+            values[1:, at],
+            test.observed[at],
+            test.drawn[:, at],
+            test.p_value[at],
+            test.permutations,
+        )
         for at, name in enumerate(names)
-    }  # fmt: skip
+    }
 
 
 def template_jackknife(contrast: Contrast, value: Callable[[Array], Array], width: int) -> Array:
-    """Ends [2, width] of delete-a-template intervals of numbers of a boolean choice of prompts."""
+    """Return ends [2, width] of delete-a-template intervals of numbers of a boolean choice of prompts."""
     names = np.unique(contrast.templates)
     ends = np.full((2, width), np.nan)
     if len(names) < 5:
         return ends
-    whole = value(np.ones(len(contrast.labels), dtype=bool))
+    complete = value(np.ones(len(contrast.labels), dtype=bool))
     without = {name: value(contrast.templates != name) for name in names}
     for at in range(width):
 
         def of(groups: Array, at: int = at) -> float:
             missing = set(names) - set(np.asarray(groups).tolist())
-            return float(whole[at] if not missing else without[missing.pop()][at])
+            return float(complete[at] if not missing else without[missing.pop()][at])
 
-        found = jackknife(names, of)
-        ends[:, at] = found.low, found.high
+        interval = jackknife(names, of)
+        ends[:, at] = interval.low, interval.high
     return ends
 
 
 def describe(
     run: StageRun, table: pd.DataFrame, layer: int, states: Tensor, options: HallucinationOptions
 ) -> None:
-    """Rows of `clouds` and `betti` of one layer.
+    """Write the rows of `clouds` and `betti` of one layer.
 
     Args:
         states: [prompts, D] in the table's order.
     """
-    own = balanced(table, options, run.rng("balanced"))
-    rows = table.index.get_indexer(own.index)
+    prompts = balanced(table, options, run.rng("balanced"))
+    rows = table.index.get_indexer(prompts.index)
     reference, others = buckets(options)
     parts = {}
     for bucket in (reference, *others):
-        chosen = (own["bucket"] == bucket).to_numpy()
-        parts[bucket] = (states[rows[chosen]], pd.factorize(own["template"][chosen], sort=True)[0])
+        chosen = (prompts["bucket"] == bucket).to_numpy()
+        parts[bucket] = (states[rows[chosen]], pd.factorize(prompts["template"][chosen], sort=True)[0])
     sizes = {bucket: len(points) for bucket, (points, _) in parts.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(
-            "hallucination_geometry: effective rank and its like grow with n; buckets must have one n, got "
-            f"{sizes}"
+            f"hallucination_geometry: effective rank grows with n; buckets must have one n, got {sizes}"
         )
     for bucket, (points, templates) in parts.items():
         _cloud(run, layer, bucket, points, templates, options)
         if run.unit.variant:
             continue
         # the reference is relabelled with the first of the others
-        beside = parts[others[0] if bucket == reference else reference][0]
-        for kind in (one for one in options.nulls if one != "random_weights"):
-            _null(run, layer, bucket, kind, points, templates, beside, options)
+        pooled_with = parts[others[0] if bucket == reference else reference][0]
+        for kind in (name for name in options.nulls if name != "random_weights"):
+            _null(run, layer, bucket, kind, points, templates, pooled_with, options)
         if "ruscio2026" in run.settings.protocols:
             _published(run, layer, bucket, points)
-    clouds = {bucket: one for bucket, (one, _) in parts.items()}
-    groups = {bucket: one for bucket, (_, one) in parts.items()}
+    clouds = {bucket: points for bucket, (points, _) in parts.items()}
+    groups = {bucket: templates for bucket, (_, templates) in parts.items()}
     if options.band is not None:
-        others_of = {reference: others[0], **{one: one for one in others}}
+        others_of = {reference: others[0], **{bucket: bucket for bucket in others}}
         clouds = {
-            bucket: near(one, clouds[reference], clouds[others_of[bucket]], options.band)
-            for bucket, one in clouds.items()
+            bucket: near(points, clouds[reference], clouds[others_of[bucket]], options.band)
+            for bucket, points in clouds.items()
         }
         groups = {}
     _curves(run, layer, clouds, groups, options)
@@ -163,7 +168,7 @@ def curve_scales(distances: list[Tensor]) -> Tensor:
 
 
 def near(points: Tensor, reference: Tensor, other: Tensor, share: float) -> Tensor:
-    """The share of points whose place along a boundary is nearest to their mean; all where it is none."""
+    """Return the share of points nearest to their mean along a boundary; all where there is no boundary."""
     along = points.double() @ asc.boundary(reference, other).direction
     apart = (along - along.mean()).abs()
     if not bool(apart.isfinite().all()):
@@ -172,18 +177,18 @@ def near(points: Tensor, reference: Tensor, other: Tensor, share: float) -> Tens
 
 
 def null_draws(
-    points: Tensor, kind: str, templates: Array, beside: Tensor, draws: int, seed: int
+    points: Tensor, kind: str, templates: Array, pooled_with: Tensor, draws: int, seed: int
 ) -> Iterator[Tensor]:
     """Null clouds [n, d] of a kind, one after the other; "labels" draws from two buckets together."""
     if kind == "labels":
-        pooled = torch.cat([points, beside])
+        pooled = torch.cat([points, pooled_with])
         for draw in range(draws):
             order = np.random.default_rng([seed, draw]).permutation(len(pooled))[: len(points)]
             yield pooled[torch.from_numpy(np.sort(order))]
         return
     groups = {"groups": torch.from_numpy(templates)} if kind == "template" else {}
-    known: Any = kind
-    yield from asc.null_clouds(points, known, draws=draws, seed=seed, **groups)
+    kind_of_null: Any = kind
+    yield from asc.null_clouds(points, kind_of_null, draws=draws, seed=seed, **groups)
 
 
 def _null(
@@ -193,22 +198,32 @@ def _null(
     kind: str,
     points: Tensor,
     templates: Array,
-    beside: Tensor,
+    pooled_with: Tensor,
     options: HallucinationOptions,
 ) -> None:
-    """Rows of `clouds` of one kind of null clouds."""
-    every = np.ones((1, len(points)), dtype=bool)
+    """Write the rows of `clouds` of one kind of null clouds."""
+    all_points = np.ones((1, len(points)), dtype=bool)
     drawn = []
-    for one in null_draws(points, kind, templates, beside, options.null_draws, run.settings.seed):
-        space = Space(one, options)
-        drawn.append(np.append(space.dimensions(every)[0], space.fragmentation(every)[0]))
+    for cloud in null_draws(points, kind, templates, pooled_with, options.null_draws, run.settings.seed):
+        space = Space(cloud, options)
+        drawn.append(np.append(space.dimensions(all_points)[0], space.fragmentation(all_points)[0]))
     named = [*(("local_dimension", k) for k in options.dimension_k), ("two_nn", 0), ("fragmentation", 0)]
     low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
     run.write(
-        "clouds", layer=layer, bucket=bucket, null=kind, quantity=[name for name, _ in named],
-        k=[k for _, k in named], protocol="exact", value=np.mean(drawn, axis=0), low=low, high=high,
-        n=len(points), duplicates=0, tied=0,
-    )  # fmt: skip
+        "clouds",
+        layer=layer,
+        bucket=bucket,
+        null=kind,
+        quantity=[name for name, _ in named],
+        k=[k for _, k in named],
+        protocol="exact",
+        value=np.mean(drawn, axis=0),
+        low=low,
+        high=high,
+        n=len(points),
+        duplicates=0,
+        tied=0,
+    )
 
 
 def _cloud(
@@ -221,33 +236,51 @@ def _cloud(
     def numbers(chosen: Array) -> Array:
         return np.append(space.dimensions(chosen[None])[0], space.fragmentation(chosen[None])[0])
 
-    whole = numbers(np.ones(len(points), dtype=bool))
-    ends = np.full((2, len(whole)), np.nan)
+    complete = numbers(np.ones(len(points), dtype=bool))
+    ends = np.full((2, len(complete)), np.nan)
     if len(names) >= 5:
         without = {int(name): numbers(templates != name) for name in names}
-        for at in range(len(whole)):
+        for at in range(len(complete)):
 
             def of(groups: Array, at: int = at) -> float:
                 missing = set(names.tolist()) - set(np.asarray(groups).tolist())
-                return float(whole[at] if not missing else without[missing.pop()][at])
+                return float(complete[at] if not missing else without[missing.pop()][at])
 
-            found = jackknife(names, of)
-            ends[:, at] = found.low, found.high
+            interval = jackknife(names, of)
+            ends[:, at] = interval.low, interval.high
     local = asc.local_dimension(None, k=ks, distances=space.euclidean)
     named = [*(("local_dimension", k) for k in ks), ("two_nn", 0), ("fragmentation", 0)]
     for at, (name, k) in enumerate(named):
         run.write(
-            "clouds", layer=layer, bucket=bucket, null="", quantity=name, k=k, protocol="exact",
-            value=whole[at], low=ends[0, at], high=ends[1, at], n=len(points),
+            "clouds",
+            layer=layer,
+            bucket=bucket,
+            null="",
+            quantity=name,
+            k=k,
+            protocol="exact",
+            value=complete[at],
+            low=ends[0, at],
+            high=ends[1, at],
+            n=len(points),
             duplicates=int(local.duplicates[at]) if at < len(ks) else 0,
             tied=int(local.tied[at]) if at < len(ks) else 0,
-        )  # fmt: skip
+        )
     spectrum = asc.cloud_spectrum(points)
     for name in ("effective_rank", "participation_ratio", "isotropy", "pca_dimension"):
         run.write(
-            "clouds", layer=layer, bucket=bucket, null="", quantity=name, k=0, protocol="exact",
-            value=float(getattr(spectrum, name)), n=len(points), duplicates=0, tied=0,
-        )  # fmt: skip
+            "clouds",
+            layer=layer,
+            bucket=bucket,
+            null="",
+            quantity=name,
+            k=0,
+            protocol="exact",
+            value=float(getattr(spectrum, name)),
+            n=len(points),
+            duplicates=0,
+            tied=0,
+        )
 
 
 def _published(run: StageRun, layer: int, bucket: str, points: Tensor) -> None:
@@ -255,16 +288,25 @@ def _published(run: StageRun, layer: int, bucket: str, points: Tensor) -> None:
 
     ruscio2026 = importlib.import_module("attnscope.protocols.ruscio2026")
 
-    found = {
+    numbers = {
         "local_dimension": (30, float(ruscio2026.lid(points))),
         "isotropy": (0, float(ruscio2026.isotropy(points))),
         "effective_rank": (0, float(ruscio2026.entropy(points))),
     }
-    for name, (k, value) in found.items():
+    for name, (k, value) in numbers.items():
         run.write(
-            "clouds", layer=layer, bucket=bucket, null="", quantity=name, k=k, protocol="ruscio2026",
-            value=value, n=len(points), duplicates=0, tied=0,
-        )  # fmt: skip
+            "clouds",
+            layer=layer,
+            bucket=bucket,
+            null="",
+            quantity=name,
+            k=k,
+            protocol="ruscio2026",
+            value=value,
+            n=len(points),
+            duplicates=0,
+            tied=0,
+        )
 
 
 def _curves(
@@ -276,15 +318,16 @@ def _curves(
 ) -> None:
     """Write Betti curves and pieces of the buckets, and of null clouds of each kind, on shared scales."""
     most = options.cloud_points
-    some: dict[str, Tensor] = {}
+    points_of_bucket: dict[str, Tensor] = {}
     groups: dict[str, Array] = {}
     for bucket, points in parts.items():
         chosen = np.sort(run.rng("topology", bucket).permutation(len(points))[:most])
-        some[bucket] = points[chosen]
+        points_of_bucket[bucket] = points[chosen]
         if bucket in templates:
             groups[bucket] = templates[bucket][chosen]
     distances = {
-        bucket: asc.cloud_distances(points, metric=options.metric) for bucket, points in some.items()
+        bucket: asc.cloud_distances(points, metric=options.metric)
+        for bucket, points in points_of_bucket.items()
     }
     if not all(bool(matrix.isfinite().all()) for matrix in distances.values()):
         return
@@ -295,21 +338,36 @@ def _curves(
         curve = asc.betti_curve(bars, scales)
         pieces = asc.cloud_components(matrix, scales, metric="precomputed", min_size=options.min_size)
         run.write(
-            "betti", layer=layer, bucket=bucket, null=null, draw=draw, scale_number=np.arange(SCALES),
-            scale=scales, beta0=curve[:, 0], beta1=curve[:, 1], clusters=pieces.clusters,
-            singletons=pieces.singletons, largest=pieces.largest, n=len(matrix),
-        )  # fmt: skip
+            "betti",
+            layer=layer,
+            bucket=bucket,
+            null=null,
+            draw=draw,
+            scale_number=np.arange(SCALES),
+            scale=scales,
+            beta0=curve[:, 0],
+            beta1=curve[:, 1],
+            clusters=pieces.clusters,
+            singletons=pieces.singletons,
+            largest=pieces.largest,
+            n=len(matrix),
+        )
 
     for bucket, matrix in distances.items():
         write(bucket, "", -1, matrix)
-    for kind in (one for one in options.nulls if one != "random_weights" and not run.unit.variant):
-        for bucket, points in some.items():
+    for kind in (name for name in options.nulls if name != "random_weights" and not run.unit.variant):
+        for bucket, points in points_of_bucket.items():
             if kind == "template" and bucket not in groups:
                 continue
-            beside = next(one for name, one in some.items() if name != bucket)
+            pooled_with = next(points for name, points in points_of_bucket.items() if name != bucket)
             drawn = null_draws(
-                points, kind, groups.get(bucket, np.zeros(0)), beside, options.null_draws, run.settings.seed
+                points,
+                kind,
+                groups.get(bucket, np.zeros(0)),
+                pooled_with,
+                options.null_draws,
+                run.settings.seed,
             )
-            for draw, one in enumerate(drawn):
-                if bool(one.isfinite().all()):
-                    write(bucket, kind, draw, asc.cloud_distances(one, metric=options.metric))
+            for draw, cloud in enumerate(drawn):
+                if bool(cloud.isfinite().all()):
+                    write(bucket, kind, draw, asc.cloud_distances(cloud, metric=options.metric))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Two buckets beside each other: which prompts belong together, and which are held out together."""
+"""Contrasts of two buckets: the pairs of their prompts, and the prompts that are held out together."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Contrast:
         name: of the other bucket.
         table: of the prompts.
         labels: 1 for the other bucket.
-        pairs: which prompts belong together; None where nothing says it.
+        pairs: number of each prompt's pair; None where the file has none.
         templates: number of each prompt's template.
         folds: number of each prompt's fold.
-        nested: whether no template stands in both buckets.
+        nested: True if no template is in both buckets.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Contrast:
     nested: bool
 
     def exchange(self, statistic: Callable[[Any], Any], draws: int, seed: int) -> Exchange:
-        """The exchange test of a statistic of labellings [m, n] -> [m, ...]."""
+        """Return the exchange test of a statistic of labellings [m, n] -> [m, ...]."""
         how = {"pairs": self.pairs} if self.pairs is not None else {"clusters": self.templates}
         return exchange_labels(statistic, self.labels, draws=draws, seed=seed, **how)
 
@@ -54,55 +54,61 @@ class Contrast:
 
 
 def contrasts(table: pd.DataFrame, options: HallucinationOptions, rng: np.random.Generator) -> list[Contrast]:
-    """Every other bucket beside the reference."""
+    """Return every other bucket with the reference."""
     reference, others = buckets(options)
-    found = []
+    all_contrasts = []
     for other in others:
-        own = table[table["bucket"].isin([reference, other])]
-        paired = own[own["pair"] != ""].groupby("pair")["bucket"].nunique()
-        whole = paired.index[paired == 2]
-        if len(whole):
-            own = own[own["pair"].isin(whole)]
+        prompts = table[table["bucket"].isin([reference, other])]
+        paired = prompts[prompts["pair"] != ""].groupby("pair")["bucket"].nunique()
+        complete_pairs = paired.index[paired == 2]
+        if len(complete_pairs):
+            prompts = prompts[prompts["pair"].isin(complete_pairs)]
         else:
-            size = int(own["bucket"].value_counts().min())
-            parts = [stratified(part, size, rng) for _, part in own.groupby("bucket")]
-            own = pd.concat(parts)
-        own = own.sort_values("sample").reset_index(drop=True)
-        nested = apart(own)
-        # where no template stands in both buckets, held-out templates would say nothing of words
-        folds = rng.permutation(len(own)) % FOLDS if nested else pd.factorize(own["fold"], sort=True)[0]
-        found.append(
+            size = int(prompts["bucket"].value_counts().min())
+            parts = [stratified(part, size, rng) for _, part in prompts.groupby("bucket")]
+            prompts = pd.concat(parts)
+        prompts = prompts.sort_values("sample").reset_index(drop=True)
+        nested = apart(prompts)
+        # where no template is in both buckets, held-out templates are no test of words
+        folds = (
+            rng.permutation(len(prompts)) % FOLDS if nested else pd.factorize(prompts["fold"], sort=True)[0]
+        )
+        all_contrasts.append(
             Contrast(
-                other, own, (own["bucket"] == other).to_numpy().astype(int),
-                pd.factorize(own["pair"])[0] if len(whole) else None,
-                pd.factorize(own["template"], sort=True)[0], folds, nested,
+                other,
+                prompts,
+                (prompts["bucket"] == other).to_numpy().astype(int),
+                pd.factorize(prompts["pair"])[0] if len(complete_pairs) else None,
+                pd.factorize(prompts["template"], sort=True)[0],
+                folds,
+                nested,
             )
-        )  # fmt: skip
-    return found
+        )
+    return all_contrasts
 
 
 def buckets(options: HallucinationOptions) -> tuple[str, list[str]]:
-    """The reference and the others; of outcomes, right and wrong."""
+    """Return the reference and the others; of outcomes, right and wrong."""
     if options.bucket_by == "outcome":
         return "right", ["wrong"]
     return options.reference, list(options.others)
 
 
 def balanced(table: pd.DataFrame, options: HallucinationOptions, rng: np.random.Generator) -> pd.DataFrame:
-    """As many prompts of every bucket: those of whole pairs, or a draw spread over templates."""
+    """Return as many prompts of every bucket: those of whole pairs, or a draw spread over templates."""
     reference, others = buckets(options)
-    own = table[table["bucket"].isin([reference, *others])]
-    paired = own[own["pair"] != ""].groupby("pair")["bucket"].nunique()
-    whole = paired.index[paired == 1 + len(others)]
-    if len(whole):
-        return own[own["pair"].isin(whole)].sort_values("sample")
-    size = int(own["bucket"].value_counts().min())
-    parts = [stratified(part, size, rng) for _, part in own.groupby("bucket")]
+    prompts = table[table["bucket"].isin([reference, *others])]
+    paired = prompts[prompts["pair"] != ""].groupby("pair")["bucket"].nunique()
+    complete_pairs = paired.index[paired == 1 + len(others)]
+    if len(complete_pairs):
+        return prompts[prompts["pair"].isin(complete_pairs)].sort_values("sample")
+    size = int(prompts["bucket"].value_counts().min())
+    parts = [stratified(part, size, rng) for _, part in prompts.groupby("bucket")]
     return pd.concat(parts).sort_values("sample")
 
 
 def stratified(part: pd.DataFrame, size: int, rng: np.random.Generator) -> pd.DataFrame:
-    """So many rows, as evenly over templates as they allow."""
+    """Return a number of rows, as evenly over templates as they allow."""
     if len(part) <= size:
         return part
     order = part.assign(draw=rng.random(len(part)))
@@ -112,6 +118,6 @@ def stratified(part: pd.DataFrame, size: int, rng: np.random.Generator) -> pd.Da
 
 
 def chosen_prompts(contrast: Contrast, size: int, rng: np.random.Generator) -> pd.DataFrame:
-    """So many prompts of either bucket, spread over templates."""
+    """Return a number of prompts of either bucket, spread over templates."""
     table = contrast.table.assign(other=contrast.labels)
     return pd.concat([stratified(part, size, rng) for _, part in table.groupby("other")])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What states tell of a prompt's bucket on held-out templates, beside what words and lengths tell."""
+"""Detection of a prompt's bucket from states on held-out templates, compared with words and lengths."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SPLITS = 20
 
 
 def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Clouds, contrasts, detection and boundaries of every layer."""
+    """Write clouds, contrasts, detection and boundaries of every layer."""
     stored = Stored(run)
-    every = contrasts(table, options, run.rng("contrasts"))
-    of_prompts = {one.name: _baselines(run, one) for one in every}
+    all_contrasts = contrasts(table, options, run.rng("contrasts"))
+    of_prompts = {contrast.name: _baselines(run, contrast) for contrast in all_contrasts}
     tests: dict[tuple[str, str, int], dict[int, Any]] = {}
     before: dict[str, tuple[Array, Array, Array]] = {}
     for layer in stored.layers():
@@ -42,17 +42,19 @@ def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -
             )
             continue
         describe(run, table, layer, states, options)
-        for contrast in every:
+        for contrast in all_contrasts:
             rows = table.index.get_indexer(table.index[table["sample"].isin(contrast.table["sample"])])
-            own = states[rows]
-            before[contrast.name] = _boundary(run, layer, contrast, own, before.get(contrast.name))
-            _detected(run, layer, contrast, own, of_prompts[contrast.name])
+            states_of_contrast = states[rows]
+            before[contrast.name] = _boundary(
+                run, layer, contrast, states_of_contrast, before.get(contrast.name)
+            )
+            _detected(run, layer, contrast, states_of_contrast, of_prompts[contrast.name])
             if run.unit.variant:
-                _values(run, layer, contrast, own, options)
+                _values(run, layer, contrast, states_of_contrast, options)
                 continue
-            for key, found in _tested(run, contrast, own, options, layer).items():
-                tests.setdefault((contrast.name, *key), {})[layer] = found
-    _write(run, tests, {one.name: one for one in every}, options)
+            for key, test in _tested(run, contrast, states_of_contrast, options, layer).items():
+                tests.setdefault((contrast.name, *key), {})[layer] = test
+    _write(run, tests, {contrast.name: contrast for contrast in all_contrasts}, options)
 
 
 def _baselines(run: StageRun, contrast: Contrast) -> dict[str, Array]:
@@ -65,13 +67,16 @@ def _baselines(run: StageRun, contrast: Contrast) -> dict[str, Array]:
     if table["surprisal"].notna().all():
         features["auc_surprisal"] = table["surprisal"].to_numpy()[:, None]
     embedding = run.model().model.get_input_embeddings()
-    ids = {one.sentence.sample: one.encoded.ids for one in run.unit.inputs}
+    ids = {text.sentence.sample: text.encoded.ids for text in run.unit.inputs}
     with torch.no_grad():
         means = [
             embedding(torch.as_tensor(np.asarray(ids[sample]), dtype=torch.long, device=run.model().device))
-            .double().mean(0).cpu().numpy()
+            .double()
+            .mean(0)
+            .cpu()
+            .numpy()
             for sample in table["sample"]
-        ]  # fmt: skip
+        ]
     features["auc_embedding"] = np.stack(means)
     return {name: _scores(data, contrast) for name, data in features.items()}
 
@@ -89,25 +94,31 @@ def _detected(
         "auc_direction": direction_scores(data, contrast.labels, contrast.folds),
         **baselines,
     }
-    found = areas(
+    rows = areas(
         scores, contrast.labels, contrast.templates, best_of=tuple(baselines), seed=run.settings.seed
     )
     run.write(
-        "detection", layer=layer, contrast=contrast.name, score=found["score"].tolist(), auc=found["auc"],
-        low=found["low"], high=found["high"], n=found["n"],
-    )  # fmt: skip
+        "detection",
+        layer=layer,
+        contrast=contrast.name,
+        score=rows["score"].tolist(),
+        auc=rows["auc"],
+        low=rows["low"],
+        high=rows["high"],
+        n=rows["n"],
+    )
 
 
 def directions_auc(data: Array, drawn: Array, folds: Array) -> Array:
-    """Area of the projection on the training folds' difference of means, of each labelling [m, n] -> [m]."""
+    """Return areas of the projection on the training folds' difference, of each labelling [m, n] -> [m]."""
     scores = np.empty(drawn.shape)
     for fold in np.unique(folds):
         test = folds == fold
-        ones = drawn[:, ~test].astype(float)
-        zeros = 1 - ones
+        weights_of_ones = drawn[:, ~test].astype(float)
+        weights_of_zeros = 1 - weights_of_ones
         with np.errstate(divide="ignore", invalid="ignore"):
-            high = ones / ones.sum(1, keepdims=True) @ data[~test]
-            low = zeros / zeros.sum(1, keepdims=True) @ data[~test]
+            high = weights_of_ones / weights_of_ones.sum(1, keepdims=True) @ data[~test]
+            low = weights_of_zeros / weights_of_zeros.sum(1, keepdims=True) @ data[~test]
         along = high - low
         length = np.linalg.norm(along, axis=1, keepdims=True)
         along = np.divide(along, length, out=np.zeros_like(along), where=length > 0)
@@ -125,35 +136,50 @@ def _tested(
     """
     space = Space(states, options)
     seed = run.settings.seed
-    found = compare(space, contrast, seed)
+    tests = compare(space, contrast, seed)
     data = (states - states.mean(0)).numpy()
-    kept: list[Array] = []
+    areas_drawn: list[Array] = []
 
     def statistic(drawn: Array) -> Array:
-        kept.append(directions_auc(data, drawn, contrast.folds))
-        return np.abs(kept[-1] - 0.5)
+        areas_drawn.append(directions_auc(data, drawn, contrast.folds))
+        return np.abs(areas_drawn[-1] - 0.5)
 
     if len(np.unique(contrast.folds)) > 1:
         test = contrast.exchange(statistic, options.permutations, seed)
-        found["auc_direction", 0] = (
-            kept[-1][0], kept[-1][1:], test.observed, test.drawn, test.p_value, test.permutations,
-        )  # fmt: skip
+        tests["auc_direction", 0] = (
+            areas_drawn[-1][0],
+            areas_drawn[-1][1:],
+            test.observed,
+            test.drawn,
+            test.p_value,
+            test.permutations,
+        )
     ends = template_jackknife(
-        contrast, lambda some: _numbers(space, contrast, some), len(options.dimension_k) + 3
+        contrast, lambda chosen: _numbers(space, contrast, chosen), len(options.dimension_k) + 3
     )
     names = _names(options)
     run.write(
-        "contrasts", layer=layer, contrast=contrast.name, quantity="log_rank_ratio", k=0, protocol="exact",
-        value=_numbers(space, contrast, np.ones(len(states), dtype=bool))[-1], low=ends[0, -1],
-        high=ends[1, -1], n_pairs=contrast.n, correction="",
-    )  # fmt: skip
-    return {key: (*value, *(ends[:, names.index(key)] if key in names else (np.nan, np.nan)))
-            for key, value in found.items()}  # fmt: skip
+        "contrasts",
+        layer=layer,
+        contrast=contrast.name,
+        quantity="log_rank_ratio",
+        k=0,
+        protocol="exact",
+        value=_numbers(space, contrast, np.ones(len(states), dtype=bool))[-1],
+        low=ends[0, -1],
+        high=ends[1, -1],
+        n_pairs=contrast.n,
+        correction="",
+    )
+    return {
+        key: (*value, *(ends[:, names.index(key)] if key in names else (np.nan, np.nan)))
+        for key, value in tests.items()
+    }
 
 
-def _numbers(space: Space, contrast: Contrast, some: Array) -> Array:
-    """Differences of the two buckets among some prompts."""
-    other, reference = (contrast.labels == 1) & some, (contrast.labels == 0) & some
+def _numbers(space: Space, contrast: Contrast, chosen: Array) -> Array:
+    """Return differences of the two buckets among some prompts."""
+    other, reference = (contrast.labels == 1) & chosen, (contrast.labels == 0) & chosen
     values = space.dimensions(np.stack([other, reference]))
     pieces = space.fragmentation(np.stack([other, reference]))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -175,43 +201,60 @@ def _names(options: HallucinationOptions) -> list[tuple[str, int]]:
 def _values(
     run: StageRun, layer: int, contrast: Contrast, states: torch.Tensor, options: HallucinationOptions
 ) -> None:
-    """The same differences of a control, without tests."""
+    """Write the same differences of a control, without tests."""
     values = _numbers(Space(states, options), contrast, np.ones(len(states), dtype=bool))
     for (name, k), value in zip(_names(options), values, strict=True):
         run.write(
-            "contrasts", layer=layer, contrast=contrast.name, quantity=name, k=k, protocol="exact",
-            value=value, n_pairs=contrast.n, correction="",
-        )  # fmt: skip
+            "contrasts",
+            layer=layer,
+            contrast=contrast.name,
+            quantity=name,
+            k=k,
+            protocol="exact",
+            value=value,
+            n_pairs=contrast.n,
+            correction="",
+        )
 
 
 def _write(
     run: StageRun,
     tests: dict[tuple[str, str, int], dict[int, Any]],
-    every: dict[str, Contrast],
+    contrasts_by_name: dict[str, Contrast],
     options: HallucinationOptions,
 ) -> None:
-    """Rows of `contrasts`: those that claims rest on adjusted over layers, all others together."""
+    """Write the rows of `contrasts`: those of claims adjusted over layers, all others together."""
     rows: list[dict[str, Any]] = []
     for (contrast, quantity, k), layers in tests.items():
         numbers = sorted(layers)
-        family = max_t([layers[one][2] for one in numbers], np.stack([layers[one][3] for one in numbers], 1))
+        family = max_t(
+            [layers[layer][2] for layer in numbers], np.stack([layers[layer][3] for layer in numbers], 1)
+        )
         for at, layer in enumerate(numbers):
             value, drawn, _, _, p_value, ways, low, high = layers[layer]
             bounds = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
             rows.append(
                 {
-                    "layer": layer, "contrast": contrast, "quantity": quantity, "k": k, "value": value,
-                    "low": low, "high": high, "null_mean": _mean(drawn), "null_low": bounds[0],
-                    "null_high": bounds[1], "p_value": p_value, "n_pairs": every[contrast].n,
+                    "layer": layer,
+                    "contrast": contrast,
+                    "quantity": quantity,
+                    "k": k,
+                    "value": value,
+                    "low": low,
+                    "high": high,
+                    "null_mean": _mean(drawn),
+                    "null_low": bounds[0],
+                    "null_high": bounds[1],
+                    "p_value": p_value,
+                    "n_pairs": contrasts_by_name[contrast].n,
                     "p_adjusted": family.p_adjusted[at] if np.isfinite(p_value) else np.nan,
                     "correction": "max-T over layers" if np.isfinite(p_value) else "",
                     "labellings": min(ways, 1e300),
                 }
-            )  # fmt: skip
+            )
     others = [
-        row for row in rows
-        if row["quantity"] == "log_two_nn_ratio" or row["k"] not in (0, options.primary_k)
-    ]  # fmt: skip
+        row for row in rows if row["quantity"] == "log_two_nn_ratio" or row["k"] not in (0, options.primary_k)
+    ]
     for row, p in zip(others, benjamini_hochberg([float(row["p_value"]) for row in others]), strict=True):
         row |= {"p_adjusted": p, "correction": "" if np.isnan(p) else "benjamini_hochberg"}
     for row in rows:
@@ -227,15 +270,15 @@ def _boundary(
         The direction, those of exchanged labels, and those without each template.
     """
     labels = contrast.labels == 1
-    found = asc.boundary(states[~labels], states[labels])
-    direction = found.direction.numpy()
+    boundary = asc.boundary(states[~labels], states[labels])
+    direction = boundary.direction.numpy()
     data = (states - states.mean(0)).numpy()
     # labels exchanged alike in every layer
-    drawn = contrast.exchange(lambda some: some[:, 0] * 0.0, SPLITS, run.settings.seed).labels
-    nulls = np.stack([_difference(data, one) for one in drawn])
+    drawn = contrast.exchange(lambda labellings: labellings[:, 0] * 0.0, SPLITS, run.settings.seed).labels
+    nulls = np.stack([_difference(data, labelling) for labelling in drawn])
     halves = _halves(contrast, run)
     reliability = _mean([_between(data, labels, half) for half in halves])
-    null = _mean([_between(data, one, half) for one, half in zip(drawn, halves, strict=False)])
+    null = _mean([_between(data, labelling, half) for labelling, half in zip(drawn, halves, strict=False)])
     names = np.unique(contrast.templates)
     without = np.stack(
         [_difference(data[contrast.templates != name], labels[contrast.templates != name]) for name in names]
@@ -249,11 +292,20 @@ def _boundary(
         if len(names) >= 5:
             low, high = _left_out_interval(stability, (without * before[2]).sum(1))
     run.write(
-        "boundaries", layer=layer, contrast=contrast.name, norm=float(found.norm),
-        relative_norm=float(found.relative_norm), distance2=float(found.distance2), stability=stability,
-        stability_low=low, stability_high=high, stability_null=stability_null,
-        stability_null_high=largest_null, reliability=reliability, reliability_null=null,
-    )  # fmt: skip
+        "boundaries",
+        layer=layer,
+        contrast=contrast.name,
+        norm=float(boundary.norm),
+        relative_norm=float(boundary.relative_norm),
+        distance2=float(boundary.distance2),
+        stability=stability,
+        stability_low=low,
+        stability_high=high,
+        stability_null=stability_null,
+        stability_null_high=largest_null,
+        reliability=reliability,
+        reliability_null=null,
+    )
     return direction, nulls, without
 
 
@@ -267,14 +319,14 @@ def _left_out_interval(value: float, without: Array) -> tuple[float, float]:
         missing = set(position) - {int(group) for group in np.asarray(groups)}
         return float(without[missing.pop()]) if missing else value
 
-    found = jackknife(np.arange(len(without)), number)
-    return found.low, found.high
+    interval = jackknife(np.arange(len(without)), number)
+    return interval.low, interval.high
 
 
 def _mean(values: Any) -> float:
-    """Mean of what is defined, NaN of nothing."""
-    found = np.asarray(values, dtype=float)
-    return float(np.nanmean(found)) if np.isfinite(found).any() else np.nan
+    """Return the mean of the finite values; NaN if there are none."""
+    numbers = np.asarray(values, dtype=float)
+    return float(np.nanmean(numbers)) if np.isfinite(numbers).any() else np.nan
 
 
 def _difference(data: Array, labels: Array) -> Array:
@@ -284,9 +336,9 @@ def _difference(data: Array, labels: Array) -> Array:
 
 
 def _between(data: Array, labels: Array, half: Array) -> float:
-    """Cosine of the differences of two halves of the templates."""
-    for some in (half, ~half):
-        if not labels[some].any() or labels[some].all():
+    """Return the cosine of the differences of two halves of the templates."""
+    for part in (half, ~half):
+        if not labels[part].any() or labels[part].all():
             return np.nan
     return float(_difference(data[half], labels[half]) @ _difference(data[~half], labels[~half]))
 

@@ -22,7 +22,7 @@ class Evidence:
     """The stored rows of a checkpoint and a contrast, and those of the same architecture with random weights.
 
     Attributes:
-        contrast: the bucket beside the reference.
+        contrast: the bucket that is compared with the reference.
         reference: the bucket that it is compared with.
         tables: of the checkpoint.
         controls: of its random-weight controls.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What answers do when a detector is wired to a refusal, when states move, and when they are compressed.
+"""Interventions: a detector wired to a refusal, moved states, and compressed states.
 
-Each is done to every bucket, on prompts whose templates nothing was fitted to, beside controls that should
+Each is done to every bucket, on prompts whose templates nothing was fitted to, with controls that should
 do nothing: a constant detector, a shuffled one, one of lengths, one of a model with random weights; random
 directions of the same length; random subspaces of the same size.
 """
@@ -22,9 +22,9 @@ from attnscope.capture import Forward
 from attnscope.capture.edits import AddDirection
 from attnscope.capture.edits.edit import cache_name
 from attnscope.inference.detection import narrowed, probe_scores
-from attnscope.studies.hallucination_geometry.along import KINDS, prompt_text, refusal_ids
 from attnscope.studies.hallucination_geometry.answers import Choice, correct, decoded, loops, refused
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
+from attnscope.studies.hallucination_geometry.direction_sensitivity import KINDS, prompt_text, refusal_ids
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ GAP_GAINS = (0.5, 1.0, 2.0)
 
 
 @dataclass
-class Asked:
+class AskedPrompt:
     """One prompt with what the unchanged model does with it."""
 
     sample: int
@@ -51,7 +51,7 @@ class Asked:
 
 
 def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Rows of `interventions`."""
+    """Write the rows of `interventions`."""
     how = options.interventions
     assert how is not False
     model = run.model().model
@@ -67,47 +67,57 @@ def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions)
         run.note(f"hallucination_geometry: answers are drawn at temperature {how.temperature}")
     blocks = [layer for layer in stored.layers() if layer >= 0]
     layers = sorted({blocks[min(len(blocks) - 1, int(depth * len(blocks)))] for depth in how.depths})
-    asked: dict[int, Asked] = {}
+    answers: dict[int, AskedPrompt] = {}
     for contrast in contrasts(table, options, run.rng("contrasts")):
         chosen = chosen_prompts(contrast, how.prompts, run.rng("interventions"))
         for sample in chosen["sample"]:
-            if int(sample) not in asked:
-                asked[int(sample)] = _asked(run, model, int(sample), table, target, how)
+            if int(sample) not in answers:
+                answers[int(sample)] = ask(run, model, int(sample), table, target, how)
         for layer in layers:
             states = stored.layer(layer, contrast.table["sample"])
             if not bool(states.isfinite().all()):
                 continue
             if how.temperature:
-                own = [asked[int(sample)] for sample in chosen["sample"]]
-                _write(run, contrast, layer, own, [one.again for one in own], arm="baseline", control="seed",
-                       draw=-1, strength=how.temperature, forced=np.zeros(len(own), bool))  # fmt: skip
+                prompts = [answers[int(sample)] for sample in chosen["sample"]]
+                _write(
+                    run,
+                    contrast,
+                    layer,
+                    prompts,
+                    [prompt.again for prompt in prompts],
+                    arm="baseline",
+                    control="seed",
+                    draw=-1,
+                    strength=how.temperature,
+                    forced=np.zeros(len(prompts), bool),
+                )
             if target is not None:
-                _bypass(run, contrast, chosen, layer, states, asked, target, how)
-            _move(run, model, contrast, chosen, layer, states, asked, how)
+                _bypass(run, contrast, chosen, layer, states, answers, target, how)
+            _move(run, model, contrast, chosen, layer, states, answers, how)
 
 
-def _asked(
+def ask(
     run: StageRun, model: Any, sample: int, table: pd.DataFrame, target: int | None, how: InterventionOptions
-) -> Asked:
-    """The prompt's own next token, its answer, and what follows the refusal token."""
-    ids = next(one.encoded.ids for one in run.unit.inputs if one.sentence.sample == sample)
+) -> AskedPrompt:
+    """Return the prompt's next token, its answer, and the continuation of the refusal token."""
+    ids = next(text.encoded.ids for text in run.unit.inputs if text.sentence.sample == sample)
     prompt = torch.tensor(ids.tolist(), device=run.model().device)[None]
     tokenizer = run.encoder.tokenizer
     seed = int(run.rng("answers", sample).integers(2**31))
     choice = Choice(how.temperature, seed)
-    nothing = torch.zeros(1, dtype=torch.float32, device="cpu")
-    logits, new = steered(model, prompt[0], 0, nothing, how.tokens, choice)
+    no_move = torch.zeros(1, dtype=torch.float32, device="cpu")
+    logits, new = steered(model, prompt[0], 0, no_move, how.tokens, choice)
     again = ""
     if how.temperature:
         other = Choice(how.temperature, seed + 1)
-        again = decoded(tokenizer, steered(model, prompt[0], 0, nothing, how.tokens, other)[1][0])
+        again = decoded(tokenizer, steered(model, prompt[0], 0, no_move, how.tokens, other)[1][0])
     forced = ""
     if target is not None and not how.every_step:
         longer = torch.cat([prompt[0], torch.tensor([target], device=prompt.device)])
-        forced = decoded(tokenizer, steered(model, longer, 0, nothing, how.tokens, choice)[1][0])
+        forced = decoded(tokenizer, steered(model, longer, 0, no_move, how.tokens, choice)[1][0])
     answer = str(table.loc[table["sample"] == sample, "answer"].iloc[0])
     text = decoded(tokenizer, new[0])
-    return Asked(sample, prompt[0], answer, logits[0], text, forced, again, choice)
+    return AskedPrompt(sample, prompt[0], answer, logits[0], text, forced, again, choice)
 
 
 def detectors(contrast: Contrast, states: Tensor, seed: int, random: Array | None = None) -> dict[str, Array]:
@@ -117,7 +127,7 @@ def detectors(contrast: Contrast, states: Tensor, seed: int, random: Array | Non
         return np.asarray(1 / (1 + np.exp(-np.clip(scores, -50, 50))))
 
     probe = chances(probe_scores(narrowed(states.numpy()), contrast.labels, contrast.folds))
-    found = {
+    by_name = {
         "probe": probe,
         "constant": np.full(len(probe), probe.mean()),
         "shuffled": np.random.default_rng(seed).permutation(probe),
@@ -126,12 +136,12 @@ def detectors(contrast: Contrast, states: Tensor, seed: int, random: Array | Non
         ),
     }
     if random is not None:
-        found["random_weights"] = random
-    return found
+        by_name["random_weights"] = random
+    return by_name
 
 
 def bypassed(logits: Array, target: int, gains: Array) -> Array:
-    """Whether the target becomes the likeliest token when its logit is raised: [n] of logits [n, V]."""
+    """Return which targets become the likeliest token when their logit is raised: [n] of logits [n, V]."""
     raised = logits.copy()
     raised[:, target] += gains
     return np.asarray(raised.argmax(1) == target)
@@ -143,34 +153,34 @@ def _bypass(
     chosen: pd.DataFrame,
     layer: int,
     states: Tensor,
-    asked: dict[int, Asked],
+    answers: dict[int, AskedPrompt],
     target: int,
     how: InterventionOptions,
 ) -> None:
     place = {int(sample): at for at, sample in enumerate(contrast.table["sample"])}
     rows = [place[int(sample)] for sample in chosen["sample"]]
-    own = [asked[int(sample)] for sample in chosen["sample"]]
-    logits = np.stack([one.logits.numpy() for one in own])
+    prompts = [answers[int(sample)] for sample in chosen["sample"]]
+    logits = np.stack([prompt.logits.numpy() for prompt in prompts])
     gap = float(np.median(logits.max(1) - logits[:, target]))
     random = _random_chances(run, contrast, layer)
-    every = detectors(contrast, states, run.settings.seed, random)
-    arms = [("bypass", gain) for gain in how.gains] + [("bypass_gap", gap * one) for one in GAP_GAINS]
+    detectors_by_name = detectors(contrast, states, run.settings.seed, random)
+    arms = [("bypass", gain) for gain in how.gains] + [("bypass_gap", gap * factor) for factor in GAP_GAINS]
     texts: dict[tuple[str, str, float], list[str]] = {}
     if how.every_step:
         model = run.model().model
-        for one, row in zip(own, rows, strict=True):
-            keys = [(name, arm, gain) for name in every for arm, gain in arms]
-            raised = torch.zeros(len(keys), one.logits.shape[-1], dtype=torch.float32, device="cpu")
+        for prompt, row in zip(prompts, rows, strict=True):
+            keys = [(name, arm, gain) for name in detectors_by_name for arm, gain in arms]
+            raised = torch.zeros(len(keys), prompt.logits.shape[-1], dtype=torch.float32, device="cpu")
             raised[:, target] = torch.tensor(
-                [gain * every[name][row] for name, _, gain in keys], device="cpu"
+                [gain * detectors_by_name[name][row] for name, _, gain in keys], device="cpu"
             )
             new = steered(
                 model,
-                one.ids,
+                prompt.ids,
                 layer,
                 torch.zeros(len(keys), dtype=torch.float32, device="cpu"),
                 how.tokens,
-                one.choice,
+                prompt.choice,
                 raised=raised,
             )[1]
             for key, ids in zip(keys, new, strict=True):
@@ -178,18 +188,28 @@ def _bypass(
                     int((ids != target).long().argmax()) if bool((ids != target).any()) else len(ids) :
                 ]
                 texts.setdefault(key, []).append(decoded(run.encoder.tokenizer, left))
-    for name, chances in every.items():
+    for name, chances in detectors_by_name.items():
         for arm, gain in arms:
             forced = bypassed(logits, target, gain * chances[rows]) & (gain > 0)
-            said = texts.get((name, arm, gain)) or [
-                one.forced if force else one.text for one, force in zip(own, forced, strict=True)
+            answered = texts.get((name, arm, gain)) or [
+                prompt.forced if force else prompt.text for prompt, force in zip(prompts, forced, strict=True)
             ]
-            _write(run, contrast, layer, own, said, arm=arm, control=name, draw=-1, strength=gain,
-                   forced=forced)  # fmt: skip
+            _write(
+                run,
+                contrast,
+                layer,
+                prompts,
+                answered,
+                arm=arm,
+                control=name,
+                draw=-1,
+                strength=gain,
+                forced=forced,
+            )
 
 
 def _random_chances(run: StageRun, contrast: Contrast, layer: int) -> Array | None:
-    """What a probe makes of the states of a model with random weights; None where the control is off."""
+    """Return the probe's scores on states of a model with random weights; None where the control is off."""
     if not run.settings.options["nulls"] or "random_weights" not in run.settings.options["nulls"]:
         return None
     from attnscope.models.loading import random_weights_model
@@ -198,19 +218,22 @@ def _random_chances(run: StageRun, contrast: Contrast, layer: int) -> Array | No
     assert checkpoint is not None
     source = run.settings.models[run.unit.source]
     model = random_weights_model(
-        checkpoint, seed=run.settings.seed, dtype=source.dtype, device=source.device,
+        checkpoint,
+        seed=run.settings.seed,
+        dtype=source.dtype,
+        device=source.device,
         trust_remote_code=source.trust_remote_code,
-    ).model  # fmt: skip
-    wanted = set(contrast.table["sample"])
-    found: dict[int, Tensor] = {}
+    ).model
+    samples = set(contrast.table["sample"])
+    states_by_sample: dict[int, Tensor] = {}
     for batch in run.batches():
-        if not wanted & set(batch.samples):
+        if not samples & set(batch.samples):
             continue
         with run.forward(batch, Forward(sites=("block_output",), layers=[layer]), model=model) as layers:
             states = next(iter(layers)).block_output
             for row, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
-                found[sample] = states[row, n - 1].double().cpu()
-    data = torch.stack([found[int(sample)] for sample in contrast.table["sample"]]).numpy()
+                states_by_sample[sample] = states[row, n - 1].double().cpu()
+    data = torch.stack([states_by_sample[int(sample)] for sample in contrast.table["sample"]]).numpy()
     scores = probe_scores(narrowed(data), contrast.labels, contrast.folds)
     return np.asarray(1 / (1 + np.exp(-np.clip(scores, -50, 50))))
 
@@ -222,23 +245,29 @@ def _move(
     chosen: pd.DataFrame,
     layer: int,
     states: Tensor,
-    asked: dict[int, Asked],
+    answers: dict[int, AskedPrompt],
     how: InterventionOptions,
 ) -> None:
     """Steering and compression: what each adds to the state, on the folds that it was not fitted to."""
     place = {int(sample): at for at, sample in enumerate(contrast.table["sample"])}
     fitted: dict[int, _Fitted] = {}
     for sample in chosen["sample"]:
-        one, at = asked[int(sample)], place[int(sample)]
+        prompt, at = answers[int(sample)], place[int(sample)]
         fold = int(contrast.folds[at])
         if fold not in fitted:
             fitted[fold] = _Fitted(states, contrast, contrast.folds != fold, how, run.settings.seed)
         named, moves = fitted[fold].moves(states[at], how)
         always = [how.every_step and key["arm"] != "compression" for key in named]
         logits, new = steered(
-            model, one.ids, layer, moves, how.tokens, one.choice, always=torch.tensor(always, device="cpu")
+            model,
+            prompt.ids,
+            layer,
+            moves,
+            how.tokens,
+            prompt.choice,
+            always=torch.tensor(always, device="cpu"),
         )
-        base = one.logits.log_softmax(-1)
+        base = prompt.logits.log_softmax(-1)
         kl = (base.exp() * (base - logits.log_softmax(-1))).sum(-1).numpy()
         texts = [decoded(run.encoder.tokenizer, ids) for ids in new]
         columns = {name: [key[name] for key in named] for name in ("arm", "control", "draw", "strength")}
@@ -246,7 +275,7 @@ def _move(
             run,
             contrast,
             layer,
-            [one] * len(texts),
+            [prompt] * len(texts),
             texts,
             forced=np.zeros(len(texts), bool),
             kl=kl,
@@ -255,23 +284,26 @@ def _move(
 
 
 class _Fitted:
-    """What is learned from the training folds: differences of means, random ones, main directions."""
+    """Directions of the training folds: differences of means, random ones, main directions."""
 
     def __init__(
         self, states: Tensor, contrast: Contrast, train: Array, how: InterventionOptions, seed: int
     ) -> None:
-        own, labels = states[train], torch.from_numpy(contrast.labels[train] == 1)
-        v = own[labels].mean(0) - own[~labels].mean(0)
+        states_of_folds, labels = states[train], torch.from_numpy(contrast.labels[train] == 1)
+        v = states_of_folds[labels].mean(0) - states_of_folds[~labels].mean(0)
         self.directions = [("boundary", -1, v)]
         for kind in KINDS:
             drawn = asc.null_directions(
-                own, kind, labels=contrast.labels[train] if kind == "labels" else None, draws=how.controls,
+                states_of_folds,
+                kind,
+                labels=contrast.labels[train] if kind == "labels" else None,
+                draws=how.controls,
                 seed=seed,
-            )  # fmt: skip
-            self.directions += [(kind, at, v.norm() * one) for at, one in enumerate(drawn)]
-        self.centre = own[~labels].mean(0)
-        main = _main(own[~labels] - self.centre)
-        other = _main(own[labels] - own[labels].mean(0))[:, : main.shape[1]]
+            )
+            self.directions += [(kind, at, v.norm() * direction) for at, direction in enumerate(drawn)]
+        self.centre = states_of_folds[~labels].mean(0)
+        main = _main(states_of_folds[~labels] - self.centre)
+        other = _main(states_of_folds[labels] - states_of_folds[labels].mean(0))[:, : main.shape[1]]
         generator = torch.Generator().manual_seed(seed)
         self.subspaces = [("reference", -1, main), ("other", -1, other)]
         for draw in range(how.controls):
@@ -281,27 +313,29 @@ class _Fitted:
             self.subspaces.append(("haar", draw, haar))
 
     def moves(self, state: Tensor, how: InterventionOptions) -> tuple[list[dict[str, Any]], Tensor]:
-        """What is added to a state, with its name."""
-        named, found = [], []
+        """Return the moves that are added to a state, with their names."""
+        named, added = [], []
         size = state.norm()
         for control, draw, v in self.directions:
-            steps = [("steering", one, one * v) for one in how.alphas]
-            steps += [("steering_relative", one, one * size * v / v.norm()) for one in how.relative_alphas]
+            steps = [("steering", size, size * v) for size in how.alphas]
+            steps += [
+                ("steering_relative", share, share * size * v / v.norm()) for share in how.relative_alphas
+            ]
             for arm, strength, move in steps:
                 for sign in (1, -1):
                     named.append({"arm": arm, "control": control, "draw": draw, "strength": sign * strength})
-                    found.append(sign * move)
+                    added.append(sign * move)
         for control, draw, basis in self.subspaces:
             rest = state - self.centre
             for strength in how.lambdas:
                 named.append({"arm": "compression", "control": control, "draw": draw, "strength": strength})
-                found.append(strength * (basis @ (basis.T @ rest) - rest))
-        moves = torch.stack(found)
+                added.append(strength * (basis @ (basis.T @ rest) - rest))
+        moves = torch.stack(added)
         return named, torch.where(moves.isfinite(), moves, 0.0)
 
 
 def _main(centred: Tensor) -> Tensor:
-    """The directions [D, k] that hold 95 % of the variance."""
+    """Return the directions [D, k] that hold 95 % of the variance."""
     _, values, turned = torch.linalg.svd(centred, full_matrices=False)
     share = values.square().cumsum(0) / values.square().sum().clamp_min(1e-300)
     return turned[: int((share < 0.95).sum()) + 1].T
@@ -331,36 +365,42 @@ def steered(
     size = len(moves)
     choice = Choice() if choice is None else choice
     generator = choice.generator()
-    many = ids[None].expand(size, -1)
-    mask = torch.ones_like(many)
+    rows_of_ids = ids[None].expand(size, -1)
+    mask = torch.ones_like(rows_of_ids)
     later = torch.zeros(size, dtype=torch.bool, device="cpu") if always is None else always
 
-    def moved(some: Tensor) -> AbstractContextManager[Any]:
-        if some.ndim == 1 or not bool((some != 0).any()):
+    def moved(moves_of_rows: Tensor) -> AbstractContextManager[Any]:
+        if moves_of_rows.ndim == 1 or not bool((moves_of_rows != 0).any()):
             return nullcontext()
-        return asc.edit(model, AddDirection(layer, some[:, None].to(ids.device), "last", steps="all"))
+        return asc.edit(
+            model, AddDirection(layer, moves_of_rows[:, None].to(ids.device), "last", steps="all")
+        )
 
     with torch.no_grad():
-        cache, kept = None, cache_name(model)
+        cache, cache_argument = None, cache_name(model)
         if len(ids) > 1:
-            cache = getattr(model(input_ids=ids[None, :-1], use_cache=True), kept)
+            cache = getattr(model(input_ids=ids[None, :-1], use_cache=True), cache_argument)
             cache.batch_repeat_interleave(size)
-            many = many[:, -1:]
+            rows_of_ids = rows_of_ids[:, -1:]
         with moved(moves):
-            found = model(input_ids=many, attention_mask=mask, use_cache=True, **{kept: cache})
-        logits = found.logits[:, -1].double().cpu()
+            outputs = model(
+                input_ids=rows_of_ids, attention_mask=mask, use_cache=True, **{cache_argument: cache}
+            )
+        logits = outputs.logits[:, -1].double().cpu()
         new = []
         for at in range(tokens):
-            seen = found.logits[:, -1]
+            seen = outputs.logits[:, -1]
             seen = seen if raised is None else seen + raised.to(seen)
             new.append(choice.tokens(seen, generator))
             if at + 1 < tokens:
                 mask = torch.cat([mask, mask[:, :1]], 1)
                 with moved(torch.where(later[:, None], moves, 0.0) if moves.ndim > 1 else moves):
-                    found = model(
-                        input_ids=new[-1][:, None], attention_mask=mask,
-                        use_cache=True, **{kept: getattr(found, kept)},
-                    )  # fmt: skip
+                    outputs = model(
+                        input_ids=new[-1][:, None],
+                        attention_mask=mask,
+                        use_cache=True,
+                        **{cache_argument: getattr(outputs, cache_argument)},
+                    )
     return logits, _ended(torch.stack(new, 1), model)
 
 
@@ -376,12 +416,23 @@ def _ended(new: Tensor, model: Any) -> Tensor:
 
 
 def _write(
-    run: StageRun, contrast: Contrast, layer: int, asked: list[Asked], texts: list[str], **columns: Any
+    run: StageRun,
+    contrast: Contrast,
+    layer: int,
+    prompts: list[AskedPrompt],
+    texts: list[str],
+    **columns: Any,
 ) -> None:
-    known = [one.answer for one in asked]
+    right = [prompt.answer for prompt in prompts]
     run.write(
-        "interventions", sample=[one.sample for one in asked], layer=layer, contrast=contrast.name,
-        refused=[refused(text) for text in texts], loop=[loops(text) for text in texts], text=list(texts),
-        correct=np.array([correct(t, a) if a else None for t, a in zip(texts, known, strict=True)], object),
-        changed=[text != one.text for text, one in zip(texts, asked, strict=True)], **columns,
-    )  # fmt: skip
+        "interventions",
+        sample=[prompt.sample for prompt in prompts],
+        layer=layer,
+        contrast=contrast.name,
+        refused=[refused(text) for text in texts],
+        loop=[loops(text) for text in texts],
+        text=list(texts),
+        correct=np.array([correct(t, a) if a else None for t, a in zip(texts, right, strict=True)], object),
+        changed=[text != prompt.text for text, prompt in zip(texts, prompts, strict=True)],
+        **columns,
+    )

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 import attnscope as asc
-from attnscope.studies.hallucination_geometry.along import first_token, prompt_text
+from attnscope.studies.hallucination_geometry.direction_sensitivity import first_token, prompt_text
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:

@@ -19,14 +19,14 @@ REFUSALS = (
 
 
 class SensitivityOptions(Options):
-    """How the model is followed along the boundary.
+    """Options of the measures along the boundary.
 
     Args:
         prompts: of each bucket, spread over the templates.
         directions: random ones of each kind that the boundary is compared with.
         method: "jvp" is exact; "difference" takes steps.
         dtype: the model is copied into it when it is in half precision.
-        refusal: words whose first tokens stand for a refusal.
+        refusal: words whose first tokens count as a refusal.
     """
 
     prompts: int = Field(default=48, ge=2)
@@ -37,7 +37,7 @@ class SensitivityOptions(Options):
 
 
 class AnswerOptions(Options):
-    """How answers are read.
+    """Options of the answers.
 
     Args:
         tokens: of each, chosen greedily.
@@ -47,7 +47,7 @@ class AnswerOptions(Options):
 
 
 class InterventionOptions(Options):
-    """What is changed in the model, and how much.
+    """Options of the interventions and their sizes.
 
     Args:
         depths: of the layers, as shares of all.
@@ -59,7 +59,7 @@ class InterventionOptions(Options):
         controls: draws of each random direction and of random subspaces.
         tokens: generated.
         temperature: 0 takes the likeliest token; above it tokens are drawn, and the unchanged model is asked
-            twice, so that the share of answers that change by themselves stands beside the others.
+            twice, so that the share of answers that change by themselves is known.
         every_step: steer, and add the detector's gain, at every generated token instead of the first.
         target: the word whose first token the detector is wired to; null: the first of
             `sensitivity.refusal`.
@@ -80,7 +80,7 @@ class InterventionOptions(Options):
     @field_validator("depths")
     @classmethod
     def _inside(cls, value: list[float]) -> list[float]:
-        if not value or not all(0 <= one <= 1 for one in value):
+        if not value or not all(0 <= share <= 1 for share in value):
             raise ValueError(f"expected shares between 0 and 1, got {value}")
         return value
 
@@ -164,7 +164,7 @@ class HallucinationOptions(Options):
         return value
 
     @model_validator(mode="after")
-    def _whole(self) -> HallucinationOptions:
+    def _check_options(self) -> HallucinationOptions:
         if self.primary_k not in self.dimension_k:
             raise ValueError(f"expected primary_k among dimension_k {self.dimension_k}, got {self.primary_k}")
         if min(self.dimension_k) < 2 or self.dimension_k != sorted(set(self.dimension_k)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the study's report says: first what the prompts allow, then claim by claim."""
+"""Sections of the study's report: first what the prompts allow, then claim by claim."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _claim(table: pd.DataFrame, code: str, contrast: str) -> pd.Series[Any] | No
 
 
 def contrasts_of(table: pd.DataFrame) -> list[str]:
-    """The contrasts of a table of claims, in their order."""
+    """Return the contrasts of a table of claims, in their order."""
     return list(dict.fromkeys(code.partition(" ")[2] for code in table["claim"]))
 
 
@@ -99,14 +99,14 @@ def _reference(results: Any) -> str:
     return str(dict(study.get("options") or {}).get("reference", "factual"))
 
 
-def _found(page: Page) -> None:
+def _claims(page: Page) -> None:
     table = page.tables.get("claims")
     if table is None or table.empty:
         return
     page.words(
         "Does a model hold a signal of not knowing, and does its output use it? Before any model, what the "
         "prompts allow: buckets that length or words tell apart say nothing of uncertainty. Then every claim "
-        "of arXiv 2603.13911 beside its control."
+        "of arXiv 2603.13911 with its control."
     )
     page.figure("confounds")
     places = [_place(code) for code in table["claim"]]
@@ -127,10 +127,10 @@ def _prompts(page: Page) -> None:
         {
             "model": [key[0] for key, _ in groups],
             "bucket": [key[1] for key, _ in groups],
-            "prompts": [str(len(own)) for _, own in groups],
-            "templates": [str(own["template"].nunique()) for _, own in groups],
-            "tokens": [number(own["tokens"].mean()) for _, own in groups],
-            "surprisal": [number(own["surprisal"].mean()) for _, own in groups],
+            "prompts": [str(len(rows)) for _, rows in groups],
+            "templates": [str(rows["template"].nunique()) for _, rows in groups],
+            "tokens": [number(rows["tokens"].mean()) for _, rows in groups],
+            "surprisal": [number(rows["surprisal"].mean()) for _, rows in groups],
         }
     )
     page.words("The prompts as the model reads them; the surprisal is of all their tokens but the first.")
@@ -166,11 +166,12 @@ def _detection(page: Page) -> None:
                 "score": best["score"],
                 "best layer": best["layer"].astype(str),
                 "AUC": best["auc"].map(number),
-                "95 % interval": [f"[{number(a)}, {number(b)}]" for a, b in
-                                  zip(best["low"], best["high"], strict=True)],
+                "95 % interval": [
+                    f"[{number(a)}, {number(b)}]" for a, b in zip(best["low"], best["high"], strict=True)
+                ],
                 "n": best["n"].astype(str),
             }
-        )  # fmt: skip
+        )
         page.frame("scores", "Held-out areas of the best layer; n prompts.", frame, names=3)
 
 
@@ -193,14 +194,16 @@ def _geometry(page: Page) -> None:
                 "k": [str(k) if k else "–" for k in best["k"]],
                 "layer": best["layer"].astype(str),
                 "value": best["value"].map(number),
-                "null, 95 %": [f"[{number(a)}, {number(b)}]" for a, b in
-                               zip(best["null_low"], best["null_high"], strict=True)],
+                "null, 95 %": [
+                    f"[{number(a)}, {number(b)}]"
+                    for a, b in zip(best["null_low"], best["null_high"], strict=True)
+                ],
                 "p": best["p_value"].map(number),
                 "adjusted p": best["p_adjusted"].map(number),
                 "by": best["correction"].fillna("").str.replace("_", " "),
                 "pairs": best["n_pairs"].astype(str),
             }
-        )  # fmt: skip
+        )
         page.frame(
             "tests",
             "Tests by exchanged labels or random directions, layer of the smallest p.",
@@ -223,7 +226,7 @@ def _interventions(page: Page) -> None:
     page.words(
         "A gain large enough on the token that a refusal is recognised by makes any detector refuse. What "
         "counts is whom it hits: refusals of the other bucket against false refusals of the reference, "
-        "beside a constant, a shuffled, a length and a random-weight detector."
+        "with a constant, a shuffled, a length and a random-weight detector."
     )
     _greyed(page)
     for name in ("bypass_curve", "steering_curve", "compression_curve", "training"):
@@ -231,27 +234,27 @@ def _interventions(page: Page) -> None:
 
 
 def findings(results: Any) -> list[str]:
-    """The sentences at the top, absence of an effect included."""
+    """Return the sentences at the top, absence of an effect included."""
     if "claims" not in results.tables():
         return []
-    table, found = results.table("claims"), []
+    table, sentences = results.table("claims"), []
     several = table.groupby([*CHECKPOINT_KEYS], dropna=False).ngroups > 1
-    for key, own in table.groupby([*CHECKPOINT_KEYS], sort=False, dropna=False):
-        for contrast in contrasts_of(own):
-            said = describe_contrast(own, contrast, _reference(results))
-            name = " ".join(str(one) for one in key[:2] if one)
-            found.append(NamedSentence(name, said) if several else said)
-    return [one for one in found if one]
+    for key, rows in table.groupby([*CHECKPOINT_KEYS], sort=False, dropna=False):
+        for contrast in contrasts_of(rows):
+            sentence = describe_contrast(rows, contrast, _reference(results))
+            name = " ".join(str(part) for part in key[:2] if part)
+            sentences.append(NamedSentence(name, sentence) if several else sentence)
+    return [text for text in sentences if text]
 
 
 def excess(table: pd.DataFrame) -> float:
-    """The largest excess of a table of detection."""
-    own = table[table["score"] == "auc_excess"]["auc"]
-    return float(own.max()) if len(own) else float(np.nan)
+    """Return the largest excess of a table of detection."""
+    areas = table[table["score"] == "auc_excess"]["auc"]
+    return float(areas.max()) if len(areas) else float(np.nan)
 
 
 SECTIONS = (
-    Section("found", "What was found", ("claims", "checks"), _found),
+    Section("found", "What was found", ("claims", "checks"), _claims),
     Section("prompts", "Prompts", ("prompts", "samples"), _prompts),
     Section("detection", "Detection", ("detection", "boundaries"), _detection),
     Section("geometry", "Dimension and pieces", ("clouds", "contrasts", "betti"), _geometry),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""States of the last token of every prompt behind every block, and what prompts are besides their states."""
+"""States of the last token of every prompt behind every block, and the other columns of prompts."""
 
 from __future__ import annotations
 
@@ -28,26 +28,28 @@ HELD = "held_states"
 
 
 def collect(unit: Unit, run: StageRun, options: HallucinationOptions) -> None:
-    """Stores the states of a block of prompts, and of the measured model the prompts themselves."""
-    table = as_table([one.sentence for one in unit.inputs]).set_index("sample")
-    kept: dict[str, list[Any]] = {"sample": [], "layer": [], "state": []}
+    """Store the states of a block of prompts, and of the measured model the prompts themselves."""
+    table = as_table([text.sentence for text in unit.inputs]).set_index("sample")
+    columns: dict[str, list[Any]] = {"sample": [], "layer": [], "state": []}
     for batch in run.batches():
         for layer, states in last_states(run, batch):
-            kept["sample"] += batch.samples
-            kept["layer"] += [layer] * len(batch.samples)
-            kept["state"].append(states)
+            columns["sample"] += batch.samples
+            columns["layer"] += [layer] * len(batch.samples)
+            columns["state"].append(states)
         if not unit.variant:
             _prompts(run, batch, table)
-    states = np.concatenate(kept.pop("state"))
+    states = np.concatenate(columns.pop("state"))
     if unit.variant or not options.keep_states:
-        for sample, layer, state in zip(kept["sample"], kept["layer"], states, strict=True):
+        for sample, layer, state in zip(columns["sample"], columns["layer"], states, strict=True):
             run.reduce(HELD, state, sample=sample, layer=layer)
     else:
-        run.store("states", _arrow(run, kept, states))
+        run.store("states", _arrow(run, columns, states))
 
 
 def last_states(run: StageRun, batch: Batch) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """Number of the block (−1: what enters block 0) and the states [B, D] of the prompts' last tokens."""
+    """Yield the number of the block (−1: its input is that of block 0) and the states [B, D] of last
+    tokens.
+    """
     rows, last = range(len(batch.lengths)), [n - 1 for n in batch.lengths]
     with run.forward(batch, Forward(sites=("hidden", "block_output"))) as layers:
         for layer in layers:
@@ -64,7 +66,7 @@ def _numpy(states: torch.Tensor) -> np.ndarray[Any, Any]:
 def _arrow(run: StageRun, keys: dict[str, list[int]], states: np.ndarray[Any, Any]) -> Any:
     import pyarrow as pa
 
-    table = next(one for one in TABLES if one.name == "states")
+    table = next(declared for declared in TABLES if declared.name == "states")
     order = np.lexsort([keys["layer"], keys["sample"]])
     n, width = states.shape
     flat = pa.array(states[order].ravel())
@@ -75,18 +77,21 @@ def _arrow(run: StageRun, keys: dict[str, list[int]], states: np.ndarray[Any, An
 
 
 def _prompts(run: StageRun, batch: Batch, table: pd.DataFrame) -> None:
-    own = table.loc[list(batch.samples)]
-    surprisal = np.full(len(own), np.nan)
+    rows = table.loc[list(batch.samples)]
+    surprisal = np.full(len(rows), np.nan)
     try:
-        found = token_likelihood(run.model().model, run.inputs(batch), tokenizer=run.encoder.tokenizer)
-        surprisal = -found.log_likelihood.nanmean(-1).numpy()
+        likelihood = token_likelihood(run.model().model, run.inputs(batch), tokenizer=run.encoder.tokenizer)
+        surprisal = -likelihood.log_likelihood.nanmean(-1).numpy()
     except (NotImplementedError, ValueError) as error:
         run.note(f"hallucination_geometry: no surprisal: {error}")
     names = ("bucket", "template", "pair", "fold", "answer", "question")
     run.write(
-        "prompts", sample=list(batch.samples), tokens=list(batch.lengths), surprisal=surprisal,
-        **{name: own[name].tolist() for name in names},
-    )  # fmt: skip
+        "prompts",
+        sample=list(batch.samples),
+        tokens=list(batch.lengths),
+        surprisal=surprisal,
+        **{name: rows[name].tolist() for name in names},
+    )
 
 
 class Stored:
@@ -102,15 +107,15 @@ class Stored:
     def __init__(self, run: StageRun) -> None:
         self.run = run
         self.files = run.stored.files
-        self._layers = self._found()
+        self._layers = self._stored_layers()
         if not self._layers:
             raise MissingError("no states are stored")
 
     def layer(self, layer: int, samples: Any) -> torch.Tensor:
         """[n, D] float64 of the samples, in their order."""
         if "states" not in self.files:
-            found = self.run.reduced(HELD, by=("sample",), layer=layer)
-            rows = [found[int(sample),].sum for sample in samples]
+            sums = self.run.reduced(HELD, by=("sample",), layer=layer)
+            rows = [sums[int(sample),].sum for sample in samples]
             return torch.from_numpy(np.stack(rows)).double()
         import pyarrow.dataset as ds
 
@@ -127,7 +132,7 @@ class Stored:
         """Numbers of the blocks that are stored."""
         return self._layers
 
-    def _found(self) -> list[int]:
+    def _stored_layers(self) -> list[int]:
         if "states" not in self.files:
             return sorted(key[0] for key in self.run.reduced(HELD, by=("layer",)))
         column = dataset(self.files["states"]).to_table(columns=["layer"])["layer"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether states tell what a model cannot know, and whether its output uses that (arXiv 2603.13911).
+"""Study of states that tell what a model cannot know, and of its output (arXiv 2603.13911).
 
 The boundary between two kinds of questions is a difference of means, so all states come first. Stages of a
 checkpoint: `checks` (identities of edits), `states`, `answers`, `clouds` (what the states tell, their
@@ -32,7 +32,7 @@ _ALL = 10**9
 
 
 class HallucinationGeometry(Study):
-    """The stages; what they compute stands in the modules beside this one."""
+    """The study's stages."""
 
     name = "hallucination_geometry"
     Options = HallucinationOptions
@@ -41,68 +41,81 @@ class HallucinationGeometry(Study):
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
-        if any(one.per == "window" for one in settings.texts):
+        if any(source.per == "window" for source in settings.texts):
             raise ConfigError("texts.per: hallucination_geometry asks questions; a window is none")
 
     def worded(
         self, sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan
     ) -> Sequence[Sentence]:
         """Questions inside their prompts."""
-        return questions.worded(sentences, encoder, model, plan, self.options)
+        return questions.format_questions(sentences, encoder, model, plan, self.options)
 
     def expects(self, plan: Plan) -> list[str]:
-        """What the questions can show, before any model is run."""
+        """Return what the questions can show, before any model is run."""
         return questions.expectations(plan, self.options)
 
     def stored_bytes(self, unit: Unit, plan: Plan) -> int:
-        """The state behind every layer of each prompt's last token, where it is no row of a table."""
+        """Return the bytes of the states of last tokens, where they are no rows of a table."""
         if unit.stage != "states" or (self.options.keep_states and not unit.variant):
             return 0
         return 8 * len(unit.inputs) * (plan.layers[unit.source] + 1) * plan.widths[unit.source][0]
 
     def stages(self, units: Units) -> list[Stage]:
-        """In the order in which a checkpoint goes through them."""
+        """Return the stages of a checkpoint in their order."""
         options: HallucinationOptions = self.options
-        here: Literal["checkpoint"] = "checkpoint"
+        per_checkpoint: Literal["checkpoint"] = "checkpoint"
         controls = ("random_weights",) if options.random else ()
         seeds = max(options.random, 1)
         stored = ("prompts", "states", states.HELD)
-        whole = units.texts(block=_ALL)
-        every = [
-            Stage("checks", whole, self.check, writes=("checks",)),
+        all_texts = units.texts(block=_ALL)
+        stages = [
+            Stage("checks", all_texts, self.check, writes=("checks",)),
             Stage("states", units.texts(variants=controls, seeds=seeds), self.collect, writes=stored),
         ]
-        asked: tuple[str, ...] = stored
+        tables_read: tuple[str, ...] = stored
         if options.answers is not False:
-            every.append(
-                Stage("answers", whole, self.answer, reads=("prompts",), writes=("answers",), within=here)
+            stages.append(
+                Stage(
+                    "answers",
+                    all_texts,
+                    self.answer,
+                    reads=("prompts",),
+                    writes=("answers",),
+                    within=per_checkpoint,
+                )
             )
-            asked = (*stored, "answers")
-        every.append(
+            tables_read = (*stored, "answers")
+        stages.append(
             Stage(
-                "clouds", units.texts(block=_ALL, variants=controls, seeds=seeds), self.describe, reads=asked,
-                writes=(*CLOUDS, *(f"{name}_variants" for name in CLOUDS)), within=here,
+                "clouds",
+                units.texts(block=_ALL, variants=controls, seeds=seeds),
+                self.describe,
+                reads=tables_read,
+                writes=(*CLOUDS, *(f"{name}_variants" for name in CLOUDS)),
+                within=per_checkpoint,
             )
-        )  # fmt: skip
+        )
         if options.sensitivity is not False:
             along = ("sensitivity", "readout", "contrasts")
-            every.append(Stage("along", whole, self.follow, reads=asked, writes=along, within=here))
+            stages.append(
+                Stage("along", all_texts, self.follow, reads=tables_read, writes=along, within=per_checkpoint)
+            )
         if options.interventions is not False:
-            every.append(
+            stages.append(
                 Stage(
                     "interventions",
-                    whole,
+                    all_texts,
                     self.intervene,
-                    reads=asked,
+                    reads=tables_read,
                     writes=("interventions",),
-                    within=here,
+                    within=per_checkpoint,
                 )
             )
         reads = tuple(
-            dict.fromkeys(table for one in every for table in one.writes if table not in stored[1:])
+            dict.fromkeys(table for stage in stages for table in stage.writes if table not in stored[1:])
         )
         return [
-            *every,
+            *stages,
             Stage("claims", units.once(), self.claim, reads=reads, writes=("claims", "emergence")),
         ]
 
@@ -117,7 +130,7 @@ class HallucinationGeometry(Study):
         states.collect(unit, run, self.options)
 
     def answer(self, unit: Unit, run: StageRun) -> None:
-        """What the model says by itself."""
+        """Write the model's answers without interventions."""
         from attnscope.studies.hallucination_geometry.answers import answer
 
         answer(unit, run, self.options)
@@ -133,32 +146,32 @@ class HallucinationGeometry(Study):
             read_layers(run, prompts)
 
     def follow(self, unit: Unit, run: StageRun) -> None:
-        """The model along the boundary."""
-        from attnscope.studies.hallucination_geometry.along import follow
+        """Measure the model along the boundary."""
+        from attnscope.studies.hallucination_geometry.direction_sensitivity import follow
 
         follow(run, self.prompts(unit, run), self.options)
 
     def intervene(self, unit: Unit, run: StageRun) -> None:
-        """What changes in the answers when states or logits are changed."""
+        """Write the changes of answers when states or logits are changed."""
         from attnscope.studies.hallucination_geometry.interventions import intervene
 
         intervene(run, self.prompts(unit, run), self.options)
 
     def claim(self, unit: Unit, run: StageRun) -> None:
-        """What the numbers say of the paper's claims."""
+        """Write the table `claims`."""
         from attnscope.studies.hallucination_geometry.claims import write
 
         write(run, self.options)
 
     def prompts(self, unit: Unit, run: StageRun) -> pd.DataFrame:
-        """The prompts of a checkpoint with what is known of them; buckets of outcomes where asked for."""
-        table = questions.as_table([one.sentence for one in unit.inputs])
-        table["tokens"] = [one.n_tokens for one in unit.inputs]
+        """Return the prompts of a checkpoint with their columns; buckets of outcomes where requested."""
+        table = questions.as_table([text.sentence for text in unit.inputs])
+        table["tokens"] = [text.n_tokens for text in unit.inputs]
         table = table.sort_values("sample").reset_index(drop=True)
         table["surprisal"] = float("nan")
         if not unit.variant:
-            found = run.read("prompts", ["sample", "surprisal"]).set_index("sample")["surprisal"]
-            table["surprisal"] = found.reindex(table["sample"]).to_numpy()
+            surprisal = run.read("prompts", ["sample", "surprisal"]).set_index("sample")["surprisal"]
+            table["surprisal"] = surprisal.reindex(table["sample"]).to_numpy()
         if self.options.bucket_by == "outcome":
             table = self._outcomes(table, run)
         return table
@@ -167,18 +180,18 @@ class HallucinationGeometry(Study):
         """Prompts that the model answered right or wrong, of templates that have both."""
         answers = run.read("answers", ["sample", "correct"]).set_index("sample")["correct"]
         right = answers.reindex(table["sample"]).astype("boolean").to_numpy(dtype=object, na_value=None)
-        own = table.assign(bucket=["right" if one else "wrong" for one in right], pair="")
-        own = own[own["answer"] != ""]
-        mixed = own.groupby("template")["bucket"].transform("nunique") > 1
-        own = own[mixed].reset_index(drop=True)
-        counts = {name: int((own["bucket"] == name).sum()) for name in ("right", "wrong")}
+        prompts = table.assign(bucket=["right" if is_right else "wrong" for is_right in right], pair="")
+        prompts = prompts[prompts["answer"] != ""]
+        mixed = prompts.groupby("template")["bucket"].transform("nunique") > 1
+        prompts = prompts[mixed].reset_index(drop=True)
+        counts = {name: int((prompts["bucket"] == name).sum()) for name in ("right", "wrong")}
         if min(counts.values()) < self.options.least:
             raise ConfigError(
                 f"options.bucket_by: outcome needs {self.options.least} prompts answered right and wrong in "
                 f"templates that have both, got {counts}"
             )
         questions.check_neighbours(min(counts.values()), self.options)
-        return own
+        return prompts
 
 
 #: Tables of which the random-weight control has its own.

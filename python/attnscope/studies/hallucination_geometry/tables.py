@@ -10,7 +10,7 @@ from attnscope.study_api.tables import Column, Table, columns
 
 C = CHECKPOINT_KEYS
 _DRAWN = {"draw": "Which of several random ones; −1: nothing is drawn."}
-_RATES = tuple(Column(one, kind="ratio", low=0.0, high=1.0) for one in ("p_value", "p_adjusted"))
+_RATES = tuple(Column(name, kind="ratio", low=0.0, high=1.0) for name in ("p_value", "p_adjusted"))
 
 TABLES = (
     CHECKS,

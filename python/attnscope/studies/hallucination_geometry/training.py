@@ -17,52 +17,66 @@ Array = np.ndarray[Any, Any]
 
 
 def curves(tables: dict[str, pd.DataFrame]) -> dict[tuple[str, str, str], Curve]:
-    """Steps and values [steps, samples] of each model, contrast and quantity.
+    """Return steps and values [steps, samples] of each model, contrast and quantity.
 
     The largest excess of detection over layers; of the last layer but one the logarithms of readout gain and
     of relative sensitivity, of every prompt.
     """
-    found: dict[tuple[str, str, str], Curve] = {}
+    curves_by_name: dict[tuple[str, str, str], Curve] = {}
     detection = tables.get("detection", pd.DataFrame())
     if len(detection):
-        own = detection[detection["score"] == "auc_excess"]
-        best = own.groupby(["model", "contrast", "step"], as_index=False)["auc"].max().assign(sample=0)
-        found |= _curves(best, "auc", "auc_excess")
+        rows = detection[detection["score"] == "auc_excess"]
+        best = rows.groupby(["model", "contrast", "step"], as_index=False)["auc"].max().assign(sample=0)
+        curves_by_name |= _curves(best, "auc", "auc_excess")
     for table, column in (("readout", "readout_gain"), ("sensitivity", "relative_fisher")):
-        own = tables.get(table, pd.DataFrame())
-        if own.empty:
+        rows = tables.get(table, pd.DataFrame())
+        if rows.empty:
             continue
-        own = own[own["direction"] == "boundary"]
-        if "k" in own:
-            own = own.drop_duplicates(["model", "contrast", "step", "layer"])
-        layers = sorted(own["layer"].unique())
-        own = own[own["layer"] == layers[-2 if len(layers) > 1 else -1]]
+        rows = rows[rows["direction"] == "boundary"]
+        if "k" in rows:
+            rows = rows.drop_duplicates(["model", "contrast", "step", "layer"])
+        layers = sorted(rows["layer"].unique())
+        rows = rows[rows["layer"] == layers[-2 if len(layers) > 1 else -1]]
         with np.errstate(divide="ignore", invalid="ignore"):
-            own = own.assign(**{column: np.log(own[column].astype(float))})
-        found |= _curves(own if "sample" in own else own.assign(sample=0), column, f"log_{column}")
-    return found
+            rows = rows.assign(**{column: np.log(rows[column].astype(float))})
+        curves_by_name |= _curves(
+            rows if "sample" in rows else rows.assign(sample=0), column, f"log_{column}"
+        )
+    return curves_by_name
 
 
 def _curves(rows: pd.DataFrame, column: str, name: str) -> dict[tuple[str, str, str], Curve]:
-    found = {}
-    for (model, contrast), own in rows.groupby(["model", "contrast"], sort=False):
-        wide = own.pivot_table(index="step", columns="sample", values=column).sort_index()
+    curves_by_name = {}
+    for (model, contrast), rows_of_contrast in rows.groupby(["model", "contrast"], sort=False):
+        wide = rows_of_contrast.pivot_table(index="step", columns="sample", values=column).sort_index()
         values = wide.to_numpy(float)
         if len(wide) > 1 and np.isfinite(values).any(1).all():
             values = np.where(np.isfinite(values), values, np.nan)
-            found[str(model), str(contrast), name] = (wide.index.to_numpy(np.int64), values)
-    return found
+            curves_by_name[str(model), str(contrast), name] = (wide.index.to_numpy(np.int64), values)
+    return curves_by_name
 
 
 def write(run: StageRun, tables: dict[str, pd.DataFrame]) -> None:
-    """The table `emergence`, where a model has several checkpoints."""
-    every = curves(tables)
-    for (model, contrast, quantity), own in zip(
-        every, emergence_splits([*every.values()], seed=run.settings.seed) if every else (), strict=True
+    """Write the table `emergence`, where a model has several checkpoints."""
+    all_curves = curves(tables)
+    for (model, contrast, quantity), emergence in zip(
+        all_curves,
+        emergence_splits([*all_curves.values()], seed=run.settings.seed) if all_curves else (),
+        strict=True,
     ):
         run.write(
-            "emergence", model=model, contrast=contrast, quantity=quantity, verdict=own["verdict"],
-            step=own["step"], p_value=own["p_value"], p_adjusted=own["p_holm"], start=own["start"],
-            end=own["end"], difference=own["difference"], low=own["low"], high=own["high"],
-            half_way=own["half_way"],
-        )  # fmt: skip
+            "emergence",
+            model=model,
+            contrast=contrast,
+            quantity=quantity,
+            verdict=emergence["verdict"],
+            step=emergence["step"],
+            p_value=emergence["p_value"],
+            p_adjusted=emergence["p_holm"],
+            start=emergence["start"],
+            end=emergence["end"],
+            difference=emergence["difference"],
+            low=emergence["low"],
+            high=emergence["high"],
+            half_way=emergence["half_way"],
+        )

@@ -211,7 +211,7 @@ def lengths(shares):
         profile = PositionProfile(n, groups=4)
         noise = torch.randn(4000, 1, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
         profile.add(noise, [text % 4 for text in range(4000)], layer=1)
-        rows = profile.rows_of((2, profile.m - 1), kept=False, without=())
+        rows = profile.rows_of((2, profile.m - 1), attention_stored=False, without=())
         return float(profile.group_means("body_variance")[..., rows].mean())
 
     noise = {n: body_variance(n) for n in shares}

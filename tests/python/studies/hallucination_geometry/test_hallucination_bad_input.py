@@ -334,8 +334,8 @@ def test_windows_are_refused(folder, texts, tmp_path):
 
 
 def test_refusals_and_answers_are_judged_by_their_first_line():
-    from attnscope.studies.hallucination_geometry.along import refusal_ids
     from attnscope.studies.hallucination_geometry.answers import correct, loops, refused
+    from attnscope.studies.hallucination_geometry.direction_sensitivity import refusal_ids
 
     assert refused(" I don't know. It may be Paris.")
     assert refused("There is no such play.")
@@ -377,7 +377,7 @@ def test_a_word_behind_a_prompt_begins_with_what_the_model_would_write(name):
     """By itself a word of SentencePiece begins with a bare space, which no refusal could be told by."""
     from transformers import AutoTokenizer
 
-    from attnscope.studies.hallucination_geometry.along import first_token, refusal_ids
+    from attnscope.studies.hallucination_geometry.direction_sensitivity import first_token, refusal_ids
     from attnscope.studies.hallucination_geometry.options import SensitivityOptions
 
     folder = DATA / name / "hf"

@@ -11,9 +11,9 @@ import attnscope as asc
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError
 from attnscope.studies.hallucination_geometry import training
-from attnscope.studies.hallucination_geometry.along import exact_model
 from attnscope.studies.hallucination_geometry.answers import Choice, continued
 from attnscope.studies.hallucination_geometry.clouds import near, null_draws
+from attnscope.studies.hallucination_geometry.direction_sensitivity import exact_model
 from attnscope.studies.hallucination_geometry.interventions import steered
 from knowing_study import FAST, QUICK, questions, settings
 

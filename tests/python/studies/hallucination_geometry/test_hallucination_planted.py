@@ -14,11 +14,11 @@ from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import resume, run
 from attnscope.inference.exchange import max_t
 from attnscope.studies.hallucination_geometry import states
-from attnscope.studies.hallucination_geometry.along import ranked, spread
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
 from attnscope.studies.hallucination_geometry.clouds import Space, compare
 from attnscope.studies.hallucination_geometry.contrasts import contrasts
 from attnscope.studies.hallucination_geometry.detecting import directions_auc
+from attnscope.studies.hallucination_geometry.direction_sensitivity import p_values_of_layers, spread
 from attnscope.studies.hallucination_geometry.evidence import Evidence
 from attnscope.studies.hallucination_geometry.interventions import bypassed, detectors
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
@@ -129,7 +129,7 @@ def test_memory_does_not_grow_with_the_prompts(tmp_path):
     code = (
         "import re, torch, attnscope as asc\ntorch.set_num_threads(1)\n"
         # what the study imports on its way is no memory of the prompts
-        "import pandas, pyarrow.parquet, scipy.stats, statsmodels.stats.multitest, attnscope.engine.engine\n"
+        "import pandas, pyarrow.parquet, scipy.stats, attnscope.engine.engine\n"
         "import attnscope.studies.hallucination_geometry.study\n"
         "from transformers import LlamaForCausalLM, PreTrainedTokenizerFast\n"
         # getrusage counts the memory of the process that started this one too
@@ -204,7 +204,7 @@ def p_values(seed, draws, **how):
     drawn = asc.null_directions(spread(contrast, states), "covariance", draws=draws, seed=seed)
     every = torch.cat([v[None] / v.norm(), drawn])
     logs = ((every @ form) * every).sum(-1).log().numpy()[:, None]
-    found["log_fisher_ratio"] = ranked(logs[0], logs[1:])[0][0]
+    found["log_fisher_ratio"] = p_values_of_layers(logs[0], logs[1:])[0][0]
     return {name: float(value) for name, value in found.items()}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from attnscope.inference.detection import detection
 from attnscope.studies.hallucination_geometry.prompts import make
-from attnscope.studies.hallucination_geometry.prompts.known import KNOWN
+from attnscope.studies.hallucination_geometry.prompts.known import COMMON_WORDS
 from attnscope.studies.hallucination_geometry.prompts.subjects import PAIRS, slots
 
 BUCKETS = ("factual", "impossible", "unknown")
@@ -80,7 +80,7 @@ def test_invented_subjects_are_spelt_like_the_real_ones(table):
     real = {name.lower() for pair in PAIRS for side in pair for name, _ in slots(side[2])}
     made = [one for cell in own["candidates"] for one in cell.split("|")]
     assert len(made) == len(set(made)) == 320 * 6
-    assert not {one.lower() for one in made} & (real | KNOWN)
+    assert not {one.lower() for one in made} & (real | COMMON_WORDS)
     for row in own.itertuples():
         names = row.candidates.split("|")
         assert len(names) == 6

@@ -28,13 +28,13 @@ ORDER = (
 @figure("trajectory")
 def trajectory(results: Results, options: Options) -> Drawn:
     """Draw position 0 through the layers: its norm next to other positions, and its path as a system."""
-    table, more = first_model(results, "trajectory", "norm", "gap")
+    table, subject = first_model(results, "trajectory", "norm", "gap")
     figure_, axes = panels(1, 2, height=2.5, width=options.width, narrowest=2.0)
     base = table[table["arm"] == "base"]
     ax = axes[0][0]
-    for at, (arm, own) in enumerate(table.groupby("arm", sort=False)):
+    for at, (arm, rows) in enumerate(table.groupby("arm", sort=False)):
         label = f"position 0, {READING.get(str(arm), str(arm))}"
-        ax.plot(own["layer"], own["norm"], marker="o", markersize=3, color=PALETTE[at], label=label)
+        ax.plot(rows["layer"], rows["norm"], marker="o", markersize=3, color=PALETTE[at], label=label)
     ax.fill_between(
         base["layer"], base["other_05"], base["other_95"], color=MUTED, alpha=0.25, linewidth=0,
         label="other positions, 5 to 95 %",
@@ -65,7 +65,7 @@ def trajectory(results: Results, options: Options) -> Drawn:
         f"token read alone {words} (tolerance {tolerance:.0e}). Largest distance between two texts, as a "
         f"share of "
         f"the norm: {base['across'].max():.3g}.",
-        more,
+        subject,
     )
 
 
@@ -125,8 +125,10 @@ def _gaps(ax: Axes, table: pd.DataFrame) -> None:
 
 @figure("removed")
 def removed(results: Results, options: Options) -> Drawn:
-    """What each arm removes of the residual: energy and pattern, draws apart, controls below a line."""
-    table, more = first_model(results, "removed", "energy_removed", "pattern_removed")
+    """Draw the share of the residual that each arm removes: energy and pattern, draws apart, controls
+    below a line.
+    """
+    table, subject = first_model(results, "removed", "energy_removed", "pattern_removed")
     table = table[
         (table["scope"] == "from_1") & (table["queries"] == "early") & (table["measure"] == "uniform")
     ]
@@ -139,8 +141,8 @@ def removed(results: Results, options: Options) -> Drawn:
     ax = axes[0][0]
     ends = table[["energy_removed_low", "pattern_removed_low", "energy_removed_high", "pattern_removed_high"]]
     low, high = max(-1.5, float(ends.min().min()) - 0.05), min(2.0, max(1.1, float(ends.max().max()) + 0.05))
-    for place, (_, own) in enumerate(rows):
-        _mark(ax, place, own, pooled, (low, high))
+    for place, (_, rows_of_arm) in enumerate(rows):
+        _mark(ax, place, rows_of_arm, pooled, (low, high))
     controls = [at for at, (label, _) in enumerate(rows) if label.startswith("position")]
     if controls:
         ax.axhline(controls[0] - 0.5, color=INK, linewidth=0.8)
@@ -165,28 +167,30 @@ def removed(results: Results, options: Options) -> Drawn:
         f"done to other positions. Values beyond {bounds} are at the edge. The dashed share is of another "
         f"model, "
         "by a statistic and a vector that were not to be read.",
-        more,
+        subject,
     )
 
 
-def _mark(ax: Axes, place: int, own: pd.DataFrame, pooled: pd.DataFrame, bounds: tuple[float, float]) -> None:
+def _mark(
+    ax: Axes, place: int, rows: pd.DataFrame, pooled: pd.DataFrame, bounds: tuple[float, float]
+) -> None:
     """Draw energy and pattern of one arm: mean, interval, draws."""
-    mean = own[["energy_removed", "pattern_removed"]].mean()
+    mean = rows[["energy_removed", "pattern_removed"]].mean()
     if mean.isna().all():
         ax.annotate("base within its noise", (0.02, place), color=MUTED, fontsize=6.5, va="center")
         return
-    first = own.iloc[0]
+    first = rows.iloc[0]
     key = (first["model"], first["arm"])
-    interval: Any = first if len(own) == 1 else None
-    if len(own) > 1 and first["kind"] != "read" and key in pooled.index:
+    interval: Any = first if len(rows) == 1 else None
+    if len(rows) > 1 and first["kind"] != "read" and key in pooled.index:
         interval = pooled.loc[key]
     for column, shift in (("energy_removed", -0.12), ("pattern_removed", 0.12)):
         if interval is not None:
             ends = np.clip([interval[f"{column}_low"], interval[f"{column}_high"]], *bounds)
             ax.plot(ends, [place + shift] * 2, color=PALETTE[0], linewidth=1.0)
-    if len(own) > 1:
+    if len(rows) > 1:
         ax.plot(
-            own["energy_removed"].clip(*bounds), [place - 0.12] * len(own), "|", color=PALETTE[0],
+            rows["energy_removed"].clip(*bounds), [place - 0.12] * len(rows), "|", color=PALETTE[0],
             markersize=6, alpha=0.6,
         )  # fmt: skip
     energy, pattern = np.clip(mean, *bounds)
@@ -198,48 +202,48 @@ def _mark(ax: Axes, place: int, own: pd.DataFrame, pooled: pd.DataFrame, bounds:
 
 
 def _rows(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """One for each arm, reads by whose they are, in order."""
+    """Return one row for each arm, reads by their heads, in order."""
     names = {
         "zero": "zero vector", "mean": "mean embedding", "token": "ordinary token",
         "gaussian": "Gaussian vector", "special": "another special token",
         "no_bos": "no BOS", "bos_added": "BOS added",
         "control_1": "position 1 replaced", "control_late": "position m/2 replaced",
     }  # fmt: skip
-    found = []
+    rows = []
     for arm in ORDER:
-        own = table[table["arm"] == arm]
+        rows_of_arm = table[table["arm"] == arm]
         if arm in ("unread", "hidden"):
             for label, part in (
-                ("readers", own[own["draw"] == 0]),
-                ("as many others", own[own["draw"] > 0]),
-                ("all heads", own[own["draw"] == -1]),
+                ("readers", rows_of_arm[rows_of_arm["draw"] == 0]),
+                ("as many others", rows_of_arm[rows_of_arm["draw"] > 0]),
+                ("all heads", rows_of_arm[rows_of_arm["draw"] == -1]),
             ):
                 if len(part):
-                    found.append((f"key 0 {arm}: {label}", part))
-        elif len(own):
-            found.append((names[arm], own))
-    return found
+                    rows.append((f"key 0 {arm}: {label}", part))
+        elif len(rows_of_arm):
+            rows.append((names[arm], rows_of_arm))
+    return rows
 
 
 @figure("fingerprints")
 def fingerprints(results: Results, options: Options) -> Drawn:
-    """How alike what a head writes of position 0 is over texts, with and without BOS."""
-    table, more = first_model(results, "fingerprints", "fingerprint_cosine", "a0")
+    """Draw the similarity over texts of what a head writes of position 0, with and without BOS."""
+    table, subject = first_model(results, "fingerprints", "fingerprint_cosine", "a0")
     figure_, axes = panels(1, 2, height=2.5, width=options.width)
-    for at, (arm, own) in enumerate(table.groupby("arm", sort=False)):
+    for at, (arm, rows) in enumerate(table.groupby("arm", sort=False)):
         label = READING.get(str(arm), str(arm))
         shift = (at - 0.5) * 0.16
         for ax, column in zip(axes[0], ("fingerprint_cosine", "a0"), strict=True):
             ax.plot(
-                own["layer"] + shift,
-                own[column],
+                rows["layer"] + shift,
+                rows[column],
                 "o",
                 color=PALETTE[at],
                 markersize=3,
                 alpha=0.65,
                 label=label,
             )
-            mean = own.groupby("layer")[column].mean()
+            mean = rows.groupby("layer")[column].mean()
             ax.plot(mean.index + shift, mean, color=PALETTE[at], linewidth=1.0)
     axes[0][0].axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
     axes[0][0].set_ylabel("cosine over texts")
@@ -260,25 +264,27 @@ def fingerprints(results: Results, options: Options) -> Drawn:
         "uniform attention. The strongest "
         "reader is "
         f"layer {best['layer']:.0f} head {best['head']:.0f} with {best['a0']:.2f}.",
-        more,
+        subject,
     )
 
 
 @figure("clocks", "fingerprints")
 def clock(results: Results, options: Options) -> Drawn:
-    """What the strongest readers of position 0 receive along the text, beside what the mask alone gives."""
-    table, more = first_model(results, "clocks", "a0", "a0_mask")
+    """Draw the attention of the strongest readers to position 0 along the text, with that of the mask
+    alone.
+    """
+    table, subject = first_model(results, "clocks", "a0", "a0_mask")
     with_values(table, "clocks", ("a0", "a0_mask"))
     heads, _ = first_model(results, "fingerprints", "a0", "clock")
     heads = heads[heads["arm"] == "base"].sort_values("a0", ascending=False).head(4)
     figure_, axes = panels(1, 1, height=2.7, width=min(options.width, 4.6))
     ax = axes[0][0]
-    for at, one in enumerate(heads.itertuples()):
-        own = table[(table["arm"] == "base") & (table["layer"] == one.layer) & (table["head"] == one.head)]
-        own = own[own["query"] >= 1]
-        label = f"layer {one.layer} head {one.head}: clock {one.clock:.2f}, mask {one.clock_mask:.2f}"
-        ax.plot(own["query"], own["a0"], color=PALETTE[at], label=label)
-        ax.plot(own["query"], own["a0_mask"], color=PALETTE[at], linestyle="--", linewidth=0.9)
+    for at, head in enumerate(heads.itertuples()):
+        rows = table[(table["arm"] == "base") & (table["layer"] == head.layer) & (table["head"] == head.head)]
+        rows = rows[rows["query"] >= 1]
+        label = f"layer {head.layer} head {head.head}: clock {head.clock:.2f}, mask {head.clock_mask:.2f}"
+        ax.plot(rows["query"], rows["a0"], color=PALETTE[at], label=label)
+        ax.plot(rows["query"], rows["a0_mask"], color=PALETTE[at], linestyle="--", linewidth=0.9)
     query = np.arange(1, int(table["query"].max()) + 1)
     ax.plot(
         query, 1 / (query + 1), color=INK, linewidth=1.4, linestyle=":", label="uniform, 1/(i + 1)", zorder=4
@@ -291,6 +297,6 @@ def clock(results: Results, options: Options) -> Drawn:
         figure_,
         "Solid: mean attention to key 0; dashed: late queries that see i + 1 keys alone. Clock: share of "
         "its variance "
-        "that lies between positions; a saturated reader tells no time.",
-        more,
+        "that is between positions; a saturated reader tells no time.",
+        subject,
     )

@@ -39,20 +39,20 @@ from attnscope.studies.stored_options import stored_options
 
 @figure("offset_means")
 def position_balance(results: Results, options: Options) -> Drawn:
-    """What the mask and what the residual stream do to attention at one offset, over depth."""
-    table, more = first_model(results, "offset_means", "mask", "residual")
+    """Draw the effects of the mask and of the residual stream on attention at one offset, over depth."""
+    table, subject = first_model(results, "offset_means", "mask", "residual")
     table = table[(table["arm"] == "base") & (table["input"] == "windows")]
-    there = [offset for offset in (1, 4, 16) if (table["offset"] == offset).any()]
-    if not there:
+    offsets = [offset for offset in (1, 4, 16) if (table["offset"] == offset).any()]
+    if not offsets:
         raise NotDrawable("the windows are too short for an offset to have three queries")
-    figure_, axes = panels(1, len(there), height=2.5, width=min(options.width, 2.3 * len(there) + 0.6))
+    figure_, axes = panels(1, len(offsets), height=2.5, width=min(options.width, 2.3 * len(offsets) + 0.6))
     parts = {
         "mask": ("mask: Var Λᴹ", PALETTE[0], "-"),
         "residual": ("residual: Var ρ", PALETTE[1], "-"),
         "cross": ("−2 Cov(Λᴹ, ρ)", PALETTE[2], "--"),
     }
-    shown = table[table["offset"].isin(there)]
-    for ax, offset in zip(axes[0], there, strict=True):
+    shown = table[table["offset"].isin(offsets)]
+    for ax, offset in zip(axes[0], offsets, strict=True):
         rows = table[table["offset"] == offset]
         for column, (label, color, dash) in parts.items():
             ax.plot(
@@ -82,12 +82,12 @@ def position_balance(results: Results, options: Options) -> Drawn:
         "residual does, and their covariance; means over heads. Bands: 95 % intervals (jackknife over "
         "groups of "
         "texts); dashed: 0, where the residual of layer 0 belongs.",
-        more,
+        subject,
     )
 
 
 def _signed(ax: Axes, values: pd.DataFrame, widths: pd.Series[float]) -> None:
-    """A logarithmic axis beyond the noise where values reach far beyond it; a linear one else."""
+    """Make an axis logarithmic beyond the noise where values reach far beyond it; linear otherwise."""
     largest, noise = np.nanmax(np.abs(values.to_numpy())), float(widths.median()) / 2
     if noise > 0 and largest > 30 * noise:
         ax.set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(noise)), linscale=1.0)
@@ -95,8 +95,8 @@ def _signed(ax: Axes, values: pd.DataFrame, widths: pd.Series[float]) -> None:
 
 @figure("layer_means")
 def residual_depth(results: Results, options: Options) -> Drawn:
-    """The residual as attention feels it, and how far it moves attention, over depth."""
-    table, more = first_model(results, "layer_means", "felt", "moved_tv")
+    """Draw the residual as attention feels it, and the distance that it moves attention, over depth."""
+    table, subject = first_model(results, "layer_means", "felt", "moved_tv")
     table = table[table["queries"] == "early"]
     control = optional(results, "controls")
     figure_, axes = panels(1, 2, height=2.7, width=options.width, narrowest=2.0)
@@ -107,12 +107,12 @@ def residual_depth(results: Results, options: Options) -> Drawn:
         strict=True,
     ):
         for (arm, kind), (label, color, dash) in ARMS.items():
-            own = table[(table["arm"] == arm) & (table["input"] == kind)]
-            if own.empty or own[column].isna().all():
+            rows = table[(table["arm"] == arm) & (table["input"] == kind)]
+            if rows.empty or rows[column].isna().all():
                 continue
-            ax.plot(own["layer"], own[column], dash, color=color, marker="o", markersize=3, label=label)
+            ax.plot(rows["layer"], rows[column], dash, color=color, marker="o", markersize=3, label=label)
             if column == "felt" and kind == "windows":
-                ends = (own["layer"], own["felt_low"], own["felt_high"])
+                ends = (rows["layer"], rows["felt_low"], rows["felt_high"])
                 ax.fill_between(*ends, color=color, alpha=0.12, linewidth=0)
         if column == "moved_tv":
             floor = table[(table["arm"] == "base") & (table["input"] == "windows")]
@@ -126,8 +126,13 @@ def residual_depth(results: Results, options: Options) -> Drawn:
                 label="floor: noise alone",
             )
         if control is not None and control[column].notna().any():
-            own = control[control["queries"] == "early"].groupby("layer")[column].mean()
-            ax.plot(own.index, own, label="random weights", **NULL_LINES["random_weights"])
+            rows_of_controls = control[control["queries"] == "early"].groupby("layer")[column].mean()
+            ax.plot(
+                rows_of_controls.index,
+                rows_of_controls,
+                label="random weights",
+                **NULL_LINES["random_weights"],
+            )
         ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
         if column == "felt":
             _signed(ax, table[["felt"]], table["felt_high"] - table["felt_low"])
@@ -139,14 +144,14 @@ def residual_depth(results: Results, options: Options) -> Drawn:
         "Early queries, means over heads. First panel: unbiased variance of the residual under the mask's "
         "attention (bands: 95 % intervals; 0 dashed). Second panel: distance of early body attention to what "
         "the mask alone makes of late attention; what does not rise above the grey floor is noise.",
-        more,
+        subject,
     )
 
 
 @figure("position")
 def residual_maps(results: Results, options: Options) -> Drawn:
     """Residual and advantage of key 0 of every head."""
-    table, more = first_model(results, "position", "residual", "sink_advantage")
+    table, subject = first_model(results, "position", "residual", "sink_advantage")
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
     with_values(table, "position", ("residual", "sink_advantage"))
     alpha = stored_options(results, PositionOptions).alpha
@@ -185,7 +190,7 @@ def residual_maps(results: Results, options: Options) -> Drawn:
         f"{alpha:g}): "
         f"{count} of {len(table)}. What is negative or below a thousandth of the largest has the darkest "
         f"colour.",
-        more,
+        subject,
     )
 
 
@@ -198,8 +203,10 @@ def _dots(ax: Axes, table: pd.DataFrame, layers: list[Any], heads: list[Any]) ->
 
 @figure("residual_maps", "position")
 def score_split(results: Results, options: Options) -> Drawn:
-    """The head with the clearest residual: its profile over offsets, and its residual by query and key."""
-    table, more = first_model(results, "residual_maps", "mean", "profile")
+    """Draw the head with the clearest residual: its profile over offsets, and its residual by query and
+    key.
+    """
+    table, subject = first_model(results, "residual_maps", "mean", "profile")
     layer, head = int(table["layer"].iloc[0]), int(table["head"].iloc[0])
     position, _ = first_model(results, "position", "residual")
     rows = position[
@@ -208,7 +215,7 @@ def score_split(results: Results, options: Options) -> Drawn:
     ]  # fmt: skip
     if rows.empty:
         raise NotDrawable(f"there is no estimate of layer {layer}, head {head}")
-    own = rows.iloc[0]
+    row_of_head = rows.iloc[0]
     figure_, axes = panels(1, 2, height=2.9, width=options.width, narrowest=2.0)
     profile = table.assign(offset=table["query"] - table["key"]).groupby("offset")["profile"].first()
     ax = axes[0][0]
@@ -227,20 +234,20 @@ def score_split(results: Results, options: Options) -> Drawn:
     ax.set_ylabel("query")
     ax.set_title("residual R (nats)")
     bar = figure_.colorbar(image, ax=ax, shrink=0.9)
-    noise = float(max(own["plain"] - own["residual"], 0.0)) ** 0.5
+    noise = float(max(row_of_head["plain"] - row_of_head["residual"], 0.0)) ** 0.5
     for line in (-noise, noise):
         if abs(line) < largest:
             bar.ax.axhline(line, color=INK, linewidth=1.2)
     return captioned(
         figure_,
         "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
-        f"{noise:.3g}. Unbiased variance {own['residual']:.3g} "
+        f"{noise:.3g}. Unbiased variance {row_of_head['residual']:.3g} "
         f"nats² "
-        f"[{own['residual_low']:.3g}, {own['residual_high']:.3g}], not corrected for noise "
-        f"{own['plain']:.3g}: what "
-        f"of the "
-        f"picture is pattern and not noise is their ratio, {own['residual'] / own['plain']:.2f}.",
-        more,
+        f"[{row_of_head['residual_low']:.3g}, {row_of_head['residual_high']:.3g}], not corrected for noise "
+        f"{row_of_head['plain']:.3g}: the part "
+        f"of the picture that is pattern and not noise is their ratio, "
+        f"{row_of_head['residual'] / row_of_head['plain']:.2f}.",
+        subject,
     )
 
 
@@ -250,7 +257,7 @@ _NAMED = 2.1
 
 @figure("layer_means", "encodings", "depth_slopes")
 def encodings(results: Results, options: Options) -> Drawn:
-    """Encodings beside one another: felt residual and moved attention by depth, and the latter's slope."""
+    """Draw felt residual and moved attention by depth for each encoding, and the latter's slope."""
     table = last_step(require_table(results, "layer_means", "felt", "moved_tv"))
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
     slopes = require_table(results, "depth_slopes", "slope")
@@ -259,14 +266,14 @@ def encodings(results: Results, options: Options) -> Drawn:
     if len(models) < 2:
         raise NotDrawable("the run has one model; encodings are compared between models")
     names = slopes.set_index("model")["encoding"].reindex(models)
-    every = list(dict.fromkeys(names))
-    shown = every[: len(PALETTE)]
-    # names of encodings stand beside the third panel
+    all_names = list(dict.fromkeys(names))
+    shown = all_names[: len(PALETTE)]
+    # names of encodings are next to the third panel
     narrow = options.width < 3 * _NAMED
     figure_, axes = panels(1, 3, height=2.2 if narrow else 3.0, width=options.width, narrowest=_NAMED)
     for at, name in enumerate(shown):
-        own = table[table["model"].isin(names.index[names == name])]
-        means = own.groupby("layer")[["felt", "moved_tv", "moved_floor"]].mean()
+        rows = table[table["model"].isin(names.index[names == name])]
+        means = rows.groupby("layer")[["felt", "moved_tv", "moved_floor"]].mean()
         depth = means.index / max(1, means.index.max())
         for ax, column in zip(axes[0], ("felt", "moved_tv"), strict=False):
             ax.plot(depth, means[column], marker="o", markersize=3, color=PALETTE[at], label=name)
@@ -294,5 +301,5 @@ def encodings(results: Results, options: Options) -> Drawn:
         "Early queries, means over heads and trainings; dotted: the floor of moved attention. Right: slope "
         "on depth, a point each training, a line their mean. Models of different shape or data differ in "
         "more than their encoding.",
-        left_out=[f"encoding {name}" for name in every[len(PALETTE) :]],
+        left_out=[f"encoding {name}" for name in all_names[len(PALETTE) :]],
     )

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The run's numbers beside what arXiv 2606.06160 prints where it could be read, and its precursor's."""
+"""The run's numbers next to those that arXiv 2606.06160 prints where it could be read, and its
+precursor's.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ from attnscope.published import Compared, Measured, comparison_row, pairs
 from attnscope.studies.absolute_position.options import REPLACEMENTS, PositionOptions
 from attnscope.studies.stored_options import stored_options
 
-#: Stands wherever the precursor's q-values do.
+#: Note wherever the precursor's q-values are shown.
 Q_VALUES = (
     "The precursor's q-values cannot be q-values: they divide by the rank of the head in the list and not by "
     "that of its p-value. On uniform p-values that procedure declares heads in every run, so counts of its "
-    "significant heads say nothing; beside them stand Benjamini and Hochberg's."
+    "significant heads say nothing; Benjamini and Hochberg's are next to them."
 )
 
-#: What stands beside the notebook's three probes.
+#: Note on the notebook's three probes.
 PROBES = (
     "what MLPs read and write, mean, least and most over layers, because the three printed numbers name "
     "neither layer nor side; exact: the unbiased share of variance between positions"
@@ -32,13 +34,13 @@ PROBES = (
 def compare(
     results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
 ) -> Compared:
-    """The published share beside the energy removed by every replacement, since it does not name its own.
+    """Compare the published share, which names no vector, with the energy that every replacement removes.
 
-    The precursor's numbers stand beside the table `leakage_tests`, its counts of heads by its own q beside
-    those of Benjamini and Hochberg.
+    The precursor's numbers are compared with the table `leakage_tests`, its counts of heads
+    by its own q with those of Benjamini and Hochberg.
 
     Args:
-        chosen: the only published model to stand beside; None takes all.
+        chosen: the only published model to compare with; None takes all.
     """
     if "energy_removed" not in set(numbers["quantity"]):
         return _precursor(results, numbers, chosen)
@@ -49,23 +51,22 @@ def compare(
         (removed["scope"] == "from_1") & (removed["queries"] == "early") & (removed["measure"] == "uniform")
     ]
     statements = [
-        "The published share names neither its vector nor its statistic where they could be read: it "
-        "stands beside "
-        "each replacement, as energy, and none of them reproduces it.",
+        "The published share names neither its vector nor its statistic where they could be read: it is "
+        "compared with each replacement, as energy, and none of them reproduces it.",
     ]
     rows: list[dict[str, Any]] = []
     for model, number in pairs(dict.fromkeys(removed["model"]), numbers, chosen, statements):
-        own = removed[removed["model"] == model]
+        rows_of_model = removed[removed["model"] == model]
         for arm in (*REPLACEMENTS, "no_bos"):
-            found = own[own["arm"] == arm]
-            if len(found):
-                rows.append(_row(model, arm, found, number))
+            rows_of_arm = rows_of_model[rows_of_model["arm"] == arm]
+            if len(rows_of_arm):
+                rows.append(_row(model, arm, rows_of_arm, number))
     return Compared(pd.DataFrame(rows), statements)
 
 
-def _row(model: str, arm: str, found: pd.DataFrame, number: dict[str, Any]) -> dict[str, Any]:
-    """The published number beside one arm, the mean over its draws."""
-    exact = Measured(*found[["energy_removed", "energy_removed_low", "energy_removed_high"]].mean())
+def _row(model: str, arm: str, draws: pd.DataFrame, number: dict[str, Any]) -> dict[str, Any]:
+    """Return the published number with that of one arm, the mean over its draws."""
+    exact = Measured(*draws[["energy_removed", "energy_removed_low", "energy_removed_high"]].mean())
     return comparison_row(
         model,
         number,
@@ -77,7 +78,7 @@ def _row(model: str, arm: str, found: pd.DataFrame, number: dict[str, Any]) -> d
 
 
 def _precursor(results: Results, numbers: pd.DataFrame, chosen: str | None) -> Compared:
-    """Its stored numbers beside those of the run's own tests."""
+    """Compare the precursor's stored numbers with those of the run's tests."""
     if "leakage_tests" not in results.tables():
         raise MissingError("compare: the run has no table 'leakage_tests'; it is of options.leakage")
     tests = last_step(results.table("leakage_tests"))
@@ -86,26 +87,26 @@ def _precursor(results: Results, numbers: pd.DataFrame, chosen: str | None) -> C
     rows: list[dict[str, Any]] = []
     for model, number in pairs(dict.fromkeys(tests["model"]), numbers, chosen, statements):
         if number["quantity"] == "position_probe":
-            measured, exact = (_probed(results, model, one) for one in ("ruscio2025once", "exact"))
+            measured, exact = (_probed(results, model, protocol) for protocol in ("ruscio2025once", "exact"))
             rows.append(comparison_row(model, number, measured=measured, exact=exact, note=PROBES))
             continue
-        own = tests[tests["model"] == model]
-        measured = _tested(own[own["protocol"] == "ruscio2025once"], number, alpha)
-        exact = _tested(own[own["protocol"] == "exact"], number, alpha)
+        tests_of_model = tests[tests["model"] == model]
+        measured = _tested(tests_of_model[tests_of_model["protocol"] == "ruscio2025once"], number, alpha)
+        exact = _tested(tests_of_model[tests_of_model["protocol"] == "exact"], number, alpha)
         rows.append(comparison_row(model, number, measured=measured, exact=exact))
     return Compared(pd.DataFrame(rows), statements)
 
 
 def _tested(tests: pd.DataFrame, number: dict[Any, Any], alpha: float) -> Measured:
-    """What one protocol's tests say of a published quantity; NaN where they say nothing."""
+    """Return a published quantity by one protocol's tests; NaN where they do not have it."""
     if tests.empty:
         return Measured()
     if number["quantity"] == "leakage_gap":
         head = int(number["token"].removeprefix("H"))
-        found = tests[(tests["layer"] == number["layer"]) & (tests["head"] == head)]
-        if found.empty:
+        rows = tests[(tests["layer"] == number["layer"]) & (tests["head"] == head)]
+        if rows.empty:
             return Measured()
-        return Measured(*(float(one) for one in found.iloc[0][["gap", "gap_low", "gap_high"]]))
+        return Measured(*(float(value) for value in rows.iloc[0][["gap", "gap_low", "gap_high"]]))
     value = {
         "significant_heads": float((tests["p_adjusted"] <= alpha).sum()),
         "smallest_p_value": float(tests["p_value"].min()),
@@ -115,7 +116,7 @@ def _tested(tests: pd.DataFrame, number: dict[Any, Any], alpha: float) -> Measur
 
 
 def _probed(results: Results, model: str, protocol: str) -> Measured:
-    """Mean, least and most over layers of what the run's probe says of MLPs; NaN without one."""
+    """Return mean, least and most over layers of the run's probe of MLPs; NaN without one."""
     name, column = ("position_shares", "position_share") if protocol == "exact" else ("probes", "r2")
     if name not in results.tables():
         return Measured()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The study's figures by name, and what several of them share: a panel for each model."""
+"""The study's figures by name, and their shared panels for each model."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from attnscope.plots.style import MUTED, legend_columns
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
 
-#: Panels beside each other.
+#: Panels side by side.
 MOST = 3
 ZERO: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (5, 2)), "zorder": 1.0}
 
 
 def exact(results: Results, name: str, *columns: str) -> pd.DataFrame:
-    """Rows of the exact protocol at each model's last checkpoint."""
+    """Return the rows of the exact protocol at each model's last checkpoint."""
     table = last_step(require_table(results, name, *columns))
     return table[table["protocol"] == "exact"]
 
 
 def models_of(table: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Models that have a panel, and those that have none."""
-    models = [str(one) for one in dict.fromkeys(table["model"])]
-    return models[:MOST], [f"model {one}" for one in models[MOST:]]
+    """Return the models that have a panel, and those that have none."""
+    models = [str(name) for name in dict.fromkeys(table["model"])]
+    return models[:MOST], [f"model {name}" for name in models[MOST:]]
 
 
 def by_model(table: pd.DataFrame, axes: list[Axes]) -> Iterator[tuple[Axes, pd.DataFrame]]:
-    """Each model's panel with its rows; panels are named where there are several."""
+    """Yield each model's panel with its rows; panels are named where several models are drawn."""
     models, _ = models_of(table)
     for ax, model in zip(axes, models, strict=True):
         if len(models) > 1:
@@ -43,7 +43,7 @@ def by_model(table: pd.DataFrame, axes: list[Axes]) -> Iterator[tuple[Axes, pd.D
 
 
 def legend_of(figure_: Any, ax: Axes, columns: int = 4) -> None:
-    """One legend for all panels, above them."""
+    """Draw one legend for all panels, above them."""
     handles, labels = ax.get_legend_handles_labels()
     figure_.legend(
         handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels, columns)

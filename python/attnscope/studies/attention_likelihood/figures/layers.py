@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Over depth: where attention follows likelihood, what is left of it without the token's identity."""
+"""Figures over depth: associations of attention and likelihood, with and without the token's identity."""
 
 from __future__ import annotations
 
@@ -36,29 +36,38 @@ NO_LAYER = "0.75"
 
 @figure("head_mean_associations")
 def likelihood_map(results: Results, options: Options) -> Drawn:
-    """Correlation of likelihood and attention of a word to itself, models by layers."""
+    """Draw the correlation of likelihood and attention of a word to itself, models by layers."""
     table = last_step(require_table(results, "head_mean_associations", "estimate"))
     grids, modes = [], []
     for title, protocol, design, predictor, measure in MAPS:
-        own = table[
+        rows_of_design = table[
             (table["protocol"] == protocol) & (table["design"] == design)
             & (table["predictor"] == predictor) & (table["measure"] == measure)
         ]  # fmt: skip
-        if own["estimate"].notna().any():
-            grids.append((title, own))
+        if rows_of_design["estimate"].notna().any():
+            grids.append((title, rows_of_design))
     if not grids:
         raise NotDrawable("no layer has a correlation")
     models = list(dict.fromkeys(table["model"]))
-    largest = max(float(own["estimate"].abs().max()) for _, own in grids)
+    largest = max(float(rows_of_design["estimate"].abs().max()) for _, rows_of_design in grids)
     norm = TwoSlopeNorm(0.0, -max(largest, 0.1), max(largest, 0.1))
     maps: list[tuple[str, pd.DataFrame]] = []
-    for title, own in grids:
-        published = (own["protocol"] == "ruscio2023").any()
+    for title, rows_of_design in grids:
+        published = (rows_of_design["protocol"] == "ruscio2023").any()
         # a mode chosen by its correlation would be shown on the texts that chose it
-        best = _best_modes(own) if published else {str(model): _fixed_mode(own) for model in own["model"]}
+        best = (
+            _best_modes(rows_of_design)
+            if published
+            else {str(model): _fixed_mode(rows_of_design) for model in rows_of_design["model"]}
+        )
         if published:
             modes += [f"{model} {mode}" for model, mode in best.items() if mode]
-        chosen = pd.concat([own[(own["model"] == model) & (own["mode"] == best[model])] for model in best])
+        chosen = pd.concat(
+            [
+                rows_of_design[(rows_of_design["model"] == model) & (rows_of_design["mode"] == best[model])]
+                for model in best
+            ]
+        )
         maps.append(
             (title, chosen.pivot_table(index="model", columns="layer", values="estimate").reindex(models))
         )
@@ -95,37 +104,43 @@ def _fixed_mode(rows: pd.DataFrame) -> str:
 
 
 def _best_modes(rows: pd.DataFrame) -> dict[str, str]:
-    """Of each model the mode whose best layer is largest."""
-    found = {}
-    for model, own in rows.groupby("model", sort=False):
-        most = own.groupby("mode")["estimate"].max()
-        found[str(model)] = str(most.idxmax()) if most.notna().any() else str(own["mode"].iloc[0])
-    return found
+    """Return the mode of each model whose best layer is largest."""
+    modes = {}
+    for model, rows_of_model in rows.groupby("model", sort=False):
+        most = rows_of_model.groupby("mode")["estimate"].max()
+        modes[str(model)] = str(most.idxmax()) if most.notna().any() else str(rows_of_model["mode"].iloc[0])
+    return modes
 
 
 @figure("head_mean_associations")
 def likelihood_depth(results: Results, options: Options) -> Drawn:
-    """Correlation within texts over depth, beside that between texts given their length."""
+    """Draw the correlation within texts over depth, with that between texts given their length."""
     table = exact(results, "head_mean_associations", "estimate", "z")
     models, left_out = models_of(table)
     control = optional(results, "controls")
     figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
-    for ax, own in by_model(table, axes[0]):
-        rows = own[(own["design"] == "within") & (own["predictor"] == "log_likelihood")].sort_values("layer")
+    for ax, rows_of_model in by_model(table, axes[0]):
+        rows = rows_of_model[
+            (rows_of_model["design"] == "within") & (rows_of_model["predictor"] == "log_likelihood")
+        ].sort_values("layer")
         reach = 1.96 * (rows["estimate"] / rows["z"]).abs()
         ax.fill_between(
             rows["layer"], -reach, reach, color=MUTED, alpha=0.25, linewidth=0, label="chance (permutations)"
         )
         _line(ax, rows, "within texts", PALETTE[0], "-")
         ax.fill_between(rows["layer"], rows["low"], rows["high"], color=PALETTE[0], alpha=0.18, linewidth=0)
-        partial = own[
-            (own["design"] == "between_partial") & (own["mode"] == "real") & (own["measure"] == "boost")
+        partial = rows_of_model[
+            (rows_of_model["design"] == "between_partial")
+            & (rows_of_model["mode"] == "real")
+            & (rows_of_model["measure"] == "boost")
         ].sort_values("layer")
         _line(ax, partial, "between texts, given length and place", PALETTE[1], "--")
         if control is not None:
-            mine = control[(control["model"] == own["model"].iloc[0]) & (control["design"] == "within")]
-            if len(mine):
-                mean = mine.groupby("layer")["estimate"].mean()
+            untrained = control[
+                (control["model"] == rows_of_model["model"].iloc[0]) & (control["design"] == "within")
+            ]
+            if len(untrained):
+                mean = untrained.groupby("layer")["estimate"].mean()
                 ax.plot(mean.index, mean, label="within, random weights", **NULL_LINES["random_weights"])
         ax.axhline(0, **ZERO)
         layers_below(ax)
@@ -146,7 +161,7 @@ def _line(ax: Axes, rows: pd.DataFrame, label: str, color: str, dash: str) -> No
 
 @figure("head_mean_associations", "shifts")
 def swap_depth(results: Results, options: Options) -> Drawn:
-    """What a word's share gains at home, beside what the least likely word does to it."""
+    """Draw the gain of a word's share at home, next to the effect of the least likely word."""
     table = exact(results, "head_mean_associations", "estimate")
     table = table[(table["design"] == "swap") & (table["measure"] == "share")]
     if table["estimate"].isna().all():
@@ -160,10 +175,10 @@ def swap_depth(results: Results, options: Options) -> Drawn:
     figure_, axes = panels(len(models), 2, height=height, width=options.width, narrowest=2.0)
     words = []
     for (first, second), model in zip(axes, models, strict=True):
-        mine = shifts[shifts["model"] == model]
-        mode = str(mine.sort_values("log_likelihood_difference")["mode"].iloc[0])
-        own = table[table["model"] == model].sort_values("layer")
-        _points(first, own, "estimate", PALETTE[0])
+        shifts_of_model = shifts[shifts["model"] == model]
+        mode = str(shifts_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
+        rows_of_model = table[table["model"] == model].sort_values("layer")
+        _points(first, rows_of_model, "estimate", PALETTE[0])
         if control is not None:
             mine_control = control[(control["model"] == model) & (control["design"] == "swap")]
             ends = mine_control.groupby("layer")["estimate"].agg(["min", "max"])
@@ -172,7 +187,12 @@ def swap_depth(results: Results, options: Options) -> Drawn:
                     ends.index, ends["min"], ends["max"], color=MUTED, alpha=0.35, linewidth=0,
                     label="models with random weights",
                 )  # fmt: skip
-        _points(second, mine[mine["mode"] == mode].sort_values("layer"), "difference", PALETTE[1])
+        _points(
+            second,
+            shifts_of_model[shifts_of_model["mode"] == mode].sort_values("layer"),
+            "difference",
+            PALETTE[1],
+        )
         name = f"{model}: " if len(models) > 1 else ""
         first.set_title(f"{name}at home − away")
         second.set_title(f"{name}{mode} − real word")
@@ -184,7 +204,7 @@ def swap_depth(results: Results, options: Options) -> Drawn:
             words += [f"{model} {number(value)} nats" for value in nats["estimate"].tail(1)]
     return captioned(
         figure_,
-        "First panel: two texts exchange words; every token and text stands once at home and once away, so "
+        "First panel: two texts exchange words; every token and text is once at home and once away, so "
         "effects of either cancel and what is left is due to word and text fitting each other; grey: "
         "smallest to "
         "largest of the models with random weights. Second: the whole effect of the least likely words, "
@@ -198,7 +218,7 @@ def swap_depth(results: Results, options: Options) -> Drawn:
 
 
 def _points(ax: Axes, rows: pd.DataFrame, column: str, color: str) -> None:
-    """Estimates with their intervals over layers, beside 0."""
+    """Draw estimates with their intervals over layers, and the line at 0."""
     middle = rows[column]
     below, above = (middle - rows["low"]).clip(0), (rows["high"] - middle).clip(0)
     ax.errorbar(
@@ -211,7 +231,9 @@ def _points(ax: Axes, rows: pd.DataFrame, column: str, color: str) -> None:
 
 @figure("head_mean_associations")
 def copy_or_context(results: Results, options: Options) -> Drawn:
-    """Of encoders: likelihood under the mask given the probability at the own position, and the reverse."""
+    """Draw, for encoders, the likelihood under the mask given the probability at its position, and the
+    reverse.
+    """
     table = exact(results, "head_mean_associations", "estimate")
     table = table[table["design"] == "within_given"]
     if table["estimate"].isna().all():
@@ -222,9 +244,9 @@ def copy_or_context(results: Results, options: Options) -> Drawn:
         ("masked given own", "expected (masked), given kept", PALETTE[0], "-"),
         ("own given masked", "kept (own position), given expected", PALETTE[1], "--"),
     )
-    for ax, own in by_model(table, axes[0]):
+    for ax, rows_of_model in by_model(table, axes[0]):
         for name, label, color, dash in lines:
-            rows = own[own["predictor"] == name].sort_values("layer")
+            rows = rows_of_model[rows_of_model["predictor"] == name].sort_values("layer")
             _line(ax, rows, label, color, dash)
             ax.fill_between(rows["layer"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
         ax.axhline(0, **ZERO)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What replacements do: by how unlikely they are, where the attention goes, and in which heads."""
+"""Figures of replacements: the effect of their likelihood, the attention budget, and single heads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARTS = {"share": "the word itself", "special": "special tokens", "context": "th
 
 @figure("shifts")
 def dose(results: Results, options: Options) -> Drawn:
-    """How much the share changes by how much likelihood is lost, a line for each third of the depth."""
+    """Draw the change of the share by the loss of likelihood, a line for each third of the depth."""
     table = exact(results, "shifts", "difference", "log_likelihood_difference")
     table = table[(table["measure"] == "share") & (table["mode"] != "swap")]
     if table["difference"].isna().all():
@@ -45,14 +45,16 @@ def dose(results: Results, options: Options) -> Drawn:
     control = optional(results, "controls")
     width = width_of(options, len(models))
     figure_, axes = panels(1, len(models), height=2.8, width=width, narrowest=2.0, sharey=True)
-    for ax, own in by_model(table, axes[0]):
-        layers = sorted(own["layer"].unique())
+    for ax, rows_of_model in by_model(table, axes[0]):
+        layers = sorted(rows_of_model["layer"].unique())
         names = list(LAYERS)[:3] if len(layers) >= 3 else ["all layers"]
-        part = own["layer"].map({layer: len(names) * at // len(layers) for at, layer in enumerate(layers)})
+        part = rows_of_model["layer"].map(
+            {layer: len(names) * at // len(layers) for at, layer in enumerate(layers)}
+        )
         for at, name in enumerate(names):
-            rows = own[part == at].groupby("mode")
+            rows = rows_of_model[part == at].groupby("mode")
             shown = ["log_likelihood_difference", "difference", "low", "high"]
-            rows = rows[[column for column in shown if column in own]].mean()
+            rows = rows[[column for column in shown if column in rows_of_model]].mean()
             rows = rows.sort_values("log_likelihood_difference")
             color, marker = LAYERS[name]
             nats = rows["log_likelihood_difference"]
@@ -68,9 +70,11 @@ def dose(results: Results, options: Options) -> Drawn:
             )
             if {"low", "high"} <= set(rows):
                 ax.vlines(nats, rows["low"], rows["high"], color=color, linewidth=0.8)
-        untrained = pd.DataFrame() if control is None else control[control["model"] == own["model"].iloc[0]]
+        untrained = (
+            pd.DataFrame() if control is None else control[control["model"] == rows_of_model["model"].iloc[0]]
+        )
         untrained = untrained[untrained["design"] == "shift"] if len(untrained) else untrained
-        named = own.groupby("mode")["log_likelihood_difference"].first().sort_values()
+        named = rows_of_model.groupby("mode")["log_likelihood_difference"].first().sort_values()
         if len(untrained):
             means = untrained.groupby("mode")["estimate"].mean().reindex(named.index)
             ax.plot(named, means, label="random weights, all layers", **NULL_LINES["random_weights"])
@@ -116,7 +120,7 @@ def _name_modes(ax: Axes, nats: pd.Series[float]) -> None:
 
 @figure("shifts")
 def attention_budget(results: Results, options: Options) -> Drawn:
-    """Where the attention of real and of least likely words goes: to the word, special tokens, the rest."""
+    """Draw the attention of real and of least likely words: to the word, special tokens, the rest."""
     table = exact(results, "shifts", "difference", "real")
     table = table[table["measure"].isin(PARTS)]
     if table["real"].isna().all():
@@ -124,11 +128,11 @@ def attention_budget(results: Results, options: Options) -> Drawn:
     models, left_out = models_of(table)
     figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
     mode = ""
-    for ax, own in by_model(table, axes[0]):
-        mode = str(own.sort_values("log_likelihood_difference")["mode"].iloc[0])
-        own = own[own["mode"] == mode]
-        layers = np.array(sorted(own["layer"].unique()))
-        grid = own.pivot_table(index="layer", columns="measure", values=["real", "difference"])
+    for ax, rows_of_model in by_model(table, axes[0]):
+        mode = str(rows_of_model.sort_values("log_likelihood_difference")["mode"].iloc[0])
+        rows_of_model = rows_of_model[rows_of_model["mode"] == mode]
+        layers = np.array(sorted(rows_of_model["layer"].unique()))
+        grid = rows_of_model.pivot_table(index="layer", columns="measure", values=["real", "difference"])
         grid = grid.reindex(layers)
         for side, hatch in ((-0.2, ""), (0.2, "////")):
             bottom = np.zeros(len(layers))
@@ -150,7 +154,7 @@ def attention_budget(results: Results, options: Options) -> Drawn:
         Patch(facecolor="white", edgecolor=INK, label="real word"),
         Patch(facecolor="white", edgecolor=INK, hatch="////", label=f"replaced ({mode})"),
     ]
-    columns = legend_columns(figure_, [str(one.get_label()) for one in handles])
+    columns = legend_columns(figure_, [str(handle.get_label()) for handle in handles])
     figure_.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=6.5)
     return captioned(
         figure_,
@@ -162,7 +166,7 @@ def attention_budget(results: Results, options: Options) -> Drawn:
 
 @figure("associations")
 def likelihood_heads(results: Results, options: Options) -> Drawn:
-    """Correlation within texts of every head."""
+    """Draw the correlation within texts of every head."""
     table = exact(results, "associations", "estimate", "p_adjusted")
     table = table[table["design"] == "within"]
     if table["estimate"].isna().all():
@@ -174,10 +178,10 @@ def likelihood_heads(results: Results, options: Options) -> Drawn:
     figure_, axes = panels(1, len(models), height=height, width=width)
     largest = max(0.1, float(table["estimate"].abs().max()))
     norm = TwoSlopeNorm(0.0, -largest, largest)
-    for ax, own in by_model(table, axes[0]):
-        grid = own.pivot_table(index="layer", columns="head", values="estimate", dropna=False)
+    for ax, rows_of_model in by_model(table, axes[0]):
+        grid = rows_of_model.pivot_table(index="layer", columns="head", values="estimate", dropna=False)
         image = ax.imshow(grid, aspect="auto", cmap="RdBu_r", norm=norm, interpolation="nearest")
-        certain = own[own["p_adjusted"] <= 0.05]
+        certain = rows_of_model[rows_of_model["p_adjusted"] <= 0.05]
         places = [list(grid.index), list(grid.columns)]
         ax.scatter(
             [places[1].index(head) for head in certain["head"]],

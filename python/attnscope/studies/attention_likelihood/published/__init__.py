@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A run's numbers beside those that arXiv 2303.08288 prints or its authors' notebook stored."""
+"""The run's numbers next to those that arXiv 2303.08288 prints or its authors' notebook stored."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STATEMENTS = (
 def compare(
     results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
 ) -> Compared:
-    """The tables `best_layers` and `head_mean_associations` beside the published numbers.
+    """Compare the tables `best_layers` and `head_mean_associations` with the published numbers.
 
     Args:
         results: of a run; under `ruscio2023` for the column `measured`.
-        chosen: the only published model to stand beside; None takes all.
+        chosen: the only published model to compare with; None takes all.
     """
     if "best_layers" not in results.tables():
         raise MissingError("compare: the run has no table 'best_layers'")
@@ -41,25 +41,27 @@ def compare(
     statements = list(STATEMENTS)
     if not (best["protocol"] == "ruscio2023").any():
         statements.append(
-            "The run did not follow ruscio2023: there is nothing of its own kind beside these numbers."
+            "The run did not follow ruscio2023: it has no numbers of the same kind to compare with these."
         )
-    own = {model: rows.set_index("protocol") for model, rows in best.groupby("model", sort=False)}
+    best_by_model = {model: rows.set_index("protocol") for model, rows in best.groupby("model", sort=False)}
     rows = [
-        _row(model, own[model], layers[layers["model"] == model], number)
-        for model, number in pairs(own, numbers, chosen, statements)
+        _row(model, best_by_model[model], layers[layers["model"] == model], number)
+        for model, number in pairs(best_by_model, numbers, chosen, statements)
     ]
     return Compared(pd.DataFrame(rows), statements)
 
 
 def _row(model: str, best: pd.DataFrame, layers: pd.DataFrame, number: dict[str, Any]) -> dict[str, Any]:
-    """One published number with what the run has of it under both protocols."""
+    """Return one published number with the run's numbers under both protocols."""
     layer, texts = int(number["layer"]), 0
     measured, exact = Measured(), Measured()
     if number["quantity"] == "layer_rho":
-        own = layers[(layers["layer"] == layer) & (layers["measure"] == "inner")]
-        own = own[(own["protocol"] == "ruscio2023") & (own["design"] == "between")].dropna(subset="estimate")
-        if len(own):
-            row = own.loc[own["estimate"].idxmax()]
+        rows = layers[(layers["layer"] == layer) & (layers["measure"] == "inner")]
+        rows = rows[(rows["protocol"] == "ruscio2023") & (rows["design"] == "between")].dropna(
+            subset="estimate"
+        )
+        if len(rows):
+            row = rows.loc[rows["estimate"].idxmax()]
             measured, texts = _estimate(row), int(row["n"])
         within = layers[(layers["layer"] == layer) & (layers["design"] == "within")]
         within = within[(within["protocol"] == "exact") & (within["predictor"] == "log_likelihood")]
@@ -72,14 +74,14 @@ def _row(model: str, best: pd.DataFrame, layers: pd.DataFrame, number: dict[str,
             texts, layer = int(row["n"]), int(row["layer"])
         if number["quantity"] == "rho" and "exact" in best.index:
             exact = Measured(_number(best.loc["exact"], "held_out_rho"))
-    about = _ABOUT.get(number["quantity"], "")
+    meaning = _MEANINGS.get(number["quantity"], "")
     return comparison_row(
-        model, number, measured=measured, exact=exact, sentences=texts, note=about, layer=layer
+        model, number, measured=measured, exact=exact, sentences=texts, note=meaning, layer=layer
     )
 
 
-#: What a quantity is, where its name does not say it.
-_ABOUT = {
+#: Meanings of quantities whose names do not tell them.
+_MEANINGS = {
     "rho": "correlation over texts of mean probability and inner attention; exact: within texts, held out",
     "layer_rho": "the same by layer, of its best mode; exact: within texts",
     "u_real": "Mann–Whitney U of rows outside the word, real words",

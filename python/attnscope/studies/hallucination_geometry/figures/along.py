@@ -17,20 +17,24 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     layers_below,
     legend,
     level,
+    null_range,
 )
 
 
 @figure("sensitivity", "prompts")
 def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
-    """Sensitivity along the boundary in three units, beside directions of the states' covariance."""
-    table, more = first_model(results, "sensitivity", "relative_fisher")
+    """Draw sensitivity along the boundary in three units, with directions of the states' covariance."""
+    table, subject = first_model(results, "sensitivity", "relative_fisher")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
     contrasts = list(dict.fromkeys(table["contrast"]))
     shades = colors(list(table["bucket"]))
     count = table[table["direction"] == "boundary"].groupby("bucket")["sample"].nunique().min()
-    names = {"directional_fisher": "bᵀFb (nats)", "relative_fisher": "‖h‖²·bᵀFb (nats)",
-             "transport_kl": "divergence of v put there (nats)"}  # fmt: skip
+    names = {
+        "directional_fisher": "bᵀFb (nats)",
+        "relative_fisher": "‖h‖²·bᵀFb (nats)",
+        "transport_kl": "divergence of v put there (nats)",
+    }
     figure_, axes = panels(len(contrasts), 3, height=0.4 + 2.2 * len(contrasts), width=options.width)
     for line, contrast in zip(axes, contrasts, strict=True):
         rows_of_contrast = table[table["contrast"] == contrast]
@@ -53,7 +57,7 @@ def sensitivity_by_depth(results: Results, options: Options) -> Drawn:
         figure_,
         f"Means over {count} prompts of each bucket and contrast, bars: 95 % over prompts. Grey: range of "
         "random directions of the states' covariance and the same length.",
-        more,
+        subject,
     )
 
 
@@ -69,15 +73,22 @@ def draw_means(
     if logarithmic:
         mean, low, high = np.exp(mean), np.exp(low), np.exp(high)
     ax.errorbar(
-        mean.index, mean, [mean - low, high - mean], color=color, marker="o", markersize=3, capsize=2,
-        linewidth=1.2, label=label,
-    )  # fmt: skip
+        mean.index,
+        mean,
+        [mean - low, high - mean],
+        color=color,
+        marker="o",
+        markersize=3,
+        capsize=2,
+        linewidth=1.2,
+        label=label,
+    )
 
 
 @figure("sensitivity")
 def amplification(results: Results, options: Options) -> Drawn:
-    """How much the next block lengthens the boundary, beside differences of exchanged labels."""
-    table, more = first_model(results, "sensitivity", "amplification")
+    """Draw how much the next block lengthens the boundary, with differences of exchanged labels."""
+    table, subject = first_model(results, "sensitivity", "amplification")
     table = table.dropna(subset=["amplification"])
     if table.empty:
         raise NotDrawable("the model has a single block")
@@ -93,8 +104,14 @@ def amplification(results: Results, options: Options) -> Drawn:
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
             name = "exchanged labels" if kind == "labels" else "isotropic"
             ax.fill_between(low.index, low, high, color=color, alpha=0.25, linewidth=0.6, label=name)
-        draw_means(ax, rows[rows["direction"] == "boundary"], "amplification", shades[contrast], "boundary",
-                   logarithmic=bool((rows["amplification"] > 0).all()))  # fmt: skip
+        draw_means(
+            ax,
+            rows[rows["direction"] == "boundary"],
+            "amplification",
+            shades[contrast],
+            "boundary",
+            logarithmic=bool((rows["amplification"] > 0).all()),
+        )
         level(ax, 1)
         ax.set_title(f"{contrast} (n = {rows['sample'].nunique()})")
         layers_below(ax)
@@ -103,15 +120,15 @@ def amplification(results: Results, options: Options) -> Drawn:
     return captioned(
         figure_,
         "1 (dashed): the residual stream passes the boundary on. Bars: 95 % over prompts; bands: range of "
-        "the random directions. Only what lies above exchanged labels is of the boundary.",
-        more,
+        "the random directions. Only what exceeds exchanged labels is of the boundary.",
+        subject,
     )
 
 
 @figure("readout")
 def readout_by_depth(results: Results, options: Options) -> Drawn:
-    """How much of what the logits read the boundary is, by depth."""
-    table, more = first_model(results, "readout", "readout_gain", "top_share")
+    """Draw the share of the boundary in what the logits read, by depth."""
+    table, subject = first_model(results, "readout", "readout_gain", "top_share")
     figure_, axes = panels(1, 2, height=2.6, width=options.width)
     shades = colors(["", *table["contrast"]])
     # all directions hold all of any
@@ -120,15 +137,19 @@ def readout_by_depth(results: Results, options: Options) -> Drawn:
     for (contrast, direction), rows in table.groupby(["contrast", "direction"], sort=False):
         rows = rows[rows["k"] == k].sort_values("layer")
         if direction == "boundary":
-            axes[0][0].plot(rows["layer"], rows["readout_gain"], color=shades[contrast], marker="o",
-                            markersize=3, label=contrast)  # fmt: skip
+            axes[0][0].plot(
+                rows["layer"],
+                rows["readout_gain"],
+                color=shades[contrast],
+                marker="o",
+                markersize=3,
+                label=contrast,
+            )
             axes[0][1].plot(
                 rows["layer"], rows["top_share"], color=shades[contrast], marker="o", markersize=3
             )
         else:
-            axes[0][0].fill_between(
-                rows["layer"], rows["low"], rows["high"], color=MUTED, alpha=0.2, linewidth=0
-            )
+            null_range(axes[0][0], rows["layer"], rows["low"], rows["high"], shades[contrast])
             axes[0][1].plot(rows["layer"], rows["top_share"], color=shades[contrast], linestyle=":")
     level(axes[0][0], 1)
     for chance in table[table["k"] == k]["chance"].dropna().unique()[:1]:
@@ -142,16 +163,16 @@ def readout_by_depth(results: Results, options: Options) -> Drawn:
         layers_below(ax)
     return captioned(
         figure_,
-        "Gain 1 (dashed): the logits read the boundary as much as any direction. Grey and dotted: directions "
-        "of the states' covariance. Right, dashed: chance k/D.",
-        more,
+        "Gain 1 (dashed): the logits read the boundary as much as any direction. Dotted: directions "
+        "of the states' covariance, left the range of 95 %, right their mean. Right, dashed: chance k/D.",
+        subject,
     )
 
 
 @figure("sensitivity")
 def refusal_slope(results: Results, options: Options) -> Drawn:
-    """Whether moving towards the other bucket raises the odds of a refusal, and the entropy."""
-    table, more = first_model(results, "sensitivity", "refusal_slope")
+    """Draw the change of the odds of a refusal, and of the entropy, on moving towards the other bucket."""
+    table, subject = first_model(results, "sensitivity", "refusal_slope")
     if table["refusal_slope"].isna().all() and table["entropy_slope"].isna().all():
         raise NotDrawable("no refusal token")
     shades = colors(["", *table["contrast"]])
@@ -165,24 +186,25 @@ def refusal_slope(results: Results, options: Options) -> Drawn:
             ax.plot(mean.index, mean, color=shades[contrast], marker="o", markersize=3, label=contrast)
             null = rows[rows["direction"] == "labels"].groupby(["layer", "draw"])[column].mean()
             low, high = null.groupby("layer").min(), null.groupby("layer").max()
-            ax.fill_between(low.index, low, high, color=shades[contrast], alpha=0.12, linewidth=0)
+            null_range(ax, low.index, low, high, shades[contrast])
         level(ax, 0)
         ax.set_ylabel(label)
         layers_below(ax, table["sample"].nunique())
     legend(axes[0][0])
     return captioned(
         figure_,
-        "Derivatives along the whole mean difference, means over prompts; bands: range of differences of "
-        "exchanged labels. Above 0: towards the other bucket means towards refusal, or towards entropy.",
+        "Derivatives along the whole mean difference, means over prompts; dotted edges: range of "
+        "differences of exchanged labels. Above 0: towards the other bucket means towards refusal, or "
+        "towards entropy.",
         "" if "refusal_slope" in labels else "The refusal's words have no token of their own here.",
-        more,
+        subject,
     )
 
 
 @figure("lens", "prompts")
 def lens(results: Results, options: Options) -> Drawn:
-    """Every layer read out as the last one is: entropy, largest probability and the answer's rank."""
-    table, more = first_model(results, "lens", "prediction_entropy", "top")
+    """Draw the readout of every layer: entropy, largest probability and the answer's rank."""
+    table, subject = first_model(results, "lens", "prediction_entropy", "top")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
     shades = colors(list(table["bucket"]))
@@ -207,5 +229,5 @@ def lens(results: Results, options: Options) -> Drawn:
         figure_,
         f"Means over prompts, at least {count} of each bucket; bars: 95 %, drawn side by side. The last "
         "layer is the model's own output.",
-        more,
+        subject,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dimension and pieces of the buckets' clouds beside their nulls."""
+"""Figures of the dimension and pieces of the buckets' clouds, with their nulls."""
 
 from __future__ import annotations
 
@@ -16,91 +16,114 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     layers_below,
     legend,
     level,
+    null_range,
 )
 
 
 @figure("clouds", "contrasts")
 def dimension_by_depth(results: Results, options: Options) -> Drawn:
-    """Local dimension of each bucket by depth, and the ratio to the reference beside exchanged labels."""
-    table, more = first_model(results, "clouds", "value")
+    """Draw the local dimension of each bucket by depth, and its ratio to that of the reference."""
+    table, subject = first_model(results, "clouds", "value")
     table = table[table["null"] == ""]
     tests, _ = first_model(results, "contrasts", "null_low")
     tests = tests[(tests["quantity"] == "log_dimension_ratio") & tests["k"].notna()]
     if tests.empty:
         raise NotDrawable("no dimension was compared")
     k = int(tests["k"].iloc[len(tests) // 2]) if 10 not in set(tests["k"]) else 10
-    own = table[(table["quantity"] == "local_dimension") & (table["k"] == k) & (table["protocol"] == "exact")]
-    if own.empty:
+    dimensions = table[
+        (table["quantity"] == "local_dimension") & (table["k"] == k) & (table["protocol"] == "exact")
+    ]
+    if dimensions.empty:
         raise NotDrawable(f"the dimension of no bucket is stored (k = {k})")
-    random = controls(results, "clouds", str(own["model"].iloc[0]))
-    shades = colors(list(own["bucket"]))
+    random = controls(results, "clouds", str(dimensions["model"].iloc[0]))
+    shades = colors(list(dimensions["bucket"]))
     figure_, axes = panels(1, 2, height=2.7, width=options.width)
     ax = axes[0][0]
-    for bucket, rows in own.groupby("bucket", sort=False):
+    count = dimensions["bucket"].nunique()
+    for place, (bucket, rows) in enumerate(dimensions.groupby("bucket", sort=False)):
         rows = rows.dropna(subset=["value"]).sort_values("layer")
-        ax.plot(rows["layer"], rows["value"], color=shades[bucket], marker="o", markersize=3, label=bucket)
-        ax.fill_between(
-            rows["layer"], rows["low"], rows["high"], color=shades[bucket], alpha=0.12, linewidth=0
+        # side by side, as bands would cover each other
+        shifted = rows["layer"] + 0.12 * (place - (count - 1) / 2)
+        bars = [rows["value"] - rows["low"], rows["high"] - rows["value"]]
+        ax.errorbar(
+            shifted,
+            rows["value"],
+            np.nan_to_num(np.abs(bars)),
+            color=shades[bucket],
+            marker="o",
+            markersize=3,
+            capsize=2,
+            linewidth=1.2,
+            label=bucket,
         )
         if random is not None:
-            other = random[(random["bucket"] == bucket) & (random["quantity"] == "local_dimension")
-                           & (random["k"] == k)].groupby("layer")["value"].mean().dropna()  # fmt: skip
+            other = (
+                random[
+                    (random["bucket"] == bucket)
+                    & (random["quantity"] == "local_dimension")
+                    & (random["k"] == k)
+                ]
+                .groupby("layer")["value"]
+                .mean()
+                .dropna()
+            )
             ax.plot(other.index, other, color=shades[bucket], linestyle="--", linewidth=1)
     ax.set_ylabel(f"local dimension (k = {k})")
-    ax.set_title(f"buckets (n = {own['n'].max():.0f} each)")
+    ax.set_title(f"buckets (n = {dimensions['n'].max():.0f} each)")
     legend(ax)
     ax = axes[0][1]
     for contrast, rows in tests[tests["k"] == k].groupby("contrast", sort=False):
         rows = rows.sort_values("layer")
-        ax.plot(rows["layer"], np.exp(rows["value"]), color=shades.get(contrast, PALETTE[1]), marker="o",
-                markersize=3, label=contrast)  # fmt: skip
-        ax.fill_between(
+        ax.plot(
             rows["layer"],
-            np.exp(rows["null_low"]),
-            np.exp(rows["null_high"]),
+            np.exp(rows["value"]),
             color=shades.get(contrast, PALETTE[1]),
-            alpha=0.15,
-            linewidth=0,
+            marker="o",
+            markersize=3,
+            label=contrast,
         )
+        low, high = np.exp(rows["null_low"]), np.exp(rows["null_high"])
+        null_range(ax, rows["layer"], low, high, shades.get(contrast, PALETTE[1]))
     level(ax, 1)
     ax.set_ylabel("ratio to the reference")
     ax.set_title("ratio")
     pairs = counts_of(tests)
-    for one in axes[0]:
-        layers_below(one)
+    for ax in axes[0]:
+        layers_below(ax)
     return captioned(
         figure_,
-        "Left: bands are 95 % jackknife intervals over templates, dashed the same prompts through random "
-        "weights. Right: bands of a contrast's colour hold 95 % of its exchanged labellings; "
+        "Left: bars are 95 % jackknife intervals over templates, drawn side by side; dashed, the same "
+        "prompts through random weights. Right: dotted edges of a contrast's colour hold 95 % of its "
+        "exchanged labellings; "
         f"{pairs}.",
-        more,
+        subject,
     )
 
 
 @figure("contrasts")
 def dimension_by_k(results: Results, options: Options) -> Drawn:
-    """The ratio of local dimensions over the number of neighbours."""
-    table, more = first_model(results, "contrasts", "null_low")
+    """Draw the ratio of local dimensions over the number of neighbours."""
+    table, subject = first_model(results, "contrasts", "null_low")
     table = table[table["quantity"] == "log_dimension_ratio"].dropna(subset=["value"])
     if table.empty or table["k"].nunique() < 2:
         raise NotDrawable("one number of neighbours has no course")
     layers = sorted(table["layer"].unique())
-    wanted = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
+    shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
     shades = colors(["", *table["contrast"]])
-    figure_, axes = panels(1, len(wanted), height=2.5, width=options.width)
-    for ax, layer in zip(axes[0], wanted, strict=True):
+    figure_, axes = panels(1, len(shown), height=2.5, width=options.width)
+    for ax, layer in zip(axes[0], shown, strict=True):
         for contrast, rows in table[table["layer"] == layer].groupby("contrast", sort=False):
             rows = rows.sort_values("k")
-            ax.plot(rows["k"], np.exp(rows["value"]), color=shades[contrast], marker="o", markersize=3,
-                    label=contrast)  # fmt: skip
-            ax.fill_between(
+            ax.plot(
                 rows["k"],
-                np.exp(rows["null_low"]),
-                np.exp(rows["null_high"]),
+                np.exp(rows["value"]),
                 color=shades[contrast],
-                alpha=0.15,
-                linewidth=0,
+                marker="o",
+                markersize=3,
+                label=contrast,
             )
+            low, high = np.exp(rows["null_low"]), np.exp(rows["null_high"])
+            null_range(ax, rows["k"], low, high, shades[contrast])
         level(ax, 1)
         ax.set_title(f"layer {layer}")
         ax.set_xlabel("neighbours k")
@@ -108,9 +131,9 @@ def dimension_by_k(results: Results, options: Options) -> Drawn:
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Bands: 95 % of exchanged labellings of the contrast of that colour; {counts_of(table)}. Few "
+        f"Dotted edges: 95 % of exchanged labellings of the contrast of that colour; {counts_of(table)}. Few "
         "neighbours measure inside templates, many between them.",
-        more,
+        subject,
     )
 
 
@@ -125,21 +148,25 @@ PUBLISHED_RADIUS = 0.15
 
 
 def _bands(kinds: list[str], null: str, draws: int) -> str:
-    words = {"covariance": "clouds of the same covariance", "template": "clouds of the same template means",
-             "gaussian": "clouds of the same variance", "labels": "exchanged labels"}  # fmt: skip
+    words = {
+        "covariance": "clouds of the same covariance",
+        "template": "clouds of the same template means",
+        "gaussian": "clouds of the same variance",
+        "labels": "exchanged labels",
+    }
     return f"bands: range of {draws} {words[null]}. " if kinds else ""
 
 
 @figure("betti")
 def betti_curves(results: Results, options: Options) -> Drawn:
-    """Pieces and loops over all scales, beside null clouds."""
-    table, more = first_model(results, "betti", "beta0", "scale")
+    """Draw pieces and loops over all scales, with null clouds."""
+    table, subject = first_model(results, "betti", "beta0", "scale")
     layers = sorted(table["layer"].unique())
     layer = layers[len(layers) // 2]
     table = table[table["layer"] == layer]
     shades = colors(list(table["bucket"]))
     figure_, axes = panels(1, 3, height=2.5, width=options.width)
-    kinds = [one for one in dict.fromkeys(table["null"]) if one]
+    kinds = [name for name in dict.fromkeys(table["null"]) if name]
     null = "covariance" if "covariance" in kinds or not kinds else kinds[0]
     table = table[table["null"].isin(["", null])]
     for (bucket, kind), rows in table.groupby(["bucket", "null"], sort=False):
@@ -176,5 +203,5 @@ def betti_curves(results: Results, options: Options) -> Drawn:
         figure_,
         f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_bands(kinds, null, draws)}"
         f"The only radius of the paper, .15: {where}.",
-        more,
+        subject,
     )

@@ -21,45 +21,57 @@ BUCKETS = {"factual": COLORS[0], "impossible": COLORS[1], "unknown": COLORS[2]}
 
 
 def controls(results: Results, name: str, model: str) -> pd.DataFrame | None:
-    """Rows of a model's random-weight control."""
+    """Return the rows of a model's random-weight control."""
     table = optional(results, f"{name}_variants")
     if table is None:
         return None
-    own = table[table["model"] == model]
-    return None if own.empty else own
+    rows = table[table["model"] == model]
+    return None if rows.empty else rows
 
 
 def layers_below(ax: Axes, n: int = 0) -> None:
     """Whole numbers of layers on the horizontal axis, and of how many prompts the means are."""
     first = "−1: before the first" if ax.get_xlim()[0] < -0.5 else ""
-    said = "; ".join(filter(None, (first, f"n = {n}" if n else "")))
-    ax.set_xlabel(f"layer ({said})" if said else "layer")
+    details = "; ".join(filter(None, (first, f"n = {n}" if n else "")))
+    ax.set_xlabel(f"layer ({details})" if details else "layer")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def decades(ax: Axes) -> None:
-    """Powers on the vertical axis; within two decades numbers, also between them."""
+    """Draw powers on the vertical axis; within two decades numbers, also between them; never one alone."""
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     if low > 1e-3 and high < 100 * low:
         ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        if sum(low <= tick <= high for tick in ax.yaxis.get_majorticklocs()) < 3:
+            ax.yaxis.set_major_locator(MaxNLocator(4, min_n_ticks=3))
         ax.yaxis.set_major_formatter("{x:g}")
         ax.yaxis.set_minor_formatter(NullFormatter())
 
 
+def null_range(ax: Axes, at: Any, low: Any, high: Any, color: str) -> None:
+    """Draw the range of a null in the colour of what it is the null of, its edges dotted.
+
+    Edges tell overlapping ranges apart, which shades alone do not.
+    """
+    ax.fill_between(at, low, high, color=color, alpha=0.08, linewidth=0)
+    for edge in (low, high):
+        ax.plot(at, edge, color=color, linewidth=0.9, linestyle=(0, (1, 1.5)))
+
+
 def legend(ax: Axes) -> None:
-    """One legend above all panels of these axes' figure, of what has a name."""
+    """Draw one legend above all panels of these axes' figure, of all named artists."""
     legend_row(ax.figure)  # type: ignore[arg-type]
 
 
 def level(ax: Axes, value: float) -> None:
-    """A dashed line at what nothing gives."""
+    """Draw a dashed line at the value that an absent effect gives."""
     ax.axhline(value, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
 
 
 def colors(names: list[str]) -> dict[Any, str]:
-    """One colour for each name, the same in all figures for a packaged bucket."""
-    found = {name: BUCKETS[name] for name in dict.fromkeys(names) if name in BUCKETS}
-    left = [one for one in COLORS if one not in found.values()] or list(COLORS)
-    others = [name for name in dict.fromkeys(names) if name not in found]
-    return found | {name: left[at % len(left)] for at, name in enumerate(others)}
+    """Return one colour for each name, the same in all figures for a packaged bucket."""
+    of_packaged = {name: BUCKETS[name] for name in dict.fromkeys(names) if name in BUCKETS}
+    left = [color for color in COLORS if color not in of_packaged.values()] or list(COLORS)
+    others = [name for name in dict.fromkeys(names) if name not in of_packaged]
+    return of_packaged | {name: left[at % len(left)] for at, name in enumerate(others)}

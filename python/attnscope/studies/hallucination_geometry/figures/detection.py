@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the prompts alone tell, and what states tell beyond it."""
+"""Figures of detection: what the prompts alone tell, and what states tell beyond it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
 )
 from attnscope.studies.hallucination_geometry.training import curves
 
-#: Scores beside the probe's, in the order of the bars.
+#: Scores besides the probe's, in the order of the bars.
 BASELINES = {
     "auc_length": "length",
     "auc_words": "words",
@@ -42,8 +42,8 @@ BASELINES = {
 
 @figure("detection")
 def confounds(results: Results, options: Options) -> Drawn:
-    """What lengths, words and embeddings know of the buckets, beside the best layer."""
-    table, more = first_model(results, "detection", "score", "auc")
+    """Draw how well lengths, words and embeddings tell the buckets apart, with the best layer."""
+    table, subject = first_model(results, "detection", "score", "auc")
     contrasts = list(dict.fromkeys(table["contrast"]))
     random = controls(results, "detection", str(table["model"].iloc[0]))
     refused = {
@@ -54,13 +54,13 @@ def confounds(results: Results, options: Options) -> Drawn:
         1, len(contrasts), height=2.6, width=min(options.width, 3.0 * len(contrasts) + 0.4)
     )
     for ax, contrast in zip(axes[0], contrasts, strict=True):
-        own = table[table["contrast"] == contrast]
+        rows_of_contrast = table[table["contrast"] == contrast]
         bars: list[tuple[str, float, float, float, str]] = []
         for score, name in BASELINES.items():
-            row = own[own["score"] == score]
+            row = rows_of_contrast[rows_of_contrast["score"] == score]
             if len(row):
                 bars.append((name, *row[["auc", "low", "high"]].iloc[0], MUTED))
-        probe = own[(own["score"] == "auc") & own["auc"].notna()]
+        probe = rows_of_contrast[(rows_of_contrast["score"] == "auc") & rows_of_contrast["auc"].notna()]
         if probe.empty:
             raise NotDrawable("no layer could be scored")
         best = probe.loc[probe["auc"].idxmax()]
@@ -75,19 +75,22 @@ def confounds(results: Results, options: Options) -> Drawn:
             ax.plot(at, value, "o", color=color, markersize=4)
             if np.isfinite(low):
                 ax.plot([at, at], [low, high], color="black", linewidth=1)
-        ax.set_xticks(range(len(bars)), [one[0] for one in bars], rotation=40, ha="right")
+        ax.set_xticks(range(len(bars)), [bar[0] for bar in bars], rotation=40, ha="right")
         level(ax, 0.5)
         ax.set_ylim(*area_limits([value for bar in bars for value in bar[1:4]]))
-        ax.set_title(f"{contrast} (n = {own['n'].max():.0f})" + (": no claim" if refused[contrast] else ""))
+        ax.set_title(
+            f"{contrast} (n = {rows_of_contrast['n'].max():.0f})"
+            + (": no claim" if refused[contrast] else "")
+        )
     axes[0][0].set_ylabel("AUC on held-out templates")
-    said = " ".join(f"{one[0].upper()}{one[1:]}." for one in refused.values() if one)
+    reasons = " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in refused.values() if reason)
     return captioned(
         figure_,
-        said,
+        reasons,
         "Area under the curve of probes fitted on other templates; .5 is chance. Grey: what is no state. The "
         "layer is the best on these prompts; its bar does not allow for that choice. "
         "Lines: 95 % intervals over templates; of random weights, the range of initialisations.",
-        more,
+        subject,
     )
 
 
@@ -101,33 +104,42 @@ def area_limits(values: Iterable[float]) -> tuple[float, float]:
 
 @figure("detection")
 def detection_by_depth(results: Results, options: Options) -> Drawn:
-    """What states tell on held-out templates, by depth, above the best of what is no state."""
-    table, more = first_model(results, "detection", "score", "auc")
+    """Draw the areas of states on held-out templates, by depth, above the best of what is no state."""
+    table, subject = first_model(results, "detection", "score", "auc")
     contrasts = list(dict.fromkeys(table["contrast"]))
     random = controls(results, "detection", str(table["model"].iloc[0]))
     width = min(options.width, 3.0 * len(contrasts) + 0.4)
     figure_, axes = panels(1, len(contrasts), height=2.6, width=width, narrowest=2.0)
     for ax, contrast in zip(axes[0], contrasts, strict=True):
-        own = table[table["contrast"] == contrast]
+        rows_of_contrast = table[table["contrast"] == contrast]
         for score, label, color in (
             ("auc", "probe", PALETTE[0]),
             ("auc_direction", "difference", PALETTE[2]),
         ):
-            rows = own[own["score"] == score].sort_values("layer")
+            rows = rows_of_contrast[rows_of_contrast["score"] == score].sort_values("layer")
             shift = -0.06 if score == "auc" else 0.06
             reach = [(rows["auc"] - rows["low"]).clip(0), (rows["high"] - rows["auc"]).clip(0)]
-            ax.errorbar(rows["layer"] + shift, rows["auc"], np.nan_to_num(reach), color=color, marker="o",
-                        markersize=3, capsize=2, linewidth=1.2, label=label)  # fmt: skip
-        baseline = own[own["score"].isin(BASELINES)].groupby("layer")["auc"].max()
+            ax.errorbar(
+                rows["layer"] + shift,
+                rows["auc"],
+                np.nan_to_num(reach),
+                color=color,
+                marker="o",
+                markersize=3,
+                capsize=2,
+                linewidth=1.2,
+                label=label,
+            )
+        baseline = rows_of_contrast[rows_of_contrast["score"].isin(BASELINES)].groupby("layer")["auc"].max()
         ax.fill_between(baseline.index, 0, baseline, color=MUTED, alpha=0.25, linewidth=0, label="no state")
         if random is not None:
             rows = random[(random["contrast"] == contrast) & (random["score"] == "auc")]
             mean = rows.groupby("layer")["auc"].mean()
             ax.plot(mean.index, mean, label="random weights", **NULL_LINES["random_weights"])
         level(ax, 0.5)
-        areas = own[own["score"].isin(["auc", "auc_direction"])]
+        areas = rows_of_contrast[rows_of_contrast["score"].isin(["auc", "auc_direction"])]
         ax.set_ylim(*area_limits([*areas[["auc", "low", "high"]].to_numpy().ravel(), *baseline]))
-        ax.set_title(f"{contrast} (n = {own['n'].max():.0f})")
+        ax.set_title(f"{contrast} (n = {rows_of_contrast['n'].max():.0f})")
         layers_below(ax)
     axes[0][0].set_ylabel("AUC on held-out templates")
     legend(axes[0][0])
@@ -135,7 +147,7 @@ def detection_by_depth(results: Results, options: Options) -> Drawn:
         figure_,
         "Bars: 95 % intervals over templates, drawn side by side. Shaded from below: the best of length, "
         "words, surprisal and embeddings. Only what rises above it is of the states.",
-        more,
+        subject,
     )
 
 
@@ -149,19 +161,19 @@ COURSES = {
 
 @figure("detection")
 def training(results: Results, options: Options) -> Drawn:
-    """What states tell, and what the output makes of it, over the course of training."""
+    """Draw what states tell, and the output's answer to it, over the course of training."""
     detection, unknown = over_steps(require_table(results, "detection", "score", "auc"))
     tables = {"detection": detection}
     for name in ("readout", "sensitivity"):
         table = optional(results, name)
         if table is not None:
             tables[name] = table[table["step"] >= 0]
-    every = curves(tables)
-    names = [name for name in COURSES if any(key[2] == name for key in every)]
+    all_curves = curves(tables)
+    names = [name for name in COURSES if any(key[2] == name for key in all_curves)]
     if not names:
         raise NotDrawable("no checkpoint could be scored")
     steps = optional(results, "emergence")
-    keys = list(dict.fromkeys(key[:2] for key in every))
+    keys = list(dict.fromkeys(key[:2] for key in all_curves))
     one_model = len({model for model, _ in keys}) == 1
     shades = colors([contrast if one_model else f"{model}, {contrast}" for model, contrast in keys])
     figure_, axes = panels(
@@ -169,19 +181,26 @@ def training(results: Results, options: Options) -> Drawn:
     )
     for ax, name in zip(axes[0], names, strict=True):
         for (model, contrast), color in zip(keys, shades.values(), strict=True):
-            if (model, contrast, name) not in every:
+            if (model, contrast, name) not in all_curves:
                 continue
-            there, values = every[model, contrast, name]
-            ax.plot(there, np.nanmean(values, 1), color=color, marker="o", markersize=3,
-                    label=f"{model}, {contrast}")  # fmt: skip
+            steps_of_curve, values = all_curves[model, contrast, name]
+            ax.plot(
+                steps_of_curve,
+                np.nanmean(values, 1),
+                color=color,
+                marker="o",
+                markersize=3,
+                label=f"{model}, {contrast}",
+            )
             if steps is not None:
-                own = steps[(steps["model"] == model) & (steps["contrast"] == contrast)
-                            & (steps["quantity"] == name)]  # fmt: skip
-                for step in own["step"].dropna():
+                steps_of_contrast = steps[
+                    (steps["model"] == model) & (steps["contrast"] == contrast) & (steps["quantity"] == name)
+                ]
+                for step in steps_of_contrast["step"].dropna():
                     ax.axvline(float(step), color=color, linewidth=0.8, linestyle=":")
         if name == "auc_excess":
             level(ax, 0)
-        step_axis(ax, [step for key in every if key[2] == name for step in every[key][0]])
+        step_axis(ax, [step for key in all_curves if key[2] == name for step in all_curves[key][0]])
         ax.set_ylabel(COURSES[name])
     legend(axes[0][0])
     return captioned(
@@ -194,21 +213,25 @@ def training(results: Results, options: Options) -> Drawn:
 
 @figure("clouds")
 def published(results: Results, options: Options) -> Drawn:
-    """The paper's ratios of dimension to factual prompts, beside this run's and its control's, by depth."""
+    """Draw the paper's ratios of dimension to factual prompts, with this run's and its control's, by
+    depth.
+    """
     from attnscope.published import published_numbers
 
-    table, more = first_model(results, "clouds", "value")
-    own = table[
-        (table["quantity"] == "local_dimension") & (table["protocol"] == "exact") & (table["layer"] >= 0)
+    table, subject = first_model(results, "clouds", "value")
+    dimensions = table[
+        (table["quantity"] == "local_dimension")
+        & (table["protocol"] == "exact")
+        & (table["layer"] >= 0)
         & (table["null"] == "")
-    ]  # fmt: skip
-    if own["k"].isna().all():
+    ]
+    if dimensions["k"].isna().all():
         raise NotDrawable("no local dimension")
-    k = int(own["k"].max())
-    own = own[own["k"] == k].pivot_table(index="layer", columns="bucket", values="value")
+    k = int(dimensions["k"].max())
+    dimensions = dimensions[dimensions["k"] == k].pivot_table(index="layer", columns="bucket", values="value")
     numbers = published_numbers("ruscio2026")
     numbers = numbers[(numbers["quantity"] == "local_dimension") & numbers["control"].notna()]
-    if "factual" not in own or own.shape[1] < 2 or numbers.empty:
+    if "factual" not in dimensions or dimensions.shape[1] < 2 or numbers.empty:
         raise NotDrawable("no bucket besides factual")
     figure_, axes = panels(1, 1, height=2.7, width=min(options.width, 4.4))
     ax = axes[0][0]
@@ -226,8 +249,10 @@ def published(results: Results, options: Options) -> Drawn:
             markersize=3,
             label=f"{model}, impossible, printed",
         )
-    other = "impossible" if "impossible" in own else next(name for name in own if name != "factual")
-    ratio = (own[other] / own["factual"]).dropna()
+    other = (
+        "impossible" if "impossible" in dimensions else next(name for name in dimensions if name != "factual")
+    )
+    ratio = (dimensions[other] / dimensions["factual"]).dropna()
     ax.plot(
         ratio.index / max(ratio.index.max(), 1),
         ratio,
@@ -257,5 +282,5 @@ def published(results: Results, options: Options) -> Drawn:
         f"This run: pooled maximum likelihood at k = {k}. Printed: means of the paper's estimator at k = 30, "
         "which is 1.07 times too large in both buckets, on prompts that differ in template, length and "
         "number. Dashed: no difference.",
-        more,
+        subject,
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Bypass curves over gains, and what steering does beside random directions."""
+"""Figures of interventions: bypass curves over gains, and steering compared with random directions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 @figure("interventions", "prompts")
 def bypass_curve(results: Results, options: Options) -> Drawn:
     """Refusals of the other bucket against false refusals of the reference, over the gain."""
-    table, more = first_model(results, "interventions", "forced")
+    table, subject = first_model(results, "interventions", "forced")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table[table["arm"] == "bypass"].merge(prompts, on=["model", "sample"], how="left")
     if table.empty:
@@ -29,39 +29,49 @@ def bypass_curve(results: Results, options: Options) -> Drawn:
         1, len(contrasts), height=2.9, width=min(options.width, 3.0 * len(contrasts) + 0.4)
     )
     for ax, contrast in zip(axes[0], contrasts, strict=True):
-        own = table[table["contrast"] == contrast]
-        for at, control in enumerate(one for one in DETECTORS if (own["control"] == one).any()):
-            rows = own[own["control"] == control].assign(other=lambda d, c=contrast: d["bucket"] == c)
+        rows_of_contrast = table[table["contrast"] == contrast]
+        for at, control in enumerate(
+            name for name in DETECTORS if (rows_of_contrast["control"] == name).any()
+        ):
+            rows = rows_of_contrast[rows_of_contrast["control"] == control].assign(
+                other=lambda d, c=contrast: d["bucket"] == c
+            )
             rates = rows.pivot_table(index="strength", columns="other", values="forced", aggfunc="mean")
             if rates.shape[1] < 2:
                 continue
-            ax.plot(rates[False], rates[True], color=PALETTE[at], marker="o", markersize=3,
-                    label=control.replace("_", " "))  # fmt: skip
+            ax.plot(
+                rates[False],
+                rates[True],
+                color=PALETTE[at],
+                marker="o",
+                markersize=3,
+                label=control.replace("_", " "),
+            )
         ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
         ax.set_xlabel("forced refusals, reference")
-        ax.set_title(f"{contrast} (n = {own['sample'].nunique()})")
+        ax.set_title(f"{contrast} (n = {rows_of_contrast['sample'].nunique()})")
     axes[0][0].set_ylabel("forced refusals, other bucket")
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Layer {layer}; one point for each gain. On the diagonal a detector knows nothing of the buckets: a "
-        "constant one refuses as much as any when its gain is large.",
-        more,
+        f"Layer {layer}; one point for each gain. On the diagonal a detector does not tell buckets apart: "
+        "a constant one refuses as much as any when its gain is large.",
+        subject,
     )
 
 
 @figure("interventions")
 def steering_curve(results: Results, options: Options) -> Drawn:
-    """How often the answer changes when the state moves along the boundary or along random directions."""
-    table, more = first_model(results, "interventions", "changed")
+    """Draw the share of answers that change when the state moves along the boundary or random directions."""
+    table, subject = first_model(results, "interventions", "changed")
     table = table[table["arm"] == "steering"]
     if table.empty:
         raise NotDrawable("no state was moved")
     layers = sorted(table["layer"].unique())
     figure_, axes = panels(1, len(layers), height=2.6, width=options.width)
     for ax, layer in zip(axes[0], layers, strict=True):
-        own = table[table["layer"] == layer].assign(changed=lambda d: d["changed"].astype(float))
-        for at, (control, rows) in enumerate(own.groupby("control", sort=False)):
+        rows_of_layer = table[table["layer"] == layer].assign(changed=lambda d: d["changed"].astype(float))
+        for at, (control, rows) in enumerate(rows_of_layer.groupby("control", sort=False)):
             mean = rows.groupby("strength")["changed"].mean()
             if control == "boundary":
                 ax.plot(mean.index, mean, color=PALETTE[0], marker="o", markersize=3, label="boundary")
@@ -73,9 +83,10 @@ def steering_curve(results: Results, options: Options) -> Drawn:
             )
         level(ax, 0)
         ax.set_ylim(
-            -0.02, max(0.1, 1.1 * float(own.groupby(["control", "strength"])["changed"].mean().max()))
+            -0.02,
+            max(0.1, 1.1 * float(rows_of_layer.groupby(["control", "strength"])["changed"].mean().max())),
         )
-        ax.set_title(f"layer {layer} (n = {own['sample'].nunique()})")
+        ax.set_title(f"layer {layer} (n = {rows_of_layer['sample'].nunique()})")
         ax.set_xlabel("strength α")
     axes[0][0].set_ylabel("answers changed")
     legend(axes[0][0])
@@ -83,14 +94,14 @@ def steering_curve(results: Results, options: Options) -> Drawn:
         figure_,
         f"Share of {table['sample'].nunique()} prompts; bands: the range of random directions of the same "
         "length.",
-        more,
+        subject,
     )
 
 
 @figure("interventions", "prompts")
 def compression_curve(results: Results, options: Options) -> Drawn:
     """Refusals and changed answers when states are drawn to the reference's main directions."""
-    table, more = first_model(results, "interventions", "refused", "changed")
+    table, subject = first_model(results, "interventions", "refused", "changed")
     prompts = require_table(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table[table["arm"] == "compression"].merge(prompts, on=["model", "sample"], how="left")
     if table.empty:
@@ -103,10 +114,10 @@ def compression_curve(results: Results, options: Options) -> Drawn:
     figure_, axes = panels(len(contrasts), 2, height=0.5 + 2.1 * len(contrasts), width=options.width)
     names = {"reference": "the reference's", "other": "the other bucket's", "haar": "random"}
     for line, contrast in zip(axes, contrasts, strict=True):
-        own = table[table["contrast"] == contrast]
+        rows_of_contrast = table[table["contrast"] == contrast]
         for ax, (column, label) in zip(line, columns.items(), strict=True):
             for at, (control, name) in enumerate(names.items()):
-                rows = own[own["control"] == control]
+                rows = rows_of_contrast[rows_of_contrast["control"] == control]
                 draws = rows.assign(value=rows[column].astype(float)).groupby(["strength", "draw"])["value"]
                 means = draws.mean().groupby("strength")
                 if control == "haar":
@@ -121,10 +132,10 @@ def compression_curve(results: Results, options: Options) -> Drawn:
             ax.set_ylabel(label)
             ax.set_ylim(-0.02, None)
             ax.set_xlabel("strength λ")
-        line[0].set_title(f"{contrast} (n = {own['sample'].nunique()})", loc="left")
+        line[0].set_title(f"{contrast} (n = {rows_of_contrast['sample'].nunique()})", loc="left")
     legend(axes[0][0])
     return captioned(
         figure_,
         "Prompts of the other bucket, means over layers. Grey: range of random subspaces of the same size.",
-        more,
+        subject,
     )

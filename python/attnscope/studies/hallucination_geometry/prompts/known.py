@@ -75,4 +75,4 @@ wild will win wind wine wing wire wise wish wit woe wolf woman won wood wool wor
 wound wrap wry yak yam yard yarn year yell yes yet yield you young zero zip zone zoo zoom
 """
 
-KNOWN = frozenset(_WORDS.split())
+COMMON_WORDS = frozenset(_WORDS.split())

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from attnscope.studies.hallucination_geometry.prompts.known import KNOWN
+from attnscope.studies.hallucination_geometry.prompts.known import COMMON_WORDS
 from attnscope.studies.hallucination_geometry.prompts.subjects import PAIRS, slots
 
 FILE = Path(__file__).with_name("hallucination_geometry.csv")
@@ -35,7 +35,7 @@ class Names:
 
     def __init__(self, subjects: list[str], rng: random.Random) -> None:
         self.rng = rng
-        self.known = {one.lower() for one in subjects} | KNOWN
+        self.known = {subject.lower() for subject in subjects} | COMMON_WORDS
         self.following: dict[str, list[str]] = defaultdict(list)
         for subject in subjects:
             letters = f"^^{subject.lower()}$"
@@ -43,56 +43,56 @@ class Names:
                 self.following[letters[at : at + 2]].append(letters[at + 2])
 
     def draw(self, length: int) -> str:
-        """A word of so many letters that is no subject and has not been drawn before.
+        """Return a word of a number of letters that is no subject and has not been drawn before.
 
         Three and four letters have few words that end as subjects do; then any end will do.
         """
         for attempt in range(100_000):
             word = "^^"
             while len(word) - 2 < length:
-                choices = [one for one in self.following[word[-2:]] if one != "$"]
+                choices = [letter for letter in self.following[word[-2:]] if letter != "$"]
                 if not choices:
                     break
                 word += self.rng.choice(choices)
-            made = word[2:]
-            ends = len(made) == length and ("$" in self.following[word[-2:]] or attempt > 500)
-            if ends and made not in self.known:
-                self.known.add(made)
-                return made
+            drawn = word[2:]
+            ends = len(drawn) == length and ("$" in self.following[word[-2:]] or attempt > 500)
+            if ends and drawn not in self.known:
+                self.known.add(drawn)
+                return drawn
         raise RuntimeError(f"no word of {length} letters is left")
 
 
 def rows() -> Iterator[dict[str, str]]:
-    """The questions, in the order of the file."""
+    """Yield the questions, in the order of the file."""
     subjects = [subject for pair in PAIRS for _, _, listed in pair for subject, _ in slots(listed)]
     names = Names(subjects, random.Random(SEED))
     for number, pair in enumerate(PAIRS):
-        own = [slots(listed) for _, _, listed in pair]
+        slots_of_side = [slots(listed) for _, _, listed in pair]
         for side, (name, template, _) in enumerate(pair):
-            for slot, (subject, answer) in enumerate(own[side]):
+            for slot, (subject, answer) in enumerate(slots_of_side[side]):
                 fixed = {"template": name, "pair": f"{name}-{slot:02d}", "fold": str(number)}
-                other = own[1 - side][slot][0]
-                made = [names.draw(len(subject)) for _ in range(CANDIDATES)]
-                made = [one.capitalize() if subject[0].isupper() else one for one in made]
+                other = slots_of_side[1 - side][slot][0]
+                invented = [names.draw(len(subject)) for _ in range(CANDIDATES)]
+                invented = [name.capitalize() if subject[0].isupper() else name for name in invented]
                 for bucket, word, right in (
                     ("factual", subject, answer),
                     ("impossible", other, ""),
-                    ("unknown", made[0], ""),
+                    ("unknown", invented[0], ""),
                 ):
                     yield {
                         **fixed, "question": template.format(word), "bucket": bucket, "answer": right,
                         "subject": subject if bucket == "unknown" else word,
-                        "candidates": "|".join(made) if bucket == "unknown" else "",
+                        "candidates": "|".join(invented) if bucket == "unknown" else "",
                     }  # fmt: skip
 
 
 def text() -> str:
-    """The file as a text."""
-    made = io.StringIO()
-    writer = csv.DictWriter(made, COLUMNS, lineterminator="\n")
+    """Return the file as a text."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows())
-    return made.getvalue()
+    return stream.getvalue()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Templates, subjects and answers, in pairs of templates that exchange their subjects.
 
-A subject is written as `subject=answer`, further names of the answer behind `|`. Each subject stands once in
+A subject is written as `subject=answer`, further names of the answer behind `|`. Each subject occurs once in
 all; no subject has an answer under its partner's template.
 """
 
@@ -163,5 +163,5 @@ PAIRS: tuple[tuple[tuple[str, str, str], tuple[str, str, str]], ...] = (
 
 def slots(listed: str) -> list[tuple[str, str]]:
     """Subject and answer, by number of letters, then by letters."""
-    found = [one.strip().partition("=")[::2] for one in listed.split(",")]
-    return sorted(((a, b) for a, b in found), key=lambda one: (len(one[0]), one[0]))
+    pairs = [entry.strip().partition("=")[::2] for entry in listed.split(",")]
+    return sorted(((a, b) for a, b in pairs), key=lambda pair: (len(pair[0]), pair[0]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The run's numbers beside those of arXiv 2603.13911, each with its own control where there is one."""
+"""The run's numbers next to those of arXiv 2603.13911, each with its control where there is one."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, comparison_row, pairs, same_model
 
-#: Their buckets, and what stands for them here.
+#: Their buckets, and the buckets that replace them here.
 BUCKETS = {"factual": "factual", "impossible": "impossible", "hallucination": "unknown"}
 STATEMENTS = (
     "Their buckets differ in template, length and words; the prompts of this run need not. F̂ of the paper is "
     "half of bᵀFb, and was computed in bfloat16, whose rounding is of its size.",
-    "“hallucination” was never checked against an answer; beside it stands the bucket `unknown`.",
-    "Behind each published number stands its control: of factual prompts, or on the same boundary.",
+    "“hallucination” was never checked against an answer; it is compared with the bucket `unknown`.",
+    "Each published number is followed by its control: of factual prompts, or on the same boundary.",
 )
 
 
 def compare(
     results: Results, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int
 ) -> Compared:
-    """Each published number, its control and ours at the same depth.
+    """Compare each published number, its control and ours at the same depth.
 
     Args:
-        chosen: the only published model to stand beside; None takes all.
+        chosen: the only published model to compare with; None takes all.
     """
     if "clouds" not in results.tables():
         raise MissingError("compare: the run has no table 'clouds'")
@@ -38,10 +38,12 @@ def compare(
     rows: list[dict[str, Any]] = []
     tables = {name: last_step(results.table(name)) for name in results.tables() if name in _NEEDED}
     for model, number in pairs(dict.fromkeys(tables["clouds"]["model"]), numbers, chosen, statements):
-        own = {name: table[table["model"] == model] for name, table in tables.items()}
+        tables_of_model = {name: table[table["model"] == model] for name, table in tables.items()}
         if isinstance(number["void"], str) and number["void"]:
             statements.append(f"{number['model']}, {number['quantity']}: void, {number['void']}.")
-        rows.append(_row(model, number, numbers, own, int(own["clouds"]["layer"].max())))
+        rows.append(
+            _row(model, number, numbers, tables_of_model, int(tables_of_model["clouds"]["layer"].max()))
+        )
     return Compared(pd.DataFrame(rows), list(dict.fromkeys(statements)))
 
 
@@ -49,36 +51,44 @@ _NEEDED = ("clouds", "contrasts", "boundaries", "sensitivity", "readout", "inter
 
 
 def _row(
-    model: str, number: dict[Any, Any], numbers: pd.DataFrame, own: dict[str, pd.DataFrame], depth: int
+    model: str, number: dict[Any, Any], numbers: pd.DataFrame, tables: dict[str, pd.DataFrame], depth: int
 ) -> dict[str, Any]:
-    same = same_model(str(number["model"]), model)
+    is_same_model = same_model(str(number["model"]), model)
     deepest = int(numbers[numbers["model"] == number["model"]]["layer"].max())
     layer = int(number["layer"])
-    here = layer if same or layer < 0 else round(layer / max(deepest + 1, 1) * depth)
+    layer_of_run = layer if is_same_model or layer < 0 else round(layer / max(deepest + 1, 1) * depth)
     void = isinstance(number["void"], str) and bool(number["void"])
     bucket = BUCKETS.get(str(number["token"]).partition(",")[0], "")
     quantity = str(number["quantity"])
     theirs, exact = math.nan, math.nan
     if not void:
         theirs, exact = (
-            (math.nan, _answered(quantity, bucket, own)) if layer < 0 else _ours(quantity, bucket, here, own)
+            (math.nan, _answered(quantity, bucket, tables))
+            if layer < 0
+            else _ours(quantity, bucket, layer_of_run, tables)
         )
     control = "" if pd.isna(number["control"]) else f"control {number['control']:g}"
-    token = ", ".join(one for one in (str(number["token"]), control, "void" if void else "") if one)
+    token = ", ".join(filter(None, (str(number["token"]), control, "void" if void else "")))
     row = comparison_row(
-        model, number, measured=(theirs,), exact=(exact,), layer=here, token=token, control=number["control"]
+        model,
+        number,
+        measured=(theirs,),
+        exact=(exact,),
+        layer=layer_of_run,
+        token=token,
+        control=number["control"],
     )
     if void:
         value = number["value"]
-        nothing = {"published": math.nan, "published_low": value, "published_high": value}
-        row |= nothing | {"about": number["void"]}
+        voided = {"published": math.nan, "published_low": value, "published_high": value}
+        row |= voided | {"about": number["void"]}
     return row
 
 
-def _ours(quantity: str, bucket: str, layer: int, own: dict[str, pd.DataFrame]) -> tuple[float, float]:
-    """A number by the published protocol, and by the exact one; NaN where the run has none."""
+def _ours(quantity: str, bucket: str, layer: int, tables: dict[str, pd.DataFrame]) -> tuple[float, float]:
+    """Return a number by the published protocol, and by the exact one; NaN where the run has none."""
     if quantity in ("local_dimension", "effective_rank", "isotropy"):
-        rows = own["clouds"]
+        rows = tables["clouds"]
         rows = rows[rows["null"] == ""]
         rows = rows[(rows["layer"] == layer) & (rows["bucket"] == bucket) & (rows["quantity"] == quantity)]
         theirs = rows[rows["protocol"] == "ruscio2026"]["value"]
@@ -86,25 +96,25 @@ def _ours(quantity: str, bucket: str, layer: int, own: dict[str, pd.DataFrame]) 
         return _first(theirs), _first(exact)
     exact = math.nan
     if quantity in ("norm", "stability"):
-        rows = _of(own, "boundaries", layer, bucket)
+        rows = _of(tables, "boundaries", layer, bucket)
         exact = _first(rows[quantity]) if len(rows) else math.nan
     elif quantity in SENSITIVITY:
-        rows = _of(own, "sensitivity", layer, bucket)
+        rows = _of(tables, "sensitivity", layer, bucket)
         rows = rows[rows["direction"] == "boundary"] if len(rows) else rows
         if len(rows) and rows[SENSITIVITY[quantity]].notna().any():
             exact = float(rows[SENSITIVITY[quantity]].mean())
         exact = exact / 2 if quantity in ("directional_fisher", "one_sided_kl") else exact
     elif quantity == "top_norm":
-        rows = _of(own, "readout", layer, bucket)
+        rows = _of(tables, "readout", layer, bucket)
         rows = rows[(rows["direction"] == "boundary") & (rows["k"] == 100)] if len(rows) else rows
         exact = float(np.sqrt(_first(rows["top_share"]))) if len(rows) else math.nan
     if quantity == "norm" or quantity == "stability":
         return exact, exact
-    theirs = _of(own, "contrasts", layer, bucket)
+    theirs = _of(tables, "contrasts", layer, bucket)
     if quantity in THEIRS and len(theirs):
         name, k = THEIRS[quantity]
-        wanted = (theirs["protocol"] == "ruscio2026") & (theirs["quantity"] == name) & (theirs["k"] == k)
-        return _first(theirs[wanted]["value"]), exact
+        is_quantity = (theirs["protocol"] == "ruscio2026") & (theirs["quantity"] == name) & (theirs["k"] == k)
+        return _first(theirs[is_quantity]["value"]), exact
     return math.nan, exact
 
 
@@ -127,15 +137,15 @@ ARMS = {
 }
 
 
-def _answered(quantity: str, bucket: str, own: dict[str, pd.DataFrame]) -> float:
-    """A share of answers, mean over the layers that were changed; NaN where the run has none."""
-    if quantity not in ARMS or "interventions" not in own or "prompts" not in own:
+def _answered(quantity: str, bucket: str, tables: dict[str, pd.DataFrame]) -> float:
+    """Return a share of answers, mean over the layers that were changed; NaN where the run has none."""
+    if quantity not in ARMS or "interventions" not in tables or "prompts" not in tables:
         return math.nan
     arm, control, column, strength = ARMS[quantity]
-    rows = own["interventions"]
+    rows = tables["interventions"]
     # theirs steers factual prompts alone, and changes the logits and states of uncertain ones alone
-    asked = "factual" if arm == "steering" else bucket
-    samples = own["prompts"].loc[own["prompts"]["bucket"] == asked, "sample"]
+    bucket_asked = "factual" if arm == "steering" else bucket
+    samples = tables["prompts"].loc[tables["prompts"]["bucket"] == bucket_asked, "sample"]
     rows = rows[
         (rows["arm"] == arm) & (rows["control"] == control) & (rows["strength"] == strength)
         & (rows["contrast"] == bucket) & rows["sample"].isin(samples)
@@ -143,9 +153,9 @@ def _answered(quantity: str, bucket: str, own: dict[str, pd.DataFrame]) -> float
     return float(rows[column].astype(float).mean()) if len(rows) else math.nan
 
 
-def _of(own: dict[str, pd.DataFrame], table: str, layer: int, contrast: str) -> pd.DataFrame:
-    """Rows of a table of one layer and contrast; none where the run has no such table."""
-    rows = own.get(table, pd.DataFrame())
+def _of(tables: dict[str, pd.DataFrame], table: str, layer: int, contrast: str) -> pd.DataFrame:
+    """Return the rows of a table of one layer and contrast; none where the run has no such table."""
+    rows = tables.get(table, pd.DataFrame())
     if len(rows):
         rows = rows[(rows["layer"] == layer) & (rows["contrast"] == contrast)]
     return rows

@@ -30,18 +30,18 @@ BATCH = 4
 def measure(
     run: StageRun,
     table: pd.DataFrame,
-    every: list[Contrast],
+    all_contrasts: list[Contrast],
     layers: list[int],
     options: HallucinationOptions,
 ) -> None:
-    """Rows of `contrasts` of the published protocol."""
+    """Write the rows of `contrasts` of the published protocol."""
     assert options.sensitivity is not False
     ruscio2026 = importlib.import_module("attnscope.protocols.ruscio2026")
     model, stored = run.model().model, Stored(run)
     head = model.get_output_embeddings().weight
     tokens = ruscio2026.uncertain_tokens(run.encoder.tokenizer)
     structure = structure_of(model, padded(run, list(table["sample"][:1])))
-    for contrast in every:
+    for contrast in all_contrasts:
         chosen = chosen_prompts(contrast, options.sensitivity.prompts, run.rng("sensitivity"))
         inputs = {
             suffix: padded(run, chosen.loc[chosen["other"] == other, "sample"].tolist())
@@ -53,43 +53,52 @@ def measure(
             b = ruscio2026.boundary(parts["_reference"], parts[""])
             name, enters, _ = structure.place("ruscio2026", layer, "block_output")
             read = ruscio2026.boundary_readout(head.detach(), b)
-            found: dict[tuple[str, int], float] = {
-                ("boundary_entropy", 0): read.entropy, ("boundary_max_prob", 0): read.max_prob,
-            }  # fmt: skip
-            for k in (one for one in (100, 200) if one <= min(head.shape)):
-                found["vocab_alignment", k] = ruscio2026.vocab_alignment(head.detach(), b, k=k)
+            numbers_by_name: dict[tuple[str, int], float] = {
+                ("boundary_entropy", 0): read.entropy,
+                ("boundary_max_prob", 0): read.max_prob,
+            }
+            for k in (size for size in (100, 200) if size <= min(head.shape)):
+                numbers_by_name["vocab_alignment", k] = ruscio2026.vocab_alignment(head.detach(), b, k=k)
             for suffix, points in parts.items():
                 draw = np.random.RandomState(run.settings.seed)
-                found["beta0" + suffix, 0], found["beta1" + suffix, 0] = _betti(ruscio2026, points, b, draw)
+                numbers_by_name["beta0" + suffix, 0], numbers_by_name["beta1" + suffix, 0] = _betti(
+                    ruscio2026, points, b, draw
+                )
                 if not enters:
                     numbers = along(model, structure.modules[name], inputs[suffix], b, tokens)
-                    found |= {(key + suffix, 0): value for key, value in numbers.items()}
+                    numbers_by_name |= {(key + suffix, 0): value for key, value in numbers.items()}
             run.write(
-                "contrasts", layer=layer, contrast=contrast.name, quantity=[key[0] for key in found],
-                k=[key[1] for key in found], protocol="ruscio2026", value=list(found.values()),
-                n_pairs=contrast.n, correction="",
-            )  # fmt: skip
+                "contrasts",
+                layer=layer,
+                contrast=contrast.name,
+                quantity=[key[0] for key in numbers_by_name],
+                k=[key[1] for key in numbers_by_name],
+                protocol="ruscio2026",
+                value=list(numbers_by_name.values()),
+                n_pairs=contrast.n,
+                correction="",
+            )
 
 
 def padded(run: StageRun, samples: list[int]) -> dict[str, Tensor]:
     """Prompts padded on the side that their tokenizer pads on."""
-    ids = {one.sentence.sample: one.encoded.ids.tolist() for one in run.unit.inputs}
+    ids = {text.sentence.sample: text.encoded.ids.tolist() for text in run.unit.inputs}
     rows = [ids[int(sample)] for sample in samples]
     width = max(map(len, rows))
     left = getattr(run.encoder.tokenizer, "padding_side", "right") == "left"
-    found = torch.full((len(rows), width), run.encoder.pad_id, device="cpu")
-    mask = torch.zeros_like(found)
+    ids_padded = torch.full((len(rows), width), run.encoder.pad_id, device="cpu")
+    mask = torch.zeros_like(ids_padded)
     for at, row in enumerate(rows):
         place = slice(width - len(row), None) if left else slice(0, len(row))
-        found[at, place], mask[at, place] = torch.tensor(row, device="cpu"), 1
+        ids_padded[at, place], mask[at, place] = torch.tensor(row, device="cpu"), 1
     device = run.model().device
-    return {"input_ids": found.to(device), "attention_mask": mask.to(device)}
+    return {"input_ids": ids_padded.to(device), "attention_mask": mask.to(device)}
 
 
 def along(
     model: Any, block: torch.nn.Module, inputs: dict[str, Tensor], b: Tensor, tokens: list[int]
 ) -> dict[str, float]:
-    """The notebooks' numbers of one block and one kind of prompts."""
+    """Return the notebooks' numbers of one block and one kind of prompts."""
     ruscio2026 = importlib.import_module("attnscope.protocols.ruscio2026")
     b = b.to(inputs["input_ids"].device)
     return {
@@ -105,7 +114,7 @@ def along(
 def _betti(ruscio2026: Any, points: Tensor, b: Tensor, draw: Any) -> tuple[float, float]:
     """Bars at .15 near the boundary; NaN where a state is a zero vector."""
     try:
-        found = ruscio2026.topology(points, b, draw=draw)
+        betti = ruscio2026.topology(points, b, draw=draw)
     except ValueError:
         return math.nan, math.nan
-    return float(found.beta0), float(found.beta1)
+    return float(betti.beta0), float(betti.beta1)

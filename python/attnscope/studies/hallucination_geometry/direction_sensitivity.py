@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""The model along the boundary: what its next token does when the difference of means is put there.
+"""Sensitivity of the next token along the boundary, with the difference of means put into a state.
 
-Every number stands beside those of random directions of the same length: as likely one way as another; of the
-covariance of what the boundary is a mean of (differences of pairs, states within their templates); and of
-exchanged labels.
+Every number is compared with those of random directions of the same length: isotropic ones; those of the
+covariance of what the boundary is a mean of (differences of pairs, states within their templates); and
+differences of exchanged labels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
 from attnscope.errors import ConfigError
 from attnscope.inference import benjamini_hochberg, max_t
-from attnscope.studies.hallucination_geometry import notebooks
+from attnscope.studies.hallucination_geometry import published_protocol
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.evidence import exceedance
 from attnscope.studies.hallucination_geometry.states import Stored
@@ -41,7 +41,7 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
     """Write the tables `sensitivity` and `readout`, and the tests of `contrasts` that belong to them."""
     assert options.sensitivity is not False
     stored = Stored(run)
-    every = contrasts(table, options, run.rng("contrasts"))
+    all_contrasts = contrasts(table, options, run.rng("contrasts"))
     spreads: dict[tuple[str, int], Tensor] = {}
     means: dict[tuple[str, int], Tensor] = {}
     nulls: dict[tuple[str, int], dict[str, Tensor]] = {}
@@ -54,45 +54,51 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
         if not bool(states.isfinite().all()):
             continue
         good.append(layer)
-        for contrast in every:
-            own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist(), device="cpu")]
+        for contrast in all_contrasts:
+            states_of_contrast = states[
+                torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist(), device="cpu")
+            ]
             labels = torch.from_numpy(contrast.labels == 1)
-            means[contrast.name, layer] = own[labels].mean(0) - own[~labels].mean(0)
+            means[contrast.name, layer] = states_of_contrast[labels].mean(0) - states_of_contrast[
+                ~labels
+            ].mean(0)
             nulls[contrast.name, layer] = directions_of_chance(
-                contrast, own, options.sensitivity.directions, run.settings.seed
+                contrast, states_of_contrast, options.sensitivity.directions, run.settings.seed
             )
-            spreads[contrast.name, layer] = spread(contrast, own)
+            spreads[contrast.name, layer] = spread(contrast, states_of_contrast)
             if read is not None:
                 gains[contrast.name, layer] = read.gain(
                     many_directions(run, spreads, contrast, layer)
                 ).numpy()
     if "ruscio2026" in run.settings.protocols:
-        notebooks.measure(run, table, every, good, options)
+        published_protocol.measure(run, table, all_contrasts, good, options)
     if read is not None:
-        _readout(run, read, every, good, means, nulls, gains, options)
-    gradients = _sensitivity(run, table, every, good, means, nulls, options)
-    _refusal_tests(run, every, good, means, gradients, spreads)
+        _readout(run, read, all_contrasts, good, means, nulls, gains, options)
+    gradients = _sensitivity(run, table, all_contrasts, good, means, nulls, options)
+    _refusal_tests(run, all_contrasts, good, means, gradients, spreads)
 
 
-def exact_model(run: StageRun, wanted: str) -> tuple[Any, str]:
-    """The unit's model and the dtype of its derivatives; a wider copy where it is in half precision."""
+def exact_model(run: StageRun, dtype: str) -> tuple[Any, str]:
+    """Return the unit's model and the dtype of its derivatives; a wider copy where it is in half
+    precision.
+    """
     loaded = run.model()
     kinds = {p.dtype for p in loaded.model.parameters() if p.is_floating_point()}
     if not any(kind.itemsize < 4 for kind in kinds):
         return loaded.model, str(loaded.dtype).removeprefix("torch.")
-    kind = getattr(torch, wanted)
+    kind = getattr(torch, dtype)
     need = sum(p.numel() for p in loaded.model.parameters()) * kind.itemsize
     bound = run.settings.max_memory
     if bound is not None and need > int(bound):
         raise ConfigError(
-            f"options.sensitivity: derivatives of {loaded.checkpoint.title} need a copy in {wanted} of "
+            f"options.sensitivity: derivatives of {loaded.checkpoint.title} need a copy in {dtype} of "
             f"{need / 1e6:.0f} MB, more than max_memory, {int(bound) / 1e6:.0f} MB; false leaves them out"
         )
     run.note(
-        f"hallucination_geometry: derivatives of {loaded.checkpoint.title} are taken in {wanted}, its "
+        f"hallucination_geometry: derivatives of {loaded.checkpoint.title} are taken in {dtype}, its "
         f"states in {str(loaded.dtype).removeprefix('torch.')}"
     )
-    return copy.deepcopy(loaded.model).to(kind), wanted
+    return copy.deepcopy(loaded.model).to(kind), dtype
 
 
 def many_directions(
@@ -110,10 +116,12 @@ def next_tokens(tokenizer: Any, prompt: str, word: str) -> list[int]:
 
     A word by itself may begin with another piece: SentencePiece puts a bare space before it.
     """
-    alone = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     longer = tokenizer(prompt + word, add_special_tokens=False)["input_ids"]
-    start = next((at for at, pair in enumerate(zip(alone, longer, strict=False)) if pair[0] != pair[1]), None)
-    return [int(token) for token in longer[min(len(alone), len(longer)) if start is None else start :]]
+    start = next(
+        (at for at, pair in enumerate(zip(prompt_ids, longer, strict=False)) if pair[0] != pair[1]), None
+    )
+    return [int(token) for token in longer[min(len(prompt_ids), len(longer)) if start is None else start :]]
 
 
 def first_token(tokenizer: Any, prompt: str, word: str) -> int | None:
@@ -129,8 +137,8 @@ def first_token(tokenizer: Any, prompt: str, word: str) -> int | None:
 
 def refusal_ids(tokenizer: Any, prompt: str, words: list[str]) -> list[int]:
     """Return the first tokens of words behind a prompt; every word must have one that says something."""
-    found = {word: first_token(tokenizer, prompt, word) for word in words}
-    if refused := [word for word, one in found.items() if one is None]:
+    tokens = {word: first_token(tokenizer, prompt, word) for word in words}
+    if refused := [word for word, token in tokens.items() if token is None]:
         pieces = {
             word: tokenizer.convert_ids_to_tokens(next_tokens(tokenizer, prompt, word)) for word in refused
         }
@@ -138,13 +146,13 @@ def refusal_ids(tokenizer: Any, prompt: str, words: list[str]) -> list[int]:
             "options.sensitivity.refusal: expected words whose first token is more than white space, got "
             f"pieces {pieces}"
         )
-    return sorted({one for one in found.values() if one is not None})
+    return sorted({token for token in tokens.values() if token is not None})
 
 
 def _sensitivity(
     run: StageRun,
     table: pd.DataFrame,
-    every: list[Contrast],
+    all_contrasts: list[Contrast],
     layers: list[int],
     means: dict[tuple[str, int], Tensor],
     nulls: dict[tuple[str, int], dict[str, Tensor]],
@@ -161,12 +169,13 @@ def _sensitivity(
         run.note(f"hallucination_geometry: {error}")
         refusal = None
     ids = {
-        one.sentence.sample: torch.tensor(one.encoded.ids.tolist(), device="cpu") for one in run.unit.inputs
+        text.sentence.sample: torch.tensor(text.encoded.ids.tolist(), device="cpu")
+        for text in run.unit.inputs
     }
     total = max(layers, default=-1) + 1
-    kept: dict[tuple[str, int], list[Array]] = {}
+    sizes_of_moves: dict[tuple[str, int], list[Array]] = {}
     slopes: dict[tuple[str, int], list[Tensor]] = {}
-    for contrast in every:
+    for contrast in all_contrasts:
         chosen = chosen_prompts(contrast, how.prompts, run.rng("sensitivity"))
         for sample, other in zip(chosen["sample"], chosen["other"], strict=True):
             steps = PromptSteps(model, ids[sample].to(device))
@@ -177,10 +186,14 @@ def _sensitivity(
                 if not norm > 0:
                     continue
                 named = [("boundary", -1, v / norm)]
-                named += [(kind, at, one) for kind, drawn in nulls[contrast.name, layer].items()
-                          for at, one in enumerate(drawn) if bool(one.isfinite().all())]  # fmt: skip
-                directions = torch.stack([one for _, _, one in named])
-                found = sensitivity_of(
+                named += [
+                    (kind, at, direction)
+                    for kind, drawn in nulls[contrast.name, layer].items()
+                    for at, direction in enumerate(drawn)
+                    if bool(direction.isfinite().all())
+                ]
+                directions = torch.stack([direction for _, _, direction in named])
+                sensitivity = sensitivity_of(
                     steps, layer, directions, depth=total, refusal=refusal, method=how.method, curved=False
                 )
                 bent = sensitivity_of(
@@ -188,27 +201,41 @@ def _sensitivity(
                 ).curvature
                 state, kl = _moved(steps, layer, directions * norm * (1 if other == 0 else -1))
                 size = float(state.norm())
-                fisher = found.directional_fisher.numpy()
-                slope, refused = found.entropy_slope.numpy() * norm, found.refusal_slope.numpy() * norm
+                fisher = sensitivity.directional_fisher.numpy()
+                slope, refused = (
+                    sensitivity.entropy_slope.numpy() * norm,
+                    sensitivity.refusal_slope.numpy() * norm,
+                )
                 cosines = {
                     name: (directions @ g[layer] / g[layer].norm().clamp_min(1e-300)).numpy()
-                    if g is not None else np.full(len(named), np.nan)
+                    if g is not None
+                    else np.full(len(named), np.nan)
                     for name, g in gradients.items()
-                }  # fmt: skip
+                }
                 run.write(
-                    "sensitivity", sample=sample, layer=layer, contrast=contrast.name,
-                    direction=[kind for kind, _, _ in named], draw=[at for _, at, _ in named],
-                    state_norm=size, directional_fisher=fisher, relative_fisher=size**2 * fisher,
-                    transport_fisher=norm**2 * fisher, transport_kl=kl,
+                    "sensitivity",
+                    sample=sample,
+                    layer=layer,
+                    contrast=contrast.name,
+                    direction=[kind for kind, _, _ in named],
+                    draw=[at for _, at, _ in named],
+                    state_norm=size,
+                    directional_fisher=fisher,
+                    relative_fisher=size**2 * fisher,
+                    transport_fisher=norm**2 * fisher,
+                    transport_kl=kl,
                     curvature=np.append(bent.numpy(), np.full(len(named) - 1, np.nan)),
-                    entropy_slope=slope, refusal_slope=refused, refusal_alignment=cosines["refusal"],
-                    loss_alignment=cosines["loss"], amplification=found.amplification.numpy(),
+                    entropy_slope=slope,
+                    refusal_slope=refused,
+                    refusal_alignment=cosines["refusal"],
+                    loss_alignment=cosines["loss"],
+                    amplification=sensitivity.amplification.numpy(),
                     compute_dtype=kind_of,
-                )  # fmt: skip
-                kept.setdefault((contrast.name, layer), []).append(np.stack([fisher, kl]))
+                )
+                sizes_of_moves.setdefault((contrast.name, layer), []).append(np.stack([fisher, kl]))
                 if gradients["refusal"] is not None:
                     slopes.setdefault((contrast.name, layer), []).append(gradients["refusal"][layer])
-    _tests(run, every, layers, kept, nulls)
+    _tests(run, all_contrasts, layers, sizes_of_moves, nulls)
     return slopes
 
 
@@ -219,14 +246,14 @@ def prompt_text(run: StageRun) -> str:
 
 def _refusal_tests(
     run: StageRun,
-    every: list[Contrast],
+    all_contrasts: list[Contrast],
     layers: list[int],
     means: dict[tuple[str, int], Tensor],
     gradients: dict[tuple[str, int], list[Tensor]],
     spreads: dict[tuple[str, int], Tensor],
 ) -> None:
     """Write the mean cosine of the refusal's gradient with the boundary, among random directions."""
-    for contrast in every:
+    for contrast in all_contrasts:
         for layer in layers:
             slopes = gradients.get((contrast.name, layer))
             if not slopes:
@@ -241,11 +268,21 @@ def _refusal_tests(
             p_value = min(1.0, 2 * (1 + min(below, above)) / (1 + len(drawn))) if len(drawn) else math.nan
             ends = np.quantile(drawn, [0.025, 0.975]) if len(drawn) else (math.nan, math.nan)
             run.write(
-                "contrasts", layer=layer, contrast=contrast.name, quantity="refusal_alignment", k=0,
-                protocol="exact", value=value, null_mean=float(drawn.mean()) if len(drawn) else math.nan,
-                null_low=ends[0], null_high=ends[1], p_value=p_value, correction="", n_pairs=contrast.n,
+                "contrasts",
+                layer=layer,
+                contrast=contrast.name,
+                quantity="refusal_alignment",
+                k=0,
+                protocol="exact",
+                value=value,
+                null_mean=float(drawn.mean()) if len(drawn) else math.nan,
+                null_low=ends[0],
+                null_high=ends[1],
+                p_value=p_value,
+                correction="",
+                n_pairs=contrast.n,
                 labellings=float(len(drawn)),
-            )  # fmt: skip
+            )
 
 
 def _gradients(steps: PromptSteps, refusal: list[int] | None) -> dict[str, Any]:
@@ -261,17 +298,17 @@ def _gradients(steps: PromptSteps, refusal: list[int] | None) -> dict[str, Any]:
         log_p = out.logits[0, -1].double().log_softmax(-1)
         return -log_p[log_p.argmax().detach()]
 
-    found: dict[str, Any] = {"refusal": None, "loss": None}
+    gradients: dict[str, Any] = {"refusal": None, "loss": None}
     for name, of in (("refusal", refused), ("loss", loss)):
         if name == "refusal" and refusal is None:
             continue
         layers, _ = steps.step(1, sites=("logits",), gradient=Gradient(of, ("block_output",)))
-        found[name] = [layer.gradients["block_output"][0, -1].double().cpu() for layer in layers]
-    return found
+        gradients[name] = [layer.gradients["block_output"][0, -1].double().cpu() for layer in layers]
+    return gradients
 
 
 def _moved(steps: PromptSteps, layer: int, moves: Tensor) -> tuple[Tensor, Array]:
-    """The state, and half the symmetric divergence of the next token when it moves [m]."""
+    """Return the state, and half the symmetric divergence of the next token when it moves [m]."""
     layers, outputs = steps.step(1, sites=("block_output", "logits"), layers=[layer])
     state = layers[0].block_output[0, -1].double().cpu()
     p = outputs.logits[0, -1].double().log_softmax(-1)
@@ -283,22 +320,24 @@ def _moved(steps: PromptSteps, layer: int, moves: Tensor) -> tuple[Tensor, Array
 
 def _tests(
     run: StageRun,
-    every: list[Contrast],
+    all_contrasts: list[Contrast],
     layers: list[int],
-    kept: dict[tuple[str, int], list[Array]],
+    sizes_of_moves: dict[tuple[str, int], list[Array]],
     nulls: dict[tuple[str, int], dict[str, Tensor]],
 ) -> None:
-    """Write the boundary's mean log sensitivity beside those of random directions."""
-    for contrast in every:
-        measured = [layer for layer in layers if (contrast.name, layer) in kept]
+    """Write the boundary's mean log sensitivity with those of random directions."""
+    for contrast in all_contrasts:
+        measured = [layer for layer in layers if (contrast.name, layer) in sizes_of_moves]
         if not measured:
             continue
         logs: dict[int, Array] = {}
         places: dict[int, dict[str, slice]] = {}
         for layer in measured:
             with np.errstate(divide="ignore"):
-                logs[layer] = np.log(np.stack(kept[contrast.name, layer])).mean(0)
-            sizes = [int(one.isfinite().all(1).sum()) for one in nulls[contrast.name, layer].values()]
+                logs[layer] = np.log(np.stack(sizes_of_moves[contrast.name, layer])).mean(0)
+            sizes = [
+                int(directions.isfinite().all(1).sum()) for directions in nulls[contrast.name, layer].values()
+            ]
             ends = np.cumsum([1, *sizes])
             places[layer] = {kind: slice(ends[at], ends[at + 1]) for at, kind in enumerate(KINDS)}
         fisher = np.array([logs[layer][0, 0] for layer in measured])
@@ -333,27 +372,42 @@ def _transport_rows(
         centre = float(np.mean(null))
         low, high = np.nanquantile(null - centre, [0.025, 0.975])
         run.write(
-            "contrasts", layer=layer, contrast=contrast.name, quantity="log_transport_ratio", k=0,
-            protocol="exact", value=value - centre, null_mean=0.0, null_low=low, null_high=high,
-            p_value=p_value, p_adjusted=min(1.0, tested * p_value),
-            correction="" if math.isnan(p_value) else "Bonferroni over layers", n_pairs=contrast.n,
+            "contrasts",
+            layer=layer,
+            contrast=contrast.name,
+            quantity="log_transport_ratio",
+            k=0,
+            protocol="exact",
+            value=value - centre,
+            null_mean=0.0,
+            null_low=low,
+            null_high=high,
+            p_value=p_value,
+            p_adjusted=min(1.0, tested * p_value),
+            correction="" if math.isnan(p_value) else "Bonferroni over layers",
+            n_pairs=contrast.n,
             labellings=float(len(null)),
-        )  # fmt: skip
+        )
 
 
 def directions_of_chance(contrast: Contrast, states: Tensor, draws: int, seed: int) -> dict[str, Tensor]:
     """Random directions [draws, D] of each kind."""
     return {
         kind: asc.null_directions(
-            spread(contrast, states) if kind == "covariance" else states, kind,
-            labels=contrast.labels if kind == "labels" else None, draws=draws, seed=seed,
+            spread(contrast, states) if kind == "covariance" else states,
+            kind,
+            labels=contrast.labels if kind == "labels" else None,
+            draws=draws,
+            seed=seed,
         )
         for kind in KINDS
-    }  # fmt: skip
+    }
 
 
 def spread(contrast: Contrast, states: Tensor) -> Tensor:
-    """What the boundary's chance part is made of: differences of pairs, or states within their templates."""
+    """Return the sample that the boundary's chance part is made of: differences of pairs, or states within
+    templates.
+    """
     if contrast.pairs is not None:
         order = np.lexsort([contrast.labels, contrast.pairs])
         pairs = states[torch.from_numpy(order)].reshape(-1, 2, states.shape[1])
@@ -367,35 +421,49 @@ def spread(contrast: Contrast, states: Tensor) -> Tensor:
     return states - (sums / groups.bincount()[:, None])[groups]
 
 
-def ranked(own: Array, others: Array) -> tuple[Array, Array]:
-    """The p of values [L] among those of random directions [m, L], two-sided, and p over layers by max-T.
+def p_values_of_layers(observed: Array, others: Array) -> tuple[Array, Array]:
+    """Return the p of values [L] among those of random directions [m, L], two-sided, and p over layers by
+    max-T.
 
     All are centred at the mean of all, the observed one among them: so that it is one of m + 1 that none
     tells apart where there is no effect.
     """
-    every = np.concatenate([own[None], others])
-    every = np.abs(every - every.mean(0))
-    reached = ~(every[1:] < every[0] * (1 - 1e-12))
-    p = np.where(np.isfinite(every[0]), (1 + reached.sum(0)) / (1 + len(others)), math.nan)
-    return p, max_t(every[0], every[1:]).p_adjusted
+    centred = np.concatenate([observed[None], others])
+    centred = np.abs(centred - centred.mean(0))
+    reached = ~(centred[1:] < centred[0] * (1 - 1e-12))
+    p = np.where(np.isfinite(centred[0]), (1 + reached.sum(0)) / (1 + len(others)), math.nan)
+    return p, max_t(centred[0], centred[1:]).p_adjusted
 
 
-def _rows(run: StageRun, contrast: Contrast, name: str, layers: list[int], own: Array, others: Array) -> None:
+def _rows(
+    run: StageRun, contrast: Contrast, name: str, layers: list[int], observed: Array, others: Array
+) -> None:
     """Logarithms of a number of the boundary [L] over the mean of random directions [m, L]."""
     centre = others.mean(0)
-    p_values, adjusted = ranked(own, others)
+    p_values, adjusted = p_values_of_layers(observed, others)
     for at, layer in enumerate(layers):
         low, high = np.nanquantile(others[:, at] - centre[at], [0.025, 0.975])
         run.write(
-            "contrasts", layer=layer, contrast=contrast.name, quantity=name, k=0, protocol="exact",
-            value=own[at] - centre[at], null_mean=0.0, null_low=low, null_high=high, p_value=p_values[at],
-            p_adjusted=adjusted[at], correction="max-T over layers" if np.isfinite(p_values[at]) else "",
-            n_pairs=contrast.n, labellings=float(len(others)),
-        )  # fmt: skip
+            "contrasts",
+            layer=layer,
+            contrast=contrast.name,
+            quantity=name,
+            k=0,
+            protocol="exact",
+            value=observed[at] - centre[at],
+            null_mean=0.0,
+            null_low=low,
+            null_high=high,
+            p_value=p_values[at],
+            p_adjusted=adjusted[at],
+            correction="max-T over layers" if np.isfinite(p_values[at]) else "",
+            n_pairs=contrast.n,
+            labellings=float(len(others)),
+        )
 
 
 def _reader(run: StageRun) -> Any:
-    """The model's readout with its Gram matrix; None where it has none, which is noted."""
+    """Return the model's readout with its Gram matrix; None where it has none, which is noted."""
     try:
         read = asc.readout(run.model().model)
         len(read.gram)
@@ -408,41 +476,61 @@ def _reader(run: StageRun) -> Any:
 def _readout(
     run: StageRun,
     read: Any,
-    every: list[Contrast],
+    all_contrasts: list[Contrast],
     layers: list[int],
     means: dict[tuple[str, int], Tensor],
     nulls: dict[tuple[str, int], dict[str, Tensor]],
     gains: dict[tuple[str, int], Array],
     options: HallucinationOptions,
 ) -> None:
-    """How much of what the logits read the boundary is; `gains` are those of directions of the covariance."""
+    """Write the share of the boundary in what the logits read; `gains` are those of directions of the
+    covariance.
+    """
     rows: list[dict[str, Any]] = []
-    for contrast in every:
-        values, drawn, there = [], [], []
+    for contrast in all_contrasts:
+        values, drawn, measured = [], [], []
         for layer in layers:
             v, random = means[contrast.name, layer], nulls[contrast.name, layer]["covariance"]
             if not float(v.norm()) > 0 or not bool(random.isfinite().all()):
                 continue
-            there.append(layer)
+            measured.append(layer)
             gain, others = float(read.gain(v)), gains[contrast.name, layer]
             values.append(math.log(gain))
             drawn.append(np.log(others))
             ends = np.quantile(others, [0.025, 0.975])
-            for k in (one for one in options.readout_k if one <= len(read.gram)):
+            for k in (size for size in options.readout_k if size <= len(read.gram)):
                 top, bottom = read.share(v, k), read.share(v, k, "bottom")
-                shares = [[read.share(one, k, which).share for one in random] for which in ("top", "bottom")]
+                shares = [
+                    [read.share(direction, k, which).share for direction in random]
+                    for which in ("top", "bottom")
+                ]
                 named = {"layer": layer, "contrast": contrast.name, "k": k, "chance": top.chance}
                 rows.append(
-                    {**named, "direction": "boundary", "readout_gain": gain, "top_share": top.share,
-                     "bottom_share": bottom.share, "p_value": top.p_value, "low": np.nan, "high": np.nan}
-                )  # fmt: skip
+                    {
+                        **named,
+                        "direction": "boundary",
+                        "readout_gain": gain,
+                        "top_share": top.share,
+                        "bottom_share": bottom.share,
+                        "p_value": top.p_value,
+                        "low": np.nan,
+                        "high": np.nan,
+                    }
+                )
                 rows.append(
-                    {**named, "direction": "covariance", "readout_gain": float(others.mean()),
-                     "top_share": float(np.mean(shares[0])), "bottom_share": float(np.mean(shares[1])),
-                     "p_value": np.nan, "low": ends[0], "high": ends[1]}
-                )  # fmt: skip
-        if there:
-            _rows(run, contrast, "log_gain_ratio", there, np.array(values), np.stack(drawn, 1))
+                    {
+                        **named,
+                        "direction": "covariance",
+                        "readout_gain": float(others.mean()),
+                        "top_share": float(np.mean(shares[0])),
+                        "bottom_share": float(np.mean(shares[1])),
+                        "p_value": np.nan,
+                        "low": ends[0],
+                        "high": ends[1],
+                    }
+                )
+        if measured:
+            _rows(run, contrast, "log_gain_ratio", measured, np.array(values), np.stack(drawn, 1))
     for row, value in zip(rows, benjamini_hochberg([row["p_value"] for row in rows]), strict=True):
         correction = "" if np.isnan(value) else "benjamini_hochberg"
         run.write("readout", **row, p_adjusted=value, correction=correction)
