@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _core, _placement
+from attnscope import _core, _differentiation, _placement
 from attnscope._blas import settle_forked_child
 from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
 from attnscope._row_sums import check_row_sums
@@ -79,6 +79,9 @@ def attention_argument(
         if flag(function, "validate", validate):
             raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
         return checked
+    if torch.compiler.is_compiling():
+        # nothing that depends on values can be asked while torch.compile looks on
+        return checked
     if tensor.numel() >= SMALLEST_BATCH:
         longest = checked.n if checked_lengths is None else int(checked_lengths.max())
         warn_if_too_large(function, longest, math.prod(checked.leading))
@@ -120,11 +123,12 @@ def heads_argument(
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """Return `value` as a float tensor [..., n, n]; on the CPU, unless its device measures the function."""
-    settle_forked_child()
-    if _core.is_plain_batch(value) or isinstance(value, _placement.Unmaterialized):
-        return value
+    if not torch.compiler.is_compiling():
+        settle_forked_child()
+        if _core.is_plain_batch(value) or isinstance(value, _placement.Unmaterialized):
+            return value
     tensor = float_tensor(function, name, value)
-    if not _placement.stays(function, tensor):
+    if not _placement.stays(function, tensor) and not tensor.requires_grad:
         tensor = to_host(tensor)
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
@@ -140,7 +144,10 @@ def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 
 def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
-    """`value` as a detached float tensor that shares its memory (NumPy arrays too)."""
+    """Return `value` as a float tensor that shares its memory (NumPy arrays too).
+
+    It is detached, unless the function's results carry the gradient.
+    """
     if not isinstance(value, torch.Tensor):
         if not hasattr(value, "__array__") and not hasattr(value, "__dlpack__"):
             got = type(value).__name__
@@ -154,7 +161,9 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
             f"{function}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}"
         )
     # A conjugate or negative view keeps its sign beside its memory, which is what the core reads.
-    return tensor.detach().resolve_neg()
+    if not _differentiation.keeps_gradient(function, tensor) and not torch.compiler.is_compiling():
+        tensor = tensor.detach()
+    return tensor.resolve_neg()
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,6 +197,8 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
         or
             functional one, one without storage.
     """
+    if torch.compiler.is_compiling():
+        return torch.as_tensor(value, dtype=dtype)
     settle_forked_child()
     device = value.device if isinstance(value, torch.Tensor) else "cpu"
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
@@ -341,6 +352,8 @@ def flags_argument(
 
 def call_kernel(kernel: Callable[..., Any], checked: Attention, *arguments: Any) -> Any:
     """Return the results of a function of the core, computed where the maps are; they are on the CPU."""
+    if _differentiation.needs_operator(checked.tensor, *arguments):
+        return _differentiation.operator_of(kernel)(checked.tensor, checked.lengths, *arguments)
     run = _placement.computed_on(kernel, checked.tensor)
     return run(checked.tensor, checked.lengths, *arguments)
 
@@ -357,7 +370,8 @@ def warn_non_finite(
     function: str, attention: Attention, result: Any, non_finite: int, unit: str = "matrices"
 ) -> Any:
     """`result`, after one warning when some inputs were not finite."""
-    if non_finite:
+    # of a value that torch.compile only imagines nothing can be asked
+    if not torch.compiler.is_compiling() and non_finite:
         total = math.prod(attention.leading)
         message = (
             f"{function}: {non_finite} of {total} {unit} hold NaN or infinite entries; their results are NaN "
