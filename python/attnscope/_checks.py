@@ -93,7 +93,8 @@ def attention_argument(
             words = f"must hold finite entries in [0, {LARGEST_ENTRY}], got {value} at index {index}"
             raise ValueError(f"{function}: {name} {words}")
     if rows and name in ("attention", "heads"):
-        check_row_sums(function, tensor, checked_lengths, refuse=validate)
+        maps = tensor.detach() if tensor.requires_grad else tensor
+        check_row_sums(function, maps, checked_lengths, refuse=validate)
     return checked
 
 
@@ -350,10 +351,16 @@ def flags_argument(
     return to_host(tensor)
 
 
-def call_kernel(kernel: Callable[..., Any], checked: Attention, *arguments: Any) -> Any:
-    """Return the results of a function of the core, computed where the maps are; they are on the CPU."""
+def call_kernel(
+    kernel: Callable[..., Any], checked: Attention, *arguments: Any, function: str | None = None
+) -> Any:
+    """Return the results of a function of the core, computed where the maps are; they are on the CPU.
+
+    `function` is the public one that calls, where it has another name.
+    """
     if _differentiation.needs_operator(checked.tensor, *arguments):
-        return _differentiation.operator_of(kernel)(checked.tensor, checked.lengths, *arguments)
+        operator = _differentiation.operator_of(function or kernel.__name__)
+        return operator(checked.tensor, checked.lengths, *arguments)
     run = _placement.computed_on(kernel, checked.tensor)
     return run(checked.tensor, checked.lengths, *arguments)
 
@@ -362,7 +369,7 @@ def call_and_warn(
     kernel: Callable[..., Any], function: str, checked: Attention, *arguments: Any, unit: str = "matrices"
 ) -> Any:
     """Call a function of the core on a checked argument and warn about inputs that are not finite."""
-    *results, non_finite = call_kernel(kernel, checked, *arguments)
+    *results, non_finite = call_kernel(kernel, checked, *arguments, function=function)
     return warn_non_finite(function, checked, results[0] if len(results) == 1 else results, non_finite, unit)
 
 

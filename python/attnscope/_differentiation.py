@@ -9,49 +9,32 @@ which cannot look into compiled code. A call that needs neither does not import 
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-#: Functions of the core with a derivative, and the module of `attnscope.gradients` that has it.
-MODULES = {
-    "attention_entropy": "entropy",
-    "fiedler_value": "laplacian",
-    "geometric_semantic_alignment": "alignment",
-    "head_divergence": "divergence",
-    "laplacian_eigenvalues": "laplacian",
+#: Public functions whose results carry the gradient of their tensors, and the function of the core of each.
+KERNELS = {
+    "attention_entropy": "attention_entropy",
+    "effective_rank": "singular_values",
+    "fiedler_value": "fiedler_value",
+    "geometric_semantic_alignment": "geometric_semantic_alignment",
+    "head_divergence": "head_divergence",
+    "incoming_attention": "sink_statistics",
+    "laplacian_eigenvalues": "laplacian_eigenvalues",
+    "laplacian_gap": "laplacian_eigenvalues",
     "participation_ratio": "participation_ratio",
     "persistence": "persistence",
     "reference_influence": "reference_influence",
     "singular_values": "singular_values",
-    "sink_statistics": "sinks",
+    "sink_share": "sink_statistics",
+    "spectral_gap": "singular_values",
+    "spectral_ratio": "singular_values",
+    "stable_rank": "singular_values",
+    "top_mass": "sink_statistics",
 }
-#: Public functions whose results carry the gradient of their tensors.
-DIFFERENTIABLE = frozenset(
-    {
-        "attention_entropy",
-        "effective_rank",
-        "fiedler_value",
-        "geometric_semantic_alignment",
-        "head_divergence",
-        "incoming_attention",
-        "laplacian_eigenvalues",
-        "laplacian_gap",
-        "participation_ratio",
-        "persistence",
-        "reference_influence",
-        "singular_values",
-        "sink_share",
-        "spectral_gap",
-        "spectral_ratio",
-        "stable_rank",
-        "top_mass",
-    }
-)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,28 +42,37 @@ R = TypeVar("R")
 
 def keeps_gradient(function: str, tensor: Tensor) -> bool:
     """Return True if a public function hands the gradient of this tensor on to its result."""
-    return tensor.requires_grad and function in DIFFERENTIABLE and torch.is_grad_enabled()
+    return tensor.requires_grad and function in KERNELS and torch.is_grad_enabled()
 
 
 def needs_operator(tensor: Tensor, *arguments: Any) -> bool:
-    """Return True if a call of the core must be an operator that torch knows: for a gradient or a compiler."""
+    """Return True if a call must be an operator that torch knows: for a gradient, or for a compiler."""
     if tensor.requires_grad or torch.compiler.is_compiling():
         return True
     return any(isinstance(argument, Tensor) and argument.requires_grad for argument in arguments)
 
 
-def operator_of(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the operator that stands for a function of the core; arguments and results are the same."""
-    name = kernel.__name__
-    if name not in MODULES:
-        raise NotImplementedError(f"{name} has no derivative and cannot be compiled; measure a detached tensor")
-    operator: Callable[..., Any] = getattr(derivatives_of(name), name)
-    return operator
+def operator_of(function: str) -> Callable[..., Any]:
+    """Return the operator that stands for the core in a public function.
+
+    It takes the arguments of the core's function and returns its results.
+
+    Raises:
+        NotImplementedError: the function has no derivative.
+    """
+    # an import statement, because torch.compile cannot follow importlib
+    from attnscope.gradients.catalogue import OPERATORS
+
+    if function not in KERNELS:
+        raise NotImplementedError(f"{function} has no derivative and cannot be compiled; detach its tensor")
+    return OPERATORS[KERNELS[function]]
 
 
-def derivatives_of(name: str) -> ModuleType:
-    """Return the module with the derivative of a function of the core, imported when it is first used."""
-    return importlib.import_module(f"attnscope.gradients.{MODULES[name]}")
+def sum_over_bars(function: str) -> Callable[..., Any]:
+    """Return a public function of barcodes in torch operations."""
+    from attnscope.gradients.catalogue import OF_BARS
+
+    return OF_BARS[function]
 
 
 def without_derivative(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -97,8 +89,11 @@ def without_derivative(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]
             result = function(*arguments, **options)
             first = arguments[0] if arguments else None
             if isinstance(first, Tensor) and first.requires_grad and torch.is_grad_enabled():
-                refuse = importlib.import_module("attnscope.gradients.refusal").refuse_backward
-                refused: R = refuse(result, first, f"{function.__name__} has no derivative: {reason}")
+                from attnscope.gradients.refusal import refuse_backward
+
+                refused: R = refuse_backward(
+                    result, first, f"{function.__name__} has no derivative: {reason}"
+                )
                 return refused
             return result
 

@@ -55,7 +55,7 @@ def _by_weight(slab: Slab, weights: Tensor, normalized: bool, wanted: Tensor) ->
     shared = torch.where(same, wanted[:, None, :], 0.0).sum(-1) / same.sum(-1).clamp(min=1)
     if bool(((wanted != shared).any(-1) & (same.sum(-1) > 1).any(-1)).any()):
         words = "an eigenvalue with a gradient is equal to its neighbour; its gradient is the mean over both"
-        warn(EqualEigenvaluesWarning(f"laplacian: {words}"))
+        warn(words, EqualEigenvaluesWarning)
     if normalized:
         scale = torch.where(degree > 0, degree.rsqrt(), 0.0)
         vectors = vectors * scale[:, :, None]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.library import CustomOpDef, custom_op
+from torch.library import custom_op
 
 from attnscope import _core, _placement
 from attnscope.devices.slabs import Slab
@@ -34,7 +34,9 @@ def count() -> Tensor:
     return torch.empty((), dtype=torch.int64, device="cpu")
 
 
-def flat_slab(maps: Tensor, lengths: Tensor | None, support: str = "full", visible: Tensor | None = None) -> Slab:
+def flat_slab(
+    maps: Tensor, lengths: Tensor | None, support: str = "full", visible: Tensor | None = None
+) -> Slab:
     """Return maps [..., n, n] as a slab [m, n, n], with what is known of them."""
     *leading, n, _ = maps.shape
     number = math.prod(leading)
@@ -73,7 +75,7 @@ def operator_pair(
     *,
     outputs: int = 1,
     gradients_of: Sequence[int] = (0,),
-) -> CustomOpDef:
+) -> Callable[..., Any]:
     """Register a function and its derivative with torch.
 
     Args:

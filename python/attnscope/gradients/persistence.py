@@ -9,15 +9,27 @@ gradient goes to the edge that the bar records.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from attnscope.gradients import operators
 
-if TYPE_CHECKING:
-    from attnscope.metrics.homology.barcodes import Barcodes
+
+class Bars(Protocol):
+    """Bars of a batch of maps, as `attnscope.persistence` returns them."""
+
+    @property
+    def birth(self) -> Tensor: ...
+    @property
+    def death(self) -> Tensor: ...
+    @property
+    def dimension(self) -> Tensor: ...
+    @property
+    def offsets(self) -> Tensor: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
 
 def _distances(maps: Tensor, owner: Tensor, edges: Tensor, symmetrize: str, metric: str) -> Tensor:
@@ -43,7 +55,9 @@ def _with_gradient(
     """Return `values` [m], bit by bit, with the gradient of the distances of their edges."""
     recorded = edges[:, 0] >= 0
     place = recorded.nonzero().squeeze(-1).to(maps.device)
-    distances = _distances(maps, owner[recorded].to(maps.device), edges[recorded].to(maps.device), symmetrize, metric)
+    distances = _distances(
+        maps, owner[recorded].to(maps.device), edges[recorded].to(maps.device), symmetrize, metric
+    )
     change = torch.zeros(len(values), dtype=torch.float64, device=maps.device)
     change = change.index_put((place,), distances - distances.detach())
     # infinity plus 0 stays infinite, and every other value too
@@ -54,9 +68,7 @@ def persistence(
     maps: Tensor, lengths: Tensor | None, max_dimension: int, symmetrize: str, metric: str
 ) -> tuple[Tensor, ...]:
     """Return the core's bars, whose births and deaths carry the gradient of the maps."""
-    results = operators.evaluate(
-        "persistence", maps.detach(), lengths, max_dimension, symmetrize, metric
-    )
+    results = operators.evaluate("persistence", maps.detach(), lengths, max_dimension, symmetrize, metric)
     birth, death, dimension, birth_edge, death_edge, offsets, non_finite = results
     flat = maps.reshape(-1, *maps.shape[-2:])
     if lengths is not None and metric == "hellinger":
@@ -76,7 +88,7 @@ def persistence(
     )
 
 
-def _finite_lengths(barcodes: Barcodes, dimensions: int) -> tuple[Tensor, Tensor, int]:
+def _finite_lengths(barcodes: Bars, dimensions: int) -> tuple[Tensor, Tensor, int]:
     """Return the place [map, dimension] of each finite bar, flattened, its length, and how many places."""
     maps = len(barcodes.offsets) - 1
     owner = torch.repeat_interleave(torch.arange(maps, device="cpu"), barcodes.offsets.diff())
@@ -86,22 +98,22 @@ def _finite_lengths(barcodes: Barcodes, dimensions: int) -> tuple[Tensor, Tensor
     return place[finite], length[finite], maps * dimensions
 
 
-def _shaped(barcodes: Barcodes, values: Tensor, dimensions: int) -> Tensor:
+def _shaped(barcodes: Bars, values: Tensor, dimensions: int) -> Tensor:
     """Return [..., dimensions] with NaN for maps that are not finite, which hold no bars."""
     holds_bars = (barcodes.offsets.diff() > 0)[:, None]
     table = torch.where(holds_bars, values.reshape(-1, dimensions), torch.nan)
     return table.reshape(*barcodes.shape, dimensions)
 
 
-def total_persistence(barcodes: Barcodes, dimensions: int) -> Tensor:
+def total_persistence(barcodes: Bars, dimensions: int) -> Tensor:
     """Return Σ (death − birth) of the finite bars, [..., dimensions]."""
     place, length, places = _finite_lengths(barcodes, dimensions)
     sums = torch.zeros(places, dtype=torch.float64, device="cpu").index_add(0, place, length)
     return _shaped(barcodes, sums, dimensions)
 
 
-def max_persistence(barcodes: Barcodes, dimensions: int) -> Tensor:
-    """Return the length of the longest finite bar, [..., dimensions]; of equal ones the first has the gradient."""
+def max_persistence(barcodes: Bars, dimensions: int) -> Tensor:
+    """Return the longest finite bar, [..., dimensions]; of equal ones the first has the gradient."""
     place, length, places = _finite_lengths(barcodes, dimensions)
     longest = torch.full((places,), -torch.inf, dtype=torch.float64, device="cpu")
     longest = longest.scatter_reduce(0, place, length.detach(), "amax")
@@ -111,11 +123,13 @@ def max_persistence(barcodes: Barcodes, dimensions: int) -> Tensor:
     first = first.scatter_reduce(0, place[is_longest], order[is_longest], "amin")
     exists = first < len(length)
     chosen = first[exists]
-    sums = torch.zeros(places, dtype=torch.float64, device="cpu").index_put((exists.nonzero().squeeze(-1),), length[chosen])
+    sums = torch.zeros(places, dtype=torch.float64, device="cpu").index_put(
+        (exists.nonzero().squeeze(-1),), length[chosen]
+    )
     return _shaped(barcodes, sums, dimensions)
 
 
-def persistent_entropy(barcodes: Barcodes, dimensions: int) -> Tensor:
+def persistent_entropy(barcodes: Bars, dimensions: int) -> Tensor:
     """Return −Σ p log p of the shares of the finite bars, [..., dimensions]; a share of 0 has no gradient."""
     place, length, places = _finite_lengths(barcodes, dimensions)
     zeros = torch.zeros(places, dtype=torch.float64, device="cpu")

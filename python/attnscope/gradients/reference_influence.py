@@ -32,8 +32,8 @@ def _by_parts(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of both parts [m, n, d] from those of the three numbers [m, n].
 
-    With c = c_R + c_N: the magnitude is |c_R|/|c|, the direction cos(c_R, c) and the change 1 − cos(c_N, c). A
-    number with a vector of length 0 in it is undefined and has no gradient.
+    With c = c_R + c_N: the magnitude is |c_R|/|c|, the direction cos(c_R, c) and the change
+    1 − cos(c_N, c). A number with a vector of length 0 in it is undefined and has no gradient.
     """
     output = from_reference + from_others
     norm_r, norm_n, norm = (

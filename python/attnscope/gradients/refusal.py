@@ -40,9 +40,9 @@ def refuse_backward(result: Any, source: Tensor, reason: str) -> Any:
     if isinstance(result, dict):
         return {key: refuse_backward(part, source, reason) for key, part in result.items()}
     if dataclasses.is_dataclass(result) and not isinstance(result, type):
-        parts = {
+        fields = {
             field.name: refuse_backward(getattr(result, field.name), source, reason)
             for field in dataclasses.fields(result)
         }
-        return dataclasses.replace(result, **parts)
+        return dataclasses.replace(result, **fields)
     return result

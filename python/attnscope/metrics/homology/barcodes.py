@@ -321,7 +321,7 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
 
 def _differentiable(function: str, barcodes: Barcodes) -> torch.Tensor:
     """Return a sum over bars in torch operations, with the gradient of births and deaths."""
-    result: torch.Tensor = getattr(_differentiation.derivatives_of("persistence"), function)(barcodes, DIMENSIONS)
+    result: torch.Tensor = _differentiation.sum_over_bars(function)(barcodes, DIMENSIONS)
     return result
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
+from attnscope._differentiation import without_derivative
 from attnscope.metrics.quantity import ClosedForm, Quantity, uniform_causal_map
 
 
+@without_derivative("take `attention_entropy` or `sink_share`, or sum the entries")
 def local_global_ratio(
     attention: torch.Tensor,
     *,

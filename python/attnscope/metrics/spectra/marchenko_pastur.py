@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks, _core
+from attnscope._differentiation import without_derivative
 from attnscope._warn import UndefinedWarning, warn
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, hadamard
@@ -35,6 +36,7 @@ class MarchenkoPastur(NamedTuple):
     p_value: torch.Tensor
 
 
+@without_derivative("a distance of distributions is a supremum of a step function")
 def marchenko_pastur(
     attention: torch.Tensor,
     *,
@@ -92,6 +94,7 @@ def marchenko_pastur(
     return _compared(name, checked, null, support, draws, seed, all_fields=True)
 
 
+@without_derivative("it is the supremum of a step function")
 def marchenko_pastur_deviation(
     attention: torch.Tensor,
     *,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core, _placement
+from attnscope._differentiation import without_derivative
 from attnscope._warn import NonFiniteWarning, warn
 from attnscope.metrics import _powers
 from attnscope.metrics.information.entropy import attention_entropy
@@ -185,6 +186,7 @@ def two_states(
         raise ValueError(f"{function}: before and after of shapes {shapes} do not broadcast") from None
 
 
+@without_derivative("take `attention_entropy` and correlate in torch")
 def entropy_magnitude_correlation(
     attention: torch.Tensor,
     before: torch.Tensor,
