@@ -40,9 +40,9 @@ def _differentiate(
 ) -> tuple[Tensor, Tensor]:
     slab = operators.flat_slab(maps, lengths, support, visible)
     number, n, d = len(slab.maps), slab.n, states.shape[-1]
-    each = states.detach().expand(*maps.shape[:-2], n, d).reshape(number, n, d).to(maps.device)
-    wide, finite = states_in_block(slab, each)
-    size = torch.where(slab.inside[..., None] & finite[:, None, None], each, 0).to(slab.dtype)
+    vectors = states.detach().expand(*maps.shape[:-2], n, d).reshape(number, n, d).to(maps.device)
+    wide, finite = states_in_block(slab, vectors)
+    size = torch.where(slab.inside[..., None] & finite[:, None, None], vectors, 0).to(slab.dtype)
     length = torch.linalg.vector_norm(size, dim=-1, keepdim=True)
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     has_direction = norm.squeeze(-1) > 0

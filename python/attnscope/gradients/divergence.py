@@ -29,16 +29,16 @@ def _differentiate(
     heads, n = maps.shape[-3], slab.n
     # one head that is not finite makes its layer undefined
     finite = slab.finite.reshape(-1, heads).all(-1)
-    each = operators.incoming_gradient(gradient, slab) / slab.lengths
-    each = torch.where(finite[:, None], each.reshape(-1, heads), 0.0)[..., None, None]
+    weight = operators.incoming_gradient(gradient, slab) / slab.lengths
+    weight = torch.where(finite[:, None], weight.reshape(-1, heads), 0.0)[..., None, None]
     p = torch.where(slab.seen, slab.wide, 0.0).reshape(-1, heads, n, n)
     p = torch.where(finite[:, None, None, None], p, 0.0)
     mean = p.mean(1, keepdim=True)
     is_positive = p > 0
     ratio = torch.where(is_positive, p, 1.0).log() - torch.where(mean > 0, mean, 1.0).log()
-    own = torch.where(is_positive, each * (ratio + 1), 0.0)
-    through_mean = torch.where(mean > 0, (each * p).sum(1, keepdim=True) / (heads * mean), 0.0)
-    result = torch.where(slab.seen.reshape(p.shape), own - through_mean, 0.0)
+    by_head = torch.where(is_positive, weight * (ratio + 1), 0.0)
+    through_mean = torch.where(mean > 0, (weight * p).sum(1, keepdim=True) / (heads * mean), 0.0)
+    result = torch.where(slab.seen.reshape(p.shape), by_head - through_mean, 0.0)
     return result.reshape(maps.shape).to(maps.dtype)
 
 

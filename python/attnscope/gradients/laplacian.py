@@ -41,19 +41,19 @@ def _eigenpairs(slab: Slab, weights: Tensor, normalized: bool) -> tuple[Tensor, 
     return values, vectors
 
 
-def _by_weight(slab: Slab, weights: Tensor, normalized: bool, wanted: Tensor) -> Tensor:
-    """Return Σ_k g_k ∂λ_k/∂W_ij [m, n, n] for gradients `wanted` [m, n] of the eigenvalues."""
+def _by_weight(slab: Slab, weights: Tensor, normalized: bool, weight: Tensor) -> Tensor:
+    """Return Σ_k g_k ∂λ_k/∂W_ij [m, n, n] for gradients `weight` [m, n] of the eigenvalues."""
     values, vectors = _eigenpairs(slab, weights, normalized)
     degree = weights.sum(-1)
     reach = EQUAL * (torch.ones_like(degree) if normalized else degree).abs().amax(-1)
     # λ1 of an ordinary graph is 0 whatever the weights are, and equal to no other
     first = torch.arange(slab.n, device=values.device) == 0
-    alone = first & (values == 0)
+    is_null = first & (values == 0)
     near = (values[:, :, None] - values[:, None, :]).abs() <= reach[:, None, None]
-    same = near & ~alone[:, :, None] & ~alone[:, None, :]
-    wanted = torch.where(alone, 0.0, wanted)
-    shared = torch.where(same, wanted[:, None, :], 0.0).sum(-1) / same.sum(-1).clamp(min=1)
-    if bool(((wanted != shared).any(-1) & (same.sum(-1) > 1).any(-1)).any()):
+    is_equal = near & ~is_null[:, :, None] & ~is_null[:, None, :]
+    weight = torch.where(is_null, 0.0, weight)
+    shared = torch.where(is_equal, weight[:, None, :], 0.0).sum(-1) / is_equal.sum(-1).clamp(min=1)
+    if bool(((weight != shared).any(-1) & (is_equal.sum(-1) > 1).any(-1)).any()):
         words = "an eigenvalue with a gradient is equal to its neighbour; its gradient is the mean over both"
         warn(words, EqualEigenvaluesWarning)
     if normalized:
@@ -82,18 +82,18 @@ def _backward(
     """Return the gradient of the maps from that of their smallest eigenvalues [..., k]."""
     slab = operators.flat_slab(maps, lengths)
     k = gradient.shape[-1]
-    wanted = torch.nn.functional.pad(operators.incoming_gradient(gradient, slab, k), (0, slab.n - k))
-    wanted = torch.where(slab.inside, wanted, 0.0)
+    weight = torch.nn.functional.pad(operators.incoming_gradient(gradient, slab, k), (0, slab.n - k))
+    weight = torch.where(slab.inside, weight, 0.0)
     weights = graph_weights(slab, symmetrize, None)
-    result = _by_entry(slab, _by_weight(slab, weights, normalized, wanted), symmetrize)
+    result = _by_entry(slab, _by_weight(slab, weights, normalized, weight), symmetrize)
     return result.reshape(maps.shape).to(maps.dtype)
 
 
 def _eigenvalues(
     maps: Tensor, lengths: Tensor | None, k: int, symmetrize: str, normalized: bool
 ) -> tuple[Tensor, Tensor]:
-    given = (k, symmetrize, None, normalized)
-    values, non_finite = operators.evaluate("laplacian_eigenvalues", maps, lengths, *given)
+    options = (k, symmetrize, None, normalized)
+    values, non_finite = operators.evaluate("laplacian_eigenvalues", maps, lengths, *options)
     return values, non_finite
 
 
@@ -115,8 +115,8 @@ _EIGENVALUES = operators.operator_pair(
 def _second(
     maps: Tensor, lengths: Tensor | None, symmetrize: str, normalized: bool, precision: str
 ) -> tuple[Tensor, Tensor]:
-    given = (symmetrize, None, normalized, precision)
-    value, non_finite = operators.evaluate("fiedler_value", maps, lengths, *given)
+    options = (symmetrize, None, normalized, precision)
+    value, non_finite = operators.evaluate("fiedler_value", maps, lengths, *options)
     return value, non_finite
 
 
@@ -125,8 +125,8 @@ def _second_backward(
 ) -> Tensor:
     if maps.shape[-1] < 2:
         return torch.zeros_like(maps)
-    both = torch.stack([torch.zeros_like(gradient), gradient], -1)
-    return _backward(both, maps, lengths, symmetrize, normalized)
+    gradients = torch.stack([torch.zeros_like(gradient), gradient], -1)
+    return _backward(gradients, maps, lengths, symmetrize, normalized)
 
 
 _SECOND = operators.operator_pair(
@@ -154,8 +154,8 @@ def laplacian_eigenvalues(
 ) -> tuple[Tensor, Tensor]:
     """Return the smallest eigenvalues [..., k] and the count of maps that are not finite."""
     if threshold is not None:
-        given = (k, symmetrize, threshold, normalized)
-        values, non_finite = operators.evaluate("laplacian_eigenvalues", maps.detach(), lengths, *given)
+        options = (k, symmetrize, threshold, normalized)
+        values, non_finite = operators.evaluate("laplacian_eigenvalues", maps.detach(), lengths, *options)
         return _refuse_threshold("laplacian_eigenvalues", values, maps), non_finite
     values, non_finite = _EIGENVALUES(maps, lengths, k, symmetrize, normalized)
     return values, non_finite
@@ -171,8 +171,8 @@ def fiedler_value(
 ) -> tuple[Tensor, Tensor]:
     """Return λ2 [...] and the count of maps that are not finite."""
     if threshold is not None:
-        given = (symmetrize, threshold, normalized, precision)
-        value, non_finite = operators.evaluate("fiedler_value", maps.detach(), lengths, *given)
+        options = (symmetrize, threshold, normalized, precision)
+        value, non_finite = operators.evaluate("fiedler_value", maps.detach(), lengths, *options)
         return _refuse_threshold("fiedler_value", value, maps), non_finite
     value, non_finite = _SECOND(maps, lengths, symmetrize, normalized, precision)
     return value, non_finite

@@ -108,8 +108,8 @@ def operator_pair(
     def differentiate(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         tensors = iter(ctx.saved_tensors)
         inputs = [next(tensors) if option is None else option[0] for option in ctx.options]
-        found = derivative(*gradients[:outputs], *inputs)
-        answers = iter(found if isinstance(found, (tuple, list)) else (found,))
+        result = derivative(*gradients[:outputs], *inputs)
+        answers = iter(result if isinstance(result, (tuple, list)) else (result,))
         return tuple(next(answers) if index in gradients_of else None for index in range(len(inputs)))
 
     operator.register_autograd(differentiate, setup_context=keep)

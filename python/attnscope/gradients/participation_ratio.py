@@ -42,10 +42,10 @@ def _differentiate(gradient: Tensor, maps: Tensor, lengths: Tensor | None, spect
         of_total, of_squares = (torch.where(between, part, 0.0) for part in (of_total, of_squares))
     defined = squares > 0
     safe = torch.where(defined, squares, 1.0)
-    each = torch.where(defined, operators.incoming_gradient(gradient, slab), 0.0)
+    weight = torch.where(defined, operators.incoming_gradient(gradient, slab), 0.0)
     by_total, by_squares = 2 * total / safe, -((total / safe) ** 2)
     result = by_total[:, None, None] * of_total + by_squares[:, None, None] * of_squares
-    result = each[:, None, None] * result / scale
+    result = weight[:, None, None] * result / scale
     return result.reshape(maps.shape).to(maps.dtype)
 
 

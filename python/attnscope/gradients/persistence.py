@@ -41,11 +41,11 @@ def _distances(maps: Tensor, owner: Tensor, edges: Tensor, symmetrize: str, metr
         roots = [torch.where(row > 0, torch.where(row > 0, row, 1.0).sqrt(), 0.0) for row in rows]
         square = (roots[0] - roots[1]).square().sum(-1) / 2
         return torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
-    one, other = maps[owner, i, j].double(), maps[owner, j, i].double()
+    forth, back = maps[owner, i, j].double(), maps[owner, j, i].double()
     if symmetrize == "mean":
-        weight = (one + other) / 2
+        weight = (forth + back) / 2
     else:
-        weight = torch.maximum(one, other) if symmetrize == "max" else torch.minimum(one, other)
+        weight = torch.maximum(forth, back) if symmetrize == "max" else torch.minimum(forth, back)
     return 1 - weight.clamp(max=1)
 
 
@@ -76,10 +76,9 @@ def persistence(
         sizes = lengths.reshape(-1, 1, 1).to(maps.device)
         flat = torch.where(torch.arange(maps.shape[-1], device=maps.device) < sizes, flat, 0.0)
     owner = torch.repeat_interleave(torch.arange(len(flat), device="cpu"), offsets.diff())
-    given = (flat, owner)
     return (
-        _with_gradient(birth, *given, birth_edge, symmetrize, metric),
-        _with_gradient(death, *given, death_edge, symmetrize, metric),
+        _with_gradient(birth, flat, owner, birth_edge, symmetrize, metric),
+        _with_gradient(death, flat, owner, death_edge, symmetrize, metric),
         dimension,
         birth_edge,
         death_edge,

@@ -73,21 +73,21 @@ def _differentiate(
 ) -> tuple[Tensor, Tensor]:
     slab = operators.flat_slab(maps, lengths, support, visible)
     number, n, d = len(slab.maps), slab.n, states.shape[-1]
-    each = states.detach().expand(*maps.shape[:-2], n, d).reshape(number, n, d).to(maps.device)
-    each = torch.where(slab.inside[..., None], each, 0).to(slab.dtype)
-    finite = each.isfinite().flatten(1).all(-1) & slab.finite
-    each = torch.where(finite[:, None, None], each, 0.0)
+    vectors = states.detach().expand(*maps.shape[:-2], n, d).reshape(number, n, d).to(maps.device)
+    vectors = torch.where(slab.inside[..., None], vectors, 0).to(slab.dtype)
+    finite = vectors.isfinite().flatten(1).all(-1) & slab.finite
+    vectors = torch.where(finite[:, None, None], vectors, 0.0)
     marked = reference.to(maps.device).expand(*maps.shape[:-1]).reshape(number, n)
     answered = slab.inside & ~marked & finite[:, None]
     attention = slab.attention
-    from_reference = torch.where(marked[:, None, :], attention, 0.0) @ each
-    from_others = torch.where(marked[:, None, :], 0.0, attention) @ each
+    from_reference = torch.where(marked[:, None, :], attention, 0.0) @ vectors
+    from_others = torch.where(marked[:, None, :], 0.0, attention) @ vectors
     numbers = (
         torch.where(answered, operators.incoming_gradient(gradient, slab, n), 0.0)
         for gradient in (by_magnitude, by_direction, by_change)
     )
     by_reference, by_others = _by_parts(from_reference, from_others, *numbers)
-    by_entry = torch.where(marked[:, None, :], by_reference @ each.mT, by_others @ each.mT)
+    by_entry = torch.where(marked[:, None, :], by_reference @ vectors.mT, by_others @ vectors.mT)
     by_entry = torch.where(slab.seen, by_entry, 0.0)
     by_state = torch.where(marked[..., None], attention.mT @ by_reference, attention.mT @ by_others)
     by_state = by_state.reshape(*maps.shape[:-2], n, d).to(states.device, states.dtype)

@@ -17,8 +17,8 @@ def _incoming(
     maps: Tensor, lengths: Tensor | None, support: str, visible: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     seen = operators.joined_support(support, visible)
-    asked = (seen, True, False, None, None, 0)
-    results = operators.evaluate("sink_statistics", maps, lengths, *asked)
+    options = (seen, True, False, None, None, 0)
+    results = operators.evaluate("sink_statistics", maps, lengths, *options)
     return results[0], results[-1]
 
 
@@ -27,8 +27,8 @@ def _incoming_backward(
 ) -> Tensor:
     slab = operators.flat_slab(maps, lengths, support, visible)
     queries = slab.visible_queries
-    each = operators.incoming_gradient(gradient, slab, slab.n) / queries.clamp(min=1)
-    result = torch.where(slab.seen, each[:, None, :], 0.0)
+    weight = operators.incoming_gradient(gradient, slab, slab.n) / queries.clamp(min=1)
+    result = torch.where(slab.seen, weight[:, None, :], 0.0)
     return result.reshape(maps.shape).to(maps.dtype)
 
 
@@ -45,8 +45,8 @@ def _share(
     maps: Tensor, lengths: Tensor | None, support: str, visible: Tensor | None, first: int, queries: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     seen = operators.joined_support(support, visible)
-    asked = (seen, False, False, None, (first, queries), 0)
-    results = operators.evaluate("sink_statistics", maps, lengths, *asked)
+    options = (seen, False, False, None, (first, queries), 0)
+    results = operators.evaluate("sink_statistics", maps, lengths, *options)
     return results[3], results[4], results[-1]
 
 
@@ -61,9 +61,9 @@ def _share_backward(
 ) -> Tensor:
     slab = operators.flat_slab(maps, lengths, support, visible)
     counted = slab.inside & (slab.positions >= slab.lengths[:, None] - queries) & (slab.visible_keys > 0)
-    each = operators.incoming_gradient(gradient, slab) / counted.sum(-1).clamp(min=1)
+    weight = operators.incoming_gradient(gradient, slab) / counted.sum(-1).clamp(min=1)
     is_sink = slab.seen & counted[:, :, None] & (slab.positions < first)
-    result = torch.where(is_sink, each[:, None, None], 0.0)
+    result = torch.where(is_sink, weight[:, None, None], 0.0)
     return result.reshape(maps.shape).to(maps.dtype)
 
 
@@ -97,8 +97,8 @@ def _top_mass_backward(
     strongest = torch.where(slab.inside, mass, -torch.inf).topk(min(top, slab.n)).indices
     is_top = torch.zeros_like(slab.inside).scatter(-1, strongest, True) & slab.inside
     share = torch.where(is_top, mass, 0.0).sum(-1, keepdim=True) / total
-    each = operators.incoming_gradient(gradient, slab)[:, None]
-    by_key = torch.where(total != 0, each * (is_top.to(slab.dtype) - share) / total, 0.0)
+    weight = operators.incoming_gradient(gradient, slab)[:, None]
+    by_key = torch.where(total != 0, weight * (is_top.to(slab.dtype) - share) / total, 0.0)
     result = torch.where(slab.seen, by_key[:, None, :], 0.0)
     return result.reshape(maps.shape).to(maps.dtype)
 
