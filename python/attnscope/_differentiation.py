@@ -45,11 +45,12 @@ def keeps_gradient(function: str, tensor: Tensor) -> bool:
     return tensor.requires_grad and function in KERNELS and torch.is_grad_enabled()
 
 
-def needs_operator(tensor: Tensor, *arguments: Any) -> bool:
+def needs_operator(maps: Any, *arguments: Any) -> bool:
     """Return True if a call must be an operator that torch knows: for a gradient, or for a compiler."""
-    if tensor.requires_grad or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return True
-    return any(isinstance(argument, Tensor) and argument.requires_grad for argument in arguments)
+    tensors = (value for value in (maps, *arguments) if isinstance(value, Tensor))
+    return any(tensor.requires_grad for tensor in tensors)
 
 
 def operator_of(function: str) -> Callable[..., Any]:
