@@ -25,6 +25,7 @@ from attnscope.metrics.lazy.arguments import (
     slice_argument,
     vectors_argument,
 )
+from attnscope.metrics.lazy.device_pass import measure_on_device
 from attnscope.metrics.lazy.passes import ROW_MEASURES, SHARED, Key, Noted, join_slabs, select_compatible
 from attnscope.metrics.lazy.visibility import Visibility
 
@@ -99,11 +100,10 @@ class LazyAttention(Unmaterialized):
 
     __slots__ = (
         "_bias",
-        "_key",
+        "_host_views",
         "_log_z",
         "_mask",
         "_numbers",
-        "_query",
         "_slopes",
         "_visibility",
         "causal",
@@ -131,11 +131,10 @@ class LazyAttention(Unmaterialized):
     precision: str
     heads: int
     _bias: Bias
-    _key: Tensor
+    _host_views: tuple[Tensor, Tensor] | None
     _log_z: Tensor | None
     _mask: Tensor | None
     _numbers: Tensor
-    _query: Tensor
     _slopes: Tensor | None
     _visibility: Visibility
 
@@ -160,7 +159,7 @@ class LazyAttention(Unmaterialized):
         query, key = (vectors_argument(name, value) for name, value in (("query", query), ("key", key)))
         check_shapes(query, key)
         *leading, heads, queries, width = query.shape
-        keys, groups = key.shape[-2], key.shape[-3]
+        keys = key.shape[-2]
         shape = (*leading, heads, queries, keys)
         if precision is None:
             precision = "exact" if torch.float64 in (query.dtype, key.dtype) else "fast"
@@ -194,8 +193,7 @@ class LazyAttention(Unmaterialized):
             known = _checks.expanded(f"{_NAME}: log_z", known, shape[:-1]).contiguous()
         set_field("_log_z", known)
         set_field("_numbers", self._numbers_of_heads())
-        set_field("_query", query.view(*leading, groups, heads // groups, queries, width))
-        set_field("_key", key.unsqueeze(-3).expand(*leading, groups, heads // groups, keys, width))
+        set_field("_host_views", None)
         set_field("_visibility", self._make_visibility())
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -221,6 +219,16 @@ class LazyAttention(Unmaterialized):
     def ndim(self) -> int:
         """Number of axes of the map."""
         return self.query.ndim
+
+    @property
+    def slopes(self) -> Tensor | None:
+        """ALiBi slopes [h], or None."""
+        return self._slopes
+
+    @property
+    def is_plain(self) -> bool:
+        """True if causal, window, softcap, slopes, learned sinks and lengths say all of the scores."""
+        return self._bias is None and self._mask is None and self.query_positions is None
 
     @property
     def visibility(self) -> Visibility:
@@ -447,9 +455,10 @@ class LazyAttention(Unmaterialized):
         where = None
         if positions is not None:
             where = positions.expand(*self.shape[:-2], end - begin).contiguous()
+        query, key = self._on_host()
         return (
-            self._query[..., begin:end, :],
-            self._key,
+            query[..., begin:end, :],
+            key,
             self._numbers,
             self.sizes,
             where,
@@ -462,11 +471,28 @@ class LazyAttention(Unmaterialized):
 
     def _split_heads(self, maps: Tensor) -> Tensor:
         """Return maps [..., h, q, k] as [..., key heads, queries of each, q, k]."""
-        return maps.view(*maps.shape[:-3], *self._query.shape[-4:-2], *maps.shape[-2:])
+        groups = self.key.shape[-3]
+        return maps.view(*maps.shape[:-3], groups, self.heads // groups, *maps.shape[-2:])
+
+    def _on_host(self) -> tuple[Tensor, Tensor]:
+        """Return queries and keys as the core reads them, [..., key heads, queries of each, tokens, d].
+
+        What an accelerator holds is copied once, when the core is first asked.
+        """
+        if self._host_views is None:
+            query, key = _checks.to_host(self.query), _checks.to_host(self.key)
+            groups = key.shape[-3]
+            each = self.heads // groups
+            query = query.view(*query.shape[:-3], groups, each, *query.shape[-2:])
+            key = key.unsqueeze(-3).expand(*key.shape[:-2], each, *key.shape[-2:])
+            super().__setattr__("_host_views", (query, key))
+            return query, key
+        return self._host_views
 
     def _measure(self, keys: dict[Key, None]) -> dict[Key, Tensor]:
         """Return results of as few passes as their options allow."""
-        results: dict[Key, Tensor] = {}
+        results = measure_on_device(self, keys)
+        keys = {key: None for key in keys if key not in results}
         firsts = sorted({option for name, option in keys if name == "first"})
         pending = [key for key in keys if key[0] != "first"]
         first_names = ["first"] if firsts else []
@@ -516,7 +542,7 @@ class LazyAttention(Unmaterialized):
             slabs.append(measure(*arguments, *options_of_pass, right, part))
         joined = slabs[0] if len(slabs) == 1 else join_slabs(slabs)
         leading = self.shape[:-2]
-        split = self._query.ndim - 2
+        split = self.query.ndim - 1
         return {
             name: value if name in ("keys", "weights") else value.reshape(*leading, *value.shape[split:])
             for name, value in joined.items()
