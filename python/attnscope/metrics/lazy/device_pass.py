@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from attnscope.metrics.lazy.passes import Key
-
-if TYPE_CHECKING:
-    from attnscope.metrics.lazy.lazy_attention import LazyAttention
 
 #: Results of queries that the kernel gives under the same name.
 _OF_QUERIES = ("entropy", "collision", "largest", "distance")
@@ -21,7 +18,28 @@ _OF_QUERIES = ("entropy", "collision", "largest", "distance")
 _OF_KEYS = ("incoming", "squares")
 
 
-def measure_on_device(attention: LazyAttention, keys: dict[Key, None]) -> dict[Key, Tensor]:
+class Scores(Protocol):
+    """What the kernels ask of a `LazyAttention`, whose attributes are explained there."""
+
+    query: Tensor
+    key: Tensor
+    scaling: float
+    causal: bool
+    window: int | None
+    softcap: float | None
+    sink_logits: Tensor | None
+    lengths: Tensor | None
+    precision: str
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def slopes(self) -> Tensor | None: ...
+    @property
+    def is_plain(self) -> bool: ...
+
+
+def measure_on_device(attention: Scores, keys: dict[Key, None]) -> dict[Key, Tensor]:
     """Return those results among `keys` that the device's kernels give, float64 on the CPU.
 
     The kernels make float32 sums, and know neither a bias but slopes, nor a mask, nor positions of their own;
@@ -29,46 +47,40 @@ def measure_on_device(attention: LazyAttention, keys: dict[Key, None]) -> dict[K
     """
     if not _has_kernels(attention):
         return {}
-    from attnscope.devices.lazy_attention import key_measures, row_measures
+    from attnscope.devices.lazy_attention import RowMeasures, key_measures, row_measures
 
     *leading, queries, width = attention.query.shape
     query = attention.query.reshape(-1, leading[-1], queries, width)
     key = attention.key.reshape(-1, *attention.key.shape[-3:])
     options = _options(attention)
     firsts = sorted({option for name, option in keys if name == "first"})
+    sinks = attention.sink_logits
+
+    def measure(names: list[str], first: int) -> RowMeasures:
+        return row_measures(query, key, names, first=first, sink_logits=sinks, **options)
+
     of_queries = [name for name in _OF_QUERIES if (name, None) in keys]
-    if firsts:
-        of_queries.append("first_mass")
-    sinks = {"sink_logits": attention.sink_logits, "first": firsts[0] if firsts else 1}
-    rows = row_measures(query, key, of_queries, **sinks, **options)
-    shape = tuple(leading)
+    rows = measure([*of_queries, *["first_mass"] * bool(firsts)], firsts[0] if firsts else 1)
     results: dict[Key, Tensor] = {}
 
-    def put(name: str, option: Any, values: Tensor) -> None:
-        if (name, option) in keys:
-            results[name, option] = values.reshape(*shape, values.shape[-1]).double().cpu()
+    def put(name: str, option: Any, values: Tensor | None) -> None:
+        if values is not None and (name, option) in keys:
+            results[name, option] = values.reshape(*leading, values.shape[-1]).double().cpu()
 
     put("log_z", None, rows.log_z)
     put("mass", None, _mass(attention, rows.log_z))
-    for name in _OF_QUERIES:
-        if getattr(rows, name) is not None:
-            put(name, None, getattr(rows, name))
-    for first in firsts:
-        again = (
-            rows
-            if first == firsts[0]
-            else row_measures(query, key, ["first_mass"], **{**sinks, "first": first}, **options)
-        )
-        put("first", first, again.first_mass)
+    for name in of_queries:
+        put(name, None, getattr(rows, name))
+    for place, first in enumerate(firsts):
+        put("first", first, (measure(["first_mass"], first) if place else rows).first_mass)
     if any((name, None) in keys for name in _OF_KEYS):
         received = key_measures(query, key, rows.log_z, squares=("squares", None) in keys, **options)
         put("incoming", None, received.mass)
-        if received.squares is not None:
-            put("squares", None, received.squares)
+        put("squares", None, received.squares)
     return results
 
 
-def _has_kernels(attention: LazyAttention) -> bool:
+def _has_kernels(attention: Scores) -> bool:
     """Return True if a device holds the queries and has kernels for such attention."""
     query = attention.query
     interpreted = query.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
@@ -83,7 +95,7 @@ def _has_kernels(attention: LazyAttention) -> bool:
     return lengths is None or bool((lengths == lengths[..., :1]).all())
 
 
-def _options(attention: LazyAttention) -> dict[str, Any]:
+def _options(attention: Scores) -> dict[str, Any]:
     """Return what both kernels take besides queries and keys."""
     sizes = None
     if attention.lengths is not None:
@@ -98,7 +110,7 @@ def _options(attention: LazyAttention) -> dict[str, Any]:
     }
 
 
-def _mass(attention: LazyAttention, log_z: Tensor) -> Tensor:
+def _mass(attention: Scores, log_z: Tensor) -> Tensor:
     """Return the mass of the real keys of each query, which a learned sink takes the rest of."""
     if attention.sink_logits is None:
         return torch.where(log_z.isnan(), torch.nan, 1.0)
