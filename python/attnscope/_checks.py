@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _core, _differentiation, _placement
+from attnscope import _core, _placement
 from attnscope._blas import settle_forked_child
 from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
 from attnscope._row_sums import check_row_sums
 from attnscope._warn import NonFiniteWarning, warn
+from attnscope.gradients import dispatch
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attention in half precision can exceed 1 by rounding; a hundredth is far above that and far below a bug.
@@ -162,7 +163,7 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
             f"{function}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}"
         )
     # A conjugate or negative view keeps its sign beside its memory, which is what the core reads.
-    if not _differentiation.keeps_gradient(function, tensor) and not torch.compiler.is_compiling():
+    if not dispatch.keeps_gradient(function, tensor) and not torch.compiler.is_compiling():
         tensor = tensor.detach()
     return tensor.resolve_neg()
 
@@ -358,8 +359,8 @@ def call_kernel(
 
     `function` is the public one that calls, where it has another name.
     """
-    if _differentiation.needs_operator(checked.tensor, *arguments):
-        operator = _differentiation.operator_of(function or kernel.__name__)
+    if dispatch.needs_operator(checked.tensor, *arguments):
+        operator = dispatch.operator_of(function or kernel.__name__)
         return operator(checked.tensor, checked.lengths, *arguments)
     run = _placement.computed_on(kernel, checked.tensor)
     return run(checked.tensor, checked.lengths, *arguments)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import attnscope as asc
-from attnscope import _differentiation
+from attnscope.gradients import dispatch
 
 DEVICES = [
     "cpu",
@@ -64,7 +64,7 @@ COMPILED = [name for name in FUNCTIONS if name != "persistence"]
 
 
 def test_every_differentiable_function_is_tested_here() -> None:
-    assert set(FUNCTIONS) == set(_differentiation.KERNELS)
+    assert set(FUNCTIONS) == set(dispatch.KERNELS)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -208,7 +208,7 @@ def test_without_a_gradient_nothing_is_kept() -> None:
 def test_a_call_without_a_gradient_imports_no_derivative() -> None:
     program = (
         "import sys, torch, attnscope as asc; asc.fiedler_value(torch.eye(3)); "
-        "sys.exit(any(name.startswith('attnscope.gradients') for name in sys.modules))"
+        "sys.exit(any(name.startswith('attnscope.gradients.catalogue') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 

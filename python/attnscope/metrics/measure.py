@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
 from attnscope._nearest import nearest
 from attnscope._placement import Unmaterialized
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.plan import (
     MAPS,

@@ -114,7 +114,7 @@ def test_imports_of_the_package_go_downward():
                 assert LEVEL[first] <= LEVEL[own], where
             elif not inner and own.startswith("_") and not own.startswith("__"):
                 # torch.compile follows an import statement, and nothing else, to the operators
-                assert first not in LEVEL or (own, first) == ("_differentiation.py", "gradients"), where
+                assert first not in LEVEL or (own, first) == ("_checks.py", "gradients"), where
 
 
 # The folders that every study shares, and which of them each may import.

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
 from attnscope.metrics.quantity import ClosedForm, Quantity, first_key_map, uniform_map
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, first_key_map
 

@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope import _checks, _differentiation
+from attnscope import _checks
+from attnscope.gradients import dispatch
 
 DIMENSIONS = 2
 
@@ -321,7 +322,7 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
 
 def _differentiable(function: str, barcodes: Barcodes) -> torch.Tensor:
     """Return a sum over bars in torch operations, with the gradient of births and deaths."""
-    result: torch.Tensor = _differentiation.sum_over_bars(function)(barcodes, DIMENSIONS)
+    result: torch.Tensor = dispatch.sum_over_bars(function)(barcodes, DIMENSIONS)
     return result
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import divergence_of_mass, sink_mass_argument
 from attnscope.metrics.information.sink_sets import PERCENTILES
@@ -106,9 +106,7 @@ def divergence_of(
     name = "head_divergence"
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    result, non_finite = _checks.call_kernel(
-        _core.head_divergence, checked, seen, entropy, function=name
-    )
+    result, non_finite = _checks.call_kernel(_core.head_divergence, checked, seen, entropy, function=name)
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         sink_divergence = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)

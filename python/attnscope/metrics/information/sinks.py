@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import learned_share, top_mass_with
 from attnscope.metrics.information.sink_test import ALPHA, tested_sinks

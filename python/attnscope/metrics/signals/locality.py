@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.quantity import ClosedForm, Quantity, uniform_causal_map
 
 

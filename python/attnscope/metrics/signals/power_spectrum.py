@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, uniform_map
 

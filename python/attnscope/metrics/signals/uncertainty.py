@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, identity, uniform_map
 from attnscope.metrics.signals.power_spectrum import BY_ROW, signal_arguments

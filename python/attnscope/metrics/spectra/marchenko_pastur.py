@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope._differentiation import without_derivative
 from attnscope._warn import UndefinedWarning, warn
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader, hadamard
 

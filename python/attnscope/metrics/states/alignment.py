@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core, _placement
-from attnscope._differentiation import without_derivative
 from attnscope._warn import NonFiniteWarning, warn
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.information.entropy import attention_entropy
 from attnscope.metrics.quantity import ClosedForm, Quantity, Shared, Site, aligned, uniform_causal_map
