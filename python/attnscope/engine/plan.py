@@ -20,7 +20,6 @@ from attnscope._names import name_fault
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.discovery import study_class
-from attnscope.engine.schema import SCHEMA_VERSION
 from attnscope.engine.study import Study
 from attnscope.engine.texts.encoding import encode
 from attnscope.engine.texts.readers import looks_wrapped
@@ -303,7 +302,7 @@ def _hash(plan: Plan, unit: Unit) -> str:
     from attnscope import __version__
 
     settings = plan.settings
-    head: list[Any] = [__version__, SCHEMA_VERSION, plan.decisive]
+    head: list[Any] = [__version__, plan.decisive]
     weights = "" if unit.variant else plan.weights[unit.checkpoint]
     head += [unit.stage, unit.variant, unit.seed, weights, plan.weights[unit.other]]
     for one in (unit.checkpoint, unit.other):

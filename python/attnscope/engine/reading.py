@@ -25,7 +25,6 @@ import numpy as np
 from attnscope._warn import warn
 from attnscope.engine.schema import (
     CHECKPOINT_KEYS,
-    SCHEMA_VERSION,
     VARIANT_KEYS,
     ResultsError,
     check_columns,
@@ -78,7 +77,7 @@ def as_xarray(
         dataset = dataset.reindex(revision=order["revision"].unique())
         if order["revision"].is_unique:
             dataset = dataset.assign_coords(step=("revision", order["step"])).set_xindex("step")
-    return dataset.assign_attrs(protocol=protocol, schema_version=SCHEMA_VERSION)
+    return dataset.assign_attrs(protocol=protocol)
 
 
 def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:

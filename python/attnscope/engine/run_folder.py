@@ -25,7 +25,7 @@ from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope._names import file_name_fault
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.results import command
-from attnscope.engine.schema import SCHEMA_VERSION, ResultsError, check_provenance
+from attnscope.engine.schema import ResultsError, check_provenance
 from attnscope.engine.storage.files import write_bytes
 from attnscope.engine.storage.git_state import ask_git, git_state
 
@@ -43,7 +43,6 @@ def provenance(study: Settings, digest: str) -> dict[str, Any]:
 
     here = machine()
     return {
-        "schema_version": SCHEMA_VERSION,
         "attnscope": here["attnscope"],
         "study": study.study,
         "config_hash": hashlib.sha256(study.to_yaml().encode()).hexdigest()[:16],
