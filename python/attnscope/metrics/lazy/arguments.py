@@ -79,8 +79,8 @@ def bias_argument(bias: Any, shape: tuple[int, ...]) -> tuple[Tensor | None, Bia
 
 
 def lengths_of_maps(lengths: Any, shape: tuple[int, ...]) -> Tensor:
-    given = _checks.as_tensor(_NAME, "lengths", lengths)
-    per_text = given.ndim < len(shape) - 2
+    tensor = _checks.as_tensor(_NAME, "lengths", lengths)
+    per_text = tensor.ndim < len(shape) - 2
     leading = shape[:-3] if per_text else shape[:-2]
     checked = _checks.lengths_argument(_NAME, lengths, leading, shape[-1])
     assert checked is not None
