@@ -23,6 +23,7 @@ from attnscope._blas import settle_forked_child
 from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
 from attnscope._row_sums import check_row_sums
 from attnscope._warn import NonFiniteWarning, warn
+from attnscope.gradients import dispatch
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attention in half precision can exceed 1 by rounding; a hundredth is far above that and far below a bug.
@@ -79,6 +80,9 @@ def attention_argument(
         if flag(function, "validate", validate):
             raise ValueError(f"{function}: validate needs the entries of the map, got {tensor}")
         return checked
+    if torch.compiler.is_compiling():
+        # nothing that depends on values can be asked while torch.compile looks on
+        return checked
     if tensor.numel() >= SMALLEST_BATCH:
         longest = checked.n if checked_lengths is None else int(checked_lengths.max())
         warn_if_too_large(function, longest, math.prod(checked.leading))
@@ -90,7 +94,8 @@ def attention_argument(
             words = f"must hold finite entries in [0, {LARGEST_ENTRY}], got {value} at index {index}"
             raise ValueError(f"{function}: {name} {words}")
     if rows and name in ("attention", "heads"):
-        check_row_sums(function, tensor, checked_lengths, refuse=validate)
+        maps = tensor.detach() if tensor.requires_grad else tensor
+        check_row_sums(function, maps, checked_lengths, refuse=validate)
     return checked
 
 
@@ -120,11 +125,12 @@ def heads_argument(
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """Return `value` as a float tensor [..., n, n]; on the CPU, unless its device measures the function."""
-    settle_forked_child()
-    if _core.is_plain_batch(value) or isinstance(value, _placement.Unmaterialized):
-        return value
+    if not torch.compiler.is_compiling():
+        settle_forked_child()
+        if _core.is_plain_batch(value) or isinstance(value, _placement.Unmaterialized):
+            return value
     tensor = float_tensor(function, name, value)
-    if not _placement.stays(function, tensor):
+    if not _placement.stays(function, tensor) and not tensor.requires_grad:
         tensor = to_host(tensor)
     got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
@@ -140,7 +146,10 @@ def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
 
 
 def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
-    """`value` as a detached float tensor that shares its memory (NumPy arrays too)."""
+    """Return `value` as a float tensor that shares its memory (NumPy arrays too).
+
+    It is detached, unless the function's results carry the gradient.
+    """
     if not isinstance(value, torch.Tensor):
         if not hasattr(value, "__array__") and not hasattr(value, "__dlpack__"):
             got = type(value).__name__
@@ -154,7 +163,9 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
             f"{function}: {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}"
         )
     # A conjugate or negative view keeps its sign beside its memory, which is what the core reads.
-    return tensor.detach().resolve_neg()
+    if not dispatch.keeps_gradient(function, tensor) and not torch.compiler.is_compiling():
+        tensor = tensor.detach()
+    return tensor.resolve_neg()
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,6 +199,8 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
         or
             functional one, one without storage.
     """
+    if torch.compiler.is_compiling():
+        return torch.as_tensor(value, dtype=dtype)
     settle_forked_child()
     device = value.device if isinstance(value, torch.Tensor) else "cpu"
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
@@ -339,8 +352,16 @@ def flags_argument(
     return to_host(tensor)
 
 
-def call_kernel(kernel: Callable[..., Any], checked: Attention, *arguments: Any) -> Any:
-    """Return the results of a function of the core, computed where the maps are; they are on the CPU."""
+def call_kernel(
+    kernel: Callable[..., Any], checked: Attention, *arguments: Any, function: str | None = None
+) -> Any:
+    """Return the results of a function of the core, computed where the maps are; they are on the CPU.
+
+    `function` is the public one that calls, where it has another name.
+    """
+    if dispatch.needs_operator(checked.tensor, *arguments):
+        operator = dispatch.operator_of(function or kernel.__name__)
+        return operator(checked.tensor, checked.lengths, *arguments)
     run = _placement.computed_on(kernel, checked.tensor)
     return run(checked.tensor, checked.lengths, *arguments)
 
@@ -349,7 +370,7 @@ def call_and_warn(
     kernel: Callable[..., Any], function: str, checked: Attention, *arguments: Any, unit: str = "matrices"
 ) -> Any:
     """Call a function of the core on a checked argument and warn about inputs that are not finite."""
-    *results, non_finite = call_kernel(kernel, checked, *arguments)
+    *results, non_finite = call_kernel(kernel, checked, *arguments, function=function)
     return warn_non_finite(function, checked, results[0] if len(results) == 1 else results, non_finite, unit)
 
 
@@ -357,7 +378,8 @@ def warn_non_finite(
     function: str, attention: Attention, result: Any, non_finite: int, unit: str = "matrices"
 ) -> Any:
     """`result`, after one warning when some inputs were not finite."""
-    if non_finite:
+    # of a value that torch.compile only imagines nothing can be asked
+    if not torch.compiler.is_compiling() and non_finite:
         total = math.prod(attention.leading)
         message = (
             f"{function}: {non_finite} of {total} {unit} hold NaN or infinite entries; their results are NaN "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Small runs of both studies against the tables that were stored before the engine was built anew.
 
-The stored tables have schema 1; they are read as they are read today. What units write is the same to the bit
+What units write is the same to the bit
 on the same instruction set; elsewhere, and in what is derived from it, to 1e-12. Where torch itself computes
 the model's attention with other rounding, which `runs.arithmetic` finds out without attnscope, all numbers
 are held to what float32 keeps. Intervals and p-values are drawn and held to the error of their draws;
@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from attnscope import _isa
-from attnscope.engine.migration import migrated
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 import runs
@@ -62,13 +61,11 @@ OF_TEXTS = ["rho", "rho_fourier"]
 
 @pytest.fixture(scope="module", params=RUNS)
 def both(request, tmp_path_factory):
-    """The stored tables as they are read today, what made them, and the same run."""
+    """The stored tables, what made them, and the same run."""
     if request.param.endswith("stories") and not runs.STORIES.is_dir():
         pytest.skip(f"there is no {runs.STORIES}")
     stored, about = runs.stored(runs.HERE / f"{request.param}.parquet")
-    tables = {
-        new: made.to_pandas() for name, old in stored.items() for new, made in migrated(name, old, 1).items()
-    }
+    tables = {name: table.to_pandas() for name, table in stored.items()}
     home = tmp_path_factory.mktemp(request.param)
     made = runs.made(request.param, home)
     rounding = runs.arithmetic(request.param, home)

@@ -7,8 +7,9 @@
 A run is one Parquet file with one row: each table is a column, a list of structs. Its metadata hold the
 instruction set that made it, the version of torch, and how the model's own arithmetic rounded.
 
-The runs were stored before the engine was built anew. What another rule decides since then, sinks by the test
-above all, is stored a second time in sinks-tiny-rules.parquet, whose metadata name the commit that made it.
+The runs were stored before the engine was built anew; their tables were brought to today's form once,
+with all their numbers. What another rule decides since then, sinks by the test above all, is
+stored a second time in sinks-tiny-rules.parquet, whose metadata name the commit that made it.
 """
 
 import hashlib
@@ -150,7 +151,7 @@ def written(tables, file, about):
 
 
 def stored(file):
-    """Tables of schema 1 by name, and what made them."""
+    """The tables of a file by name, and what made them."""
     whole = pq.read_table(file)
     about = json.loads(whole.schema.metadata[b"reference"])
     tables = {}
@@ -159,21 +160,6 @@ def stored(file):
         column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
         tables[name] = pa.Table.from_struct_array(column.flatten())
     return tables, about
-
-
-def older(name, home):
-    """A run folder of schema 1 that holds a stored run.
-
-    Args:
-        name: of the run.
-        home: an empty folder.
-    """
-    (home / "tables").mkdir()
-    for table, rows in stored(HERE / f"{name}.parquet")[0].items():
-        rows = rows.replace_schema_metadata({"attnscope_schema": "1"})
-        pq.write_table(rows, home / "tables" / f"{table}.parquet")
-    (home / "study.yaml").write_text(f"study: {RUNS[name]['study']}\n", "utf-8")
-    return asc.load(home)
 
 
 def main(folder, rules=""):

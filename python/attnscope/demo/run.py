@@ -147,7 +147,7 @@ def _store_examples(results: Results) -> None:
     import torch
 
     import attnscope
-    from attnscope.engine.schema import CHECKPOINT_KEYS, stamped
+    from attnscope.engine.schema import CHECKPOINT_KEYS
     from attnscope.plots.selection import last_step, measured_heads
     from attnscope.view.captured import captured_sentence
 
@@ -168,5 +168,5 @@ def _store_examples(results: Results) -> None:
         for dimension, birth, death in zip(codes.dimension, codes.birth, codes.death, strict=True):
             bars.append({**keys, "dimension": int(dimension), "birth": float(birth), "death": float(death)})
     for name, table in (("examples", rows), ("bars", bars)):
-        stored = pa.Table.from_pandas(pd.DataFrame(table), preserve_index=False)
-        pq.write_table(stamped(stored), Path(results.path or ".") / "tables" / f"{name}.parquet")
+        stored = pa.Table.from_pandas(pd.DataFrame(table), preserve_index=False).replace_schema_metadata()
+        pq.write_table(stored, Path(results.path or ".") / "tables" / f"{name}.parquet")

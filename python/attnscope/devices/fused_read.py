@@ -21,7 +21,8 @@ from attnscope.devices.slab import Slab
 
 #: Programs that keep every processor of a large device busy.
 ENOUGH_PROGRAMS = 2048
-ROWS, COLUMNS = 32, 256
+#: Entries of a tile and the warps that share it; measured by `benchmarks/devices.py`.
+ROWS, COLUMNS, WARPS = 32, 256, 4
 
 
 @triton.jit
@@ -190,6 +191,7 @@ class FusedSlab(Slab):
                 NARROW=self.maps.dtype != torch.float64,
                 ROWS=ROWS,
                 COLUMNS=COLUMNS,
+                num_warps=WARPS,
             )
             _add_parts[(triton.cdiv(n, COLUMNS), count)](
                 entropy_parts,

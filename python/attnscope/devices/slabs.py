@@ -135,8 +135,9 @@ def _slab_size(n: int, count: int, device: torch.device, temporaries: int) -> in
     free = DEFAULT_BYTES * 8
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
-        # what the caching allocator holds without using it can be had too
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if count * bytes_of_map > free // 8:
+            # what the caching allocator holds without using it can be had too; asking for it takes longer
+            free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     elif device.type == "mps":
         free = torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory()
     return max(1, free // 8 // bytes_of_map)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from attnscope._warn import warn
-from attnscope.engine.schema import CHECKPOINT_KEYS, SCHEMA_VERSION, VARIANT_KEYS, check_columns, variants_of
+from attnscope.engine.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, variants_of
 from attnscope.errors import ResultsError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def as_xarray(
         dataset = dataset.reindex(revision=order["revision"].unique())
         if order["revision"].is_unique:
             dataset = dataset.assign_coords(step=("revision", order["step"])).set_xindex("step")
-    return dataset.assign_attrs(protocol=protocol, schema_version=SCHEMA_VERSION)
+    return dataset.assign_attrs(protocol=protocol)
 
 
 def in_rows(results: StoredTables, table: str | None = None) -> pd.DataFrame:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Stored results: tidy tables with a schema version, read as pandas, xarray, Parquet or CSV.
+"""Stored results: tidy tables, read as pandas, xarray, Parquet or CSV.
 
 This module needs neither torch nor transformers: a run folder can be read wherever pandas and pyarrow are.
 """
@@ -17,8 +17,7 @@ from attnscope._documents import DocumentError, read_json, read_yaml
 from attnscope._names import file_name_fault
 from attnscope._nearest import nearest
 from attnscope._safe_text import quote_formulas
-from attnscope.engine.migration import is_present, migrated, names_in, version_of, without_placeholders
-from attnscope.engine.schema import AXES, SCHEMA_VERSION, check_columns, check_provenance, keys_in, stamped
+from attnscope.engine.schema import AXES, check_columns, check_provenance, keys_in, with_keys
 from attnscope.engine.storage.files import atomic_file, hash_file, write_bytes
 from attnscope.errors import MissingError, ResultsError, command
 
@@ -110,7 +109,7 @@ class Results:
 
         Raises:
             MissingError: no such table or column; the message carries the nearest right name.
-            ResultsError: the file was written by a newer schema, is damaged, or is not as the run wrote it.
+            ResultsError: the file is damaged, or is not as the run wrote it.
         """
         import pandas as pd
 
@@ -136,7 +135,7 @@ class Results:
         return self.arrow(name).schema if name in self._tables else self._read(name, ()).schema
 
     def arrow(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """One table as an Arrow table in the present schema version; arguments and errors as of `table`."""
+        """Return one table as an Arrow table; arguments and errors as of `table`."""
         import pyarrow as pa
 
         table = self._tables[name] if name in self._tables else self._read(name, columns)
@@ -193,13 +192,13 @@ class Results:
         return list(files.values())
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
-        """Writes every table as `NAME.parquet`, which names its schema version, into a folder as `to_csv`."""
+        """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`."""
         from attnscope.engine.store import write_table
 
         files = self._files(folder, "parquet")
         for name, file in files.items():
             with atomic_file(file) as out:
-                write_table(stamped(self.arrow(name), name, self.keys(name)), out)
+                write_table(with_keys(self.arrow(name), name, self.keys(name)), out)
         return list(files.values())
 
     def _files(self, folder: str | Path, ending: str) -> dict[str, Path]:
@@ -223,8 +222,7 @@ class Results:
         study = yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True)
         write_bytes(target / "study.yaml", study.encode())
         tables = {file.stem: {"sha256": hash_file(file), "rows": self._rows(file.stem)} for file in files}
-        stamp = {**self.provenance, "schema_version": SCHEMA_VERSION, "tables": tables}
-        about = json.dumps(stamp, indent=2, ensure_ascii=False)
+        about = json.dumps({**self.provenance, "tables": tables}, indent=2, ensure_ascii=False)
         write_bytes(target / "provenance.json", f"{about}\n".encode())
         return load(target)
 
@@ -237,14 +235,14 @@ class Results:
     def figures(
         self, folder: str | Path | None = None, names: Sequence[str] | None = None, **options: Any
     ) -> Any:
-        """Draw the study's figures from the stored tables, as `attnscope.figures` does."""
+        """Draws the study's figures from the stored tables; see `attnscope.plots`."""
         # the public name, because drawing is above results: they are read where nothing can be drawn
         import attnscope
 
         return attnscope.figures(self, folder, names, **options)
 
     def report(self, path: str | Path | None = None, **options: Any) -> Any:
-        """Write the self-contained report, as `attnscope.report` does."""
+        """Writes the self-contained report; see `attnscope.report`."""
         import attnscope
 
         return attnscope.report(self, path, **options)
@@ -256,7 +254,7 @@ class Results:
         """The files of each table on disk, in their order, by the table's name."""
         whole = sorted((self.path / "tables").glob("*.parquet")) if self.path else []
         whole = [file for file in whole if file.is_file()]
-        return {**{name: [file] for file in whole for name in names_in(file)}, **self.files}
+        return {**{file.stem: [file] for file in whole}, **self.files}
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
@@ -271,13 +269,10 @@ class Results:
             for file in files:
                 self._verify(file)
             whole = dataset(files)
-            if not is_present(name, whole.schema):
-                tables = migrated(files[0].stem, whole.to_table(), version_of(whole.schema))
-                return without_placeholders(tables[name])
             if columns == ():
                 return whole.schema.empty_table()
             check_columns(name, columns or (), whole.schema.names)
-            return without_placeholders(whole.to_table(columns=None if columns is None else list(columns)))
+            return whole.to_table(columns=None if columns is None else list(columns))
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
 

@@ -23,7 +23,7 @@ from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope._names import file_name_fault
 from attnscope.config.run_config import Settings
 from attnscope.engine.git_state import ask_git, git_state
-from attnscope.engine.schema import SCHEMA_VERSION, check_provenance
+from attnscope.engine.schema import check_provenance
 from attnscope.errors import ConfigError, ResultsError, command
 
 #: Where the shards of a job array lie inside the run folder.
@@ -37,7 +37,6 @@ def provenance(study: Settings, digest: str) -> dict[str, Any]:
 
     here = machine()
     return {
-        "schema_version": SCHEMA_VERSION,
         "attnscope": here["attnscope"],
         "study": study.study,
         "config_hash": hashlib.sha256(study.to_yaml().encode()).hexdigest()[:16],

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""What stored tables look like: the schema's version, the names that the engine gives, and errors of readers.
+"""What stored tables look like: the names that the engine gives, and errors of readers.
 
-Keys are declared by studies and stand in the metadata of each file; the way from older schemas is
-`attnscope.engine.migration`. This module needs nothing but Python until a table is at hand.
+Keys are declared by studies and are in the metadata of each file. This module needs nothing but Python until
+a table is at hand.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from attnscope.errors import MissingError, ResultsError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-SCHEMA_VERSION = 2
 
 #: Keys that say which weights a row belongs to.
 CHECKPOINT_KEYS = ("model", "revision", "step")
@@ -113,9 +111,10 @@ def without_empty(column: Any) -> Any:
     return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
 
 
-def stamped(table: pa.Table, name: str = "", keys: Sequence[str] = ()) -> pa.Table:
-    """The table with the schema version and what it says of itself as its only metadata, byte for byte."""
-    own = {key: text for key, text in (table.schema.metadata or {}).items() if key.startswith(b"attnscope_")}
-    if keys and b"attnscope_table" not in own:
-        own[b"attnscope_table"] = json.dumps({"name": name, "version": 1, "keys": [*keys]}).encode()
-    return table.replace_schema_metadata({**own, b"attnscope_schema": str(SCHEMA_VERSION).encode()})
+def with_keys(table: pa.Table, name: str, keys: Sequence[str]) -> pa.Table:
+    """Return the table with what it says of itself, its keys among it, as its only metadata."""
+    metadata = table.schema.metadata or {}
+    about = {key: text for key, text in metadata.items() if key.startswith(b"attnscope_")}
+    if keys and b"attnscope_table" not in about:
+        about[b"attnscope_table"] = json.dumps({"name": name, "version": 1, "keys": [*keys]}).encode()
+    return table.replace_schema_metadata(about)

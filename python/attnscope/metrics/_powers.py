@@ -21,7 +21,9 @@ def scales_of(matrices: Tensor, lengths: Tensor | None = None) -> Tensor | None:
         matrices: float tensors; only float64 ones on the CPU are looked at.
         lengths: rows of each matrix that count, and columns of a square one, int64 [...].
     """
-    return _core.power_scales(matrices, lengths) if matrices.is_cpu else None
+    if torch.compiler.is_compiling() or not matrices.is_cpu:
+        return None
+    return _core.power_scales(matrices.detach(), lengths)
 
 
 def in_range(matrices: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor | None]:

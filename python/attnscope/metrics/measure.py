@@ -22,6 +22,7 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope._nearest import nearest
 from attnscope._placement import Unmaterialized
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.plan import (
     MAPS,
@@ -39,6 +40,7 @@ from attnscope.metrics.quantity import Quantity
 Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 
+@without_derivative("it calls fused kernels; call the functions one by one")
 def measure(
     attention: Tensor | Unmaterialized, metrics: Metrics, *, lengths: _checks.Lengths = None, **options: Any
 ) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any
 
 from attnscope.config.run_config import Settings
-from attnscope.engine.schema import SCHEMA_VERSION
 from attnscope.engine.texts.sentence import Sentence
 from attnscope.models import Checkpoint, Encoder
 from attnscope.study_api.stages import Stage
@@ -141,7 +140,7 @@ def _hash(plan: Plan, unit: Unit) -> str:
     from attnscope import __version__
 
     settings = plan.settings
-    head: list[Any] = [__version__, SCHEMA_VERSION, plan.decisive]
+    head: list[Any] = [__version__, plan.decisive]
     weights = "" if unit.variant else plan.weights[unit.checkpoint]
     head += [unit.stage, unit.variant, unit.seed, weights, plan.weights[unit.other]]
     for one in (unit.checkpoint, unit.other):

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from attnscope._nearest import nearest
-from attnscope.engine.schema import SCHEMA_VERSION, VARIANT_KEYS, head_means_of, variants_of, without_empty
+from attnscope.engine.schema import VARIANT_KEYS, head_means_of, variants_of, without_empty
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -236,8 +236,8 @@ def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
         }
         fields.append(pa.field(field.name, field.type, metadata=about or None))
     whole = {"name": declared.name, "version": declared.version, "keys": list(declared.keys)}
-    own = {"attnscope_schema": str(SCHEMA_VERSION), "attnscope_study": study}
-    return table.cast(pa.schema(fields, {**own, "attnscope_table": json.dumps(whole)}))
+    about = {"attnscope_study": study, "attnscope_table": json.dumps(whole)}
+    return table.cast(pa.schema(fields, about))
 
 
 def control_rows(tables: Sequence[tuple[Rows, str]], seed: int) -> Rows:

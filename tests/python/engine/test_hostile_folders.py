@@ -389,13 +389,11 @@ STANDARD = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
 @pytest.mark.parametrize(
     ("metadata", "rows", "message"),
     [
-        ({"attnscope_schema": "zzz"}, 2, "schema version in a table's metadata is no number: b'zzz'"),
-        ({"attnscope_schema": "9" * 5000}, 2, "schema version in a table's metadata is no number"),
         ({"attnscope_table": "{"}, 2, "the keys in a table's metadata cannot be read: b'{'"),
         ({"attnscope_table": '{"keys": 5}'}, 2, "cannot be read"),
         ({"attnscope_table": '{"keys": [5, {}]}'}, 2, "cannot be read"),
         ({"attnscope_table": '{"keys": "layer"}'}, 2, "cannot be read"),
-        ({"attnscope_table": "[]", "attnscope_schema": "1"}, 2, "cannot be read"),
+        ({"attnscope_table": "[]"}, 2, "cannot be read"),
         ({"attnscope_table": '{"keys": ["list"]}'}, 2, "say by which keys of table 'heads' to group"),
         (
             {"attnscope_table": '{"keys": ["fiedler_value", "none"]}'},
@@ -415,7 +413,7 @@ def test_a_table_that_is_empty_or_lies_about_itself_is_a_line(tmp_path, call, me
             "head": [0, 1], "protocol": ["exact"] * 2, "fiedler_value": [0.1, 0.2], "list": [[1], [2]],
         }
     )  # fmt: skip
-    table = whole.slice(0, rows).replace_schema_metadata({"attnscope_schema": "2", **metadata})
+    table = whole.slice(0, rows).replace_schema_metadata(metadata)
     (tmp_path / "tables").mkdir()
     pq.write_table(table, tmp_path / "tables" / "heads.parquet")
     code, _, err = call("tables", tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Results: tables in and out, axes, statistics by kind, compare, schema versions, loading without torch.
+"""Results: tables in and out, axes, statistics by kind, compare, loading without torch.
 
 A position has no mean, a count and a ratio have a median.
 """
@@ -14,18 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.commands.results_commands import narrow, statistics
-from attnscope.engine import migration
 from attnscope.engine import results as module
 from attnscope.engine.reading import grouped, kinds_of, typical
 from attnscope.engine.results import Results, load
-from attnscope.engine.schema import HEAD_KEYS, SCHEMA_VERSION
+from attnscope.engine.schema import HEAD_KEYS
 from attnscope.study_api.tables import Column, Rows, Table
 from attnscope.study_api.unfinished import unfinished
 
@@ -70,7 +68,7 @@ def test_a_saved_run_comes_back_equal(run):
         name: {"sha256": sha256((run.path / f"tables/{name}.parquet").read_bytes()).hexdigest(), "rows": rows}
         for name, rows in (("samples", 1), ("heads", 36))
     }
-    assert again.provenance == {"seed": 0, "schema_version": SCHEMA_VERSION, "tables": hashes}
+    assert again.provenance == {"seed": 0, "tables": hashes}
     pd.testing.assert_frame_equal(again.table("heads"), heads(), check_dtype=False)
     assert list(again.table("heads").columns[:7]) == list(HEAD_KEYS)
     assert list(again.table("samples")["tokens"][0]) == ["<s>", "ä", ","]
@@ -180,27 +178,6 @@ def without_hashes(folder):
     file = folder / "provenance.json"
     facts = json.loads(file.read_text("utf-8"))
     file.write_text(json.dumps({name: fact for name, fact in facts.items() if name != "tables"}), "utf-8")
-
-
-def test_an_older_schema_is_migrated_and_a_newer_one_refused(run, monkeypatch):
-    without_hashes(run.path)
-    file = run.path / "tables" / "heads.parquet"
-    table = pq.read_table(file).rename_columns(
-        ["lambda2" if name == "fiedler_value" else name for name in pq.read_schema(file).names]
-    )
-    pq.write_table(table.replace_schema_metadata({"attnscope_schema": "0"}), file)
-    with pytest.raises(ValueError, match="schema version 0; no migration"):
-        load(run.path).table("heads")
-
-    def renamed(name: str, old: pa.Table) -> dict[str, pa.Table]:
-        names = ["fiedler_value" if c == "lambda2" else c for c in old.column_names]
-        return {name: old.rename_columns(names)}
-
-    monkeypatch.setitem(migration.MIGRATIONS, 0, renamed)
-    assert load(run.path).table("heads", ["fiedler_value"])["fiedler_value"].max() == 1011.1
-    pq.write_table(table.replace_schema_metadata({"attnscope_schema": "99"}), file)
-    with pytest.raises(ValueError, match="schema version 99; this attnscope reads up to"):
-        load(run.path).table("heads")
 
 
 def test_load_says_what_is_wrong_with_a_folder(run, tmp_path):

@@ -49,8 +49,10 @@ class LazyRecording:
         precision: str | None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            hint = module_tracing.model_hint(model)
-            raise TypeError(f"capture: model must be a torch module, got {type(model).__name__}{hint}")
+            raise TypeError(
+                f"capture: model must be a torch module, got {type(model).__name__}"
+                f"{module_tracing.model_hint(model)}"
+            )
         self._model: nn.Module = getattr(model, "_orig_mod", model)
         self._name = type(self._model).__name__
         self._layers = layers

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import first_key_map, uniform_map
 from attnscope.metrics.graphs.laplacian import Symmetrize, graph_arguments
 from attnscope.metrics.quantity import ClosedForm, Quantity
@@ -64,6 +65,7 @@ def fiedler_value(
     return _checks.call_and_warn(_core.fiedler_value, name, checked, *graph_options, precision)
 
 
+@without_derivative("the sign of an eigenvector and its place in an eigenspace are choices")
 def fiedler_vector(
     attention: torch.Tensor,
     *,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import first_key_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
@@ -49,6 +50,7 @@ class GraphStatistics(NamedTuple):
     effective: torch.Tensor
 
 
+@without_derivative("a threshold makes the graph of a map a step function of its entries")
 def graph_statistics(
     attention: torch.Tensor,
     thresholds: Sequence[float | str] | torch.Tensor | float | str,

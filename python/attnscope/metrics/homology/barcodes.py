@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks
+from attnscope.gradients import dispatch
 
 DIMENSIONS = 2
 
@@ -100,7 +101,7 @@ class Barcodes:
         counts = np.bincount(self._owner()[chosen], minlength=self._count())
         largest = int(counts.max()) if counts.size else 0
         result = np.full((self._count(), largest, 2), fill)
-        bars = np.stack([self.birth.numpy()[chosen], self.death.numpy()[chosen]], -1)
+        bars = np.stack([self.birth.detach().numpy()[chosen], self.death.detach().numpy()[chosen]], -1)
         result[np.arange(largest) < counts[:, None]] = bars
         return torch.from_numpy(result).reshape(*self.shape, largest, 2)
 
@@ -132,7 +133,7 @@ class Barcodes:
                 raise IndexError(f"index {index!r} is out of range for barcodes of shape {self.shape}")
             flat = flat * size + place % size
         bars_of_map = slice(int(self.offsets[flat]), int(self.offsets[flat + 1]))
-        pairs = np.stack([values.numpy()[bars_of_map] for values in pair], axis=1)
+        pairs = np.stack([values.detach().numpy()[bars_of_map] for values in pair], axis=1)
         dimension = self.dimension[bars_of_map].numpy()
         return [pairs[dimension == k] for k in range(DIMENSIONS)]
 
@@ -167,7 +168,7 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
     values = np.atleast_1d(scale_values.numpy())
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
-    ends = barcodes.birth.numpy(), barcodes.death.numpy()
+    ends = barcodes.birth.detach().numpy(), barcodes.death.detach().numpy()
     return count_alive(barcodes, *ends, values, non_finite=-1)
 
 
@@ -200,8 +201,8 @@ def bar_columns(barcodes: Barcodes, keys: Mapping[str, Any]) -> dict[str, Any]:
             for key, values in keys.items()
         },
         "dimension": barcodes.dimension.numpy().astype(np.int64),
-        "birth": barcodes.birth.numpy(),
-        "death": barcodes.death.numpy(),
+        "birth": barcodes.birth.detach().numpy(),
+        "death": barcodes.death.detach().numpy(),
     }
 
 
@@ -249,6 +250,8 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
         Cohen-Steiner et al., Lipschitz functions have Lp-stable persistence, 2010.
     """
     _check("total_persistence", barcodes)
+    if barcodes.death.requires_grad:
+        return _differentiable("total_persistence", barcodes)
     return _shaped(barcodes, _sums(barcodes, *_finite(barcodes)), math.nan)
 
 
@@ -271,6 +274,8 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
         Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
     """
     _check("max_persistence", barcodes)
+    if barcodes.death.requires_grad:
+        return _differentiable("max_persistence", barcodes)
     place, length = _finite(barcodes)
     longest = np.zeros(barcodes._count() * DIMENSIONS)
     np.maximum.at(longest, place, length)
@@ -306,11 +311,19 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
         Chintakunta et al., An entropy-based persistence barcode, 2015.
     """
     _check("persistent_entropy", barcodes)
+    if barcodes.death.requires_grad:
+        return _differentiable("persistent_entropy", barcodes)
     place, length = _finite(barcodes)
     share = length / _sums(barcodes, place, length)[place]
     # Lengths far below the sum can underflow to a share of 0, whose term is 0.
     terms = np.where(share > 0.0, -share * np.log(np.where(share > 0.0, share, 1.0)), 0.0)
     return _shaped(barcodes, np.maximum(_sums(barcodes, place, terms), 0.0), math.nan)
+
+
+def _differentiable(function: str, barcodes: Barcodes) -> torch.Tensor:
+    """Return a sum over bars in torch operations, with the gradient of births and deaths."""
+    result: torch.Tensor = dispatch.sum_over_bars(function)(barcodes, DIMENSIONS)
+    return result
 
 
 def _check(function: str, barcodes: Any) -> None:
@@ -328,7 +341,7 @@ def _places(barcodes: Barcodes) -> Array:
 
 def _finite(barcodes: Barcodes) -> tuple[Array, Array]:
     """Places and lengths of the finite bars."""
-    length = barcodes.death.numpy() - barcodes.birth.numpy()
+    length = barcodes.death.detach().numpy() - barcodes.birth.detach().numpy()
     finite = np.isfinite(length)
     return _places(barcodes)[finite], length[finite]
 

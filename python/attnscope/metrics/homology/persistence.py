@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from attnscope import _checks, _core
+from attnscope._placement import Unmaterialized
 from attnscope.metrics.closed_forms import ring
 from attnscope.metrics.homology import barcodes
 from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
@@ -25,6 +26,7 @@ def persistence(
     max_dimension: int = 1,
     symmetrize: Symmetrize = "max",
     metric: Metric = "attention",
+    at_least: float | None = None,
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> Barcodes:
@@ -46,6 +48,8 @@ def persistence(
             a causal map is (1 + d)/2 of what "max" gives.
         metric: "attention" as above; "hellinger" takes d_ij = ‖√a_i − √a_j‖/√2 between the rows instead, a
             true metric between attention distributions (negative entries count as 0, no symmetrization).
+        at_least: of `LazyAttention`: bars with births below 1 − at_least, from the entries of at least this
+            weight. A bar that is still open there has that death and a death edge of −1.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries.
 
@@ -79,7 +83,12 @@ def persistence(
         raise ValueError(f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}")
     _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min"))
     _checks.choice_argument(name, "metric", metric, ("attention", "hellinger"))
-    bars = _checks.call_and_warn(_core.persistence, name, checked, dimension, symmetrize, metric)
+    arguments: tuple[Any, ...] = (dimension, symmetrize, metric)
+    if at_least is not None:
+        if not isinstance(attention, Unmaterialized):
+            raise ValueError(f"{name}: at_least is for LazyAttention, got {at_least!r} with a map")
+        arguments = (*arguments, _checks.fraction_argument(name, "at_least", at_least))
+    bars = _checks.call_and_warn(_core.persistence, name, checked, *arguments)
     return Barcodes(*(*bars, checked.leading))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import two_heads, uneven_heads
 from attnscope.metrics.information._learned_sink import divergence_of_mass, sink_mass_argument
@@ -98,7 +99,7 @@ def divergence_of(
     name = "head_divergence"
     checked = _checks.heads_argument(name, heads, lengths, validate=validate)
     seen = _checks.support_argument(name, support, checked)
-    result, non_finite = _checks.call_kernel(_core.head_divergence, checked, seen, entropy)
+    result, non_finite = _checks.call_kernel(_core.head_divergence, checked, seen, entropy, function=name)
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         sink_divergence = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
@@ -106,6 +107,7 @@ def divergence_of(
     return _checks.warn_non_finite(name, checked.layers, result, non_finite, "layers")
 
 
+@without_derivative("rows with nothing left are excluded, which is a step")
 def sink_removal(
     heads: torch.Tensor,
     keys: torch.Tensor | list[int],

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.information._learned_sink import learned_share, top_mass_with
 from attnscope.metrics.information.sink_test import ALPHA, tested_sinks
@@ -224,6 +225,7 @@ def sink_position(
     return from_one_read(name, attention, options_by_function, support, lengths, validate)[1][name]
 
 
+@without_derivative("it compares with a bound of a test")
 def sink_excess(
     attention: torch.Tensor,
     *,

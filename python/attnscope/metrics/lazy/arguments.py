@@ -20,7 +20,8 @@ _NAME = "LazyAttention"
 
 
 def vectors_argument(name: str, value: Any) -> Tensor:
-    tensor = _checks.to_host(_checks.float_tensor(_NAME, name, value))
+    """Return queries or keys [..., heads, tokens, d] where they are."""
+    tensor = _checks.float_tensor(_NAME, name, value)
     if tensor.ndim < 3:
         raise ValueError(f"{_NAME}: {name} must be [..., heads, tokens, d], got shape {tuple(tensor.shape)}")
     if 0 in tensor.shape:
@@ -30,6 +31,8 @@ def vectors_argument(name: str, value: Any) -> Tensor:
 
 def check_shapes(query: Tensor, key: Tensor) -> None:
     shapes = f"query {tuple(query.shape)} and key {tuple(key.shape)}"
+    if query.device != key.device:
+        raise ValueError(f"{_NAME}: query and key must be on one device, got {query.device} and {key.device}")
     if query.shape[-1] != key.shape[-1]:
         raise ValueError(
             f"{_NAME}: query and key must have one width d, got {query.shape[-1]} and {key.shape[-1]}"
@@ -76,8 +79,8 @@ def bias_argument(bias: Any, shape: tuple[int, ...]) -> tuple[Tensor | None, Bia
 
 
 def lengths_of_maps(lengths: Any, shape: tuple[int, ...]) -> Tensor:
-    given = _checks.as_tensor(_NAME, "lengths", lengths)
-    per_text = given.ndim < len(shape) - 2
+    tensor = _checks.as_tensor(_NAME, "lengths", lengths)
+    per_text = tensor.ndim < len(shape) - 2
     leading = shape[:-3] if per_text else shape[:-2]
     checked = _checks.lengths_argument(_NAME, lengths, leading, shape[-1])
     assert checked is not None

@@ -58,8 +58,8 @@ def sink_statistics(
         if min_visibility is not None:
             positions = _largest_key(attention, mean, seen, min_visibility)
         if top > 0:
-            every = sums.nan_to_num(0.0) if attention.lengths is not None else sums
-            mass = every.topk(top).values.sum(-1) / every.sum(-1)
+            received = sums.nan_to_num(0.0) if attention.lengths is not None else sums
+            mass = received.topk(top).values.sum(-1) / received.sum(-1)
     if first_and_queries is not None:
         first, queries = first_and_queries
         shares, uniform = _share(attention, results["first", first], first, queries)
@@ -177,8 +177,8 @@ def _fewest(attention: LazyAttention, min_visibility: float) -> Tensor:
 def _largest_key(attention: LazyAttention, mean: Tensor, seen: Tensor, min_visibility: float) -> Tensor:
     competes = (seen >= _fewest(attention, min_visibility)) & (seen > 0)
     ranked = torch.where(competes, mean, -math.inf)
-    found = competes.any(-1) & ~torch.where(competes, mean, 0.0).isnan().any(-1)
-    return torch.where(found, ranked.argmax(-1), -1)
+    is_defined = competes.any(-1) & ~torch.where(competes, mean, 0.0).isnan().any(-1)
+    return torch.where(is_defined, ranked.argmax(-1), -1)
 
 
 def _share(attention: LazyAttention, mass: Tensor, first: int, queries: int) -> tuple[Tensor, Tensor]:

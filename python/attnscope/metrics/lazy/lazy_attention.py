@@ -25,6 +25,7 @@ from attnscope.metrics.lazy.arguments import (
     slice_argument,
     vectors_argument,
 )
+from attnscope.metrics.lazy.device_pass import measure_on_device
 from attnscope.metrics.lazy.passes import ROW_MEASURES, SHARED, Key, Noted, join_slabs, select_compatible
 from attnscope.metrics.lazy.visibility import Visibility
 
@@ -99,11 +100,10 @@ class LazyAttention(Unmaterialized):
 
     __slots__ = (
         "_bias",
-        "_key",
+        "_host_views",
         "_log_z",
         "_mask",
         "_numbers",
-        "_query",
         "_slopes",
         "_visibility",
         "causal",
@@ -131,11 +131,10 @@ class LazyAttention(Unmaterialized):
     precision: str
     heads: int
     _bias: Bias
-    _key: Tensor
+    _host_views: tuple[Tensor, Tensor] | None
     _log_z: Tensor | None
     _mask: Tensor | None
     _numbers: Tensor
-    _query: Tensor
     _slopes: Tensor | None
     _visibility: Visibility
 
@@ -160,7 +159,7 @@ class LazyAttention(Unmaterialized):
         query, key = (vectors_argument(name, value) for name, value in (("query", query), ("key", key)))
         check_shapes(query, key)
         *leading, heads, queries, width = query.shape
-        keys, groups = key.shape[-2], key.shape[-3]
+        keys = key.shape[-2]
         shape = (*leading, heads, queries, keys)
         if precision is None:
             precision = "exact" if torch.float64 in (query.dtype, key.dtype) else "fast"
@@ -185,17 +184,16 @@ class LazyAttention(Unmaterialized):
             )
             seen = flags.expand(shape)
         set_field("_mask", seen)
-        given = None if lengths is None else lengths_of_maps(lengths, shape)
-        set_field("lengths", given)
+        lengths_of_heads = None if lengths is None else lengths_of_maps(lengths, shape)
+        set_field("lengths", lengths_of_heads)
         positions = None if query_positions is None else positions_argument(query_positions, shape)
         set_field("query_positions", positions)
-        known = None if log_z is None else _checks.float_tensor(_NAME, "log_z", log_z).double().cpu()
-        if known is not None:
-            known = _checks.expanded(f"{_NAME}: log_z", known, shape[:-1]).contiguous()
-        set_field("_log_z", known)
+        log_sums = None if log_z is None else _checks.float_tensor(_NAME, "log_z", log_z).double().cpu()
+        if log_sums is not None:
+            log_sums = _checks.expanded(f"{_NAME}: log_z", log_sums, shape[:-1]).contiguous()
+        set_field("_log_z", log_sums)
         set_field("_numbers", self._numbers_of_heads())
-        set_field("_query", query.view(*leading, groups, heads // groups, queries, width))
-        set_field("_key", key.unsqueeze(-3).expand(*leading, groups, heads // groups, keys, width))
+        set_field("_host_views", None)
         set_field("_visibility", self._make_visibility())
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -221,6 +219,21 @@ class LazyAttention(Unmaterialized):
     def ndim(self) -> int:
         """Number of axes of the map."""
         return self.query.ndim
+
+    @property
+    def slopes(self) -> Tensor | None:
+        """ALiBi slopes [h], or None."""
+        return self._slopes
+
+    @property
+    def is_plain(self) -> bool:
+        """True if causal, window, softcap, slopes, learned sinks and lengths say all of the scores."""
+        return self._bias is None and self._mask is None and self.query_positions is None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights: float64."""
+        return torch.float64
 
     @property
     def visibility(self) -> Visibility:
@@ -259,10 +272,10 @@ class LazyAttention(Unmaterialized):
         Raises:
             ValueError: an unknown name.
         """
-        asked = [names] if isinstance(names, str) else list(names)
-        for name in asked:
+        chosen_names = [names] if isinstance(names, str) else list(names)
+        for name in chosen_names:
             _checks.choice_argument("row_measures", "names", name, ROW_MEASURES)
-        return dict(zip(asked, self.take([(name, None) for name in asked]), strict=True))
+        return dict(zip(chosen_names, self.take([(name, None) for name in chosen_names]), strict=True))
 
     def top(self, k: int = 8) -> TopKeys:
         """Return the k keys of largest weight of every query, larger weights and then earlier keys first."""
@@ -275,9 +288,9 @@ class LazyAttention(Unmaterialized):
         threshold = _checks.fraction_argument("LazyAttention.at_least", "threshold", threshold)
         counts, keys, weights = self.take([(name, threshold) for name in ("counts", "keys", "weights")])
         shape = (*counts.shape[:-1], 1)
-        every = counts.flatten().cumsum(0).reshape(counts.shape)
-        start = every[..., :1] - counts[..., :1]
-        return SparseAttention(torch.cat([start.reshape(shape), every], -1), keys, weights)
+        ends = counts.flatten().cumsum(0).reshape(counts.shape)
+        start = ends[..., :1] - counts[..., :1]
+        return SparseAttention(torch.cat([start.reshape(shape), ends], -1), keys, weights)
 
     def rows(self, queries: slice | int) -> Tensor:
         """Return rows of the map, float64 [..., h, rows, k]; NaN for queries of padding."""
@@ -362,9 +375,9 @@ class LazyAttention(Unmaterialized):
 
     def measure(self, function: str) -> Callable[..., Any] | None:
         """Return a function of the core for lazy attention, None where it has none."""
-        from attnscope.metrics.lazy import core_functions
+        from attnscope.metrics.lazy import core_functions, graph_functions
 
-        return getattr(core_functions, function, None)
+        return getattr(core_functions, function, getattr(graph_functions, function, None))
 
     def multiply(self, x: Tensor, transposed: bool) -> Tensor:
         """Return the product with a checked x [..., h, rows, c], float64."""
@@ -378,7 +391,7 @@ class LazyAttention(Unmaterialized):
         return self._pass(["product"], right=right)["product"]
 
     def _replaced(self, **changes: Any) -> LazyAttention:
-        given = {
+        options = {
             "scaling": self.scaling,
             "causal": self.causal,
             "window": self.window,
@@ -391,7 +404,7 @@ class LazyAttention(Unmaterialized):
             "precision": self.precision,
         }
         query, key = changes.pop("query", self.query), changes.pop("key", self.key)
-        return LazyAttention(query, key, **{**given, **changes})
+        return LazyAttention(query, key, **{**options, **changes})
 
     def _make_visibility(self) -> Visibility:
         *leading, queries, keys = self.shape
@@ -447,9 +460,10 @@ class LazyAttention(Unmaterialized):
         where = None
         if positions is not None:
             where = positions.expand(*self.shape[:-2], end - begin).contiguous()
+        query, key = self._on_host()
         return (
-            self._query[..., begin:end, :],
-            self._key,
+            query[..., begin:end, :],
+            key,
             self._numbers,
             self.sizes,
             where,
@@ -462,11 +476,28 @@ class LazyAttention(Unmaterialized):
 
     def _split_heads(self, maps: Tensor) -> Tensor:
         """Return maps [..., h, q, k] as [..., key heads, queries of each, q, k]."""
-        return maps.view(*maps.shape[:-3], *self._query.shape[-4:-2], *maps.shape[-2:])
+        groups = self.key.shape[-3]
+        return maps.view(*maps.shape[:-3], groups, self.heads // groups, *maps.shape[-2:])
+
+    def _on_host(self) -> tuple[Tensor, Tensor]:
+        """Return queries and keys as the core reads them, [..., key heads, queries of each, tokens, d].
+
+        What an accelerator holds is copied once, when the core is first asked.
+        """
+        if self._host_views is None:
+            query, key = _checks.to_host(self.query), _checks.to_host(self.key)
+            groups = key.shape[-3]
+            each = self.heads // groups
+            query = query.view(*query.shape[:-3], groups, each, *query.shape[-2:])
+            key = key.unsqueeze(-3).expand(*key.shape[:-2], each, *key.shape[-2:])
+            super().__setattr__("_host_views", (query, key))
+            return query, key
+        return self._host_views
 
     def _measure(self, keys: dict[Key, None]) -> dict[Key, Tensor]:
         """Return results of as few passes as their options allow."""
-        results: dict[Key, Tensor] = {}
+        results = measure_on_device(self, keys)
+        keys = {key: None for key in keys if key not in results}
         firsts = sorted({option for name, option in keys if name == "first"})
         pending = [key for key in keys if key[0] != "first"]
         first_names = ["first"] if firsts else []
@@ -499,11 +530,11 @@ class LazyAttention(Unmaterialized):
         far = options.get("far_mass", options.get("far_incoming"))
         nears = None if near is None else near.distances(self.sizes).reshape(-1, 1).contiguous()
         fars = None if far is None else far.distances(self.sizes).reshape(-1).contiguous()
-        asked = {*names} - {"counts", "keys", "weights"}
+        outputs = {*names} - {"counts", "keys", "weights"}
         if near is not None:
-            asked |= {"near", "beyond"}
-        if "top_weights" in asked or "top_keys" in asked:
-            asked |= {"top_weights", "top_keys"}
+            outputs |= {"near", "beyond"}
+        if "top_weights" in outputs or "top_keys" in outputs:
+            outputs |= {"top_weights", "top_keys"}
         threshold = options.get("counts", 0.0)
         top = options.get("top_weights", options.get("top_keys", 0))
         without_first = near is not None and near.without_first
@@ -512,11 +543,11 @@ class LazyAttention(Unmaterialized):
         for begin, end, bias, positions in self._slabs():
             arguments = self._arguments(begin, end, bias, positions)
             part = None if left is None else left[..., begin:end, :].contiguous()
-            options_of_pass = (sorted(asked), list(firsts), nears, without_first, fars, threshold, top)
+            options_of_pass = (sorted(outputs), list(firsts), nears, without_first, fars, threshold, top)
             slabs.append(measure(*arguments, *options_of_pass, right, part))
         joined = slabs[0] if len(slabs) == 1 else join_slabs(slabs)
         leading = self.shape[:-2]
-        split = self._query.ndim - 2
+        split = self.query.ndim - 1
         return {
             name: value if name in ("keys", "weights") else value.reshape(*leading, *value.shape[split:])
             for name, value in joined.items()

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics.closed_forms import uniform_causal_map
 from attnscope.metrics.quantity import ClosedForm, Quantity
 
 
+@without_derivative("take `attention_entropy` or `sink_share`, or sum the entries")
 def local_global_ratio(
     attention: torch.Tensor,
     *,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
@@ -47,6 +48,7 @@ class PowerSpectrum(NamedTuple):
     bands: torch.Tensor
 
 
+@without_derivative("it is made for reading")
 def power_spectrum(
     attention: torch.Tensor,
     *,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import identity, uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity
@@ -38,6 +39,7 @@ class SpectralUncertainty(NamedTuple):
     variance_bound: torch.Tensor
 
 
+@without_derivative("it is made for reading")
 def spectral_uncertainty(
     attention: torch.Tensor,
     *,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from attnscope import _checks, _core
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import detail, first_key_map, uniform_map
 from attnscope.metrics.quantity import ClosedForm, Quantity, Site, attribute_reader
@@ -40,6 +41,7 @@ class WaveletTransform(NamedTuple):
     profile: torch.Tensor
 
 
+@without_derivative("it is made for reading")
 def wavelet_transform(
     attention: torch.Tensor,
     *,

@@ -10,6 +10,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope._warn import UndefinedWarning, warn
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.closed_forms import hadamard
 from attnscope.metrics.quantity import ClosedForm, Quantity, attribute_reader
@@ -36,6 +37,7 @@ class MarchenkoPastur(NamedTuple):
     p_value: torch.Tensor
 
 
+@without_derivative("a distance of distributions is a supremum of a step function")
 def marchenko_pastur(
     attention: torch.Tensor,
     *,
@@ -93,6 +95,7 @@ def marchenko_pastur(
     return _compared(name, checked, null, support, draws, seed, all_fields=True)
 
 
+@without_derivative("it is the supremum of a step function")
 def marchenko_pastur_deviation(
     attention: torch.Tensor,
     *,

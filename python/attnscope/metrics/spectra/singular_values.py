@@ -124,14 +124,17 @@ def spectral_ratio(attention: Tensor, *, lengths: _checks.Lengths = None, valida
 
 def stable_rank_of(sigma: Tensor) -> Tensor:
     """Stable rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
-    relative = sigma / sigma[..., :1]
+    filled = sigma.nan_to_num(0.0)
+    relative = filled / filled[..., :1]
     return torch.where(relative[..., 0].isnan(), torch.nan, _sum_in_order(relative.square()))
 
 
 def effective_rank_of(sigma: Tensor) -> Tensor:
     """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
-    share = sigma / _sum_in_order(sigma).unsqueeze(-1)
-    entropy = -_sum_in_order(torch.special.xlogy(share, share))
+    filled = sigma.nan_to_num(0.0)
+    share = filled / _sum_in_order(filled).unsqueeze(-1)
+    # 0·log 0 is 0, and so is its derivative
+    entropy = -_sum_in_order(share * torch.where(share == 0, 1.0, share).log())
     return torch.where(share[..., 0].isnan(), torch.nan, entropy.exp())
 
 
@@ -146,7 +149,7 @@ def spectral_ratio_of(sigma: Tensor) -> Tensor:
     first, second = _first_two(sigma)
     count = sigma.isfinite().sum(-1)
     rank_one = (second <= count * torch.finfo(torch.float64).eps * first) & (first > 0)
-    return torch.where(rank_one, torch.inf, first / second)
+    return torch.where(rank_one, torch.inf, first / torch.where(rank_one, 1.0, second))
 
 
 def _sum_in_order(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from attnscope import _checks, _core, _placement
 from attnscope._warn import NonFiniteWarning, warn
+from attnscope.gradients.dispatch import without_derivative
 from attnscope.metrics import _powers
 from attnscope.metrics.closed_forms import aligned, uniform_causal_map
 from attnscope.metrics.information.entropy import attention_entropy
@@ -186,6 +187,7 @@ def two_states(
         raise ValueError(f"{function}: before and after of shapes {shapes} do not broadcast") from None
 
 
+@without_derivative("take `attention_entropy` and correlate in torch")
 def entropy_magnitude_correlation(
     attention: torch.Tensor,
     before: torch.Tensor,

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Which functions of the core have a derivative, and where a call goes that must keep the gradient.
+
+A tensor that requires a gradient is handed to an operator of `attnscope.gradients`, which calls the same
+function of the core and knows its derivative. The same operators stand for the core inside `torch.compile`,
+which cannot look into compiled code. A call that needs neither does not import them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+#: Public functions whose results carry the gradient of their tensors, and the function of the core of each.
+KERNELS = {
+    "attention_entropy": "attention_entropy",
+    "effective_rank": "singular_values",
+    "fiedler_value": "fiedler_value",
+    "geometric_semantic_alignment": "geometric_semantic_alignment",
+    "head_divergence": "head_divergence",
+    "incoming_attention": "sink_statistics",
+    "laplacian_eigenvalues": "laplacian_eigenvalues",
+    "laplacian_gap": "laplacian_eigenvalues",
+    "participation_ratio": "participation_ratio",
+    "persistence": "persistence",
+    "reference_influence": "reference_influence",
+    "singular_values": "singular_values",
+    "sink_share": "sink_statistics",
+    "spectral_gap": "singular_values",
+    "spectral_ratio": "singular_values",
+    "stable_rank": "singular_values",
+    "top_mass": "sink_statistics",
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def keeps_gradient(function: str, tensor: Tensor) -> bool:
+    """Return True if a public function hands the gradient of this tensor on to its result."""
+    return tensor.requires_grad and function in KERNELS and torch.is_grad_enabled()
+
+
+def needs_operator(maps: Any, *arguments: Any) -> bool:
+    """Return True if a call must be an operator that torch knows: for a gradient, or for a compiler."""
+    if torch.compiler.is_compiling():
+        return True
+    tensors = (value for value in (maps, *arguments) if isinstance(value, Tensor))
+    return any(tensor.requires_grad for tensor in tensors)
+
+
+def operator_of(function: str) -> Callable[..., Any]:
+    """Return the operator that stands for the core in a public function.
+
+    It takes the arguments of the core's function and returns its results.
+
+    Raises:
+        NotImplementedError: the function has no derivative.
+    """
+    # an import statement, because torch.compile cannot follow importlib
+    from attnscope.gradients.catalogue import OPERATORS
+
+    if function not in KERNELS:
+        raise NotImplementedError(f"{function} has no derivative and cannot be compiled; detach its tensor")
+    return OPERATORS[KERNELS[function]]
+
+
+def sum_over_bars(function: str) -> Callable[..., Any]:
+    """Return a public function of barcodes in torch operations."""
+    from attnscope.gradients.catalogue import OF_BARS
+
+    return OF_BARS[function]
+
+
+def without_derivative(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function of attention that has no derivative, with the reason as the end of a sentence.
+
+    Its numbers are those of the detached tensor. Where the tensor requires a gradient, going backwards
+    through floating-point results raises NotImplementedError with the function's name; counts and flags
+    never require one.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*arguments: P.args, **options: P.kwargs) -> R:
+            result = function(*arguments, **options)
+            first = arguments[0] if arguments else None
+            if isinstance(first, Tensor) and first.requires_grad and torch.is_grad_enabled():
+                from attnscope.gradients.refusal import refuse_backward
+
+                refused: R = refuse_backward(
+                    result, first, f"{function.__name__} has no derivative: {reason}"
+                )
+                return refused
+            return result
+
+        return call
+
+    return decorate

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: MIT
+"""Derivative of singular values: ∂σ_k/∂A = u_k v_kᵀ.
+
+Equal singular values have one matrix of pairs each decomposition is free to turn; a function that treats
+them alike, such as their sum of squares, has the same gradient whichever is taken.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope.gradients import operators
+
+
+def _evaluate(maps: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    values, non_finite = operators.evaluate("singular_values", maps, lengths)
+    return values, non_finite
+
+
+def _differentiate(gradient: Tensor, maps: Tensor, lengths: Tensor | None) -> Tensor:
+    slab = operators.flat_slab(maps, lengths)
+    # zero rows and columns behind a map's length only add singular values of 0 at the end
+    left, _, right = torch.linalg.svd(slab.wide, full_matrices=False)
+    weight = torch.where(slab.inside, operators.incoming_gradient(gradient, slab, slab.n), 0.0)
+    result = (left * weight[:, None, :]) @ right
+    if lengths is not None:
+        result = torch.where(slab.inside[:, :, None] & slab.inside[:, None, :], result, 0.0)
+    return result.reshape(maps.shape).to(maps.dtype)
+
+
+_OPERATOR = operators.operator_pair(
+    "singular_values",
+    _evaluate,
+    lambda maps, *_: (operators.empty(*maps.shape[:-1]), operators.count()),
+    _differentiate,
+    lambda gradient, maps, *_: torch.empty_like(maps),
+)
+
+
+def singular_values(maps: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the singular values [..., n], descending, and the count of maps that are not finite."""
+    values, non_finite = _OPERATOR(maps, lengths)
+    return values, non_finite

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""Results of passes over queries and keys that an accelerator holds, by the kernels of that device."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from attnscope.metrics.lazy.passes import Key
+
+#: Results of queries that the kernel gives under the same name.
+_OF_QUERIES = ("entropy", "collision", "largest", "distance")
+#: Results of keys, from a second kernel that needs log Z.
+_OF_KEYS = ("incoming", "squares")
+
+
+class Scores(Protocol):
+    """What the kernels ask of a `LazyAttention`, whose attributes are explained there."""
+
+    query: Tensor
+    key: Tensor
+    scaling: float
+    causal: bool
+    window: int | None
+    softcap: float | None
+    sink_logits: Tensor | None
+    lengths: Tensor | None
+    precision: str
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def slopes(self) -> Tensor | None: ...
+    @property
+    def is_plain(self) -> bool: ...
+
+
+def measure_on_device(attention: Scores, keys: dict[Key, None]) -> dict[Key, Tensor]:
+    """Return those results among `keys` that the device's kernels give, float64 on the CPU.
+
+    The kernels make float32 sums, and know neither a bias but slopes, nor a mask, nor positions of their own;
+    for anything else, and on the CPU, nothing is returned, and the core measures.
+    """
+    if not _has_kernels(attention):
+        return {}
+    from attnscope.devices.lazy_attention import RowMeasures, key_measures, row_measures
+
+    *leading, queries, width = attention.query.shape
+    query = attention.query.reshape(-1, leading[-1], queries, width)
+    key = attention.key.reshape(-1, *attention.key.shape[-3:])
+    options = _options(attention)
+    firsts = sorted({option for name, option in keys if name == "first"})
+    sinks = attention.sink_logits
+
+    def measure(names: list[str], first: int) -> RowMeasures:
+        return row_measures(query, key, names, first=first, sink_logits=sinks, **options)
+
+    of_queries = [name for name in _OF_QUERIES if (name, None) in keys]
+    rows = measure([*of_queries, *["first_mass"] * bool(firsts)], firsts[0] if firsts else 1)
+    results: dict[Key, Tensor] = {}
+
+    def put(name: str, option: Any, values: Tensor | None) -> None:
+        if values is not None and (name, option) in keys:
+            results[name, option] = values.reshape(*leading, values.shape[-1]).double().cpu()
+
+    put("log_z", None, rows.log_z)
+    put("mass", None, _mass(attention, rows.log_z))
+    for name in of_queries:
+        put(name, None, getattr(rows, name))
+    for place, first in enumerate(firsts):
+        put("first", first, (measure(["first_mass"], first) if place else rows).first_mass)
+    if any((name, None) in keys for name in _OF_KEYS):
+        received = key_measures(query, key, rows.log_z, squares=("squares", None) in keys, **options)
+        put("incoming", None, received.mass)
+        put("squares", None, received.squares)
+    return results
+
+
+def _has_kernels(attention: Scores) -> bool:
+    """Return True if a device holds the queries and has kernels for such attention."""
+    query = attention.query
+    interpreted = query.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if not (query.device.type == "cuda" or interpreted) or importlib.util.find_spec("triton") is None:
+        return False
+    if attention.precision != "fast" or torch.float64 in (query.dtype, attention.key.dtype):
+        return False
+    if not attention.is_plain or query.dtype != attention.key.dtype:
+        return False
+    lengths = attention.lengths
+    # the kernel takes one length for all heads of a text
+    return lengths is None or bool((lengths == lengths[..., :1]).all())
+
+
+def _options(attention: Scores) -> dict[str, Any]:
+    """Return what both kernels take besides queries and keys."""
+    sizes = None
+    if attention.lengths is not None:
+        sizes = attention.lengths.expand(attention.shape[:-2])[..., 0].reshape(-1)
+    return {
+        "scaling": attention.scaling,
+        "causal": attention.causal,
+        "window": attention.window,
+        "softcap": attention.softcap,
+        "slopes": attention.slopes,
+        "lengths": sizes,
+    }
+
+
+def _mass(attention: Scores, log_z: Tensor) -> Tensor:
+    """Return the mass of the real keys of each query, which a learned sink takes the rest of."""
+    if attention.sink_logits is None:
+        return torch.where(log_z.isnan(), torch.nan, 1.0)
+    sinks = attention.sink_logits.to(log_z.device, log_z.dtype)[:, None]
+    return 1 - torch.exp(sinks - log_z)
