@@ -18,7 +18,7 @@ from attnscope.metrics._named import shown_by_shape
 
 @shown_by_shape
 class OutputKl(NamedTuple):
-    """What hiding the keys does to the model's output, each [B] float64.
+    """The effect of hidden keys on the model's output, each [B] float64.
 
     kl: mean over real positions of KL(P‖P') in nats. loss_before, loss_after: mean next-token loss in nats
     over the real tokens of a sentence but its first; NaN for models that predict no next token.
@@ -35,7 +35,7 @@ class OutputKl(NamedTuple):
 
 
 def output_kl(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence[int]) -> OutputKl:
-    """How much the model's predictions change when no query may attend to some keys.
+    """Compute how much the model's predictions change when no query may attend to some keys.
 
     The keys get the mask's value before the softmax in every layer and head, so what follows is what the
     model computes without them, unlike `sink_removal`, which edits maps after the fact. A query that would
@@ -107,7 +107,9 @@ def _compared(model: nn.Module, p: Tensor, q: Tensor, ids: Tensor, real: Tensor)
 
 
 def _logits(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence[int]) -> Tensor:
-    """The logits of a run without some keys, in float64; without none of them, it computes alike."""
+    """Return the logits of a run without some keys, in float64. Without any key to hide the same function
+    computes.
+    """
     declaration = Forward(sites=("logits",), edits=(HideKeys(keys),))
     try:
         with forward(model, inputs, declaration) as run:

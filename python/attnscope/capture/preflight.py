@@ -42,7 +42,7 @@ TOKENS = 16
 
 @dataclass
 class CapturePlan:
-    """How to capture one model.
+    """The way to capture one model.
 
     Attributes:
         tier: 1 own attention function, 2 hooks on eager attention, 3 ``output_attentions=True``.
@@ -86,7 +86,7 @@ class _Fingerprint:
 
 @dataclass(eq=False)
 class _Pass:
-    """What one pass showed: how the model is captured that way, its maps and its output."""
+    """The result of a trial pass: how the model is captured that way, its maps and its output."""
 
     plan: CapturePlan
     dtype: torch.dtype
@@ -187,7 +187,9 @@ def lacks_weights(model: nn.Module) -> bool:
 
 
 def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Structure:
-    """The structure of a model: from the preflight where its attention can be captured, else of its lists."""
+    """Return the structure of a model: from the preflight where its attention can be captured, else of its
+    lists.
+    """
     plan = None
     with suppress(RuntimeError):  # a model whose attention cannot be captured still has its blocks
         plan = plan_for(model, batch)
@@ -286,7 +288,7 @@ def _can_be_asked(model: nn.Module, plan: CapturePlan) -> frozenset[str]:
 
 
 def _parts(recorder: Recorder, trace: module_tracing.Trace) -> dict[str, Parts]:
-    """Where the block of each attention module keeps what."""
+    """Return the places of the sites in the block of each attention module."""
     cores = [core for core in recorder.modules if core and name_pattern(core) in recorder.stacks]
     parts = dict.fromkeys(cores, Parts())
     for core in cores:

@@ -17,7 +17,7 @@ from attnscope.models.inputs.forward_inputs import ForwardInputs
 
 @shown_by_shape
 class WordLikelihood(NamedTuple):
-    """How likely a model finds a word where it stands.
+    """The likelihood of a word in its text.
 
     Attributes:
         log_likelihood: L = Σ_k log q_k of its pieces [B] float64, nats; NaN for a text without a word.
@@ -160,7 +160,7 @@ def _masked(
 
 
 def masked_from(ids: Tensor, place: Tensor, stop: Tensor, columns: Tensor, mask_id: int) -> Tensor:
-    """Texts [B, n] with the tokens from `place` [B, 1] to before `stop` [B, 1] masked."""
+    """Return texts [B, n] with the tokens from `place` [B, 1] to before `stop` [B, 1] masked."""
     return torch.where((columns >= place) & (columns < stop), mask_id, ids)
 
 

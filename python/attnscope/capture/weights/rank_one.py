@@ -46,7 +46,7 @@ def rank_one_effect(
     *,
     size: float = 0.05,
 ) -> RankOneEffect:
-    """Adds size·‖W‖_F·u vᵀ to one matrix, for each direction u in turn, and measures what that does.
+    """Add size·‖W‖_F·u vᵀ to one matrix, for each direction u in turn, and measure the effect.
 
     F = JᵀW_Uᵀ(diag p − ppᵀ)W_U J is the Fisher information of the predictions in the last residual state, J
     the derivative of the final norm.
@@ -235,7 +235,7 @@ def _predicted(
 
 
 def final_state(model: nn.Module, tracer: Tracer, ids: Tensor) -> Tensor:
-    """What enters the final norm, or the unembedding of a model without one, [n, d]."""
+    """Return the states that enter the final norm, or the unembedding of a model without one, [n, d]."""
     seen: list[Tensor] = []
     first = [*before_unembedding(model, tracer.map)][:1]
     head = model.get_output_embeddings()  # type: ignore[operator]
