@@ -75,7 +75,7 @@ def output_kl(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequen
 def output_kl_of_sets(
     model: nn.Module, inputs: Mapping[str, Any], sets: Mapping[str, Tensor | Sequence[int]]
 ) -> dict[str, OutputKl]:
-    """`output_kl` for several sets of keys, the whole model run once for all of them."""
+    """Compute `output_kl` for several sets of keys, with one run of the whole model for all of them."""
     ids = inputs["input_ids"]
     mask = inputs.get("attention_mask")
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
@@ -120,7 +120,7 @@ def _logits(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence
 
 
 def _loss(log_p: Tensor, ids: Tensor, real: Tensor) -> Tensor:
-    """Mean −log p of every real token but the first of a sentence."""
+    """Return the mean −log p of every real token but the first of a sentence."""
     scored = real[:, 1:] & real[:, :-1]
     token = log_p[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
     return -torch.where(scored, token, 0.0).sum(-1) / scored.sum(-1)

@@ -139,7 +139,7 @@ def tangents(request: Gradient, outputs: Outputs, recorder: Recorder) -> None:
 
 
 def unpacked(dual: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and tangent of a tensor, 0 where it carries none."""
+    """Return the value and the tangent of a tensor, 0 where it carries none."""
     unpack: Any = forward_ad.unpack_dual
     primal, tangent = unpack(dual)
     return primal.detach(), torch.zeros_like(primal) if tangent is None else tangent.detach().clone()

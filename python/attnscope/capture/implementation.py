@@ -36,7 +36,7 @@ _held: dict[int, _Held] = {}
 
 
 def configs(model: nn.Module) -> list[Any]:
-    """Every configuration object that decides about attention in ``model``, each once.
+    """Return every configuration object that decides about attention in ``model``, each once.
 
     They are saved one by one: ``set_attn_implementation`` would flatten mixed sub-configurations, and only
     logs on legacy models.

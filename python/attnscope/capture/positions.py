@@ -171,7 +171,7 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
 
 
 def output_projection(model: nn.Module, layer: int) -> Tensor:
-    """W_O of one layer by head, [D, h, d]: how many dimensions each head writes its output with.
+    """Return W_O of one layer by head, [D, h, d]: the dimensions that each head writes its output with.
 
     Args:
         model: of transformers.

@@ -426,7 +426,9 @@ def _output_gap(first: _Pass, two: _Pass) -> str:
 
 
 def _tolerance(trial: _Pass) -> tuple[float, float, float]:
-    """Largest and mean gap between maps, and relative gap between outputs, that rounding explains."""
+    """Return the largest and mean gap between maps, and the relative gap between outputs, that rounding
+    explains.
+    """
     return (0.15, 1e-2, 0.1) if trial.dtype.itemsize < 4 else (1e-3, 1e-4, 1e-3)
 
 

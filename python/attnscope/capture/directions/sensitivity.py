@@ -148,7 +148,7 @@ def sensitivity_of(
     relative_step: float = 1e-2,
     curved: bool = True,
 ) -> Sensitivity:
-    """`sensitivity` of one prompt, fields [m]; the prompt's cache serves all layers.
+    """Compute the `sensitivity` of one prompt, fields [m]; the prompt's cache serves all layers.
 
     Args:
         directions: [m, D].

@@ -46,7 +46,7 @@ class _OfKeys(BaseEdit):
     of_softmax: ClassVar[bool] = True
 
     def entries(self, call: Call, applied: Applied) -> Tensor | None:
-        """Bool [B, h or 1, q, k]: the entries that the edit is about; None where it is about none."""
+        """Return the entries that the edit is about, bool [B, h or 1, q, k]; None where it is about none."""
         device = call.keys.device
         chosen = torch.ones(1, dtype=torch.bool, device=device)
         if self.heads is not None:
@@ -135,7 +135,7 @@ class LimitWindow(BaseEdit):
             )
 
     def entries(self, call: Call, applied: Applied) -> Tensor:
-        """Bool [B, 1, q, k]: what lies outside."""
+        """Return the entries outside of the window, bool [B, 1, q, k]."""
         applied.count += 1
         far = (call.queries[:, None] - call.keys[None]).abs() >= self.width
         offset = call.keys[None] - applied.where.first.to(call.keys.device)[:, None]

@@ -37,7 +37,8 @@ class TokenLikelihood(NamedTuple):
 def token_likelihood(
     model: nn.Module, inputs: Any, *, tokenizer: Any = None, context: str = "auto"
 ) -> TokenLikelihood:
-    """Log-likelihood log q_t(x_t) of every token, q_t the softmax over the whole vocabulary, in float64.
+    """Compute the log-likelihood log q_t(x_t) of every token, q_t the softmax over the whole vocabulary, in
+    float64.
 
     Args:
         model: of transformers with a vocabulary head; run in evaluation mode.
@@ -140,13 +141,13 @@ def log_likelihood(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy [...] float64 on the CPU, in nats, of the softmax of logits [..., V]."""
+    """Return the entropy [...] float64 on the CPU, in nats, of the softmax of logits [..., V]."""
     log_q = logits.double().cpu().log_softmax(-1)
     return -(log_q.exp() * log_q.clamp_min(torch.finfo(torch.float64).min)).sum(-1)
 
 
 def statistics(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-likelihood, entropy and rank [...] of ids [...] under logits [..., V]."""
+    """Return log-likelihood, entropy and rank [...] of ids [...] under logits [..., V]."""
     wide = logits.double().cpu()
     token_logits = wide.gather(-1, ids[..., None])
     before = torch.arange(wide.shape[-1], device="cpu") < ids[..., None]

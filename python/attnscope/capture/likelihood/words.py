@@ -194,7 +194,7 @@ class _Chooser:
         min_letters: int,
         key: tuple[object, ...] | None,
     ) -> tuple[tuple[int, int], str, str]:
-        """Span, word and reason of one text."""
+        """Return the span, the word and the reason of one text."""
         tokens = self.tokens(text, ids)
         if tokens is None:
             return _NONE, "", "ids differ"

@@ -155,7 +155,7 @@ def recorded_blocks(model: nn.Module, layer: int) -> Iterator[None]:
 def attention_change(
     model: nn.Module, ids: Tensor, layer: int, role: str, directions: Tensor, v: Tensor, *, size: float = 0.05
 ) -> Tensor:
-    """Total variation ½Σ|A − A′| of the rows of a layer's attention, mean over queries and heads.
+    """Compute the total variation ½Σ|A − A′| of the rows of a layer's attention, mean over queries and heads.
 
     Args:
         ids: of one text, [n].
@@ -183,7 +183,7 @@ def attention_change(
 
 
 def _paired(function: str, directions: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Both vectors of every change, [directions, ·]."""
+    """Return both vectors of every change, [directions, ·]."""
     us = directions.double().reshape(-1, directions.shape[-1])
     vs = v.double().expand(len(us), -1) if v.ndim == 1 else v.double()
     if len(vs) != len(us):
@@ -192,7 +192,7 @@ def _paired(function: str, directions: Tensor, v: Tensor) -> tuple[Tensor, Tenso
 
 
 def _effect(base: Tensor, changed: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean KL and mean change of the next token's log-probability, [B] each."""
+    """Return the mean KL and the mean change of the next token's log-probability, [B] each."""
     divergence = (base.exp() * (base - changed)).sum(-1)
     targets = ids[:, 1:, None]
     shift = (changed - base)[:, :-1].gather(-1, targets)[..., 0]
@@ -213,7 +213,7 @@ def _predicted(
     length: float,
     mask: Tensor,
 ) -> Tensor:
-    """½c²·mean of (v·x)²·uᵀFu from captured x and h."""
+    """Return ½c²·mean of (v·x)²·uᵀFu from captured x and h."""
     tracer = Tracer(model, layers=[layer])
     logits_of = readout(model)
     unit_vs = vs / vs.norm(dim=1, keepdim=True)

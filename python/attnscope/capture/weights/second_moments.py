@@ -100,7 +100,7 @@ def check_length(text: str, tokens: int, *, skip_first: bool) -> None:
 
 
 def token_ids(function: str, text: Any, tokenizer: Any) -> Tensor:
-    """Token ids [n] of a string or of ids."""
+    """Return the token ids [n] of a string or of ids."""
     if isinstance(text, str):
         if tokenizer is None:
             raise ValueError(f"{function}: texts are strings, so a tokenizer is needed")
@@ -293,7 +293,7 @@ def _columns(entry: WeightEntry, flat: Tensor) -> Tensor:
 
 
 def identity_errors(tracer: Tracer, ids: Tensor) -> dict[tuple[int, str], float]:
-    """‖∂L/∂W − Σ_t δ_t a_tᵀ‖/‖∂L/∂W‖ of every matrix, on one text: both sides are the matrix's own.
+    """Compute ‖∂L/∂W − Σ_t δ_t a_tᵀ‖/‖∂L/∂W‖ of every matrix on one text; both sides are the matrix's own.
 
     Args:
         ids: of the text [n].
