@@ -53,11 +53,6 @@ class StudyFolder:
         return Path(str(importlib.import_module(self.package).__file__)).parent
 
     @property
-    def aliases(self) -> tuple[str, ...]:
-        """Other names that the study answers to."""
-        return tuple(getattr(importlib.import_module(self.package), "ALIASES", ()))
-
-    @property
     def papers(self) -> dict[str, Path]:
         """Files of published numbers by the name of their paper."""
         return {file.stem: file for file in sorted(self.path.glob("published/*.csv"))}
@@ -78,13 +73,12 @@ def studies() -> Mapping[str, StudyFolder]:
 
 
 def find_study(name: str) -> StudyFolder | None:
-    """The study of a name or an alias, None where there is none.
+    """Return the study of a name, None where there is none.
 
     >>> find_study(default_study()).name == default_study(), find_study("no such study")
     (True, None)
     """
-    there = studies()
-    return there.get(name) or next((one for one in there.values() if name in one.aliases), None)
+    return studies().get(name)
 
 
 def default_study() -> str:
@@ -98,14 +92,13 @@ def study_of(results: Any) -> StudyFolder | None:
 
 
 def study_class(name: str) -> type[Study]:
-    """What a study of a name or an alias measures."""
+    """Return the class that says what a study measures."""
     from attnscope.engine.config import ConfigError
     from attnscope.engine.study import Study
 
     folder = find_study(name)
     if folder is None:
-        known = [own for one in studies().values() for own in (one.name, *one.aliases)]
-        raise ConfigError(f"study: there is no study {name!r}{nearest(name, known)}")
+        raise ConfigError(f"study: there is no study {name!r}{nearest(name, list(studies()))}")
     found: Any = getattr(folder.part("study"), "STUDY", None)
     if not (isinstance(found, type) and issubclass(found, Study)):
         raise TypeError(f"{folder.package}.study must hold a subclass of Study as STUDY, got {found!r}")
