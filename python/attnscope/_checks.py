@@ -200,10 +200,10 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
         or
             functional one, one without storage.
     """
-    if torch.compiler.is_compiling():
-        return torch.as_tensor(value, dtype=dtype)
-    settle_forked_child()
     device = value.device if isinstance(value, torch.Tensor) else "cpu"
+    if torch.compiler.is_compiling():
+        return torch.as_tensor(value, dtype=dtype, device=device)
+    settle_forked_child()
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
     read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
@@ -211,6 +211,9 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
             if read_only:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.as_tensor(value, dtype=dtype, device=device)
+            if dtype is None and tensor.is_floating_point() and isinstance(value, (list, tuple, float)):
+                # whatever torch's default dtype is
+                tensor = torch.as_tensor(value, dtype=torch.float32, device=device)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:
