@@ -44,7 +44,7 @@ def serve(tree: str) -> None:
 
     def timed(folder: str) -> float:
         study = asc.Study(
-            study="sink_study", models=str(DATA / "stories260K" / "hf"), texts=texts, name="run",
+            study="attention_sinks", models=str(DATA / "stories260K" / "hf"), texts=texts, name="run",
             max_tokens=128, block=SAMPLES, protocols="both", bars=True, output=folder, options=options,
         )  # fmt: skip
         began = time.process_time()

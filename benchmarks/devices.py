@@ -6,9 +6,9 @@
 Maps [32, n, n] in float32 lie on the device. Each measure is timed there, against (a) `maps.cpu()` and the
 compiled core on all its threads, and (b) the forward pass of a layer of an 8-billion-parameter
 shape over n tokens in bfloat16. Answers are compared first. Row measures are also given as a share of the
-device's memory bandwidth, counting one read of the maps. The last table times the measures from queries and
-keys against the flash attention of the same layer. Without an accelerator the script says so and ends with
-exit status 3.
+device's memory bandwidth, counting one read of the maps. Then come the measures from queries and keys against
+the flash attention of the same layer, and the measures with their gradients. Without an accelerator the
+script says so and ends with exit status 3.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def lazy_rows(layer: Layer, lengths: str, least: float, device: str) -> list[dic
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         peer = seconds(lambda: attend(q, k, v, is_causal=True, enable_gqa=True), least, device)  # noqa: B023
-        row = {
+        row: dict[str, Any] = {
             "n": n,
             "attention (ms)": 1e3 * peer,
             "row measures": seconds(lambda: row_measures(q, k), least, device) / peer,  # noqa: B023
@@ -186,6 +186,37 @@ def lazy_rows(layer: Layer, lengths: str, least: float, device: str) -> list[dic
     return rows
 
 
+def gradient_rows(sizes: str, least: float, device: str) -> list[dict[str, Any]]:
+    """Time a measure of maps that require a gradient, forward and back, against the forward pass alone."""
+    rows = []
+    print("\ngradients: forward and back, as a multiple of the forward pass alone")
+    for n in map(int, sizes.split(",")):
+        maps = causal_maps(n, device)
+        leaf = maps.clone().requires_grad_()
+        functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "attention_entropy": asc.attention_entropy,
+            "sink_share": lambda maps: asc.sink_share(maps).share,
+            "head_divergence": asc.head_divergence,
+            "participation_ratio": asc.participation_ratio,
+            "fiedler_value": asc.fiedler_value,
+        }
+        for name, function in functions.items():
+            if n > LARGEST_SPECTRUM and name == "fiedler_value":
+                continue
+            forward = seconds(lambda: function(maps), least, device)  # noqa: B023
+            both = seconds(
+                lambda: torch.autograd.grad(function(leaf).sum(), leaf),  # noqa: B023
+                least,
+                device,
+            )
+            row = {"n": n, "measure": name, "forward (ms)": 1e3 * forward, "and back": both / forward}
+            rows.append(row)
+            print(
+                f"  n {n:5d}  {name:20s} {row['forward (ms)']:8.3f} ms  {row['and back']:6.2f}x", flush=True
+            )
+    return rows
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -195,6 +226,7 @@ def main() -> int:
     parser.add_argument(
         "--lengths", default="512,4096,16384,32768", help="tokens of the measures from q and k"
     )
+    parser.add_argument("--gradient-sizes", default="512", help="tokens of the maps with a gradient")
     parser.add_argument("--quick", action="store_true", help="less time for each row")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "devices.json")
     options = parser.parse_args()
@@ -204,7 +236,7 @@ def main() -> int:
         return 3
     least = 0.05 if options.quick else 0.3
     card = torch.cuda.get_device_name() if device == "cuda" else platform.processor()
-    facts = {
+    facts: dict[str, Any] = {
         "card": card,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -234,7 +266,7 @@ def main() -> int:
             difference = largest_difference(call(here), call(here.cpu()))
             on_device = seconds(lambda: call(here), least, device)  # noqa: B023
             copied = seconds(lambda: call(here.to("cpu")), least / 3, device)  # noqa: B023
-            row = {
+            row: dict[str, Any] = {
                 "n": n,
                 "measure": name,
                 "ms": 1e3 * on_device,
@@ -260,7 +292,12 @@ def main() -> int:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1), encoding="utf-8")
     from_queries_and_keys = lazy_rows(layer, options.lengths, least, device) if device == "cuda" else []
-    report = {"facts": facts, "rows": rows, "from queries and keys": from_queries_and_keys}
+    report = {
+        "facts": facts,
+        "rows": rows,
+        "from queries and keys": from_queries_and_keys,
+        "gradients": gradient_rows(options.gradient_sizes, least, device),
+    }
     options.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     print("\nmeasured where:", asc.devices.measured_where())
     for line in lagging:

@@ -29,7 +29,7 @@ def settle_forked_child() -> None:
 
 
 def one_thread() -> AbstractContextManager[Any]:
-    """Inside the block, BLAS and LAPACK of NumPy and SciPy work on one thread; blocks nest.
+    """Keep BLAS and LAPACK of NumPy and SciPy on one thread inside the block; blocks nest.
 
     On matrices of a hundred tokens a second thread costs more than it gives (OpenBLAS, eigenvalues of a map
     of 128 tokens on two busy cores: 34 ms of processor time instead of 4), and the last bits of results would

@@ -52,7 +52,7 @@ class Attention(NamedTuple):
         return Attention(self.tensor[..., 0, :, :], None)
 
     def inside(self) -> torch.Tensor:
-        """Which tokens lie within the lengths, bool [..., n]."""
+        """Return which tokens are within the lengths, bool [..., n]."""
         place = torch.arange(self.n, device="cpu")
         within = place >= 0 if self.lengths is None else place < self.lengths[..., None]
         return within.expand(*self.leading, self.n)
@@ -102,7 +102,7 @@ def attention_argument(
 def heads_argument(
     function: str, heads: Any, lengths: Lengths = None, *, validate: bool = False
 ) -> Attention:
-    """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h]."""
+    """Check `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h]."""
     tensor = square_tensor(function, "heads", heads)
     leading = tuple(tensor.shape[:-2])
     if not leading or leading[-1] == 0:
@@ -175,7 +175,8 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shared(value: Any) -> Any:
-    """An array of JAX, CuPy or another library as a tensor of the same memory, where it gives that away.
+    """Return an array of JAX, CuPy or another library as a tensor of the same memory, where the library
+    allows it.
 
     NumPy's own arrays are left to torch, which reads those that must not be written too; objects of pandas
     and xarray, which torch does not know, become such arrays.
@@ -189,7 +190,7 @@ def _shared(value: Any) -> Any:
 
 
 def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """`value` as a tensor, sharing its memory where it can.
+    """Return `value` as a tensor, sharing its memory where it can.
 
     With no `dtype` a list of Python numbers becomes float32. A tensor stays on its device and anything else
     comes to the CPU, whatever torch's default device is.
@@ -199,10 +200,10 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
         or
             functional one, one without storage.
     """
-    if torch.compiler.is_compiling():
-        return torch.as_tensor(value, dtype=dtype)
-    settle_forked_child()
     device = value.device if isinstance(value, torch.Tensor) else "cpu"
+    if torch.compiler.is_compiling():
+        return torch.as_tensor(value, dtype=dtype, device=device)
+    settle_forked_child()
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
     read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
@@ -210,6 +211,9 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
             if read_only:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.as_tensor(value, dtype=dtype, device=device)
+            if dtype is None and tensor.is_floating_point() and isinstance(value, (list, tuple, float)):
+                # whatever torch's default dtype is
+                tensor = torch.as_tensor(value, dtype=torch.float32, device=device)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:
@@ -229,7 +233,7 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
 
 
 def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:
-    """Thresholds as float64 [T], or [count, T] with a row per matrix where they differ.
+    """Return thresholds as float64 [T], or [count, T] with a row per matrix where they differ.
 
     Strings ``"k/n"`` stand for k divided by each map's own number of tokens; such a value of 1 or more is
     allowed and gives the empty graph.
@@ -258,7 +262,7 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
 
 
 def real(function: str, name: str, value: Any) -> float:
-    """`value` as a float."""
+    """Return `value` as a float."""
     if not isinstance(value, (str, bytes)):
         try:
             return float(value)
@@ -268,7 +272,7 @@ def real(function: str, name: str, value: Any) -> float:
 
 
 def whole_number(function: str, name: str, value: Any) -> int:
-    """`value` as an int; 2.0 is one, 2.5 is not, and neither is anything beyond 64 bits."""
+    """Return `value` as an int. 2.0 is a whole number; 2.5 and numbers beyond 64 bits are refused."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     try:
@@ -281,7 +285,7 @@ def whole_number(function: str, name: str, value: Any) -> int:
 
 
 def at_least(function: str, name: str, value: Any, least: int, words: str = "at least") -> int:
-    """`value` as an int that is not below another."""
+    """Return `value` as an int that is not below another."""
     number = whole_number(function, name, value)
     if number < least:
         raise ValueError(f"{function}: {name} must be {words} {least}, got {value!r}")
@@ -289,7 +293,7 @@ def at_least(function: str, name: str, value: Any, least: int, words: str = "at 
 
 
 def between(function: str, name: str, value: Any, low: float, high: float) -> float:
-    """`value` as a number from `low` to `high`, both included."""
+    """Return `value` as a number from `low` to `high`, both included."""
     number = real(function, name, value)
     if not low <= number <= high:
         raise ValueError(f"{function}: {name} must lie between {low} and {high}, got {value!r}")
@@ -297,7 +301,7 @@ def between(function: str, name: str, value: Any, low: float, high: float) -> fl
 
 
 def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
-    """Training steps as integers, from numbers or from their digits."""
+    """Return training steps as integers, from numbers or from their digits."""
     integers = []
     for step in steps:
         try:
@@ -311,7 +315,7 @@ def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
 
 
 def flag(function: str, name: str, value: Any) -> bool:
-    """`value` as a bool."""
+    """Return `value` as a bool."""
     try:
         return bool(value)
     except (TypeError, ValueError, RuntimeError):
@@ -319,7 +323,7 @@ def flag(function: str, name: str, value: Any) -> bool:
 
 
 def fraction_argument(function: str, name: str, value: Any) -> float:
-    """`value` as a number in (0, 1)."""
+    """Return `value` as a number in (0, 1)."""
     number = real(function, name, value)
     if not 0.0 < number < 1.0:
         raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {value!r}")
@@ -327,14 +331,14 @@ def fraction_argument(function: str, name: str, value: Any) -> float:
 
 
 def choice_argument(function: str, name: str, value: Any, choices: Sequence[str]) -> str:
-    """`value` where it is one of `choices`."""
+    """Return `value` where it is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return str(value)
 
 
 def support_argument(function: str, support: Any, attention: Attention) -> Any:
-    """`support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
+    """Return `support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
     if isinstance(support, str):
         return choice_argument(function, "support", support, ("auto", "causal", "full"))
     words = "does not broadcast to attention of shape"
@@ -344,7 +348,7 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
 def flags_argument(
     function: str, name: str, flags: Any, shape: Sequence[int], words: str = "does not broadcast to"
 ) -> torch.Tensor:
-    """`flags`, a boolean tensor that broadcasts to a shape, on the CPU."""
+    """Return `flags`, a boolean tensor that broadcasts to a shape, on the CPU."""
     tensor = as_tensor(function, name, flags)
     if tensor.dtype != torch.bool:
         raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
@@ -377,7 +381,7 @@ def call_and_warn(
 def warn_non_finite(
     function: str, attention: Attention, result: Any, non_finite: int, unit: str = "matrices"
 ) -> Any:
-    """`result`, after one warning when some inputs were not finite."""
+    """Return `result`, after one warning when some inputs were not finite."""
     # of a value that torch.compile only imagines nothing can be asked
     if not torch.compiler.is_compiling() and non_finite:
         total = math.prod(attention.leading)
@@ -420,7 +424,7 @@ def lengths_argument(
 def expanded(
     label: str, tensor: torch.Tensor, shape: Sequence[int], words: str = "does not broadcast to"
 ) -> torch.Tensor:
-    """The tensor as a view of that shape; ValueError where it has none, in these words."""
+    """Return the tensor as a view of that shape; ValueError in these words where it has none."""
     try:
         return tensor.expand(tuple(shape))
     except RuntimeError:

@@ -12,7 +12,7 @@ from torch import nn
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; afterwards every module has the mode that it had, also mixed ones."""
+    """Set evaluation mode inside the block. Afterwards every module has its former mode, also mixed ones."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -25,7 +25,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def differentiable(model: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Of the model's parameters these alone take part in gradients."""
+    """Let these parameters of the model alone take part in gradients."""
     ids = {id(parameter) for parameter in parameters}
     before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
     try:

@@ -28,18 +28,20 @@ def _capability() -> str:
 
 
 def available() -> list[str]:
-    """Names of the builds of the core that are installed, best first."""
+    """Return the names of the installed builds of the core, best first."""
     return [isa for isa in _RUNS_ON if importlib.util.find_spec(f"attnscope._core_{isa}") is not None]
 
 
 def runnable() -> list[str]:
-    """Names of the installed builds that this processor runs, best first."""
+    """Return the names of the installed builds that this processor runs, best first."""
     capability = _capability()
     return [isa for isa in available() if (runs_on := _RUNS_ON[isa]) is None or capability in runs_on]
 
 
 def choose() -> str:
-    """The build to load: ATTNSCOPE_ISA where it is set (e.g. ``x86-64-v2``), else the best that runs."""
+    """Return the build to load: ATTNSCOPE_ISA where it is set (e.g. ``x86-64-v2``), else the best that
+    runs.
+    """
     usable = runnable()
     if not usable:
         raise ImportError(
@@ -57,7 +59,7 @@ def choose() -> str:
 
 
 def load_core() -> ModuleType:
-    """The module ``attnscope._core``, from the chosen build."""
+    """Return the module ``attnscope._core``, from the chosen build."""
     if "attnscope._core" in sys.modules:
         return sys.modules["attnscope._core"]
     if importlib.util.find_spec("attnscope._build") is None:
@@ -87,6 +89,6 @@ def load_core() -> ModuleType:
 
 
 def live() -> str:
-    """The name of the build in use, e.g. ``x86_64_v3``."""
+    """Return the name of the build in use, e.g. ``x86_64_v3``."""
     origin = getattr(load_core(), "__file__", "")
     return next(isa for isa in _RUNS_ON if f"_core_{isa}." in origin)

@@ -50,7 +50,9 @@ _ROW_BY_ROW = frozenset(
 
 
 def free_bytes() -> int:
-    """Memory that this process can still get: what the machine has free, within the process's own limit."""
+    """Return the memory that this process can still get: the machine's free memory, within the process's
+    limit.
+    """
     available = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text("ascii"))
     free = int(available[1]) * 1024 if available else 0
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
@@ -60,12 +62,16 @@ def free_bytes() -> int:
 
 
 def workspace_bytes(n: int, count: int = 1) -> int:
-    """What the greediest kernel takes for `count` maps of `n` tokens beside the maps themselves."""
+    """Return the largest workspace of any kernel for `count` maps of `n` tokens, without the maps
+    themselves.
+    """
     return min(count, torch.get_num_threads()) * WORKSPACE_MATRICES * 8 * n * n
 
 
 def warn_if_too_large(function: str, n: int, count: int) -> None:
-    """Warns before a call whose workspace, or the least of whose results, would exceed what can be had."""
+    """Warn before a call whose workspace, or the least of whose results, would exceed the available
+    memory.
+    """
     # A number for every map is the least that a metric keeps of it.
     if 8 * count >= _core.large_result:
         _warn_beyond(8 * count, f"{function}: what is kept of {count} maps needs at least")
@@ -79,7 +85,9 @@ def warn_if_too_large(function: str, n: int, count: int) -> None:
 
 
 def announce_results(need: float, shape: str) -> None:
-    """Warns before results are made that would exceed what can be had; the core calls it for large ones."""
+    """Warn before results are made that would exceed the available memory; the core calls it for large
+    ones.
+    """
     frame: FrameType | None = sys._getframe(1)
     function = ""
     while frame is not None and frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
@@ -89,14 +97,14 @@ def announce_results(need: float, shape: str) -> None:
 
 
 def _warn_beyond(need: float, words: str, where: str = "", hint: str = "") -> None:
-    """Warns where so many bytes cannot be had."""
+    """Warn where so many bytes are not available."""
     if need > (free := free_bytes()):
         gigabytes = f"{need / 1024**3:.1f} GB of memory{where}, {free / 1024**3:.1f} GB are free{hint}"
         warn(f"{words} {gigabytes}", UserWarning)
 
 
 def resident_bytes() -> int:
-    """Memory of this process now."""
+    """Return the memory of this process now."""
     return _own_bytes(1)
 
 
@@ -106,12 +114,12 @@ def most_resident_bytes() -> int:
 
 
 def _own_bytes(column: int) -> int:
-    """What this process has asked for (0), or has in memory (1)."""
+    """Return the bytes that this process has asked for (0), or has in memory (1)."""
     return int(Path("/proc/self/statm").read_text("ascii").split()[column]) * resource.getpagesize()
 
 
 def give_back_large_blocks() -> bool:
-    """Asks the C library to return freed maps to the system at once, in this process from now on.
+    """Ask the C library to return freed maps to the system at once, in this process from now on.
 
     glibc raises its thresholds with every large block that is freed, up to 32 MiB a block and 64 MiB a
     thread's heap: the threads of a study then keep several layers' worth of memory that nobody uses.
@@ -123,7 +131,7 @@ def give_back_large_blocks() -> bool:
 
 
 def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
-    """Memory that measuring adds to a loaded model at the peak.
+    """Return the memory that measuring adds to a loaded model at the peak.
 
     Two layers of attention (one is measured while the next one is computed), the mean over heads in float64,
     the kernels' workspaces, and the working memory of capture.
@@ -134,7 +142,9 @@ def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
 
 @contextmanager
 def system_arrow_pool() -> Iterator[None]:
-    """Inside, Arrow takes memory from the C library; its own allocator keeps what tables once took."""
+    """Let Arrow take memory from the C library inside the block; its own allocator keeps what tables once
+    took.
+    """
     import pyarrow as pa
 
     before = pa.default_memory_pool()
@@ -147,7 +157,9 @@ def system_arrow_pool() -> Iterator[None]:
 
 @contextmanager
 def frozen_gc() -> Iterator[None]:
-    """Inside, garbage is looked for among newer objects alone; imported libraries hold a million."""
+    """Exclude existing objects from garbage collection inside the block; imported libraries hold a
+    million.
+    """
     before = gc.get_freeze_count()
     gc.freeze()
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, else the list of right names.
+    """Return ``; did you mean 'x'?``, else the list of right names.
 
     >>> nearest("fiedlr_value", ["fiedler_value", "entropy"])
     "; did you mean 'fiedler_value'?"

@@ -16,7 +16,8 @@ LINE_SECONDS = 10.0
 
 
 class Lines:
-    """What tqdm's bar offers, as lines for a pipe or a log; the first comes after `LINE_SECONDS` seconds.
+    """The interface of tqdm's bar, as lines for a pipe or a log; the first comes after `LINE_SECONDS`
+    seconds.
 
     Args:
         total: how much there is to do.
@@ -47,11 +48,11 @@ class Lines:
         self._ticker.join()
 
     def update(self, count: int = 1) -> None:
-        """Counts what was done."""
+        """Count finished items."""
         self.n += count
 
     def set_postfix_str(self, text: str) -> None:
-        """Says what is at work, behind the count."""
+        """Set the text behind the count: the item in progress."""
         self._note = text
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class Lines:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people.
+    """Return seconds in words for people.
 
     >>> duration(40.2), duration(130), duration(9000)
     ('40 s', '2 min', '2.5 h')
@@ -81,7 +82,7 @@ def duration(seconds: float) -> str:
 
 
 def progress_bar(total: int, label: str, initial: int = 0, *, show: bool = True, inner: bool = False) -> Any:
-    """A context manager with `update`, `n` and `set_postfix_str`.
+    """Return a context manager with `update`, `n` and `set_postfix_str`.
 
     Args:
         inner: part of what another one counts: gone when it ends, and no lines of its own.

@@ -34,7 +34,9 @@ _FINE: ContextVar[list[Tensor] | None] = ContextVar("maps found to be attention"
 
 @contextmanager
 def row_sum_cache() -> Iterator[None]:
-    """Inside, maps that several metrics are given, and nobody changes meanwhile, are looked at once."""
+    """Check the row sums of maps once inside the block, for all metrics that are given the same unchanged
+    maps.
+    """
     token = _FINE.set([])
     try:
         yield
@@ -43,7 +45,7 @@ def row_sum_cache() -> Iterator[None]:
 
 
 def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
-    """Row of each map's last token [..., n], zero behind its keys."""
+    """Return the row of each map's last token [..., n], zero behind its keys."""
     if lengths is None:
         return maps[..., -1, :]
     n = maps.shape[-1]
@@ -52,7 +54,7 @@ def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def _is_off(maps: Tensor, lengths: Tensor | None) -> bool:
-    """Whether the last row of the last map does not sum to 1, a look that costs little."""
+    """Return True if the last row of the last map does not sum to 1, a look that costs little."""
     last: tuple[int, ...] = (-1,) * (maps.ndim - 2)
     end = maps.shape[-1] if lengths is None else int(lengths[last])
     where = (*last, end - 1)
@@ -64,7 +66,7 @@ def _is_off(maps: Tensor, lengths: Tensor | None) -> bool:
 def check_row_sums(
     function: str, maps: Tensor, lengths: Tensor | None, *, refuse: bool = False
 ) -> str | None:
-    """What is wrong with the sums of rows, in words, and a warning of it; None where nothing is.
+    """Return the fault of the sums of rows in words, after a warning of it; None where there is none.
 
     Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
     """

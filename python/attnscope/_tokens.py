@@ -10,7 +10,8 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_characters() -> list[str]:
-    """The letters of byte-level vocabularies, in byte order: what prints is itself, the others from 256 on.
+    """Return the letters of byte-level vocabularies, in byte order: printable bytes are themselves, the
+    others from 256 on.
 
     >>> byte_characters()[ord("A")], byte_characters()[0], len(set(byte_characters()))
     ('A', 'Ā', 256)
@@ -22,12 +23,12 @@ def byte_characters() -> list[str]:
 
 @functools.cache
 def byte_of() -> dict[str, int]:
-    """The byte that each letter of a byte-level vocabulary stands for, by the convention of GPT-2."""
+    """Return the byte of each letter of a byte-level vocabulary, by the convention of GPT-2."""
     return {letter: byte for byte, letter in enumerate(byte_characters())}
 
 
 def readable(token: str) -> str:
-    r"""The text of a token, its leading space included.
+    r"""Return the text of a token, its leading space included.
 
     >>> readable("\u0120the"), readable("\u2581the"), readable("\u010a"), readable("caf\u00c3\u00a9")
     (' the', ' the', '\n', 'café')

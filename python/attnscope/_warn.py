@@ -17,7 +17,7 @@ _INSIDE = (str(Path(__file__).parent), contextlib.__file__)
 
 
 class CountedWarning(RuntimeWarning):
-    """Some of what a function was given has no value; says of how many beside the words.
+    """A warning that some inputs of a function have no value, with their number.
 
     Attributes:
         function: that was called.
@@ -30,11 +30,11 @@ class CountedWarning(RuntimeWarning):
 
 
 class NonFiniteWarning(CountedWarning):
-    """Their entries are NaN or infinite."""
+    """Inputs have entries that are NaN or infinite."""
 
 
 class UndefinedWarning(CountedWarning):
-    """They are finite, but too small or too even for the question."""
+    """Inputs are finite, but too small or too uniform for the metric."""
 
 
 class NotAttentionWarning(CountedWarning):
@@ -52,13 +52,13 @@ def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning
 
 
 def called_from_outside() -> bool:
-    """Whether the function that asks was called by a line outside of this package."""
+    """Return True if the calling function was called by a line outside of this package."""
     return not sys._getframe(2).f_code.co_filename.startswith(_INSIDE)
 
 
 @contextlib.contextmanager
 def collect_warnings() -> Iterator[list[CountedWarning]]:
-    """Gathers the counted warnings of the block; others pass as they are."""
+    """Collect the counted warnings of the block; other warnings pass unchanged."""
     collected: list[CountedWarning] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -72,7 +72,7 @@ def collect_warnings() -> Iterator[list[CountedWarning]]:
 
 @contextlib.contextmanager
 def aggregate_warnings(*, rows: bool = False) -> Iterator[None]:
-    """Gives one warning for all counted ones of a kind.
+    """Give one warning for all counted ones of a kind.
 
     Args:
         rows: whether rows that do not sum to 1 are worth a warning too; those of a model are a softmax.

@@ -24,6 +24,8 @@ DEVICES = [
         marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
     ),
 ]
+#: The core, and torch operations where the maps are.
+IMPLEMENTATIONS = ("core", "torch")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -67,10 +69,27 @@ def test_every_differentiable_function_is_tested_here() -> None:
     assert set(FUNCTIONS) == set(dispatch.KERNELS)
 
 
+@pytest.fixture(autouse=True)
+def every_size_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measure small maps on the device too, where the CPU would be faster."""
+    monkeypatch.setattr("attnscope._placement.FEWEST_BYTES", 0)
+    monkeypatch.setattr("attnscope._placement.CUDA_IS_SLOWER", {})
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_are_those_without_a_gradient(name: str, dtype: torch.dtype, device: str) -> None:
+def test_values_are_those_without_a_gradient(
+    name: str, dtype: torch.dtype, device: str, implementation: str
+) -> None:
+    if device != "cpu" and implementation == "core":
+        pytest.skip("a device's maps are measured by torch operations")
+    with asc.devices.use(implementation):
+        check_values(name, dtype, device)
+
+
+def check_values(name: str, dtype: torch.dtype, device: str) -> None:
     maps = heads(dtype=dtype).to(device)
     leaf = maps.clone().requires_grad_()
     result = FUNCTIONS[name](leaf)
@@ -211,6 +230,21 @@ def test_a_call_without_a_gradient_imports_no_derivative() -> None:
         "sys.exit(any(name.startswith('attnscope.gradients.catalogue') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_results_that_share_memory_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a device's results do, which come to the CPU in one transfer."""
+    from attnscope import _core
+    from attnscope.gradients import operators
+
+    def packed(*_: object) -> tuple[Tensor | int, ...]:
+        both = torch.arange(4, dtype=torch.float64)
+        return both[:2], both[2:], 0
+
+    monkeypatch.setattr(operators._placement, "computed_on", lambda kernel, maps: packed)
+    first, second, _ = operators.evaluate("fiedler_value", heads(), None)
+    assert hasattr(_core, "fiedler_value")
+    assert first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr()
 
 
 def test_lambda2_of_a_complete_graph_is_pulled_evenly() -> None:

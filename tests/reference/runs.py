@@ -34,13 +34,13 @@ HERE = Path(__file__).resolve().parent
 STORIES = HERE.parents[2] / "shared" / "data" / "stories260K" / "hf"
 #: Study and options of each run; its model is the part of the name behind the hyphen.
 _SINKS = {
-    "study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all", "controls": 1},
+    "study": "attention_sinks", "protocols": "both", "bars": True, "options": {"extra": "all", "controls": 1},
 }  # fmt: skip
 RUNS = {
     "sinks-tiny": _SINKS,
     "sinks-stories": _SINKS,
-    "wavelets-tiny": {"study": "wavelet_study", "options": {"nulls": "all"}},
-    "wavelets-stories": {"study": "wavelet_study", "options": {"nulls": "all"}},
+    "wavelets-tiny": {"study": "wavelet_heads", "options": {"nulls": "all"}},
+    "wavelets-stories": {"study": "wavelet_heads", "options": {"nulls": "all"}},
 }
 
 

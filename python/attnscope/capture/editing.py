@@ -20,7 +20,7 @@ from attnscope.capture.sites import HOOKS_ONLY, INTERFACE
 
 @contextmanager
 def edit(model: nn.Module, *edits: Edit) -> Iterator[tuple[Applied, ...]]:
-    """Runs the model changed inside the block: by itself, under `capture`, in ``generate``.
+    """Run the model changed inside the block: by itself, under `capture`, in ``generate``.
 
     Edits of weights and inputs come first, then the others in their order, each seeing what the one before
     left; blocks nest. Edits of the softmax's argument change how the model computes its attention; compare
@@ -63,7 +63,7 @@ def edit(model: nn.Module, *edits: Edit) -> Iterator[tuple[Applied, ...]]:
 def installed(
     model: nn.Module, edits: Sequence[Edit], batch: Mapping[str, Any] | None = None
 ) -> Iterator[list[Applied]]:
-    """The edits, in the calling code's context; which attention function runs is the caller's choice."""
+    """Install the edits in the calling code's context. The caller chooses the attention function."""
     if not edits:
         yield []
         return
@@ -82,7 +82,7 @@ def installed(
 
 
 def check(model: nn.Module, edits: Sequence[Edit]) -> None:
-    """Raises for what cannot be edited, and for edits that contradict one another or those further up."""
+    """Raise for what cannot be edited, and for edits that contradict one another or those further up."""
     for change in edits:
         if not isinstance(change, Edit):
             raise TypeError(f"edit: {type(change).__name__} is no edit: it has no install()")
@@ -109,14 +109,14 @@ def _target(change: Any) -> tuple[Any, ...] | None:
 
 
 def needs_interface(edits: Sequence[Edit]) -> bool:
-    """Whether one of the edits acts on the softmax's argument."""
+    """Return True if one of the edits acts on the softmax's argument."""
     return any(getattr(change, "of_softmax", False) for change in edits)
 
 
 def require_interface(
     model: nn.Module, features: Sequence[Any], batch: Mapping[str, Any] | None = None
 ) -> None:
-    """Raises for a model whose attention does not go through transformers' interface."""
+    """Raise for a model whose attention does not go through transformers' interface."""
     register()
     try:
         plan = preflight.plan_for(model, batch)

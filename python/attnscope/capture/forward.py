@@ -38,7 +38,7 @@ from attnscope.models.architecture import Structure
 
 @dataclass(frozen=True)
 class Forward:
-    """What one run of a model is.
+    """The specification of one forward pass.
 
     Attributes:
         sites: tensors to keep, of layers and of the model, see `Layer` and `Outputs`.
@@ -72,7 +72,7 @@ class Forward:
 
     @property
     def of_attention(self) -> bool:
-        """Whether something of the attention itself is kept."""
+        """True if a tensor of the attention itself is kept."""
         return any(TABLE[site].of_attention for site in self.sites)
 
 
@@ -80,7 +80,7 @@ class Forward:
 def forward(
     model: nn.Module, batch: Mapping[str, Any], declaration: Forward, *, max_memory: int | None = None
 ) -> Iterator[Run]:
-    """Runs a model once, as declared.
+    """Run a model once, as declared.
 
     Args:
         model: a transformers model in evaluation mode.
@@ -119,7 +119,7 @@ def forward(
 
 
 class Run:
-    """One forward pass. Made by `forward`; see there.
+    """A forward pass. Made by `forward`; see there.
 
     Attributes:
         declaration: the declaration.
@@ -155,7 +155,7 @@ class Run:
             self._layers = self._run_with_attention() if declaration.of_attention else self._run_hooks_only()
 
     def __iter__(self) -> Iterator[Layer]:
-        """The layers in the order they are computed; a second time, what is left of them."""
+        """Return the layers in the order they are computed; a second time, the remaining ones."""
         return self._layers
 
     @property
@@ -169,12 +169,12 @@ class Run:
         return self._outputs
 
     def close(self) -> None:
-        """Stops the model where it is."""
+        """Stop the model where it is."""
         self._layers.close()
 
     @contextmanager
     def _around(self) -> Iterator[None]:
-        """What the model runs inside, in the thread that runs it."""
+        """Install edits and listeners around the model, in the thread that runs it."""
         with (
             installed(self._model, self.declaration.edits, self._batch),
             self._outputs.listening(
@@ -184,7 +184,7 @@ class Run:
             yield
 
     def _run_with_attention(self) -> Generator[Layer, None, None]:
-        """The layers of a pass whose attention is captured."""
+        """Yield the layers of a pass whose attention is captured."""
         declaration = self.declaration
         recording = Recording(
             self._model, declaration.layers, declaration.heads, declaration.of_layers, chunk=None
@@ -198,7 +198,7 @@ class Run:
         self._done = True
 
     def _run_hooks_only(self) -> Generator[Layer, None, None]:
-        """The layers of a pass of hooks alone."""
+        """Yield the layers of a pass with hooks alone."""
         self.tier = 0
         name = NAME if needs_interface(self.declaration.edits) else ""
         with preserved_run(self._model), implementation(self._model, name):
@@ -210,7 +210,7 @@ class Run:
         self._done = True
 
     def _blocks(self) -> Iterator[Layer]:
-        """One layer for each block, streamed."""
+        """Return a stream of one layer for each block."""
         structure = structure_of(self._model, self._batch)
         self._reachable(structure, self.declaration.of_layers)
         stream = Stream()
@@ -225,7 +225,7 @@ class Run:
         return stream.layers(recorder, self._around, lambda: self._finish(self._model(**self._batch)))
 
     def _run_with_gradient(self, gradient: Gradient) -> Generator[Layer, None, None]:
-        """The layers of a pass with a gradient, when it is there."""
+        """Yield the layers of a pass with a gradient, after the gradient is computed."""
         model, declaration = self._model, self.declaration
         check_precision(model)
         sites = tuple(dict.fromkeys((*declaration.of_layers, *gradient.at)))
@@ -264,7 +264,7 @@ class Run:
     def _recorder(
         self, layers: list[Layer], sites: tuple[str, ...], gradient: Gradient, attention: bool
     ) -> Recorder:
-        """What listens to a pass with a gradient."""
+        """Return the recorder of a pass with a gradient."""
         model, declaration = self._model, self.declaration
         options: dict[str, Any] = {"sites": sites, "layers": declaration.layers, "heads": declaration.heads}
         options |= {"graph": gradient.at, "dual": gradient.mode == FORWARD}

@@ -32,7 +32,7 @@ _ASIDE = frozenset({"lse"})
 
 @dataclass(frozen=True)
 class Gradient:
-    """What is differentiated, and with respect to what.
+    """A derivative: the differentiated value, and the tensors and parameters it is taken for.
 
     Attributes:
         of: makes the value from the pass's `Outputs`: a number for ``reverse``, any tensor for ``forward``.
@@ -61,7 +61,7 @@ class Gradient:
 
 
 def check_precision(model: nn.Module) -> None:
-    """Raises for a model whose gradients would under- and overflow."""
+    """Raise for a model whose gradients would under- and overflow."""
     half = {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
     if half:
         raise ValueError(
@@ -72,7 +72,7 @@ def check_precision(model: nn.Module) -> None:
 
 @contextmanager
 def within(limit: int | None) -> Iterator[None]:
-    """Stops the pass before its graph holds more memory than may be had."""
+    """Stop the pass before its graph holds more memory than is allowed."""
     limit = free_bytes() if limit is None else min(limit, free_bytes())
     seen: set[int] = set()
     held = 0
@@ -96,7 +96,7 @@ def within(limit: int | None) -> Iterator[None]:
 
 @contextmanager
 def differentiating(request: Gradient, max_memory: int | None) -> Iterator[None]:
-    """The modes of such a pass."""
+    """Set the modes of a pass with a gradient."""
     if request.mode == REVERSE:
         with torch.enable_grad(), within(max_memory):
             yield
@@ -112,7 +112,7 @@ def differentiating(request: Gradient, max_memory: int | None) -> Iterator[None]
 def backward(
     request: Gradient, outputs: Outputs, recorder: Recorder, parameters: dict[str, nn.Parameter]
 ) -> None:
-    """Takes the gradients and puts them where they belong: into the layers and the outputs."""
+    """Compute the gradients and store them in the layers and the outputs."""
     value = request.of(outputs)
     if not torch.is_tensor(value) or value.numel() != 1:
         shape = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
@@ -131,7 +131,7 @@ def backward(
 
 
 def tangents(request: Gradient, outputs: Outputs, recorder: Recorder) -> None:
-    """Unpacks the tangents of the value and of the sites."""
+    """Unpack the tangents of the value and of the sites."""
     outputs.value, outputs.derivative = unpacked(request.of(outputs))
     for builder in recorder.builders:
         for site, dual in builder.roots.items():
@@ -139,7 +139,7 @@ def tangents(request: Gradient, outputs: Outputs, recorder: Recorder) -> None:
 
 
 def unpacked(dual: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and tangent of a tensor, 0 where it carries none."""
+    """Return the value and the tangent of a tensor, 0 where it carries none."""
     unpack: Any = forward_ad.unpack_dual
     primal, tangent = unpack(dual)
     return primal.detach(), torch.zeros_like(primal) if tangent is None else tangent.detach().clone()

@@ -36,7 +36,7 @@ _held: dict[int, _Held] = {}
 
 
 def configs(model: nn.Module) -> list[Any]:
-    """Every configuration object that decides about attention in ``model``, each once.
+    """Return every configuration object that decides about attention in ``model``, each once.
 
     They are saved one by one: ``set_attn_implementation`` would flatten mixed sub-configurations, and only
     logs on legacy models.
@@ -56,7 +56,7 @@ def configs(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
-    """Runs the model under the attention implementation ``name``, if one is given, inside the block.
+    """Run the model under the attention implementation ``name``, if one is given, inside the block.
 
     It runs as written: compiled code would not look at hooks added later.
     """
@@ -94,7 +94,9 @@ def implementation(model: nn.Module, name: str = "") -> Iterator[None]:
 
 
 def original_implementation(module: nn.Module) -> str | None:
-    """The implementation that ``module`` has when nobody captures it; None when it has no configuration."""
+    """Return the implementation that ``module`` has outside of a capture; None when it has no
+    configuration.
+    """
     config = getattr(module, "config", None)
     with _condition:
         if held := _held.get(id(config)):
@@ -217,7 +219,7 @@ def _looks_like_weights(tensor: Any) -> bool:
 
 
 def float_masks(inputs: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """The inputs for eager attention, which adds its mask: a boolean one would count as 0 and 1."""
+    """Return the inputs for eager attention, which adds its mask: a boolean one would count as 0 and 1."""
     dtype = next(model.parameters()).dtype
     arguments = dict(inputs)
     for name, mask in inputs.items():

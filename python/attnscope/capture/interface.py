@@ -38,7 +38,7 @@ TILE_ELEMENTS = 1 << 22
 
 @functools.cache
 def register() -> None:
-    """Enters both functions in transformers' tables, once per process.
+    """Register both functions in transformers' tables, once per process.
 
     They stay there: a deep copy of a model taken during a run keeps the name, and an unknown name is an
     error. The mask function matters most: under a name without one, transformers passes no mask at all.
@@ -50,7 +50,7 @@ def register() -> None:
 
 
 def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:
-    """The float mask of eager attention, which is never left out for causal models.
+    """Return the float mask of eager attention, which is never left out for causal models.
 
     A boolean mask would break models that do arithmetic on their masks.
     """
@@ -76,7 +76,7 @@ def attention_function(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What a model calls in place of its own attention while it is being captured."""
+    """Compute the attention of a model that is being captured, in the place of its own function."""
     recorder = LIVE.get()
     dual = recorder is not None and recorder.dual
     if recorder is not None and (recorder.blocks_only is not None or id(module) not in recorder.names):
@@ -159,7 +159,7 @@ def _captured(recorder: Recorder | None, call: AttentionCall) -> Tensor:
 
 
 def _out_of_place(recorder: Recorder | None, call: AttentionCall) -> Tensor:
-    """The same arithmetic in a graph: all heads at once, nothing overwritten."""
+    """Compute the same arithmetic in a graph: all heads at once, nothing overwritten."""
     texts, heads = slice(0, call.query.shape[0]), slice(0, call.query.shape[1])
     dtype, keys, sink = call.dtype, call.key.shape[2], call.sink
     builder, biases, unread = start_layer(recorder, call)
@@ -198,7 +198,7 @@ def _out_of_place(recorder: Recorder | None, call: AttentionCall) -> Tensor:
 
 
 def _tiles(batch: int, heads: int, size: int, chunk: int | None) -> Iterator[tuple[slice, slice]]:
-    """Blocks of samples x heads, each contiguous in a ``[B, H, q, k]`` tensor and of bounded size."""
+    """Yield blocks of samples x heads, each contiguous in a ``[B, H, q, k]`` tensor and of bounded size."""
     limit = max(1, TILE_ELEMENTS // max(1, size)) if chunk is None else chunk
     together = max(1, limit // heads) if chunk is None else 1
     for b in range(0, batch, together):
@@ -207,7 +207,7 @@ def _tiles(batch: int, heads: int, size: int, chunk: int | None) -> Iterator[tup
 
 
 def _repeat(states: Tensor, span: slice, group: int) -> Tensor:
-    """The key or value heads that the query heads in ``span`` read."""
+    """Return the key or value heads that the query heads in ``span`` read."""
     if group == 1:
         return states[:, span]
     return states[:, torch.arange(span.start, span.stop, device=states.device) // group]
@@ -220,7 +220,7 @@ def _tile(bias: Tensor, samples: slice, span: slice, keys: int) -> Tensor:
 
 
 def _visible(scores: Tensor, biases: Sequence[Tensor], samples: slice, span: slice) -> Tensor:
-    """The scores of a tile, -inf where any of the biases hides an entry."""
+    """Return the scores of a tile, -inf where any of the biases hides an entry."""
     for bias in biases:
         tile = _tile(bias, samples, span, scores.shape[-1])
         hidden = ~tile if tile.dtype == torch.bool else tile <= MASKED_BELOW
@@ -229,14 +229,14 @@ def _visible(scores: Tensor, biases: Sequence[Tensor], samples: slice, span: sli
 
 
 def _eager(module: nn.Module) -> Any:
-    """The eager attention function of the module's own code; None where it has none."""
+    """Return the eager attention function of the module's own code; None where it has none."""
     return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
 
 
 def _run_uncaptured(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, edited: bool, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """A forward pass that nobody captures (another thread's, or the consumer's own) in spite of the name.
+    """Compute a forward pass that is not captured (another thread's, or the consumer's) in spite of the name.
 
     It gets the implementation that the model had, an edited one eager attention. The name may have come
     between its mask and its attention, so a four-dimensional mask goes to a function that reads one.

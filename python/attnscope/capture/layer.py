@@ -31,7 +31,7 @@ class End:
 
 @dataclass(eq=False, repr=False)
 class Layer:
-    """What one attention module did in one forward pass.
+    """The tensors of one attention module in one forward pass.
 
     | tensor | shape | meaning |
     |---|---|---|
@@ -118,7 +118,7 @@ class Layer:
     def measure(
         self, metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], **options: Any
     ) -> dict[str, Any]:
-        """Metrics of every head's map of every sample, padding on either side left out.
+        """Measure every head's map of every sample, with padding on either side left out.
 
         As `attnscope.measure` of `matrices()` with their lengths; metrics that ask who sees whom, or what a
         learned sink takes, get it from the layer.
@@ -156,7 +156,7 @@ class Layer:
 
     @property
     def sink_mass(self) -> Tensor:
-        """What the learned sink takes of each row, ``[B, h, q]``; 0 without one.
+        """The mass of each row on the learned sink, ``[B, h, q]``; 0 without one.
 
         From the site ``lse`` where it was asked for, else what the row of ``attention`` leaves of 1.
         """
@@ -239,7 +239,8 @@ class Layer:
         return keys, keys
 
     def matrices(self, site: str = "attention") -> Tensor:
-        """The maps with every sample's padding removed: real tokens in the leading block, zeros behind.
+        """Return the maps with every sample's padding removed: real tokens in the leading block, zeros
+        behind.
 
         Left padding is cut away (its rows are meaningless: a query that sees no key is uniform over all of
         them), right padding stays behind ``lengths``. Without left padding this is a view of the tensor.
@@ -260,7 +261,7 @@ class Layer:
         return self._leading(self._site(site), (-2, -1))
 
     def states(self, site: str, *, per_head: bool = False) -> Tensor:
-        """The tensor of another site with every sample's padding removed, as ``matrices`` does it.
+        """Return the tensor of another site with every sample's padding removed, as ``matrices`` does it.
 
         Args:
             site: any of ``SITES`` but ``attention`` and ``scores``, or ``sink_mass``.
@@ -283,13 +284,15 @@ class Layer:
         return self._leading(tensor, (-1,) if site in ("lse", "sink_mass") else (-2,))
 
     def samples(self) -> list[Tensor]:
-        """One view ``[h, m_b, m_b]`` per sample, padding removed (a copy where the padding has holes)."""
+        """Return one view ``[h, m_b, m_b]`` per sample, padding removed (a copy where the padding has
+        holes).
+        """
         self._require_square("samples")
         return [self._select(self.attention[b], real, (-2, -1)) for b, real in enumerate(self._real)]
 
     @staticmethod
     def _select(tensor: Tensor, real: Tensor, axes: Sequence[int]) -> Tensor:
-        """The real tokens along the axes: a view where they lie together."""
+        """Return the real tokens along the axes: a view where they are contiguous."""
         m = len(real)
         start, end = (int(real[0]), int(real[-1]) + 1) if m else (0, 0)
         for axis in axes:

@@ -13,13 +13,13 @@ from attnscope.capture.sites import ATTENTION, HEADS, TABLE
 
 
 class Scratch:
-    """One piece of memory, reused by every tile of every layer."""
+    """A piece of memory that every tile of every layer reuses."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def take(self, dtype: torch.dtype, device: torch.device, shape: tuple[int, ...]) -> Tensor:
-        """A tensor in this memory, which grows where it must."""
+        """Return a tensor in this memory, which grows where it must."""
         size = torch.Size(shape).numel()
         if size > self._buffer.numel() or (self._buffer.dtype, self._buffer.device) != (dtype, device):
             self._buffer = torch.empty(size, dtype=dtype, device=device)
@@ -57,11 +57,11 @@ class LayerBuilder:
 
     @property
     def keeps_all_heads(self) -> bool:
-        """Whether all heads are kept, in their order."""
+        """True if all heads are kept, in their order."""
         return self.heads == list(range(self.total))
 
     def shaped(self, site: str, tensor: Tensor) -> Tensor:
-        """What a hook has kept, in the site's shape."""
+        """Return a tensor that a hook has kept, in the site's shape."""
         if TABLE[site].moment == ATTENTION:
             return tensor if self.keeps_all_heads or site in ("key", "value") else tensor[:, self.heads]
         if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
@@ -80,7 +80,7 @@ class LayerBuilder:
     def allocate(
         self, sites: Collection[str], queries: int, keys: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Makes room for the maps, and nothing for what was not asked for."""
+        """Allocate the maps of the requested sites."""
         square = (self.size[0], len(self.heads), queries, keys)
         for site, shape in (("attention", square), ("scores", square), ("lse", square[:3])):
             if site in sites:
@@ -88,16 +88,16 @@ class LayerBuilder:
         self.full = self.layer.tensors.get("attention") if self.keeps_all_heads else None
 
     def storage(self, samples: slice, span: slice, shape: tuple[int, ...]) -> Tensor:
-        """Where the probabilities of one tile are computed: in the layer itself if all its heads are kept."""
+        """Return the memory for the probabilities of one tile: the layer's own if all its heads are kept."""
         return self.scratch(shape) if self.full is None else self.full[samples, span]
 
     @property
     def wants_scores(self) -> bool:
-        """Whether anything is kept of what goes into the softmax."""
+        """True if a site of the softmax's argument is kept."""
         return "scores" in self.layer.tensors or "lse" in self.layer.tensors
 
     def keep_scores(self, samples: slice, span: slice, scores: Tensor, sink: Tensor | None) -> None:
-        """Copies the kept heads of one tile of scores, -inf where invisible, and of their log-sum."""
+        """Copy the kept heads of one tile of scores, -inf where invisible, and of their log-sum."""
         if "scores" in self.layer.tensors:
             self._copy("scores", samples, span, scores)
         if "lse" in self.layer.tensors:
@@ -105,7 +105,7 @@ class LayerBuilder:
             self._copy("lse", samples, span, lse if sink is None else torch.logaddexp(lse, sink[..., 0]))
 
     def keep(self, samples: slice, span: slice, probabilities: Tensor) -> None:
-        """Copies the kept heads of one tile out of the scratch memory."""
+        """Copy the kept heads of one tile out of the scratch memory."""
         if self.full is None and "attention" in self.layer.tensors:
             self._copy("attention", samples, span, probabilities)
 

@@ -22,7 +22,7 @@ from attnscope.models.architecture import has_matrices, has_norm
 
 
 def resolve_indices(numbers: Collection[int] | None, total: int, label: str) -> list[int]:
-    """Non-negative numbers for ``numbers``, in its order."""
+    """Return the non-negative numbers of ``numbers``, in its order."""
     if numbers is None:
         return list(range(total))
     outside = [i for i in numbers if not -total <= i < total]
@@ -32,7 +32,9 @@ def resolve_indices(numbers: Collection[int] | None, total: int, label: str) -> 
 
 
 def model_hint(argument: object) -> str:
-    """What to give in the place of an object that is not a model: a name is loaded, a wrapper holds one."""
+    """Return what to give in the place of an object that is not a model: a name is loaded, a wrapper holds
+    one.
+    """
     if isinstance(argument, str):
         return f"; attnscope.models.load_model loads one: load_model(find_checkpoints({argument!r})[0]).model"
     held = (name for name in ("original_model", "_model", "model") if hasattr(argument, name))
@@ -41,14 +43,14 @@ def model_hint(argument: object) -> str:
 
 
 def text_argument(function: str, name: str, text: str) -> str:
-    """A text that has something to read in it."""
+    """Return a text that has something to read in it."""
     if not text.strip():
         raise ValueError(f"{function}: {name} is an empty text: {text!r}")
     return text
 
 
 def takes(model: nn.Module, argument: str) -> bool:
-    """Whether the model's forward pass names the argument."""
+    """Return True if the model's forward pass names the argument."""
     return argument in inspect.signature(model.forward).parameters
 
 
@@ -69,7 +71,7 @@ def reads_tokens(module: nn.Module, inputs: Mapping[str, Any]) -> bool:
 
 
 class Trace:
-    """Which module ran when in one forward pass, and which ones took more than the residual stream.
+    """The order of the modules in one forward pass, and the modules that took more than the residual stream.
 
     Attributes:
         modules: that are watched, by name.
@@ -85,7 +87,7 @@ class Trace:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Logs the modules' calls inside the block."""
+        """Log the modules' calls inside the block."""
 
         def enter(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.events.append(("enter", name))
@@ -105,7 +107,9 @@ class Trace:
             yield
 
     def output_projection(self, core: str, block: str) -> str | None:
-        """Name of the first module with matrices behind the softmax of the attention named ``core``."""
+        """Return the name of the first module with matrices behind the softmax of the attention named
+        ``core``.
+        """
         start = end = len(self.events)
         inside = False
         for i, (event, name) in enumerate(self.events):
@@ -122,7 +126,9 @@ class Trace:
         return None
 
     def first_matrix(self, block: str, attention: Collection[str | None]) -> str | None:
-        """Name of the first matrix that runs in the block when the modules of its attention are over."""
+        """Return the name of the first matrix that runs in the block when the modules of its attention are
+        over.
+        """
         exits = (i for i, (event, name) in enumerate(self.events) if event == "exit" and name in attention)
         for name in self._entered(block, max(exits, default=len(self.events))):
             module = self.modules[name]
@@ -131,7 +137,7 @@ class Trace:
         return None
 
     def _entered(self, block: str, behind: int) -> Iterator[str]:
-        """The modules of the block that began behind an event, up to the block's end."""
+        """Yield the modules of the block that began behind an event, up to the block's end."""
         for event, name in self.events[behind + 1 :]:
             if event == "exit" and name == block:
                 return
@@ -153,7 +159,7 @@ class SoftmaxWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def hook(module: nn.Module, *, enters: bool, act: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
-    """Shows ``act`` the residual stream that enters or leaves a module; what it returns takes its place.
+    """Pass ``act`` the residual stream that enters or leaves a module; its result replaces the stream.
 
     Among arguments it is the first if that is a tensor, else ``hidden_states``, else the first tensor given
     by name; of an output, its first part.

@@ -22,7 +22,7 @@ _LIVE: ContextVar[Outputs | None] = ContextVar("attnscope_outputs", default=None
 
 
 class Outputs:
-    """What one forward pass gave besides its layers.
+    """The tensors of one forward pass besides its layers.
 
     | tensor | shape | meaning |
     |---|---|---|
@@ -57,11 +57,11 @@ class Outputs:
         return self.tensors[name]
 
     def detach(self) -> None:
-        """Leaves the graph, and what was not asked for."""
+        """Leave the graph, and drop sites that were not requested."""
         self.tensors = {site: self.tensors[site].detach() for site in self.sites}
 
     def __repr__(self) -> str:
-        """The tensors by shape."""
+        """Return the tensors by shape."""
         shown = (f"{name}={list(tensor.shape)}" for name, tensor in self.tensors.items())
         return f"Outputs({', '.join(shown)})"
 
@@ -69,7 +69,7 @@ class Outputs:
     def listening(
         self, model: nn.Module, *, rows: Tensor | None = None, graph: bool = False
     ) -> Iterator[Callable[[Any], None]]:
-        """Collects inside the block; gives what takes the model's output."""
+        """Collect the tensors inside the block; yields the function that takes the model's output."""
         from transformers import PreTrainedModel
 
         def chosen(states: Tensor) -> Tensor:
@@ -131,6 +131,6 @@ def _called(model: nn.Module, getter: str) -> nn.Module | None:
 
 
 def _head(model: nn.Module) -> nn.Module | None:
-    """The vocabulary head, where it is a module of its own."""
+    """Return the vocabulary head, where it is a module of its own."""
     head = _called(model, "get_output_embeddings")
     return None if head is _called(model, "get_input_embeddings") else head

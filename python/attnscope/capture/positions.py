@@ -43,7 +43,7 @@ class Trajectory(NamedTuple):
 
 @shown_by_shape
 class Fingerprint(NamedTuple):
-    """What each head hands on of position 0, float64.
+    """The writes of each head of position 0, float64.
 
     write: u = W_O^h v_0, [B, h, D]. share: mean over queries 1 … of ‖A_i0 u‖/‖z_i‖, z_i the head's whole
     write. projection: mean of <A_i0 u, z_i>/‖z_i‖². value_ratio: ‖v_0‖ over the mean of the other ‖v_j‖. All
@@ -57,7 +57,7 @@ class Fingerprint(NamedTuple):
 
 
 def first_token_trajectory(model: nn.Module, inputs: Mapping[str, Any]) -> Trajectory:
-    """The states of position 0 through all layers, beside those of the first token read alone.
+    """Compute the states of position 0 through all layers, and those of the first token read alone.
 
     Args:
         model: a causal transformers model in evaluation mode.
@@ -89,7 +89,9 @@ def first_token_trajectory(model: nn.Module, inputs: Mapping[str, Any]) -> Traje
 
 
 def trajectory_and_states(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Trajectory, list[Tensor]]:
-    """What `first_token_trajectory` gives, and all states that it was taken from, L + 1 of [B, n, D]."""
+    """Return the result of `first_token_trajectory`, and all states that it was taken from, L + 1 of [B, n,
+    D].
+    """
     ids, mask = _tokens("first_token_trajectory", inputs)
     require_causal("first_token_trajectory", model, ids)
     rows, first = torch.arange(len(ids), device=ids.device), mask.int().argmax(-1)
@@ -110,7 +112,8 @@ def trajectory_and_states(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[
 
 
 def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
-    """What each head of a captured layer writes of position 0, and how much of its whole write that is.
+    """Compute what each head of a captured layer writes of position 0, and its share of the head's whole
+    write.
 
     Args:
         layer: with the sites attention, value and head_output.
@@ -168,7 +171,7 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
 
 
 def output_projection(model: nn.Module, layer: int) -> Tensor:
-    """W_O of one layer by head, [D, h, d]: how many dimensions each head writes its output with.
+    """Return W_O of one layer by head, [D, h, d]: the dimensions that each head writes its output with.
 
     Args:
         model: of transformers.
@@ -206,7 +209,8 @@ def position_profile(
     groups: int = 16,
     layers: Sequence[int] | None = None,
 ) -> PositionProfile:
-    """The sums of `PositionProfile` over texts; inside `asc.edit(model, ...)`, those of the edited model.
+    """Compute the sums of `PositionProfile` over texts; inside `asc.edit(model, ...)`, those of the edited
+    model.
 
     Texts should be windows that begin anywhere: where all begin at their beginning, content depends on
     position. Text r of N belongs to group r·groups // N.
@@ -261,7 +265,7 @@ def position_profile(
 
 
 def require_causal(function: str, model: nn.Module, ids: Tensor) -> None:
-    """Raises for models whose first token sees later ones."""
+    """Raise for models whose first token sees later ones."""
     name = type(model).__name__
     if module_tracing.takes(model, "decoder_input_ids"):
         raise NotImplementedError(f"{function}: {name} has an encoder; a causal map is needed")
@@ -292,7 +296,7 @@ def _tokens(function: str, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _forward_arguments(model: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The inputs with position ids counted from the first real token, where that is not column 0."""
+    """Return the inputs with position ids counted from the first real token, where that is not column 0."""
     mask = inputs["attention_mask"]
     if bool(mask[:, 0].all()) or "position_ids" in inputs or not module_tracing.takes(model, "position_ids"):
         return inputs
@@ -300,7 +304,7 @@ def _forward_arguments(model: nn.Module, inputs: dict[str, Any]) -> dict[str, An
 
 
 def _states(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
-    """What enters block 0 and what leaves each block, [B, n, D] each."""
+    """Return the states that enter block 0 and that leave each block, [B, n, D] each."""
     states: list[Tensor] = []
     with forward(model, inputs, Forward(sites=("hidden", "block_output"))) as layers:
         for layer in layers:
@@ -310,7 +314,7 @@ def _states(model: nn.Module, inputs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _texts(function: str, inputs: Mapping[str, Any], n: int) -> Tensor:
-    """The first n tokens of every text that has as many."""
+    """Return the first n tokens of every text that has as many."""
     ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
     if not torch.is_tensor(ids) or ids.ndim != 2:
         raise ValueError(f"{function}: inputs must hold input_ids [N, n], got {sorted(inputs)}")

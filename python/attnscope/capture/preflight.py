@@ -52,7 +52,7 @@ class _Fingerprint:
 
 @dataclass(eq=False)
 class _Pass:
-    """What one pass showed: how the model is captured that way, its maps and its output."""
+    """The result of a trial pass: how the model is captured that way, its maps and its output."""
 
     plan: CapturePlan
     dtype: torch.dtype
@@ -153,7 +153,9 @@ def lacks_weights(model: nn.Module) -> bool:
 
 
 def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Structure:
-    """The structure of a model: from the preflight where its attention can be captured, else of its lists."""
+    """Return the structure of a model: from the preflight where its attention can be captured, else of its
+    lists.
+    """
     plan = None
     with suppress(RuntimeError):  # a model whose attention cannot be captured still has its blocks
         plan = plan_for(model, batch)
@@ -252,7 +254,7 @@ def _can_be_asked(model: nn.Module, plan: CapturePlan) -> frozenset[str]:
 
 
 def _parts(recorder: Recorder, trace: module_tracing.Trace) -> dict[str, Parts]:
-    """Where the block of each attention module keeps what."""
+    """Return the places of the sites in the block of each attention module."""
     cores = [core for core in recorder.modules if core and name_pattern(core) in recorder.stacks]
     parts = dict.fromkeys(cores, Parts())
     for core in cores:
@@ -390,7 +392,9 @@ def _output_gap(first: _Pass, two: _Pass) -> str:
 
 
 def _tolerance(trial: _Pass) -> tuple[float, float, float]:
-    """Largest and mean gap between maps, and relative gap between outputs, that rounding explains."""
+    """Return the largest and mean gap between maps, and the relative gap between outputs, that rounding
+    explains.
+    """
     return (0.15, 1e-2, 0.1) if trial.dtype.itemsize < 4 else (1e-3, 1e-4, 1e-3)
 
 

@@ -150,7 +150,7 @@ class Recorder:
         return visible_entries(mask[..., : key.shape[2]]) & visible_entries(bias[..., : key.shape[2]])
 
     def check_mask(self, call: AttentionCall) -> None:
-        """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
+        """Raise for a causal module without a mask, unless the preflight found its eager attention full."""
         queries, keys = call.query.shape[2], call.key.shape[2]
         if call.mask is None and queries > 1 and getattr(call.module, "is_causal", False) is True:
             stack = name_pattern(self.names[id(call.module)])
@@ -220,7 +220,7 @@ class Recorder:
         return builder
 
     def begin_layer(self, call: AttentionCall) -> LayerBuilder:
-        """A layer's attention starts (first tier)."""
+        """Start a layer whose attention begins (first tier)."""
         queries, keys, device = call.query.shape[2], call.key.shape[2], call.query.device
         builder = self._start(call.module, call.query.shape, call.key.shape[1])
         if self.trace is not None:
@@ -241,7 +241,7 @@ class Recorder:
         return builder
 
     def end_attention(self, builder: LayerBuilder) -> None:
-        """A layer's attention is there: hand it on, or let it wait for what the block still computes."""
+        """Finish the attention of a layer: emit it, or let it wait for the rest of its block."""
         builder.full = None
         if not builder.is_selected:
             return
@@ -256,7 +256,7 @@ class Recorder:
     def take_weights(
         self, module: nn.Module, weights: Tensor, mask: Tensor | None, *, cross: bool = False
     ) -> None:
-        """A layer's attention came out of an eager module (second tier)."""
+        """Take the attention of a layer out of an eager module (second tier)."""
         keys = weights.shape[3]
         builder = self._start(module, weights.shape, weights.shape[1])
         builder.layer.cross |= cross
@@ -298,7 +298,7 @@ class Recorder:
             builder.layer.valid = self._valid(builder, keys, visible, weights.device)
 
     def _fill(self, builder: LayerBuilder, parts: Parts, site: str) -> None:
-        """Moves what a hook has kept of the site into the layer."""
+        """Move a tensor that a hook has kept of the site into the layer."""
         place = (parts.block or "" if TABLE[site].moment in OF_BLOCK else builder.name), site
         if place not in self.kept:
             layer = builder.layer
@@ -315,7 +315,7 @@ class Recorder:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Installs the hooks that the asked sites need, and removes them."""
+        """Install the hooks of the requested sites, and remove them."""
         from transformers import PreTrainedModel
 
         # A deep copy of the model copies its hooks: functions as they are, bound methods with their recorder.
@@ -366,18 +366,18 @@ class Recorder:
         return None if root is tensor else root
 
     def in_graph(self, builder: LayerBuilder, site: str, tensor: Tensor) -> Tensor:
-        """A tensor of the attention, as part of the graph where its gradient is asked for."""
+        """Return a tensor of the attention, as part of the graph where its gradient is requested."""
         if site not in self.graph or not builder.is_selected:
             return tensor
         builder.roots[site] = self.rooted(tensor)
         return builder.roots[site]
 
     def rooted(self, tensor: Tensor) -> Tensor:
-        """The tensor as part of the graph; the graph begins at the first one that is asked for."""
+        """Return the tensor as part of the graph; the graph begins at the first requested tensor."""
         return tensor if self.dual or tensor.requires_grad else tensor.detach().requires_grad_()
 
     def _begin_block(self, block: str, leaving: Tensor) -> None:
-        """A block is a layer: it has just run."""
+        """Start the layer of a block that has just run."""
         index, core = self.blocks[block]
         stack = name_pattern(block)
         if (

@@ -72,7 +72,7 @@ def capture(
     lazy: bool = False,
     precision: Literal["fast", "exact"] | None = None,
 ) -> Recording | LazyRecording:
-    """Streams a Hugging Face model's attention (and values, states, ...) one layer at a time.
+    """Stream a Hugging Face model's attention (and values, states, ...) one layer at a time.
 
     Args:
         model: a transformers model in evaluation mode, or a module that holds one.
@@ -154,7 +154,7 @@ class Recording:
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __repr__(self) -> str:
-        """The model, what is captured and how."""
+        """Return the model, what is captured and how."""
         return f"Recording({self._name}, sites={self._sites}, tier={self.tier})"
 
     @property
@@ -194,7 +194,7 @@ class Recording:
             run.close()
 
     def run(self, *unnamed: Any, **inputs: Any) -> Iterator[Layer]:
-        """Runs the model on ``inputs`` and yields its layers in the order they are computed.
+        """Run the model on ``inputs`` and yield its layers in the order they are computed.
 
         The next layer is computed while the last one is in the loop's body; at most two are alive, unless the
         caller keeps them. Leaving the loop early stops the model. Gradients are off. The key/value cache is
@@ -231,7 +231,7 @@ class Recording:
         return self._start(plan, self._model, inputs)
 
     def generate(self, **inputs: Any) -> Iterator[Layer]:
-        """Runs ``model.generate`` and yields the layers of every step.
+        """Run ``model.generate`` and yield the layers of every step.
 
         Step 0 sees the whole prompt (``n x n``), later steps one new query (``1 x k``); ``layer.step`` counts
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
@@ -254,7 +254,7 @@ class Recording:
         return plan if plan is self._plan else self._settle(plan)
 
     def _check(self, inside: str = "") -> None:
-        """Raises for a model in training mode, and outside of the block for what is done inside it."""
+        """Raise for a model in training mode, and outside of the block for what is done inside it."""
         if inside and not self._inside:
             raise RuntimeError(
                 f"{inside}: the recording is closed; use it inside 'with capture(model) as recording:'"

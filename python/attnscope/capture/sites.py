@@ -35,7 +35,7 @@ ENTRY, INPUT, ATTENTION, HEADS, PROJECTION, FEED_FORWARD, EXIT, MODEL = (
 
 @dataclass(frozen=True)
 class Site:
-    """One tensor that can be kept.
+    """A tensor that can be kept.
 
     Attributes:
         name: of the tensor.
@@ -58,7 +58,7 @@ class Site:
 
     @property
     def of_attention(self) -> bool:
-        """Whether it is only there when the attention itself is captured."""
+        """True if the tensor exists only when the attention itself is captured."""
         return HOOKS_ONLY not in self.tiers
 
 
@@ -120,7 +120,7 @@ PER_HEAD = frozenset({"query", "key", "value", "head_output"})
 
 
 def checked(function: str, sites: str | Iterable[str], allowed: Iterable[str] = SITES) -> tuple[str, ...]:
-    """The names of sites, each once, in the order they came."""
+    """Return the names of sites, each once, in the order they came."""
     named = (sites,) if isinstance(sites, str) else tuple(dict.fromkeys(sites))
     allowed = tuple(allowed)
     if unknown := [site for site in named if site not in allowed]:

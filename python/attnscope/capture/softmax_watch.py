@@ -28,7 +28,7 @@ _WAITING = 4
 
 
 class _Softmax(NamedTuple):
-    """One softmax: the memory of its result, the modules that it ran in, and what it can see."""
+    """A softmax: the memory of its result, the modules that it ran in, and its visible entries."""
 
     storage: StorageWeakRef
     modules: tuple[str, ...]

@@ -48,12 +48,12 @@ class Stream:
         self._error: BaseException | None = None
 
     def raise_if_abandoned(self) -> None:
-        """Called by the worker between layers: stops it when nobody is waiting any more."""
+        """Stop the worker between layers when nobody is waiting any more."""
         if self._abandoned:
             raise Abandoned
 
     def emit(self, layer: Layer) -> None:
-        """Called by the worker: waits until the layer is taken and the one taken before it is gone.
+        """Wait in the worker until the layer is taken and the layer before it is released.
 
         A `for` loop drops its layer only after it has got the next one, so being taken is not enough.
         """
@@ -110,7 +110,7 @@ class Stream:
         around: Callable[[], AbstractContextManager[Any]],
         forward: Callable[[], None],
     ) -> Generator[Layer, None, None]:
-        """Runs ``forward`` in a worker, inside ``around()``, and yields what the recorder emits."""
+        """Run ``forward`` in a worker, inside ``around()``, and yield the layers that the recorder emits."""
         recorder.raise_if_abandoned = self.raise_if_abandoned
         # This thread's settings, which torch keeps per thread.
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

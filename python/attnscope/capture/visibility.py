@@ -31,7 +31,7 @@ def float_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Visibility:
-    """Who sees whom in one layer, of the texts as they were run.
+    """The visible keys of each query in one layer, of the texts as they were run.
 
     Attributes:
         kind: "full", "causal", "window", "mask" (no such rule), or "auto" where the model gave no mask, and

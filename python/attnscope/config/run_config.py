@@ -198,7 +198,7 @@ class Settings(Strict):
     """What to measure on which models and sentences; `attnscope.run` takes it.
 
     Args:
-        study: what is measured, by the name of its folder or an alias.
+        study: what is measured, by the name of its folder.
         name: the run's folder below `output`; empty: the study's name and the models' labels.
         models: one or more models (a string is short for its `path`).
         texts: one or more sources of sentences (a string is short for its `path`).

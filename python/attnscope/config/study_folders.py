@@ -48,11 +48,6 @@ class StudyFolder:
         return Path(str(importlib.import_module(self.package).__file__)).parent
 
     @property
-    def aliases(self) -> tuple[str, ...]:
-        """Other names that the study answers to."""
-        return tuple(getattr(importlib.import_module(self.package), "ALIASES", ()))
-
-    @property
     def papers(self) -> dict[str, Path]:
         """Files of published numbers by the name of their paper."""
         return {file.stem: file for file in sorted(self.path.glob("published/*.csv"))}
@@ -73,13 +68,12 @@ def studies() -> Mapping[str, StudyFolder]:
 
 
 def find_study(name: str) -> StudyFolder | None:
-    """The study of a name or an alias, None where there is none.
+    """Return the study of a name, None where there is none.
 
     >>> find_study(default_study()).name == default_study(), find_study("no such study")
     (True, None)
     """
-    there = studies()
-    return there.get(name) or next((one for one in there.values() if name in one.aliases), None)
+    return studies().get(name)
 
 
 def default_study() -> str:
@@ -93,7 +87,7 @@ def study_of(results: Any) -> StudyFolder | None:
 
 
 def load_study(name: str) -> Any:
-    """Return what the study of a name or an alias declares as `STUDY`, None where there is no such study.
+    """Return the class that a study declares as `STUDY`, None where there is no such study.
 
     `attnscope.study_api.study.study_class` says what is wrong where that is no class of a study.
     """

@@ -22,7 +22,7 @@ from attnscope.devices.slab import Slab
 #: Programs that keep every processor of a large device busy.
 ENOUGH_PROGRAMS = 2048
 #: Entries of a tile and the warps that share it; measured by `benchmarks/devices.py`.
-ROWS, COLUMNS, WARPS = 32, 256, 4
+ROWS, COLUMNS, WARPS = 8, 512, 4
 
 
 @triton.jit

@@ -26,7 +26,7 @@ from torch import Tensor
 #: Row measures that one pass gives, in the order of the kernel's outputs.
 ROW_MEASURES = ("entropy", "collision", "largest", "distance", "first_mass", "near_mass")
 #: Queries and keys of a tile, warps and stages of each kernel; measured by `benchmarks/devices.py`.
-ROW_TILE = {"BQ": 64, "BK": 128, "num_warps": 4, "num_stages": 2}
+ROW_TILE = {"BQ": 64, "BK": 64, "num_warps": 4, "num_stages": 2}
 KEY_TILE = {"BQ": 128, "BK": 64, "num_warps": 4, "num_stages": 3}
 LOG2_E = math.log2(math.e)
 

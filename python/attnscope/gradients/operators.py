@@ -21,7 +21,16 @@ def evaluate(name: str, maps: Tensor, lengths: Tensor | None, *arguments: Any) -
     """Call a function of the core where its maps are; the count of maps that are not finite comes last."""
     kernel = getattr(_core, name)
     *results, non_finite = _placement.computed_on(kernel, maps)(maps, lengths, *arguments)
+    # results that came from a device together share their memory, which an operator's results must not
+    results = [
+        result.clone() if isinstance(result, Tensor) and _is_part(result) else result for result in results
+    ]
     return *results, torch.tensor(non_finite, device="cpu")
+
+
+def _is_part(tensor: Tensor) -> bool:
+    """Return True if the memory of a tensor holds more than the tensor."""
+    return tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
 
 
 def empty(*shape: int) -> Tensor:

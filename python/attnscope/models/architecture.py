@@ -53,7 +53,7 @@ _ORDER = {role: at for at, role in enumerate(("q", "q_gate", "k", "v", "o", "gat
 
 
 class Parts(NamedTuple):
-    """Where the block around an attention module keeps what, by name; None where it was not found.
+    """The modules of the block around an attention module, by name; None for a part that was not found.
 
     block: the whole. projection: the first matrix behind the softmax, W_O. feed_forward: whose output the
     feed-forward part adds to the residual stream. first: the matrix that reads the feed-forward part's input.
@@ -65,7 +65,7 @@ class Parts(NamedTuple):
     first: str | None = None
 
     def place(self, core: str | None, site: str) -> tuple[str | None, bool]:
-        """The module at which a site is seen, and whether on the way in."""
+        """Return the module at which a site is seen, and True if on the way in."""
         return {
             "hidden": (self.block, True),
             "attention_input": (core if core != self.block else None, True),
@@ -88,30 +88,34 @@ def named_modules(model: nn.Module, *, every_name: bool = False) -> dict[str, nn
 
 
 def name_pattern(name: str) -> str:
-    """``model.layers.3.self_attn`` as ``model.layers.*.self_attn``: one name for a whole stack."""
+    """Return ``model.layers.*.self_attn`` for ``model.layers.3.self_attn``: one name for a whole stack."""
     return _ANY_NUMBER.sub("*", name)
 
 
 def is_cross(module: nn.Module, name: str) -> bool:
-    """Whether the module attends to another sequence: GPT-2 flags it, other models say it in the name."""
+    """Return True if the module attends to another sequence: GPT-2 flags it, other models have it in the
+    name.
+    """
     flag = getattr(module, "is_cross_attention", None)
     return bool(_CROSS.search(name.rpartition(".layers.")[2])) if flag is None else bool(flag)
 
 
 def has_matrices(module: nn.Module) -> bool:
-    """Whether the module holds weights with two or more dimensions."""
+    """Return True if the module holds weights with two or more dimensions."""
     return any(p.ndim >= 2 for p in module.parameters())
 
 
 def has_norm(module: nn.Module) -> bool:
-    """Whether a child of the module holds weights and no matrix."""
+    """Return True if a child of the module holds weights and no matrix."""
     return any(
         any(True for _ in child.parameters()) and not has_matrices(child) for child in module.children()
     )
 
 
 def block_of(core: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """Name of the block around the attention module named ``core``; None when it is not in a module list."""
+    """Return the name of the block around the attention module named ``core``; None when it is not in a
+    module list.
+    """
     parts = core.split(".")
     fallback = None
     for cut in range(len(parts) - 1, 0, -1):
@@ -145,7 +149,9 @@ def numbers_in_stack(name: str, modules: Collection[str]) -> dict[str, int]:
 
 
 def text_config(config: Any) -> Any:
-    """The part of a configuration that is about the text model; of other objects, they themselves."""
+    """Return the part of a configuration that is about the text model; other objects are returned
+    unchanged.
+    """
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
@@ -178,12 +184,14 @@ def input_device(model: nn.Module) -> torch.device:
 
 
 def depth(model: nn.Module) -> int:
-    """Number of layers that the model's configuration names; 1 where it names none."""
+    """Return the number of layers that the model's configuration names; 1 where it names none."""
     return largest_setting(text_config(getattr(model, "config", None)), "num_hidden_layers", 1)
 
 
 def blocks(model: nn.Module, modules: Mapping[str, nn.Module], cores: Sequence[str]) -> list[str]:
-    """Names of all blocks in order: the neighbours of known ones, else the first list of fitting length."""
+    """Return the names of all blocks in order: the neighbours of known ones, else the first list of fitting
+    length.
+    """
     lists = list(dict.fromkeys(block.rpartition(".")[0] for block in cores))
     if not lists:
         total = depth(model)
@@ -194,7 +202,8 @@ def blocks(model: nn.Module, modules: Mapping[str, nn.Module], cores: Sequence[s
 def feed_forward(
     block: str, core: str, modules: Mapping[str, nn.Module], mixing: Collection[str] = ()
 ) -> str | None:
-    """Name of the module whose output is the feed-forward part's contribution to the residual stream.
+    """Return the name of the module whose output is the feed-forward part's contribution to the residual
+    stream.
 
     It is the last child with matrices beside the attention; a child that adds the residual itself (it has a
     norm of its own, or is given two streams) is entered, down to its last matrix.
@@ -255,7 +264,9 @@ class Structure:
             self.layers = [(part, core, call) for call in range(depth(model))]
 
     def by_block(self) -> tuple[dict[str, Parts], dict[str, tuple[int, str | None]]]:
-        """Parts by attention module (by block without one), and each block's number and attention module."""
+        """Return the parts by attention module (by block without one), and each block's number and attention
+        module.
+        """
         parts = {core or str(part.block): part for part, core, _ in self.layers}
         numbers: dict[str, tuple[int, str | None]] = {}
         counts: dict[str, int] = {}
@@ -268,7 +279,7 @@ class Structure:
         return parts, numbers
 
     def depth_of(self, block: str) -> int:
-        """How often the block runs in a pass."""
+        """Return how often the block runs in a pass."""
         return sum(part.block == block for part, _, _ in self.layers)
 
     @property
@@ -277,7 +288,7 @@ class Structure:
         return len(self.layers)
 
     def layer(self, function: str, number: int) -> int:
-        """The number counted from the front.
+        """Return the number counted from the front.
 
         Raises:
             ValueError: when there is no such layer.
@@ -289,7 +300,9 @@ class Structure:
         return number % self.depth
 
     def place(self, function: str, layer: int, site: str) -> tuple[str, bool, int]:
-        """The module at which a site of a layer is seen, whether on the way in, and which of its calls."""
+        """Return the module at which a site of a layer is seen, True if on the way in, and which of its
+        calls.
+        """
         parts, core, call = self.layers[layer]
         try:
             name, enters = parts.place(core, site)
@@ -310,7 +323,7 @@ _MAPS: WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], WeightMap]] = WeakKey
 def weight_map(
     source: str | Path | nn.Module | Mapping[str, tuple[int, ...]], *, config: Any = None
 ) -> WeightMap:
-    """Where a transformer keeps the matrices of its blocks, one entry for each.
+    """Find the matrices of a transformer's blocks, one entry for each.
 
     Args:
         source: folder of config.json and safetensors files, of which only headers are read (and a head's
@@ -372,7 +385,7 @@ def _read(
     config: Any,
     identities: Mapping[str, str],
 ) -> WeightMap:
-    """The map of tensors with these shapes; `identities` gives tensors that are one a common mark."""
+    """Return the map of tensors with these shapes; `identities` gives shared tensors a common mark."""
     settings = _settings(config)
     model_type = str(settings.get("model_type") or "")
     family = FAMILIES.get(model_type, Family())
@@ -381,32 +394,7 @@ def _read(
     if family.kv_heads:
         kv = whole_setting("num_kv_heads", family.kv_heads(settings, heads))
     stack = stack_of(shapes, settings)
-    limit = setting_of(settings, "layers")
-    entries: list[WeightEntry] = []
-    unclaimed: list[str] = []
-    for tensor, shape in shapes.items():
-        place = place_of(tensor)
-        # what lies behind the last block of the configuration predicts further tokens (DeepSeek)
-        if place is None or place.stack != stack or (limit is not None and place.layer >= limit):
-            continue
-        if NO_MATRIX.search(place.name):
-            continue
-        refuse_quantised(tensor, shape, dtypes.get(tensor, "float32"))
-        if len(shape) < 2:
-            continue
-        name_pattern = NUMBER.sub("*", place.name)
-        claim = family.claims.get(name_pattern) or COMMON.get(name_pattern)
-        if claim is None:
-            unclaimed.append(f"{tensor} {list(shape)}")
-        elif claim.means:
-            gains = out_gains(shapes, place)
-            entries += entries_of(tensor, shape, place, claim, heads, kv, gains)
-    if unclaimed:
-        others = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
-        raise WeightMapError(
-            f"weight_map: no rule claims {', '.join(unclaimed[:5])}{others} (model type {model_type!r}); "
-            "attnscope.models.families is where rules are"
-        )
+    entries = _block_entries(shapes, dtypes, settings, family, stack, (heads, kv))
     outside = {role: outside_of(shapes, role, stack) for role in OUTSIDE}
     embed, unembed = outside["embed"], outside["unembed"]
     marks = [identities[name] for name in (embed, unembed) if name is not None and name in identities]
@@ -422,16 +410,7 @@ def _read(
     layer_norm = family.layer_norm
     if layer_norm is None:
         layer_norm = final is not None and f"{final.removesuffix('weight')}bias" in shapes
-    # files are in alphabetical order, modules in that of their code
-    entries.sort(
-        key=lambda entry: (
-            entry.layer < 0,
-            entry.layer,
-            _ORDER.get(entry.role, len(_ORDER)),
-            entry.role,
-            entry.expert or 0,
-        )
-    )
+    entries.sort(key=_in_order)
     for previous, other in itertools.pairwise(entries):
         if previous.key == other.key:
             raise WeightMapError(
@@ -453,8 +432,65 @@ def _read(
     )
 
 
+def _in_order(entry: WeightEntry) -> tuple[Any, ...]:
+    """Return the key to sort an entry by: files are in alphabetical order, modules in that of their code."""
+    role = _ORDER.get(entry.role, len(_ORDER))
+    return entry.layer < 0, entry.layer, role, entry.role, entry.expert or 0
+
+
+def _block_entries(
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    settings: Mapping[str, Any],
+    family: Family,
+    stack: str,
+    heads: tuple[int, int],
+) -> list[WeightEntry]:
+    """Return the entries of the matrices inside the blocks.
+
+    Args:
+        shapes: of all tensors.
+        dtypes: of the tensors whose dtype is known.
+        settings: of the text model.
+        family: the rules of its model type.
+        stack: name of the list of blocks.
+        heads: numbers of query heads and of key heads.
+
+    Raises:
+        WeightMapError: no rule claims a matrix.
+    """
+    limit = setting_of(settings, "layers")
+    entries: list[WeightEntry] = []
+    unclaimed: list[str] = []
+    for tensor, shape in shapes.items():
+        place = place_of(tensor)
+        # what lies behind the last block of the configuration predicts further tokens (DeepSeek)
+        if place is None or place.stack != stack or (limit is not None and place.layer >= limit):
+            continue
+        if NO_MATRIX.search(place.name):
+            continue
+        refuse_quantised(tensor, shape, dtypes.get(tensor, "float32"))
+        if len(shape) < 2:
+            continue
+        pattern = NUMBER.sub("*", place.name)
+        claim = family.claims.get(pattern) or COMMON.get(pattern)
+        if claim is None:
+            unclaimed.append(f"{tensor} {list(shape)}")
+        elif claim.means:
+            entries += entries_of(tensor, shape, place, claim, *heads, out_gains(shapes, place))
+    if unclaimed:
+        others = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
+        raise WeightMapError(
+            f"weight_map: no rule claims {', '.join(unclaimed[:5])}{others} (model type "
+            f"{settings.get('model_type') or ''!r}); attnscope.models.families is where rules are"
+        )
+    return entries
+
+
 def _settings(config: Any) -> dict[str, Any]:
-    """The text model's settings of a configuration, with the tie of the embeddings wherever it stands."""
+    """Return the text model's settings of a configuration, with the tie of the embeddings wherever it
+    is set.
+    """
     if config is None:
         return {}
     if not isinstance(config, Mapping):

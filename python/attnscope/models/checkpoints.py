@@ -24,7 +24,7 @@ _PLAIN = frozenset({"hf", "model", "final", "checkpoints", "checkpoint", "main",
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One set of weights.
+    """A set of weights.
 
     Attributes:
         model: label of the model, the same for all its checkpoints.
@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 def step_of(name: str) -> int:
-    """The training step that a revision or folder name states, -1 when it states none.
+    """Return the training step in a revision or folder name, -1 when the name has none.
 
     >>> step_of("step512"), step_of("checkpoint-1000"), step_of("main")
     (512, 1000, -1)
@@ -57,7 +57,7 @@ def step_of(name: str) -> int:
 
 
 def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") -> list[Checkpoint]:
-    """The checkpoints that a path and its revisions name, in the order of their training steps.
+    """Return the checkpoints that a path and its revisions name, in the order of their training steps.
 
     A folder with `config.json` is one model; a folder of such folders, or a pattern with `*`, is a series;
     anything else that looks like a hub id is one, with its revisions.
@@ -94,7 +94,7 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """Tells two sets of weights apart without reading gigabytes.
+    """Return a digest that tells two sets of weights apart without reading gigabytes.
 
     Of a folder: names, sizes, the head and evenly spaced samples of every weight file, and all of the config.
     Of a hub id: the id and its revision.
@@ -115,7 +115,9 @@ def fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:
-    """The folder of a checkpoint's files; of a hub id the one in the cache, fetched where it is not there."""
+    """Return the folder of a checkpoint's files; of a hub id the one in the cache, fetched where it is
+    missing.
+    """
     if checkpoint.local:
         return Path(checkpoint.path)
     from huggingface_hub import snapshot_download
@@ -130,7 +132,7 @@ def folder_of(checkpoint: Checkpoint) -> Path:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether it holds a model, or an adapter of one."""
+    """Return True if the folder holds a model, or an adapter of one."""
     return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 

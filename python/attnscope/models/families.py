@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 
 class FusedRows(NamedTuple):
-    """How the rows of a fused matrix are dealt out: the roles take turns, `repeats` times.
+    """The order of the rows of a fused matrix: the roles take turns, `repeats` times.
 
     Attributes:
         repeats: how often the sequence of roles is repeated down the rows.
@@ -45,7 +45,7 @@ LAYOUTS: Mapping[str, Callable[[int, int, int], FusedRows]] = {
 
 
 class NameRule(NamedTuple):
-    """What a name means: a role or a layout of `LAYOUTS`, and whether the matrix is stored [in, out]."""
+    """The meaning of a name: a role or a layout of `LAYOUTS`, and whether the matrix is stored [in, out]."""
 
     means: str
     transposed: bool = False
@@ -53,7 +53,7 @@ class NameRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """What the names alone do not say of one model type.
+    """The facts of one model type that its names alone do not give.
 
     Attributes:
         claims: name behind the block's number -> meaning, before the common ones.

@@ -22,7 +22,7 @@ from attnscope.models.unembedding import (
 
 @shown_by_shape
 class Subspace(NamedTuple):
-    """Main directions of a symmetric matrix.
+    """The main directions of a symmetric matrix.
 
     Attributes:
         basis: [d, k] orthonormal float64, the largest first.
@@ -45,7 +45,7 @@ def prediction_subspace(
     center: bool = True,
     rows: int | None = None,
 ) -> Subspace:
-    """The k directions of the residual stream that a model's predictions depend on most: the top right
+    """Return the k directions of the residual stream that a model's predictions depend on most: the top right
     singular vectors of `effective_unembedding`.
 
     Args:
@@ -75,7 +75,7 @@ def prediction_subspace(
 
 
 def subspace_of(gram: Tensor, k: int | None = None) -> Subspace:
-    """The top k eigenvectors of a symmetric matrix [d, d]."""
+    """Return the top k eigenvectors of a symmetric matrix [d, d]."""
     values, vectors = torch.linalg.eigh(gram.double())
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
     rank = int((values > len(values) * torch.finfo(torch.float64).eps * values[0]).sum())
@@ -89,7 +89,7 @@ def subspace_of(gram: Tensor, k: int | None = None) -> Subspace:
 
 
 def readout(model: nn.Module) -> Readout:
-    """The model's own way from the last block's output [..., d] to logits [..., V].
+    """Return the model's own way from the last block's output [..., d] to logits [..., V].
 
     Args:
         model: of transformers.

@@ -31,7 +31,7 @@ _TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """How the head of one model is reached.
+    """The way to reach the head of one model.
 
     Attributes:
         body: name of the module whose output the head reads; None where no module's output is all of it.
@@ -52,7 +52,7 @@ _plans: weakref.WeakKeyDictionary[nn.Module, tuple[Any, HeadPlan]] = weakref.Wea
 
 
 def row_logits(model: nn.Module, hidden: Tensor, rows: Tensor) -> Tensor:
-    """Logits of chosen positions by the model's own head.
+    """Compute the logits of chosen positions by the model's own head.
 
     Args:
         model: of transformers with a vocabulary head, in evaluation mode.
@@ -108,7 +108,7 @@ def row_logits(model: nn.Module, hidden: Tensor, rows: Tensor) -> Tensor:
 
 
 def gathered(states: Tensor, rows: Tensor) -> Tensor:
-    """Rows [r] or [B, r] of states [B, n, ·]."""
+    """Return the rows [r] or [B, r] of states [B, n, ·]."""
     if rows.ndim == 1:
         return states[:, rows.to(states.device)]
     place = rows.to(states.device, torch.int64)[..., None].expand(-1, -1, states.shape[-1])
@@ -116,8 +116,8 @@ def gathered(states: Tensor, rows: Tensor) -> Tensor:
 
 
 def head_plan(model: nn.Module, function: str = "row_logits") -> HeadPlan:
-    """How the head of a model is reached, found by a trial pass the first time; one warning where it has a
-    note.
+    """Return the way to the head of a model, found by a trial pass the first time. A plan with a note gives
+    one warning.
     """
     parameter = next(model.parameters(), None)
     key = (parameter.dtype, parameter.device) if parameter is not None else ()
@@ -132,7 +132,7 @@ def head_plan(model: nn.Module, function: str = "row_logits") -> HeadPlan:
 
 
 class LastStates:
-    """One forward pass of which logits are asked for by rows.
+    """A forward pass whose logits are asked for by rows.
 
     Args:
         model: of transformers with a vocabulary head.
@@ -167,7 +167,7 @@ class LastStates:
                 self.states = _first(body(**inputs))
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Logits [B, r, V] of positions [r] or [B, r]."""
+        """Return the logits [B, r, V] of positions [r] or [B, r]."""
         chosen = gathered(self.states, rows)
         if self.is_whole:
             return chosen
@@ -193,7 +193,7 @@ def _run_head(model: nn.Module, plan: HeadPlan, states: Tensor) -> Tensor:
 
 
 def _logits(output: Any) -> Any:
-    """The logits over the vocabulary; a model with a second head has them under another name."""
+    """Return the logits over the vocabulary; a model with a second head has them under another name."""
     return getattr(output, "logits", getattr(output, "prediction_logits", None))
 
 
@@ -208,7 +208,7 @@ def _aligned(logits: Tensor, n: int, model: nn.Module, function: str) -> Tensor:
 
 
 def _first(output: Any) -> Any:
-    """The last hidden state of a module's output, None where it has none."""
+    """Return the last hidden state of a module's output, None where it has none."""
     states = getattr(output, "last_hidden_state", None)
     if states is None and isinstance(output, tuple) and output:
         states = output[0]
@@ -286,7 +286,7 @@ def _make(model: nn.Module, function: str) -> HeadPlan:
 
 
 def _without_cache(output: Any) -> Any:
-    """A small copy that keeps no keys and values alive."""
+    """Return a small copy that keeps no keys and values alive."""
     if hasattr(output, "last_hidden_state"):
         return _replaced(output, output.last_hidden_state[:, :0])
     return (output[0][:, :0],)
@@ -305,7 +305,7 @@ def _agrees(model: nn.Module, plan: HeadPlan, inputs: Mapping[str, Tensor], logi
 
 
 def _is_causal(name: str, model: nn.Module, logits: Tensor) -> bool:
-    """Whether what stands in the later half of the trial changes nothing before it."""
+    """Return True if a change in the later half of the trial changes nothing before it."""
     config: Any = model.config
     if "MaskedLM" in name and not getattr(config, "is_decoder", False):
         return False

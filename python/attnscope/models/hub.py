@@ -18,7 +18,7 @@ _silent_since: float | None = None
 
 
 def hub_answers() -> bool:
-    """Whether the hub takes a connection; True where a proxy stands between, which the hub's client knows."""
+    """Return True if the hub takes a connection, or if a proxy is set, which the hub's client uses."""
     global _silent_since
     from huggingface_hub import constants
 
@@ -32,7 +32,7 @@ def hub_answers() -> bool:
 
 
 def _connects(endpoint: str) -> bool:
-    """Whether an address takes a connection; asking for a name's address knows no time limit of its own."""
+    """Return True if the address accepts a connection. (DNS lookup has no timeout.)"""
     parts = urlsplit(endpoint)
     answers: list[bool] = []
 

@@ -45,7 +45,7 @@ class LoadedModel:
 def load_model(
     checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False
 ) -> LoadedModel:
-    """Loads the weights of one checkpoint, in evaluation mode.
+    """Load the weights of one checkpoint, in evaluation mode.
 
     Args:
         trust_remote_code: run code that comes with the model; off means such a model is refused.
@@ -78,7 +78,7 @@ def random_weights_model(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """A model of the same configuration with the random weights that training would start from."""
+    """Return a model of the same configuration with the random weights that training would start from."""
     import transformers
 
     with _place(checkpoint, trust_remote_code, "random-weight control: ") as place, torch.random.fork_rng():
@@ -109,7 +109,7 @@ def _placed(model: Any, checkpoint: Checkpoint, config: Any, device: str) -> Loa
 
 
 def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Any:
-    """The configuration of a checkpoint, without its weights."""
+    """Return the configuration of a checkpoint, without its weights."""
     import transformers
 
     with _place(checkpoint, trust_remote_code) as place:
@@ -138,7 +138,7 @@ def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code:
 
 
 def free_disk(loaded: LoadedModel) -> int:
-    """Removes a hub checkpoint from the local cache."""
+    """Remove a hub checkpoint from the local cache."""
     if loaded.checkpoint.local or not loaded.commit:
         return 0
     from huggingface_hub import scan_cache_dir
@@ -149,7 +149,7 @@ def free_disk(loaded: LoadedModel) -> int:
 
 
 def _know_own(checkpoint: Checkpoint) -> None:
-    """Enters an architecture of this package's own in transformers' tables when a folder holds one."""
+    """Register an architecture of this package with transformers when a folder holds one."""
     file = Path(checkpoint.path) / "config.json"
     if checkpoint.local and file.is_file():
         for model_type, module in OWN_ARCHITECTURES.items():
@@ -158,7 +158,7 @@ def _know_own(checkpoint: Checkpoint) -> None:
 
 
 def _commit_of(checkpoint: Checkpoint, config: Any) -> str:
-    """The commit that a hub checkpoint came from, "" for a folder."""
+    """Return the commit that a hub checkpoint came from, "" for a folder."""
     if checkpoint.local:
         return ""
     if commit := getattr(config, "_commit_hash", None):
@@ -172,7 +172,9 @@ def _commit_of(checkpoint: Checkpoint, config: Any) -> str:
 
 
 def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
-    """The class of transformers that a configuration names, None for code of its own; the automatic one."""
+    """Return the class of transformers that a configuration names, None for code of its own, and the
+    automatic one.
+    """
     import transformers
 
     named = (getattr(config, "architectures", None) or [""])[0]
@@ -186,7 +188,7 @@ def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _place(checkpoint: Checkpoint, trust_remote_code: bool, label: str = "") -> Iterator[dict[str, Any]]:
-    """Says to transformers where a checkpoint is, and silences its bars and warnings; ours say what matters.
+    """Yield the arguments that tell transformers where a checkpoint is, and silence its bars and warnings.
 
     The many ways in which loading fails become one line that names the checkpoint.
     """
@@ -228,7 +230,7 @@ def _place(checkpoint: Checkpoint, trust_remote_code: bool, label: str = "") -> 
 
 @contextlib.contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing a bar for every file it touches, which would tear ours."""
+    """Keep transformers from drawing a bar for every file, which would tear the bars of this package."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -15,8 +15,8 @@ from attnscope.models.unembedding import effective_unembedding
 
 
 class ReadoutShare(NamedTuple):
-    """Of a direction: its share of squared length in k main directions of the readout, what a direction
-    without regard to them has in the mean, and how often such a one has as much (exact: Beta law).
+    """The share of a direction's squared length in k main directions of the readout, the mean share of a
+    random direction, and how often a random direction has as much (exact: Beta law).
     """
 
     share: float
@@ -25,7 +25,7 @@ class ReadoutShare(NamedTuple):
 
 
 class Readout:
-    """From the last block's output to logits.
+    """The map from the last block's output to logits.
 
     Args:
         model: of transformers.
@@ -37,7 +37,7 @@ class Readout:
         self._function = function
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Logits [..., V] of states [..., D]."""
+        """Return the logits [..., V] of states [..., D]."""
         return self._function(states)
 
     @cached_property
@@ -51,7 +51,7 @@ class Readout:
         return torch.linalg.eigh(self.gram)[1].flip(1)
 
     def gain(self, direction: Tensor) -> Tensor:
-        """uᵀGu/(‖u‖²·tr G/D): 1 where the logits read a direction as much as any; range [0, D].
+        """Return uᵀGu/(‖u‖²·tr G/D): 1 where the logits read a direction as much as any; range [0, D].
 
         Args:
             direction: [..., D].
@@ -64,7 +64,8 @@ class Readout:
         return (unit * (unit @ self.gram)).sum(-1) / mean
 
     def share(self, direction: Tensor, k: int, which: Literal["top", "bottom"] = "top") -> ReadoutShare:
-        """Share of a direction's squared length in the k directions that the logits read most, or least.
+        """Return the share of a direction's squared length in the k directions that the logits read most, or
+        least.
 
         Args:
             direction: [D].

@@ -23,7 +23,7 @@ _MARGIN = 64
 
 @dataclass(frozen=True)
 class Encoded:
-    """One sentence as the model reads it."""
+    """A sentence as the model reads it."""
 
     ids: npt.NDArray[np.int32]
     truncated: bool
@@ -74,7 +74,7 @@ class Encoder:
         return f"{type(self.tokenizer).__name__}, {len(self.tokenizer)} tokens"
 
     def encode(self, text: str | None, token_ids: Sequence[int] | None = None, sample: int = 0) -> Encoded:
-        """Encodes a text, or takes token ids as they are.
+        """Encode a text, or take token ids as they are.
 
         Args:
             sample: number of the sentence; with the seed it fixes the token that replaces BOS.
@@ -101,7 +101,7 @@ class Encoder:
         return Encoded(np.asarray(ids, dtype=np.int32), truncated, starts and self.bos == "keep")
 
     def _first(self, ids: list[int], starts: bool, sample: int) -> list[int]:
-        """The ids with what is asked for in the place of the BOS token that they start with."""
+        """Return the ids with another token in the place of the BOS token that they start with."""
         if starts and self.bos == "drop":
             return ids[1:]
         return [self._ordinary(sample), *ids[1:]] if starts and self.bos == "replace" else ids
@@ -109,7 +109,8 @@ class Encoder:
     def bare(
         self, text: str | None, token_ids: Sequence[int] | None = None, most: int | None = None
     ) -> list[int]:
-        """A text's own tokens: none that the tokenizer sets before or behind it, nor such in its middle.
+        """Return a text's own tokens: none that the tokenizer sets before or behind it, nor such in its
+        middle.
 
         Args:
             most: first tokens that are wanted; of a long text no more than they need is encoded. None: all.
@@ -123,7 +124,7 @@ class Encoder:
         return self._beginning(text, most, _OF_SOURCE, special, add_special_tokens=False)[1][:most]
 
     def frame(self) -> tuple[list[int], list[int]]:
-        """What the tokenizer sets before a text, and behind it."""
+        """Return the tokens that the tokenizer sets before a text, and behind it."""
         if self.tokenizer is None:
             return [], []
         bare = list(self.tokenizer("a", add_special_tokens=False)["input_ids"])
@@ -134,7 +135,8 @@ class Encoder:
         return [], []
 
     def window(self, ids: Sequence[int], sample: int = 0) -> Encoded:
-        """A piece of text between what the tokenizer sets around a text, in as many tokens as the piece.
+        """Return a piece of text between what the tokenizer sets around a text, in as many tokens as the
+        piece.
 
         Args:
             ids: the piece's tokens; as many as are set around it are left out at its end.
@@ -152,7 +154,9 @@ class Encoder:
     def _beginning(
         self, text: str, most: int | None, guess: int, without: Container[Any] = (), **options: bool
     ) -> tuple[str, list[int]]:
-        """As much of a text as its first tokens need, at first `guess` characters each, and all its ids."""
+        """Return as much of a text as its first tokens need, at first `guess` characters each, and all its
+        ids.
+        """
         size = len(text) if most is None else guess * (most + _MARGIN)
         while True:
             ids = self.tokenizer(text[:size], verbose=False, **options)["input_ids"]
@@ -173,7 +177,7 @@ class Encoder:
             )
 
     def names(self, ids: Sequence[int]) -> list[str]:
-        """The tokens of ids as texts; without a tokenizer, the ids themselves."""
+        """Return the tokens of ids as texts; without a tokenizer, the ids themselves."""
         if self.tokenizer is None:
             return [str(token_id) for token_id in ids]
         names = self.tokenizer.convert_ids_to_tokens([int(token_id) for token_id in ids])

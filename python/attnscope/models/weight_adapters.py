@@ -87,11 +87,11 @@ class Adapter:
                 raise ValueError(f"weight_deltas: {folder} uses {option}, which is not read")
 
     def changes(self, entry: WeightEntry) -> bool:
-        """Whether the adapter changes a matrix."""
+        """Return True if the adapter changes a matrix."""
         return entry.key in self._targets
 
     def delta(self, entry: WeightEntry, base_matrix: Callable[[], Tensor]) -> tuple[Tensor | LowRank, str]:
-        """The change of one matrix [out, in] and the dtype it is stored in."""
+        """Return the change of one matrix [out, in] and the dtype it is stored in."""
         target = self._targets[entry.key]
         if "weight" not in target.parts:
             return self._factored(entry, target, base_matrix)
@@ -109,7 +109,7 @@ class Adapter:
     def _factored(
         self, entry: WeightEntry, target: _Target, base_matrix: Callable[[], Tensor]
     ) -> tuple[Tensor | LowRank, str]:
-        """The change that factors make, formed only where magnitudes turn it into no sum."""
+        """Return the change that factors make, formed only where magnitudes turn it into no sum."""
         embedding = "lora_embedding_A" in target.parts
         a_name, b_name = (target.parts[f"lora_{'embedding_' if embedding else ''}{side}"] for side in "AB")
         left, right = (_wide(self._files.read(name)) for name in (b_name, a_name))
@@ -130,7 +130,7 @@ class Adapter:
         return entry.rows_of(magnitude).flatten(0, -2) * turned / norms - before, self._files.dtypes[b_name]
 
     def moves(self) -> bool:
-        """Whether anything is changed: an adapter that was never trained has B = 0."""
+        """Return True if anything is changed: an adapter that was never trained has B = 0."""
         names = [name for target in self._targets.values() for name in target.parts.items()]
         return any(
             part in ("weight", "lora_magnitude_vector") or bool(self._files.read(name).any())
@@ -165,7 +165,7 @@ class Adapter:
         return default
 
     def _matched(self, base_map: WeightMap) -> dict[_Key, _Target]:
-        """Layer, role and expert of the base's matrix -> the adapted module that changes it."""
+        """Return the adapted module that changes each matrix, by the base's layer, role and expert."""
         parts: dict[str, dict[str, str]] = {}
         for tensor in self._files.shapes:
             match = _PART.match(tensor)
@@ -192,7 +192,7 @@ class Adapter:
         return targets
 
     def _misfit(self, module: str, names: dict[str, str], entries: list[WeightEntry]) -> str:
-        """What of an adapted module's shapes is not the base's, "" where all fits."""
+        """Return the shapes of an adapted module that are not the base's, "" where all fit."""
         height, width = entries[0].shape
         if (rows := entries[0].rows) is not None:
             height = rows.period * rows.repeats
@@ -240,7 +240,7 @@ def _factors_misfit(module: str, shapes: dict[str, tuple[int, ...]], height: int
 
 
 def _is_of(entry: WeightEntry, module: str) -> bool:
-    """Whether a base matrix is of the module, before whose name a file may lack a prefix."""
+    """Return True if a base matrix is of the module, before whose name a file may lack a prefix."""
     inside, outside = place_of(entry.tensor), place_of(f"{module}.weight")
     if inside is None or outside is None:
         return inside is outside and module.rpartition(".")[2] in OUTSIDE[entry.role]

@@ -63,7 +63,7 @@ class WeightDelta:
     changed: int = 0
 
     def statistics(self, rounded: str = "after") -> DeltaStatistics:
-        """Size, rounding and direction of the change, see `attnscope.delta_statistics`.
+        """Return size, rounding and direction of the change, see `attnscope.delta_statistics`.
 
         An adapter's change is not stored in the base's dtype, so it has no rounding: those fields are NaN.
 
@@ -86,7 +86,7 @@ def weight_deltas(
     roles: Iterable[str] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[WeightDelta]:
-    """The change of every matrix between two checkpoints of one architecture, without loading either.
+    """Compute the change of every matrix between two checkpoints of one architecture, without loading either.
 
     ΔW = W(after) − W(before), subtracted in float32 (float64 where a side is stored so).
 
@@ -147,7 +147,9 @@ def weight_deltas(
 def _pairs(
     before: WeightMap, after: WeightMap, selected: Iterable[WeightEntry]
 ) -> list[tuple[WeightEntry, WeightEntry]]:
-    """Entries of both sides by layer, role and expert; everything is compared, not what is wanted alone."""
+    """Return the entries of both sides by layer, role and expert. All entries are compared, not the selected
+    alone.
+    """
     before_by_key = {entry.key: entry for entry in before}
     other = {entry.key: entry for entry in after}
     wrong = [f"{entry.title} is only in before" for entry in before if entry.key not in other]
@@ -202,7 +204,7 @@ def _subtracted(
 def _difference(
     base: WeightFolder, entry: WeightEntry, tuned: WeightFolder, other: WeightEntry
 ) -> tuple[Tensor, Tensor]:
-    """W(after) − W(before) over the rows of both, and the sums of `delta_statistics`."""
+    """Return W(after) − W(before) over the rows of both, and the sums of `delta_statistics`."""
     rows = min(entry.shape[0], other.shape[0])
     double = "float64" in (base.dtypes[entry.tensor], tuned.dtypes[other.tensor])
     delta = torch.empty(rows, entry.shape[1], dtype=torch.float64 if double else torch.float32, device="cpu")
@@ -232,7 +234,9 @@ def _difference(
 
 
 def _matrix_blocks(folder: WeightFolder, entry: WeightEntry) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
-    """The matrix [out, in] of an entry piece by piece: where each piece goes, and its values."""
+    """Yield the matrix [out, in] of an entry piece by piece: the rows and columns of each piece, and its
+    values.
+    """
     all_rows = slice(None)
     if entry.transposed:
         # blocks of the stored rows are columns of the matrix; its rows are all in each
@@ -250,7 +254,7 @@ def _matrix_blocks(folder: WeightFolder, entry: WeightEntry) -> Iterator[tuple[t
 
 
 def _differ(base: WeightFolder, entry: WeightEntry, tuned: WeightFolder, other: WeightEntry) -> bool:
-    """Whether two matrices differ anywhere; reads as far as the first block that does."""
+    """Return True if two matrices differ anywhere; it reads as far as the first block that does."""
     if entry.shape != other.shape:
         return True
     if entry.transposed != other.transposed or entry.rows != other.rows:
@@ -284,7 +288,7 @@ def _adapted(
 
 
 def _sums_of_adapted(before: Tensor, delta: Tensor | LowRank) -> Tensor:
-    """The sums of a change that no dtype has rounded."""
+    """Return the sums of a change that no dtype has rounded."""
     unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
     wide = before.double()
     if isinstance(delta, LowRank):
@@ -296,7 +300,7 @@ def _sums_of_adapted(before: Tensor, delta: Tensor | LowRank) -> Tensor:
 
 
 def whole_matrix(folder: WeightFolder, entry: WeightEntry) -> Tensor:
-    """One matrix [out, in] of a folder in float32, float64 when it is stored so."""
+    """Return one matrix [out, in] of a folder in float32, float64 when it is stored so."""
     double = folder.dtypes[entry.tensor] == "float64"
     matrix = torch.empty(entry.shape, dtype=torch.float64 if double else torch.float32, device="cpu")
     for index, block in _matrix_blocks(folder, entry):
@@ -305,7 +309,9 @@ def whole_matrix(folder: WeightFolder, entry: WeightEntry) -> Tensor:
 
 
 def _changed_ids(before: Path, after: Path) -> set[int]:
-    """Ids that the two folders' tokenizers give to different tokens; none where one has no tokenizer.json."""
+    """Return the ids that the two folders' tokenizers give to different tokens; none without a
+    tokenizer.json.
+    """
     old_ids, other = vocabulary_of(before), vocabulary_of(after)
     return {at for at in old_ids.keys() & other.keys() if old_ids[at] != other[at]}
 

@@ -40,7 +40,7 @@ class WeightMapError(ValueError):
 
 
 class Place(NamedTuple):
-    """Where a tensor of a block is: ``model.layers.3.mlp.up_proj.weight`` is 3 and ``mlp.up_proj``."""
+    """The place of a block's tensor: ``model.layers.3.mlp.up_proj.weight`` is 3 and ``mlp.up_proj``."""
 
     stack: str
     layer: int
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
 
 def place_of(tensor: str) -> Place | None:
-    """The block that a tensor belongs to by its name; None outside the blocks.
+    """Return the block that a tensor belongs to by its name; None outside the blocks.
 
     >>> place_of("gpt_neox.layers.3.attention.dense.weight")
     Place(stack='gpt_neox.layers', layer=3, name='attention.dense')
@@ -68,7 +68,7 @@ class Rows(NamedTuple):
     repeats: int
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """First row and end of every stretch of rows.
+        """Return the first row and the end of every stretch of rows.
 
         >>> list(Rows(start=2, size=2, period=6, repeats=2).runs())
         [(2, 4), (8, 10)]
@@ -79,7 +79,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightEntry:
-    """One matrix [out, in] of a model.
+    """A matrix [out, in] of a model.
 
     Two entries are equal when they are the same matrix; where it is stored may differ between a file and a
     module (mixtures of experts are fused in memory and apart in files).
@@ -120,16 +120,18 @@ class WeightEntry:
         return place if self.expert is None else f"{place} of expert {self.expert}"
 
     def of(self, tensor: Tensor) -> Tensor:
-        """This matrix [out, in] of the stored tensor; a view unless its rows lie apart."""
+        """Return this matrix [out, in] of the stored tensor; a view unless its rows are apart."""
         return self.view(tensor).flatten(0, -2)
 
     def view(self, tensor: Tensor) -> Tensor:
-        """This matrix as a view of the stored tensor, [repeats, rows, in] where its rows may lie apart."""
+        """Return this matrix as a view of the stored tensor, [repeats, rows, in] where its rows may be
+        apart.
+        """
         matrix = tensor if self.index is None else tensor[self.index]
         return self.rows_of(matrix.T if self.transposed else matrix)
 
     def rows_of(self, matrix: Tensor) -> Tensor:
-        """Its rows of a matrix with those of all that it is fused with, as a view, likewise."""
+        """Return its rows of a matrix with those of all that it is fused with, as a view, likewise."""
         if self.rows is None:
             return matrix
         start, size, period, repeats = self.rows
@@ -138,7 +140,7 @@ class WeightEntry:
 
 @dataclass(frozen=True)
 class WeightMap:
-    """All matrices of a model by layer, role and expert, and what else its structure says.
+    """The matrices of a model by layer, role and expert, and the other facts of its structure.
 
     Attributes:
         entries: in the order of layers.
@@ -170,7 +172,7 @@ class WeightMap:
     rotary: str
 
     def __getitem__(self, key: tuple[int, str] | tuple[int, str, int | None]) -> WeightEntry:
-        """The entry of (layer, role) or (layer, role, expert); layer -1 holds embed and unembed."""
+        """Return the entry of (layer, role) or (layer, role, expert); layer -1 holds embed and unembed."""
         full_key = key if len(key) == 3 else (*key, None)
         for entry in self.entries:
             if entry.key == full_key:
@@ -197,7 +199,7 @@ class WeightMap:
     def select(
         self, roles: Iterable[str] | None = None, layers: Iterable[int] | None = None
     ) -> list[WeightEntry]:
-        """Entries of some roles and layers, None for all.
+        """Return the entries of some roles and layers, None for all.
 
         Raises:
             ValueError: a role or layer that the model does not have.
@@ -244,7 +246,7 @@ def whole_setting(key: str, value: Any) -> int:
 
 
 def stack_of(shapes: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any]) -> str:
-    """The list of blocks; of several the one with the configuration's layers and width."""
+    """Return the list of blocks; of several the one with the configuration's layers and width."""
     layers: dict[str, set[int]] = {}
     widths: dict[str, set[int]] = {}
     for tensor, shape in shapes.items():
@@ -281,7 +283,7 @@ def entries_of(
     kv: int,
     gains: Mapping[str, str],
 ) -> Iterator[WeightEntry]:
-    """The entries that one stored tensor holds."""
+    """Return the entries that one stored tensor holds."""
     refuse_empty(tensor, shape)
     numbers = NUMBER.findall(place.name)
     if len(shape) + bool(numbers) > 3:
@@ -323,7 +325,7 @@ def refuse_empty(tensor: str, shape: tuple[int, ...]) -> None:
 
 
 def refuse_quantised(tensor: str, shape: tuple[int, ...], dtype: str) -> None:
-    """Raises where a tensor is not the matrix that was trained."""
+    """Raise where a tensor is not the matrix that was trained."""
     if _QUANTISED.search(tensor) or (len(shape) > 1 and dtype not in _FLOATING):
         kind = "MXFP4 blocks" if tensor.endswith(("_blocks", "_scales")) else dtype
         raise ValueError(
@@ -332,7 +334,7 @@ def refuse_quantised(tensor: str, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def out_gains(shapes: Mapping[str, tuple[int, ...]], place: Place) -> dict[str, str]:
-    """Gains on what o and down write, for families with a norm behind the sub-layer."""
+    """Return the gains on the writes of o and down, for families with a norm behind the sub-layer."""
     block = f"{place.stack}.{place.layer}."
     for after_o, after_down in OUT_GAINS:
         if block + after_o in shapes and block + after_down in shapes:
@@ -341,7 +343,7 @@ def out_gains(shapes: Mapping[str, tuple[int, ...]], place: Place) -> dict[str, 
 
 
 def outside_of(shapes: Mapping[str, tuple[int, ...]], role: str, stack: str) -> str | None:
-    """The tensor of a role outside the blocks; of several the one closest to the stack."""
+    """Return the tensor of a role outside the blocks; of several the one closest to the stack."""
     parent = stack.rpartition(".")[0]
     candidates = []
     for name, shape in shapes.items():

@@ -37,7 +37,7 @@ _NOISE = (1.0, 8.0, 64.0, 512.0, 4096.0)
 
 
 def verify_weight_map(model: nn.Module, map: WeightMap | None = None) -> None:
-    """Proves by running one block of a model that its q, k, v, gate and up are what the map says.
+    """Prove by running one block of a model that its q, k, v, gate and up are those of the map.
 
     Args:
         model: a Hugging Face model of any dtype; one forward pass of 12 random tokens, then one block of it
@@ -71,13 +71,13 @@ def verify_weight_map(model: nn.Module, map: WeightMap | None = None) -> None:
 
 
 def _middle(weights: WeightMap, role: str) -> int | None:
-    """The middle one of the layers that have the role."""
+    """Return the middle one of the layers that have the role."""
     layers = sorted({entry.layer for entry in weights if entry.role == role})
     return layers[len(layers) // 2] if layers else None
 
 
 class _Block:
-    """One block of a model, replayed on the inputs that it got in one forward pass."""
+    """A block of a model, replayed on the inputs that it got in one forward pass."""
 
     def __init__(self, model: nn.Module, weights: WeightMap, layer: int) -> None:
         self.entries = [entry for entry in weights if entry.layer == layer]
@@ -90,11 +90,11 @@ class _Block:
         self._plain: dict[tuple[int, bool], Tensor] = {}
 
     def of(self, role: str) -> list[WeightEntry]:
-        """The entries of a role."""
+        """Return the entries of a role."""
         return [entry for entry in self.entries if entry.role == role]
 
     def owner(self, entry: WeightEntry) -> nn.Module:
-        """The module whose parameter holds the entry."""
+        """Return the module whose parameter holds the entry."""
         inside = entry.tensor.removeprefix(f"{self._name}.").rpartition(".")[0]
         return self._block.get_submodule(inside)
 
@@ -261,7 +261,9 @@ def _scaling(entry: WeightEntry, factor: float) -> Callable[[Tensor], Tensor]:
 
 @contextlib.contextmanager
 def _scaled(block: _Block, entries: Sequence[WeightEntry], factor: float) -> Iterator[None]:
-    """The weights of some experts times a factor inside, the same bits as before outside."""
+    """Multiply the weights of some experts by a factor inside the block, and restore the same bits
+    after it.
+    """
     parameters = {
         entry.tensor: getattr(block.owner(entry), entry.tensor.rpartition(".")[2]) for entry in entries
     }
@@ -278,14 +280,14 @@ def _scaled(block: _Block, entries: Sequence[WeightEntry], factor: float) -> Ite
 
 
 def _row_numbers(entry: WeightEntry) -> Tensor:
-    """Which rows of the stored matrix's output axis are the entry's."""
+    """Return which rows of the stored matrix's output axis are the entry's."""
     if entry.rows is None:
         return torch.arange(entry.shape[0], device="cpu")
     return torch.cat([torch.arange(first, end, device="cpu") for first, end in entry.rows.runs()])
 
 
 def _inputs(model: nn.Module, weights: WeightMap, block: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What one block is called with in a forward pass of random tokens."""
+    """Return the inputs of one block in a forward pass of random tokens."""
     seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     embed = next((entry for entry in weights if entry.role == "embed"), None)
     if embed is None:
@@ -309,7 +311,7 @@ def _inputs(model: nn.Module, weights: WeightMap, block: nn.Module) -> tuple[tup
 
 
 def _fresh(value: Any, half: bool) -> Any:
-    """Inputs for a replay: without the cache that the first run filled, half precision widened."""
+    """Return inputs for a replay: without the cache that the first run filled, half precision widened."""
     if isinstance(value, Tensor):
         return value.float() if half and value.is_floating_point() else value
     if isinstance(value, (tuple, list)):

@@ -113,7 +113,7 @@ class WeightFolder:
     def blocks(
         self, name: str, index: int | None = None, start: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Blocks of rows of a matrix, at most 8 MB each: (first row, rows)."""
+        """Yield blocks of rows of a matrix, at most 8 MB each: (first row, rows)."""
         rows, columns = self.shapes[name][-2:]
         step = max(1, _BLOCK // max(1, columns))
         before = 0 if index is None else index * rows
@@ -124,7 +124,7 @@ class WeightFolder:
             yield row, values.view(count, columns)
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor in its stored dtype."""
+        """Return a whole tensor in its stored dtype."""
         shape = self.shapes[name]
         return self._values(name, 0, int(torch.Size(shape).numel())).view(shape)
 

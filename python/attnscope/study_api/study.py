@@ -144,11 +144,10 @@ class Study:
 
 
 def study_class(name: str) -> type[Study]:
-    """Return the class of a study by its name or an alias; ConfigError where there is no such study."""
+    """Return the class that says what a study measures; ConfigError where there is no such study."""
     folder = find_study(name)
     if folder is None:
-        known = [own for one in studies().values() for own in (one.name, *one.aliases)]
-        raise ConfigError(f"study: there is no study {name!r}{nearest(name, known)}")
+        raise ConfigError(f"study: there is no study {name!r}{nearest(name, list(studies()))}")
     declared: Any = load_study(name)
     if not (isinstance(declared, type) and issubclass(declared, Study)):
         raise TypeError(f"{folder.package}.study must hold a subclass of Study as STUDY, got {declared!r}")

@@ -181,7 +181,7 @@ def test_a_paper_of_another_study_or_none_is_refused_in_words():
         {"model": ["Pythia-2.8B"], "revision": [""], "step": [-1], "metric": ["rho"], "mean": [-0.5]}
         | {"low": [-0.6], "high": [-0.4], "samples": [3]}
     )
-    found = compare_published(Results({"phases": phases}, study={"study": "wavelet_study"}))
+    found = compare_published(Results({"phases": phases}, study={"study": "wavelet_heads"}))
     assert set(found.table["measured"].dropna()) == {-0.5}
 
 

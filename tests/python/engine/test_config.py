@@ -24,7 +24,7 @@ def test_yaml_command_line_and_python_give_the_same_study(tmp_path):
     from_file = Study.from_yaml(file)
     in_python = Study(models="gpt2", texts={"path": "a.csv", "column": "text", "samples": 5}, block=8)
     from_line = Study.from_yaml(
-        "sink_study",
+        "attention_sinks",
         models=[{"path": "gpt2"}],
         texts=[{"path": "a.csv", "column": "text"}],
         overrides=["texts.samples=5", "block=8"],
@@ -80,7 +80,7 @@ def test_keys_of_the_study_go_to_its_options(tmp_path):
     long = Study(models="gpt2", options={"thresholds": [0.5], "bars": True})
     assert short == long
     assert "bars" not in Study.model_fields
-    assert Study(study="wavelet_study", models="a", signal="last").options["signal"] == "last"
+    assert Study(study="wavelet_heads", models="a", signal="last").options["signal"] == "last"
 
 
 def test_settings_that_name_no_study_mean_the_default():
@@ -122,15 +122,9 @@ def test_packaged_studies_can_be_done(name):
     assert study_class(study.study)(study).name == study.study
 
 
-def test_a_study_answers_to_its_older_name():
-    old, new = (Study.from_yaml(name, models="gpt2") for name in ("sink_study", "attention_sinks"))
-    assert old == new
-    assert Study(study="wavelet_study", models="a", texts="b").study == "wavelet_heads"
-
-
 def test_an_unknown_study_or_metric_is_refused():
-    with pytest.raises(ConfigError, match="there is no study 'sinks_study'; did you mean 'sink_study'"):
-        make_plan(Study(study="sinks_study", models="a", texts="b"))
+    with pytest.raises(ConfigError, match="no study 'attention_sink'; did you mean 'attention_sinks'"):
+        make_plan(Study(study="attention_sink", models="a", texts="b"))
     with pytest.raises(ConfigError, match="there is no 'fiedler'; did you mean 'fiedler_value'"):
         Study(models="a", texts="b", metrics="fiedler")
 
@@ -200,7 +194,7 @@ def test_set_key_says_what_is_wrong(assignment, message):
 )
 def test_a_path_to_no_key_is_named(assignment, message):
     with pytest.raises(ConfigError, match=message):
-        Study.from_yaml("sink_study", models="gpt2", texts="a.txt", overrides=[assignment])
+        Study.from_yaml("attention_sinks", models="gpt2", texts="a.txt", overrides=[assignment])
 
 
 def test_a_set_value_replaces_what_was_there():

@@ -17,7 +17,7 @@ from attnscope.published import compare_published, papers
 from attnscope.report import latex_tables, report
 
 FILES = {
-    "__init__.py": 'ALIASES = ("toy_paper",)\n',
+    "__init__.py": "",
     "figures.py": """
 from attnscope.plots import standard
 from attnscope.plots.figure import NotDrawable, captioned, declared_in
@@ -58,7 +58,7 @@ def findings(results):
 """,
     "published/toy2026.csv": "model,table,quantity,layer,token,statistic,value,low,high,samples,printed,"
     "origin\ntoy,1,toy_number,,,mean,0.5,,,,0.5,a toy\n",
-    "configs/toy_config.yaml": "# A toy: for tests.\nstudy: toy_paper\n",
+    "configs/toy_config.yaml": "# A toy: for tests.\nstudy: toys\n",
 }
 HEADS = pd.DataFrame(
     {"model": "m", "revision": "", "step": -1, "sample": [0, 1, 0, 1], "layer": [0, 0, 1, 1], "head": 0}
@@ -76,7 +76,7 @@ def toy(tmp_path, monkeypatch):
     entry = EntryPoint("toys", "toypackage", "attnscope.studies")
     monkeypatch.setattr(discovery, "entry_points", lambda group: [entry])
     discovery.studies.cache_clear()
-    yield Results({"heads": HEADS}, study={"study": "toy_paper"})
+    yield Results({"heads": HEADS}, study={"study": "toys"})
     discovery.studies.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "toypackage"]:
         del sys.modules[name]
@@ -103,8 +103,8 @@ def test_its_sections_are_its_report_and_its_tables(toy, tmp_path):
 
 
 def test_its_config_names_and_numbers_are_known(toy):
-    assert Study(study="toy_paper", models="a", texts="b").study == "toys"
-    assert read_config("toy_config") == {"study": "toy_paper"}
+    assert Study(study="toys", models="a", texts="b").study == "toys"
+    assert read_config("toy_config") == {"study": "toys"}
     assert papers()["toy2026"].name == "toys"
     with pytest.raises(ResultsError, match="toys stores numbers of toy2026 and no way to compare them"):
         compare_published(toy)

@@ -25,7 +25,7 @@ def site(home, *more):
 
 def settings(name, inputs, output, run="a", **options):
     """A small run of a study: `inputs` are a model and a file of texts."""
-    texts = {} if name in ("weight_changes", "changes") else {"texts": str(inputs[1])}
+    texts = {} if name == "weight_changes" else {"texts": str(inputs[1])}
     return asc.Study(
         study=name, models=str(inputs[0]), output=str(output), name=run, block=2, options=options, **texts
     )

@@ -62,7 +62,7 @@ def test_the_base_of_a_pair_can_be_the_one_before_or_a_name(inputs, tmp_path):
     before = run(settings("weight_changes", inputs, tmp_path / "b", base="previous"), progress=False)
     pairs = before.table("changes")[["base_step", "step"]].drop_duplicates()
     assert pairs.to_numpy().tolist() == [[0, 2], [2, 10]]
-    named = run(settings("changes", inputs, tmp_path / "n", base="step10"), progress=False)
+    named = run(settings("weight_changes", inputs, tmp_path / "n", base="step10"), progress=False)
     assert set(named.table("changes")["base_revision"]) == {"step10"}
     with pytest.raises(ConfigError, match="has no checkpoint 'step11'; did you mean 'step10'"):
         run(settings("weight_changes", inputs, tmp_path / "w", base="step11"), progress=False)

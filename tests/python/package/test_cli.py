@@ -243,7 +243,7 @@ def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished
         "this run is of attention_sinks\n"
     )
     model, texts = model_folder(tmp_path / "tiny"), sentences(tmp_path / "texts.txt", 2, shortest=20)
-    call("run", "wavelet_study", "-m", model, "-t", texts, "--output", tmp_path, "--name", "w", *SMALL[-2:])
+    call("run", "wavelet_heads", "-m", model, "-t", texts, "--output", tmp_path, "--name", "w", *SMALL[-2:])
     code, out, err = call("compare", tmp_path / "w", "--published", "ruscio2025")
     assert (code, out) == (1, "")
     assert "ruscio2025 publishes numbers of attention_sinks; this run is of wavelet_heads" in err

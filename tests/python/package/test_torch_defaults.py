@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope._checks import as_tensor
 from attnscope.capture import Forward, forward
 from attnscope.capture.edits import AddDirection, HideKeys
 from attnscope.plots.maps import attention_map, betti_curve
@@ -133,6 +134,12 @@ def test_a_study_gives_the_same_tables(folder, texts, tmp_path):
     for result in results:
         for name, table in expected.items():
             pd.testing.assert_frame_equal(result[name], table)
+
+
+def test_lists_of_numbers_are_read_alike():
+    expected, results = under_all(lambda: as_tensor("f", "x", [0.1, 0.7]))
+    assert expected.dtype == torch.float32
+    assert all(torch.equal(result, expected) and result.dtype == expected.dtype for result in results)
 
 
 def test_drawings_are_the_same():

@@ -63,7 +63,7 @@ def answers(model, texts, folder, *names):
     configs = {name: yaml.safe_load(packaged.packaged_text(name)) for name in packaged.packaged()}
     return {
         "from": loaded,
-        "studies": {one.name: list(one.aliases) for one in discovery.studies().values()},
+        "studies": sorted(discovery.studies()),
         "papers": {paper: [one.name, len(published_numbers(paper))] for paper, one in papers().items()},
         "configs": configs,
         "metrics": {name: doctor.describe(name) for name in doctor.first_lines()},

@@ -125,7 +125,7 @@ def test_a_checkpoint_that_fails_in_mid_sweep_is_skipped_named_and_in_the_exit_c
     weights.write_bytes(weights.read_bytes()[:3000])
     texts = sentences(tmp_path / "texts.txt", 3, shortest=8)
     command = [
-        *(sys.executable, "-m", "attnscope", "run", "sink_study", "--no-draw", "--model", str(growing)),
+        *(sys.executable, "-m", "attnscope", "run", "attention_sinks", "--no-draw", "--model", str(growing)),
         *("--texts", str(texts), "--protocol", "both", "--set", "options.extra=[random_weights]"),
         *("--output", str(tmp_path / "runs"), "--name", "a", "--set", "thresholds=[0.05]"),
     ]
@@ -210,7 +210,7 @@ SCRIPT = """
 import json, sys
 import attnscope as asc
 results = asc.run(
-    "sink_study",
+    "attention_sinks",
     models={"path": "acme/pythia-tiny", "revisions": ["step10", "step0", "step2"], "free_disk": True},
     texts=sys.argv[1], output=sys.argv[2], name="a", metrics=["sink_share", "sink_position"], progress=False,
     options={"extra": ["random_weights"]},

@@ -28,7 +28,7 @@ KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
 
 def study(tmp_path, model, texts, **options):
     return Study(
-        study="wavelet_study", models=str(model), texts=str(texts), output=str(tmp_path / "runs"), name="a",
+        study="wavelet_heads", models=str(model), texts=str(texts), output=str(tmp_path / "runs"), name="a",
         block=3, options=options,
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from attnscope.models.architecture import text_config
 
 @shown_by_shape
 class Sensitivity(NamedTuple):
-    """Of each prompt and direction u, [B, m] float64.
+    """The sensitivities of each prompt to each direction u, [B, m] float64.
 
     Attributes:
         directional_fisher: uᵀFu = Var_p(Ju), the curvature of the KL divergence along u: half the symmetric
@@ -72,7 +72,8 @@ def sensitivity(
     method: Literal["jvp", "difference"] = "jvp",
     relative_step: float = 1e-2,
 ) -> Sensitivity:
-    """How the next token's distribution p answers when the last token's state h moves along directions.
+    """Compute how the next token's distribution p answers when the last token's state h moves along
+    directions.
 
     Var_p(Ju) with J the Jacobian of the logits in the output of block `layer` is the Fisher information of
     the next token along u: ½[KL(p‖q) + KL(q‖p)] → ½ε²·uᵀFu as q belongs to h + εu. Directions are the batch
@@ -147,7 +148,7 @@ def sensitivity_of(
     relative_step: float = 1e-2,
     curved: bool = True,
 ) -> Sensitivity:
-    """`sensitivity` of one prompt, fields [m]; the prompt's cache serves all layers.
+    """Compute the `sensitivity` of one prompt, fields [m]; the prompt's cache serves all layers.
 
     Args:
         directions: [m, D].
@@ -189,7 +190,7 @@ def sensitivity_of(
 def _exact(
     steps: PromptSteps, layer: int, directions: Tensor, at: Tensor | None, depth: int, shift: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits, their derivatives, and the length that the next block gives the direction."""
+    """Return the logits, their derivatives, and the length that the next block gives the direction."""
     edit = _Along(layer, directions[:, None], "last", steps="all", shift=at)
     following = [layer + 1] if layer + 1 < depth else []
     layers, outputs = steps.step(
@@ -210,7 +211,7 @@ def _exact(
 def _difference(
     steps: PromptSteps, layer: int, directions: Tensor, at: Tensor | None, depth: int, shift: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by a central difference."""
+    """Return what `_exact` returns, by a central difference."""
     m = len(directions)
     centre = torch.zeros_like(shift) if at is None else at
     size = shift.norm(dim=-1) / directions.double().norm(dim=-1)
@@ -230,7 +231,7 @@ def _difference(
 
 
 def check_model(function: str, model: nn.Module) -> None:
-    """Refuses what has no exact derivatives or no next token."""
+    """Raise for a model without exact derivatives or without a next token."""
     half = sorted(
         {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
     )
@@ -252,7 +253,7 @@ def check_model(function: str, model: nn.Module) -> None:
 
 
 def _directions(function: str, directions: Any, prompts: int, width: int) -> Tensor:
-    """Directions [B, m, D]."""
+    """Return the directions as [B, m, D]."""
     tensor = as_tensor(function, "directions", directions)
     along = tensor.expand(prompts, *tensor.shape) if tensor.ndim == 2 else tensor
     if along.ndim != 3 or len(along) != prompts or along.shape[-1] != width or not along.shape[1]:
@@ -268,7 +269,7 @@ def _directions(function: str, directions: Any, prompts: int, width: int) -> Ten
 
 
 def _refusal(tokens: Sequence[int] | None, vocabulary: int) -> Tensor | None:
-    """Ids of the refusal tokens."""
+    """Return the ids of the refusal tokens."""
     if tokens is None:
         return None
     ids = torch.tensor(list(tokens), dtype=torch.long, device="cpu")

@@ -47,7 +47,7 @@ class PromptSteps:
         layers: Sequence[int] | None = None,
         gradient: Gradient | None = None,
     ) -> tuple[list[Layer], Outputs]:
-        """The last token in `size` copies.
+        """Run the last token in `size` copies.
 
         Args:
             edits: with ``steps="all"``: a step on a cache is no first step.
@@ -102,7 +102,7 @@ class PromptSteps:
 
 
 def _expanded(cache: Any, size: int) -> Any:
-    """A prompt's cache seen as that of so many copies of it, without copying a tensor."""
+    """Return a prompt's cache as that of so many copies of it, without copying a tensor."""
     copies = copy.copy(cache)
     copies.layers = [copy.copy(layer) for layer in cache.layers]
     for layer in copies.layers:
@@ -113,7 +113,7 @@ def _expanded(cache: Any, size: int) -> Any:
 
 
 def prompts_of(function: str, inputs: Any) -> list[Tensor]:
-    """The prompts of a batch without their padding, on whichever side it stands.
+    """Return the prompts of a batch without their padding on either side.
 
     Args:
         inputs: `input_ids` [B, n], and `attention_mask` where there is padding.

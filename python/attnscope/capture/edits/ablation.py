@@ -18,7 +18,7 @@ from attnscope.metrics._named import shown_by_shape
 
 @shown_by_shape
 class OutputKl(NamedTuple):
-    """What hiding the keys does to the model's output, each [B] float64.
+    """The effect of hidden keys on the model's output, each [B] float64.
 
     kl: mean over real positions of KL(P‖P') in nats. loss_before, loss_after: mean next-token loss in nats
     over the real tokens of a sentence but its first; NaN for models that predict no next token.
@@ -35,7 +35,7 @@ class OutputKl(NamedTuple):
 
 
 def output_kl(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence[int]) -> OutputKl:
-    """How much the model's predictions change when no query may attend to some keys.
+    """Compute how much the model's predictions change when no query may attend to some keys.
 
     The keys get the mask's value before the softmax in every layer and head, so what follows is what the
     model computes without them, unlike `sink_removal`, which edits maps after the fact. A query that would
@@ -75,7 +75,7 @@ def output_kl(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequen
 def output_kl_of_sets(
     model: nn.Module, inputs: Mapping[str, Any], sets: Mapping[str, Tensor | Sequence[int]]
 ) -> dict[str, OutputKl]:
-    """`output_kl` for several sets of keys, the whole model run once for all of them."""
+    """Compute `output_kl` for several sets of keys, with one run of the whole model for all of them."""
     ids = inputs["input_ids"]
     mask = inputs.get("attention_mask")
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
@@ -107,7 +107,9 @@ def _compared(model: nn.Module, p: Tensor, q: Tensor, ids: Tensor, real: Tensor)
 
 
 def _logits(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence[int]) -> Tensor:
-    """The logits of a run without some keys, in float64; without none of them, it computes alike."""
+    """Return the logits of a run without some keys, in float64. Without any key to hide the same function
+    computes.
+    """
     declaration = Forward(sites=("logits",), edits=(HideKeys(keys),))
     try:
         with forward(model, inputs, declaration) as run:
@@ -118,7 +120,7 @@ def _logits(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence
 
 
 def _loss(log_p: Tensor, ids: Tensor, real: Tensor) -> Tensor:
-    """Mean −log p of every real token but the first of a sentence."""
+    """Return the mean −log p of every real token but the first of a sentence."""
     scored = real[:, 1:] & real[:, :-1]
     token = log_p[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
     return -torch.where(scored, token, 0.0).sum(-1) / scored.sum(-1)

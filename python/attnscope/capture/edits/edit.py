@@ -27,12 +27,14 @@ CACHE = ("cache", "past_key_values")
 
 
 def cache_name(model: nn.Module) -> str:
-    """What this model calls the keys and values of earlier passes, as an argument and in its output."""
+    """Return this model's name for the keys and values of earlier passes, as an argument and in its
+    output.
+    """
     return next((name for name in CACHE if takes(model, name)), CACHE[-1])
 
 
 class PassPosition:
-    """Where a forward pass stands in its sequences.
+    """The place of a forward pass in its sequences.
 
     Attributes:
         root: the module whose pass it is; None between passes.
@@ -52,7 +54,7 @@ class PassPosition:
         self.calls: dict[Any, int] = {}
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A model or a model inside it is given these arguments."""
+        """Note the arguments of a model or of a model inside it."""
         # After an interrupted pass the root is still there; it, or what holds it, starts another one.
         outermost = self.root is None or any(m is self.root for m in module.modules())
         tokens = next(
@@ -92,7 +94,8 @@ class PassPosition:
     def columns(
         self, function: str, positions: str | Sequence[int] | Tensor, *, cached: bool = False
     ) -> Tensor:
-        """Which of this pass's tokens (with ``cached``: of all so far) are at the positions, bool [B, n].
+        """Return which of this pass's tokens (with ``cached``: of all so far) are at the positions, bool [B,
+        n].
 
         Args:
             function: whose argument the positions are.
@@ -124,7 +127,7 @@ class PassPosition:
         return (columns[None, :, None] == column[:, None]).any(-1)
 
     def call_index(self, module: Any) -> int:
-        """How often the module ran before in this pass; counts this time."""
+        """Return the zero-based call index of the module in this pass, and advance it."""
         count = self.calls[module] = self.calls.get(module, -1) + 1
         return count
 
@@ -146,12 +149,12 @@ class Applied:
         self._modules = {id(module) for module in model.modules()}
 
     def owns(self, module: nn.Module) -> bool:
-        """Whether the module belongs to the edited model."""
+        """Return True if the module belongs to the edited model."""
         return id(module) in self._modules
 
     @property
     def live(self) -> bool:
-        """Whether the running code is inside the edit."""
+        """True if the running code is inside the edit."""
         return any(applied is self for applied in ACTIVE.get())
 
 
@@ -161,16 +164,16 @@ ACTIVE: ContextVar[tuple[Applied, ...]] = ContextVar("attnscope_edits", default=
 
 @runtime_checkable
 class Edit(Protocol):
-    """Something that changes how a model runs. Own kinds need `install` alone."""
+    """A change of how a model runs. Other kinds of edits need `install` alone."""
 
     def install(
         self, model: nn.Module, architecture: Structure, batch: Mapping[str, Any] | None
     ) -> AbstractContextManager[Applied]:
-        """Changes the model's runs inside the block and puts everything back after it."""
+        """Change the model's runs inside the block and restore the model after it."""
 
 
 class BaseEdit:
-    """What the edits of this package share.
+    """The base class of the edits of this package.
 
     Attributes:
         outermost: weights and inputs are changed before the rest.
@@ -186,11 +189,11 @@ class BaseEdit:
         return type(self).__name__
 
     def target(self) -> tuple[Any, ...] | None:
-        """What no second edit may set at the same time; None for edits that add up."""
+        """Return a key that only one active edit may hold; None if edits of this kind add up."""
         return None
 
     def prepare(self, model: nn.Module) -> None:
-        """Learns what passes of the model alone can tell, before anything listens to them."""
+        """Run trial passes of the model, before hooks are installed."""
 
     def install(
         self, model: nn.Module, architecture: Structure, batch: Mapping[str, Any] | None
@@ -213,12 +216,12 @@ class BaseEdit:
             ACTIVE.reset(token)
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
-        """Registers what acts and gives the handles."""
+        """Register the hooks of the edit and return their handles."""
         return []
 
 
 def follow(model: nn.Module, applied: Applied) -> list[Any]:
-    """Hooks that keep `applied.where`."""
+    """Install hooks that keep `applied.where` up to date."""
     from transformers import PreTrainedModel
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ MOVING = ("dynamic", "longrope")
 
 @dataclass(frozen=True, eq=False)
 class SetEmbedding(BaseEdit):
-    """What the embedding module gives at one position is replaced.
+    """A replacement of the embedding module's output at one position.
 
     Attributes:
         position: counted from each sample's first real token, negative ones from its end.
@@ -67,7 +67,7 @@ class SetEmbedding(BaseEdit):
 
 @dataclass(frozen=True, eq=False)
 class SetPositionIds(BaseEdit):
-    """Other position ids than the model makes itself: its own plus a constant, or given ones.
+    """Other position ids than the model makes itself: its ids plus a constant, or explicit ones.
 
     Attributes:
         shift: added to the position ids that the model would have made itself (or was given).
@@ -141,7 +141,9 @@ _rules: weakref.WeakKeyDictionary[nn.Module, Rule | None] = weakref.WeakKeyDicti
 
 
 def position_rule(model: nn.Module) -> Rule | None:
-    """How the model numbers positions when none are given, found by trying: from its mask to its ids."""
+    """Return the rule by which the model numbers positions, from its mask to its ids; trial passes find
+    it.
+    """
     if model not in _rules:
         from attnscope.capture.preflight import trial_inputs
 
@@ -264,7 +266,7 @@ class SetRotary(BaseEdit):
 
 
 def _rotary(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules that hold rotary frequencies which the attention reads."""
+    """Return the modules that hold the rotary frequencies of the attention."""
     return [
         (name, module)
         for name, module in ([] if _has_slopes(model) else model.named_modules())
@@ -273,7 +275,7 @@ def _rotary(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _has_slopes(model: nn.Module) -> bool:
-    """Whether the attention adds ALiBi's slopes; what Falcon computes for a rotation is not read then."""
+    """Return True if the attention adds ALiBi's slopes; Falcon then ignores its rotary frequencies."""
     return bool(getattr(getattr(model, "config", None), "alibi", False))
 
 

@@ -23,7 +23,7 @@ Heads = Sequence[int] | Sequence[tuple[int, int]] | None
 
 
 class Call(NamedTuple):
-    """One call of an attention module: its layer, its shape, and the columns of its queries and keys."""
+    """A call of an attention module: its layer, its shape, and the columns of its queries and keys."""
 
     layer: int
     heads: int
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What a call shall compute: the mask to add, and the entries whose values are not read."""
+    """The changes of one call: the mask to add, and the entries whose values are not read."""
 
     mask: Tensor | None
     unread: Tensor | None
@@ -46,7 +46,7 @@ class _OfKeys(BaseEdit):
     of_softmax: ClassVar[bool] = True
 
     def entries(self, call: Call, applied: Applied) -> Tensor | None:
-        """Bool [B, h or 1, q, k]: the entries that the edit is about; None where it is about none."""
+        """Return the entries that the edit is about, bool [B, h or 1, q, k]; None where it is about none."""
         device = call.keys.device
         chosen = torch.ones(1, dtype=torch.bool, device=device)
         if self.heads is not None:
@@ -91,7 +91,7 @@ class _OfKeys(BaseEdit):
 
 @dataclass(frozen=True, eq=False)
 class HideKeys(_OfKeys):
-    """No query may attend to the keys: they get the mask's value before the softmax.
+    """Keys that no query may attend to: they get the mask's value before the softmax.
 
     A query that would see no key keeps what it sees: under a causal mask the first token still attends to
     itself. Several such edits are united.
@@ -105,7 +105,7 @@ class HideKeys(_OfKeys):
 
 @dataclass(frozen=True, eq=False)
 class SubtractRead(_OfKeys):
-    """A_ij v_j of the keys is taken from what each head hands on; the probabilities stay.
+    """Keys whose A_ij v_j is subtracted from the output of each head; the probabilities stay.
 
     Attributes:
         keys: positions counted from each sample's first real token, or bool [B, n] in the input's columns.
@@ -135,7 +135,7 @@ class LimitWindow(BaseEdit):
             )
 
     def entries(self, call: Call, applied: Applied) -> Tensor:
-        """Bool [B, 1, q, k]: what lies outside."""
+        """Return the entries outside of the window, bool [B, 1, q, k]."""
         applied.count += 1
         far = (call.queries[:, None] - call.keys[None]).abs() >= self.width
         offset = call.keys[None] - applied.where.first.to(call.keys.device)[:, None]
@@ -144,7 +144,7 @@ class LimitWindow(BaseEdit):
 
 
 def active(module: nn.Module) -> list[Applied]:
-    """The edits of the softmax's argument that the running code is inside of and that this module is in."""
+    """Return the edits of the softmax's argument that the running code and this module are inside of."""
     return [
         applied
         for applied in ACTIVE.get()
@@ -155,7 +155,7 @@ def active(module: nn.Module) -> list[Applied]:
 def attended(
     edits: Sequence[Applied], module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> Attended:
-    """What a call of the module computes inside the edits."""
+    """Return the changes that the edits make in a call of the module."""
     hidden: Tensor | None = None
     unread: Tensor | None = None
     n, keys = query.shape[2], key.shape[2]
@@ -185,7 +185,7 @@ def attended(
 
 
 def _masked(mask: Tensor | None, hidden: Tensor, query: Tensor, keys: int) -> Tensor:
-    """The float mask with more entries hidden, except from queries that would see nothing."""
+    """Return the float mask with more entries hidden, except from queries that would see nothing."""
     lowest = torch.finfo(query.dtype).min
     if mask is None:
         mask = query.new_zeros(1, 1, query.shape[-2], keys)

@@ -30,11 +30,11 @@ class _AtSite(BaseEdit):
     site: str
 
     def layers_of(self, architecture: Structure) -> list[int]:
-        """The layers it acts on."""
+        """Return the layers that the edit acts on."""
         raise NotImplementedError
 
     def changed(self, states: Tensor, applied: Applied) -> Tensor:
-        """The states [B, n, D] that take their place."""
+        """Return the states [B, n, D] that replace a layer's states."""
         raise NotImplementedError
 
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
@@ -91,7 +91,7 @@ class _AtPositions(_AtSite):
         return torch.where(chosen[..., None], self.new(states, self.fitted(states)), states)
 
     def fitted(self, states: Tensor) -> Tensor:
-        """The value as wide as the states, [D], [B, 1, D] or [B, n, D]."""
+        """Return the value as wide as the states, [D], [B, 1, D] or [B, n, D]."""
         batch, n, width = states.shape
         value = self.value.to(states)
         if value.numel() == width:
@@ -104,7 +104,7 @@ class _AtPositions(_AtSite):
         )
 
     def new(self, states: Tensor, value: Tensor) -> Tensor:
-        """What the chosen states become."""
+        """Return the new values of the chosen states."""
         raise NotImplementedError
 
 
@@ -165,7 +165,7 @@ class Project(_AtPositions):
     """
 
     def fitted(self, states: Tensor) -> Tensor:
-        """The directions, orthonormal, [k, D]."""
+        """Return the directions as an orthonormal basis, [k, D]."""
         basis = self.value.to(states.device, torch.float64).reshape(-1, self.value.shape[-1])
         if basis.shape[1] != states.shape[-1]:
             raise ValueError(

@@ -62,7 +62,7 @@ class LazyRecording:
         self.output: Any = None
 
     def __repr__(self) -> str:
-        """The model and how it is captured."""
+        """Return the model and how it is captured."""
         return f"LazyRecording({self._name})"
 
     def __enter__(self) -> LazyRecording:
@@ -120,7 +120,7 @@ class LazyRecording:
 
 
 class _Collector:
-    """What one forward pass has shown so far, and where its layers go."""
+    """The state of one forward pass: what it has shown so far, and where its layers go."""
 
     def __init__(
         self,

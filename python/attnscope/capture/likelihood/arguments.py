@@ -88,7 +88,7 @@ def _encoded(function: str, inputs: Any, tokenizer: Any) -> dict[str, list[Any]]
 
 
 def spans_argument(function: str, spans: Any, real: Tensor) -> Tensor:
-    """Spans [B, 2] int64 inside the texts; (−1, −1) says that a text has no word."""
+    """Return spans [B, 2] int64 inside the texts; (−1, −1) means that a text has no word."""
     tensor = as_tensor(function, "spans", spans)
     if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.is_complex():
         raise ValueError(f"{function}: spans must be integers, got {tensor.dtype}")
@@ -106,7 +106,9 @@ def spans_argument(function: str, spans: Any, real: Tensor) -> Tensor:
 
 
 def context_argument(function: str, context: Any, model: nn.Module, tokenizer: Any) -> tuple[str, int]:
-    """What q conditions on for this model, and the id of the mask token (−1 where none is needed)."""
+    """Return the context that q conditions on for this model, and the id of the mask token (−1 where none is
+    needed).
+    """
     if context not in CONTEXTS:
         raise ValueError(f"{function}: unknown context {context!r}{nearest(str(context), CONTEXTS)}")
     causal = head_plan(model, function).causal

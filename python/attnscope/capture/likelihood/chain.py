@@ -17,7 +17,7 @@ from attnscope.models.inputs.forward_inputs import ForwardInputs
 
 @shown_by_shape
 class WordLikelihood(NamedTuple):
-    """How likely a model finds a word where it stands.
+    """The likelihood of a word in its text.
 
     Attributes:
         log_likelihood: L = Σ_k log q_k of its pieces [B] float64, nats; NaN for a text without a word.
@@ -34,7 +34,7 @@ class WordLikelihood(NamedTuple):
 def word_likelihood(
     model: nn.Module, inputs: Any, spans: Any, *, tokenizer: Any = None, context: str = "auto"
 ) -> WordLikelihood:
-    """Log-likelihood of one word a text, piece by piece.
+    """Compute the log-likelihood of one word a text, piece by piece.
 
     Args:
         model: of transformers with a vocabulary head; run in evaluation mode.
@@ -86,7 +86,8 @@ def scored(
     function: str,
     extras: ForwardInputs | None = None,
 ) -> tuple[WordLikelihood, Tensor]:
-    """`word_likelihood` of checked arguments, and the entropy of q_0 [B] in nats from the same passes.
+    """Compute `word_likelihood` of checked arguments, and the entropy of q_0 [B] in nats from the same
+    passes.
 
     Args:
         ids: [B, n].
@@ -116,7 +117,7 @@ def some_texts(extras: ForwardInputs | None, texts: Tensor) -> ForwardInputs | N
 def _left(
     model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str, extras: ForwardInputs | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """L of the word and of what follows it, entropy of the first piece [B]."""
+    """Return L of the word and of what follows it, and the entropy of the first piece [B]."""
     columns = torch.arange(ids.shape[1], device="cpu")
     start, stop = span[:, :1], span[:, 1:]
     inside = (columns >= start) & (columns < stop)
@@ -160,7 +161,7 @@ def _masked(
 
 
 def masked_from(ids: Tensor, place: Tensor, stop: Tensor, columns: Tensor, mask_id: int) -> Tensor:
-    """Texts [B, n] with the tokens from `place` [B, 1] to before `stop` [B, 1] masked."""
+    """Return texts [B, n] with the tokens from `place` [B, 1] to before `stop` [B, 1] masked."""
     return torch.where((columns >= place) & (columns < stop), mask_id, ids)
 
 

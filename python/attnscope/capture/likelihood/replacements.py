@@ -59,7 +59,7 @@ def replacements(
     seed: int = 0,
     samples: Sequence[int] | None = None,
 ) -> Replacements:
-    """Replaces one word a text piece by piece with what the model finds likely or unlikely there.
+    """Replace one word a text piece by piece with pieces that the model finds likely or unlikely there.
 
     The candidates of piece k are sorted by their likelihood q_k, ties by id, given the pieces placed before
     it; V of them. A mode takes a place: ``lowest`` 0, ``low`` one of [1, ⌊V/3⌋), ``mid`` of [⌊V/3⌋, ⌊2V/3⌋),
@@ -169,7 +169,7 @@ def replacements(
 
 
 def modes_argument(function: str, modes: Any) -> tuple[str, ...]:
-    """Names of modes, checked."""
+    """Return the names of modes, checked."""
     names = tuple(modes) if not isinstance(modes, str) else (modes,)
     for mode in names:
         if isinstance(mode, str) and mode.startswith(_NATS):
@@ -187,7 +187,7 @@ def modes_argument(function: str, modes: Any) -> tuple[str, ...]:
 
 
 class _Variants:
-    """What is placed so far."""
+    """The variants of the texts, as far as their pieces are placed."""
 
     def __init__(self, ids: Tensor, modes: int) -> None:
         self.ids = ids[:, None].repeat(1, modes, 1)
@@ -197,7 +197,7 @@ class _Variants:
         self._arrays = self.ids.numpy(), self.log_likelihood.numpy(), self.place.numpy()
 
     def set(self, text: int, mode: int, column: int, token: int, log_q: float, place: float) -> None:
-        """Places one piece."""
+        """Place one piece."""
         ids, log_likelihood, places = self._arrays
         ids[text, mode, column] = token
         log_likelihood[text, mode] += log_q
@@ -205,7 +205,7 @@ class _Variants:
 
 
 class _Pool:
-    """Which ids may stand for a piece."""
+    """The ids that may replace a piece."""
 
     def __init__(self, tokenizer: Any, candidates: str, vocabulary: int) -> None:
         size = min(len(tokenizer), vocabulary)
@@ -219,7 +219,9 @@ class _Pool:
     def of_word(
         self, ids: Tensor, start: int, stop: int, first: int
     ) -> tuple[list[npt.NDArray[np.int64]], str]:
-        """Candidates of each piece of a text's word, at `first` or later, or why there are none."""
+        """Return the candidates of each piece of a text's word, at `first` or later, or why there are
+        none.
+        """
         if start < first:
             return [], "no word" if start < 0 else "nothing before the word"
         word = ids[start:stop].tolist()
@@ -236,13 +238,15 @@ class _Pool:
 
 
 def _ranked(logits: Tensor, candidates: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Candidates from the least to the most likely, ties by id, and their log q, of each row of [r, V]."""
+    """Return the candidates of each row of [r, V] from the least to the most likely, ties by id, and their
+    log q.
+    """
     values, order = logits[:, torch.from_numpy(candidates)].sort(stable=True)
     return candidates[order.numpy()], (values - logits.logsumexp(-1, keepdim=True)).numpy()
 
 
 def _rank(mode: str, log_q: npt.NDArray[Any], key: tuple[object, ...]) -> int:
-    """The place of a mode among sorted candidates."""
+    """Return the place of a mode among sorted candidates."""
     count = len(log_q)
     if mode.startswith(_NATS):
         return int(np.abs(-log_q - float(mode.removeprefix(_NATS))).argmin())

@@ -21,7 +21,7 @@ _PASS_TOKENS = 4096
 
 @shown_by_shape
 class TokenLikelihood(NamedTuple):
-    """What a model expects where each token stands.
+    """The expectations of a model at each token.
 
     Attributes:
         log_likelihood: log q of the token [B, n] float64, nats; NaN on padding and where nothing predicts it.
@@ -37,7 +37,8 @@ class TokenLikelihood(NamedTuple):
 def token_likelihood(
     model: nn.Module, inputs: Any, *, tokenizer: Any = None, context: str = "auto"
 ) -> TokenLikelihood:
-    """Log-likelihood log q_t(x_t) of every token, q_t the softmax over the whole vocabulary, in float64.
+    """Compute the log-likelihood log q_t(x_t) of every token, q_t the softmax over the whole vocabulary, in
+    float64.
 
     Args:
         model: of transformers with a vocabulary head; run in evaluation mode.
@@ -119,15 +120,15 @@ def _fill_masked(
 
 
 def texts_a_pass(plan: HeadPlan, n: int, versions: int = 1) -> int:
-    """How many texts of `n` padded tokens one pass takes, each in that many versions of which one row of
-    logits is read: few passes of small texts, whose cost is that of the calls, and bounded memory.
+    """Return how many texts of `n` padded tokens one pass takes, each in that many versions of which one row
+    of logits is read. Small texts go in few passes, whose cost is that of the calls; memory stays bounded.
     """
     logits = _LOGIT_BYTES // (8 * plan.vocabulary * (n if plan.body is None else 1))
     return max(1, min(_PASS_TOKENS // n, logits) // versions)
 
 
 def row_blocks(rows: int, texts: int, vocabulary: int) -> Iterator[Tensor]:
-    """The rows 0 … rows − 1 in blocks whose logits fit in memory."""
+    """Yield the rows 0 … rows − 1 in blocks whose logits fit in memory."""
     size = max(1, _LOGIT_BYTES // (8 * texts * vocabulary))
     for start in range(0, rows, size):
         yield torch.arange(start, min(rows, start + size), device="cpu")
@@ -140,13 +141,13 @@ def log_likelihood(logits: Tensor, ids: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Entropy [...] float64 on the CPU, in nats, of the softmax of logits [..., V]."""
+    """Return the entropy [...] float64 on the CPU, in nats, of the softmax of logits [..., V]."""
     log_q = logits.double().cpu().log_softmax(-1)
     return -(log_q.exp() * log_q.clamp_min(torch.finfo(torch.float64).min)).sum(-1)
 
 
 def statistics(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-likelihood, entropy and rank [...] of ids [...] under logits [..., V]."""
+    """Return log-likelihood, entropy and rank [...] of ids [...] under logits [..., V]."""
     wide = logits.double().cpu()
     token_logits = wide.gather(-1, ids[..., None])
     before = torch.arange(wide.shape[-1], device="cpu") < ids[..., None]

@@ -27,7 +27,7 @@ _CONTINUED = "##"
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Ids that stand for no text: BOS, padding, masks and added special tokens."""
+    """Return the ids of no text: BOS, padding, masks and added special tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", None) or {}
     return {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
 
@@ -41,8 +41,8 @@ _forms: weakref.WeakKeyDictionary[Any, tuple[set[int], npt.NDArray[np.int8]]] = 
 
 
 def entry_texts(tokenizer: Any) -> list[tuple[str | None, bool]]:
-    """For each id below `len(tokenizer)` its text, None where its bytes are none, and whether it begins a
-    word.
+    """Return for each id below `len(tokenizer)` its text, None where its bytes are none, and whether it
+    begins a word.
 
     A byte-level entry is decoded first: its name writes each byte as one letter.
     """
@@ -67,7 +67,7 @@ def _entry_texts(tokenizer: Any) -> list[tuple[str | None, bool]]:
 
 
 def forms(tokenizer: Any) -> npt.NDArray[np.int8]:
-    """The form of each id below `len(tokenizer)`: `BEGINS`, `GOES_ON` or `NEITHER`.
+    """Return the form of each id below `len(tokenizer)`: `BEGINS`, `GOES_ON` or `NEITHER`.
 
     >>> from attnscope.demo.texts import byte_tokenizer
     >>> forms(byte_tokenizer())[[0, ord("a") + 1, ord("7") + 1]].tolist()
@@ -85,7 +85,7 @@ def forms(tokenizer: Any) -> npt.NDArray[np.int8]:
 
 
 def blank_ids(tokenizer: Any) -> set[int]:
-    """Ids whose text is a blank and nothing else."""
+    """Return the ids whose text is a blank and nothing else."""
     return {
         token
         for token, (text, _) in enumerate(entry_texts(tokenizer))

@@ -28,7 +28,7 @@ _GRAPHEME = regex.compile(r"\X")
 
 
 class WordSpans(NamedTuple):
-    """One word of each text.
+    """The chosen word of each text.
 
     Attributes:
         spans: its first token and one past its last [B, 2] int64; (−1, −1) where no word was found.
@@ -55,7 +55,7 @@ def word_spans(
     seed: int = 0,
     samples: Sequence[int] | None = None,
 ) -> WordSpans:
-    """Finds one word a text and the tokens that share a character with it.
+    """Choose one word a text and return the tokens that share a character with it.
 
     A candidate is a word by Unicode's boundaries (annex 29) of letters and their marks alone, which stands
     exactly once in the text and is neither its first nor its last word; composed and decomposed letters are
@@ -194,7 +194,7 @@ class _Chooser:
         min_letters: int,
         key: tuple[object, ...] | None,
     ) -> tuple[tuple[int, int], str, str]:
-        """Span, word and reason of one text."""
+        """Return the span, the word and the reason of one text."""
         tokens = self.tokens(text, ids)
         if tokens is None:
             return _NONE, "", "ids differ"
@@ -227,7 +227,7 @@ class _Chooser:
         ), ""
 
     def tokens(self, text: str, ids: list[int] | None) -> _Tokens | None:
-        """The tokens of a text as the model reads them; None where the tokenizer makes others."""
+        """Return the tokens of a text as the model reads them; None where the tokenizer makes others."""
         if ids is None:
             return self._encoded(text, 0, None)
         for dropped in (0, 1):
@@ -248,7 +248,7 @@ class _Chooser:
         return _Tokens(ids[dropped:], offsets[dropped:], special[dropped:])
 
     def span(self, text: str, tokens: _Tokens, start: int, stop: int) -> tuple[tuple[int, int], str]:
-        """The tokens of the characters [start, stop), or why they make no word."""
+        """Return the tokens of the characters [start, stop), or why they make no word."""
         covered = [
             place
             for place, (low, high) in enumerate(tokens.offsets)
@@ -278,8 +278,8 @@ class _Chooser:
 
 
 def hashed_draw(low: int, high: int, *key: object) -> int:
-    """An integer of low … high − 1: low + ⌊u·(high − low)⌋, u the first 8 bytes of SHA-256 over 2⁶⁴ of
-    the key, its parts joined by colons: the same in every order, batch and implementation.
+    """Return an integer of low … high − 1: low + ⌊u·(high − low)⌋, u the first 8 bytes of SHA-256 over 2⁶⁴ of
+    the key, its parts joined by colons. It is the same in every order, batch and implementation.
 
     >>> hashed_draw(0, 1, 7, "low", 0), 3 <= hashed_draw(3, 9, 0, 5, "mid", 0) < 9
     (0, True)

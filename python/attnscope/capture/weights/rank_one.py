@@ -47,7 +47,7 @@ def rank_one_effect(
     *,
     size: float = 0.05,
 ) -> RankOneEffect:
-    """Adds size·‖W‖_F·u vᵀ to one matrix, for each direction u in turn, and measures what that does.
+    """Add size·‖W‖_F·u vᵀ to one matrix, for each direction u in turn, and measure the effect.
 
     F = JᵀW_Uᵀ(diag p − ppᵀ)W_U J is the Fisher information of the predictions in the last residual state, J
     the derivative of the final norm.
@@ -156,7 +156,7 @@ def recorded_blocks(model: nn.Module, layer: int) -> Iterator[None]:
 def attention_change(
     model: nn.Module, ids: Tensor, layer: int, role: str, directions: Tensor, v: Tensor, *, size: float = 0.05
 ) -> Tensor:
-    """Total variation ½Σ|A − A′| of the rows of a layer's attention, mean over queries and heads.
+    """Compute the total variation ½Σ|A − A′| of the rows of a layer's attention, mean over queries and heads.
 
     Args:
         ids: of one text, [n].
@@ -184,7 +184,7 @@ def attention_change(
 
 
 def _paired(function: str, directions: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Both vectors of every change, [directions, ·]."""
+    """Return both vectors of every change, [directions, ·]."""
     us = directions.double().reshape(-1, directions.shape[-1])
     vs = v.double().expand(len(us), -1) if v.ndim == 1 else v.double()
     if len(vs) != len(us):
@@ -193,7 +193,7 @@ def _paired(function: str, directions: Tensor, v: Tensor) -> tuple[Tensor, Tenso
 
 
 def _effect(base: Tensor, changed: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean KL and mean change of the next token's log-probability, [B] each."""
+    """Return the mean KL and the mean change of the next token's log-probability, [B] each."""
     divergence = (base.exp() * (base - changed)).sum(-1)
     targets = ids[:, 1:, None]
     shift = (changed - base)[:, :-1].gather(-1, targets)[..., 0]
@@ -214,7 +214,7 @@ def _predicted(
     length: float,
     mask: Tensor,
 ) -> Tensor:
-    """½c²·mean of (v·x)²·uᵀFu from captured x and h."""
+    """Return ½c²·mean of (v·x)²·uᵀFu from captured x and h."""
     tracer = Tracer(model, layers=[layer])
     logits_of = readout(model)
     unit_vs = vs / vs.norm(dim=1, keepdim=True)
@@ -236,7 +236,7 @@ def _predicted(
 
 
 def final_state(model: nn.Module, tracer: Tracer, ids: Tensor) -> Tensor:
-    """What enters the final norm, or the unembedding of a model without one, [n, d]."""
+    """Return the states that enter the final norm, or the unembedding of a model without one, [n, d]."""
     seen: list[Tensor] = []
     first = [*before_unembedding(model, tracer.map)][:1]
     head = model.get_output_embeddings()  # type: ignore[operator]

@@ -37,7 +37,7 @@ def second_moments(
     rank: int | None = None,
     max_tokens: int | None = None,
 ) -> Moments:
-    """Streams texts through a model and sums x xᵀ of its matrices' inputs and of their output gradients.
+    """Stream texts through a model and sum x xᵀ of its matrices' inputs and of their output gradients.
 
     Args:
         model: of transformers, in evaluation mode.
@@ -93,14 +93,14 @@ def second_moments(
 
 
 def check_length(text: str, tokens: int, *, skip_first: bool) -> None:
-    """A text's own mean, and the loss, need two tokens."""
+    """Raise for a text below two tokens, which has no mean of its own and no loss."""
     if tokens < 2 + skip_first:
         behind = f", of which {max(0, tokens - 1)} behind the first," if skip_first else ""
         raise ValueError(f"{text} has {tokens} tokens{behind} and two are needed")
 
 
 def token_ids(function: str, text: Any, tokenizer: Any) -> Tensor:
-    """Token ids [n] of a string or of ids."""
+    """Return the token ids [n] of a string or of ids."""
     if isinstance(text, str):
         if tokenizer is None:
             raise ValueError(f"{function}: texts are strings, so a tokenizer is needed")
@@ -114,7 +114,7 @@ def token_ids(function: str, text: Any, tokenizer: Any) -> Tensor:
 
 
 class Trace:
-    """What one matrix (and those that share its input) read in one text, and the gradient at its output.
+    """The inputs of one matrix (and of those that share them) in one text, and the gradient at its output.
 
     Attributes:
         layer: its block.
@@ -134,7 +134,7 @@ class Trace:
         return self.entries[0].role
 
     def add_to(self, moments: Moments, group: int, *, skip_first: bool) -> None:
-        """Adds its tokens to moments."""
+        """Add the trace's tokens to moments."""
         start = int(skip_first)
         moments.add(self.x[start:], layer=self.layer, role=self.role, group=group)
         for role, delta in self.deltas.items():
@@ -175,7 +175,7 @@ class Tracer:
     def run(
         self, ids: Tensor, *, labels: str = "data", generator: torch.Generator | None = None
     ) -> Iterator[Trace]:
-        """The traces of one text, layer by layer.
+        """Yield the traces of one text, layer by layer.
 
         Args:
             ids: [n].
@@ -193,7 +193,7 @@ class Tracer:
         generator: torch.Generator | None = None,
         parameters: bool = False,
     ) -> tuple[list[Trace], dict[str, Tensor]]:
-        """The traces of one text, and with `parameters` the gradients of the stored tensors."""
+        """Return the traces of one text, and with `parameters` the gradients of the stored tensors."""
         inputs = {"input_ids": ids[None].to(next(self.model.parameters()).device)}
         names = list(dict.fromkeys(entry.tensor for entry in self.entries)) if parameters else []
         weights = {name: self.model.get_parameter(name) for name in names}
@@ -258,7 +258,7 @@ class Tracer:
         return self.model.get_submodule(entry.tensor.rpartition(".")[0])
 
     def _is_linear(self, entry: WeightEntry) -> bool:
-        """Whether its owner hands on W·x (a router hands on what it made of it)."""
+        """Return True if the entry's owner hands on W·x (a router hands on what it made of it)."""
         return entry.tensor.endswith(".weight") and type(self._owner(entry)).__name__ in (
             "Linear",
             "Conv1D",
@@ -276,7 +276,7 @@ def _differentiable(_: nn.Module, args: Any, output: Tensor) -> Tensor:
 
 
 def _loss(logits: Tensor, ids: Tensor, labels: str, generator: torch.Generator | None) -> Tensor:
-    """Summed loss of the next tokens, or of tokens that the model draws at every position."""
+    """Return the summed loss of the next tokens, or of tokens that the model draws at every position."""
     log_probabilities = logits[:-1].log_softmax(-1)
     targets = ids[1:]
     if labels == "sampled":
@@ -286,14 +286,14 @@ def _loss(logits: Tensor, ids: Tensor, labels: str, generator: torch.Generator |
 
 
 def _columns(entry: WeightEntry, flat: Tensor) -> Tensor:
-    """The entry's own outputs of a fused one."""
+    """Return the entry's own outputs of a fused matrix."""
     if entry.rows is None:
         return flat
     return torch.cat([flat[:, first:end] for first, end in entry.rows.runs()], dim=1)
 
 
 def identity_errors(tracer: Tracer, ids: Tensor) -> dict[tuple[int, str], float]:
-    """‖∂L/∂W − Σ_t δ_t a_tᵀ‖/‖∂L/∂W‖ of every matrix, on one text: both sides are the matrix's own.
+    """Compute ‖∂L/∂W − Σ_t δ_t a_tᵀ‖/‖∂L/∂W‖ of every matrix on one text; both sides are the matrix's own.
 
     Args:
         ids: of the text [n].

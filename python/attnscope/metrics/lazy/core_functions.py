@@ -117,7 +117,9 @@ def sink_tokens(
             "sink_tokens: tau=None is a percentile of all entries, which lazy attention has not; give tau"
         )
     counts, keys = attention.take([("counts", tau), ("keys", tau)])
-    head = torch.repeat_interleave(torch.arange(counts[..., 0].numel()), counts.flatten(0, -2).sum(-1))
+    head = torch.repeat_interleave(
+        torch.arange(counts[..., 0].numel(), device="cpu"), counts.flatten(0, -2).sum(-1)
+    )
     hits = torch.bincount(
         head * attention.shape[-1] + keys, minlength=counts[..., 0].numel() * attention.shape[-1]
     )

@@ -140,7 +140,7 @@ def betti_of_graph(edges: Edges, function: str) -> tuple[int, int]:
     _require_small(function, len(core))
     graph = pairs.adjacency()[core][:, core].toarray()
     betti = _core.betti_numbers(
-        torch.from_numpy(graph), None, torch.tensor([0.5], dtype=torch.float64), "max"
+        torch.from_numpy(graph), None, torch.tensor([0.5], dtype=torch.float64, device="cpu"), "max"
     )
     return count, int(betti[0][0, 1])
 

@@ -30,7 +30,7 @@ TEXT_COLUMNS = ("text", "sentence", "content")
 
 
 class Pair(NamedTuple):
-    """Two texts that a model reads together."""
+    """A pair of texts that a model reads together."""
 
     first: str
     second: str
