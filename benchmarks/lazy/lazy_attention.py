@@ -55,7 +55,7 @@ def main() -> None:
             lambda a=lazy: a.take([("entropy", None), ("incoming", None)]),
             peers,
             agree=agree,
-            target=0.5 if n >= 512 else None,
+            target=2.0 if n >= 512 else None,
             against="sdpa",
             facts={"n": n, "width": 64},
         )
