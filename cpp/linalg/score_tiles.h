@@ -36,7 +36,8 @@ class ScoreTiles {
       : head_(head),
         packed_(
             reinterpret_cast<Float*>(packed.resize(bytes_of(kWidth * (head.width + kLaneCount))))),
-        widened_(reinterpret_cast<Float*>(widened.resize(bytes_of(kScoreTile * head.width)))) {}
+        widened_(reinterpret_cast<Float*>(widened.resize(bytes_of(kScoreTile * head.width)))),
+        pairs_(takes_pairs(head)) {}
 
   // Takes up to kWidth queries from `begin` on; lanes past them, and of padding, hold zeros.
   void start(Index begin, Index count) {
@@ -102,6 +103,20 @@ class ScoreTiles {
     return (numbers * static_cast<Index>(sizeof(Float)) + 7) / 8;  // in float64 numbers of a buffer
   }
 
+  // True where queries and keys are bfloat16 and the processor multiplies pairs of them, exactly in
+  // float32.
+  static bool takes_pairs([[maybe_unused]] const LazyHead& head) {
+#if defined(ATTNSCOPE_BFLOAT_PAIRS)
+    const auto is_paired = [](const NumberRows& rows) {
+      return rows.type == VectorType::bfloat16 && rows.column_stride == 1;
+    };
+    return std::is_same_v<Float, float> && head.width % 2 == 0 && is_paired(head.query) &&
+           is_paired(head.key) && multiplies_pairs();
+#else
+    return false;
+#endif
+  }
+
   template <class Visit>
   static void visit_rows(const NumberRows& rows, Visit&& visit) {
     switch (rows.type) {
@@ -116,29 +131,48 @@ class ScoreTiles {
     }
   }
 
-  // `count` numbers of a row, widened or rounded to Float.
+  // `count` numbers of a row, widened or rounded to Float. A stride that is known to be 1 makes it
+  // a loop of vectors.
   template <class Scalar>
   static void convert(const Scalar* from, Index stride, Index count, Float* to) {
+    if (stride != 1) {
+      for (Index k = 0; k < count; ++k) to[k] = static_cast<Float>(from[k * stride]);
+      return;
+    }
+    Index k = 0;
     if constexpr (std::is_same_v<Scalar, Eigen::bfloat16>) {
-      if (stride == 1) {
-        for (Index k = 0; k < count; ++k) {
-          std::uint16_t half;
-          std::memcpy(&half, from + k, sizeof(half));
-          const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
-          float number;
-          std::memcpy(&number, &bits, sizeof(number));
-          to[k] = static_cast<Float>(number);
-        }
-        return;
+      for (; k < count; ++k) {
+        std::uint16_t half;
+        std::memcpy(&half, from + k, sizeof(half));
+        const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+        float number;
+        std::memcpy(&number, &bits, sizeof(number));
+        to[k] = static_cast<Float>(number);
       }
     }
+#if defined(__AVX512F__) && ATTNSCOPE_PACK_WIDTH == 8
     if constexpr (std::is_same_v<Scalar, Eigen::half> && std::is_same_v<Float, float>) {
-      if (stride == 1) return widen_run(from, count, to);
+      for (; k + 16 <= count; k += 16) {
+        const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + k));
+        _mm512_storeu_ps(to + k, _mm512_cvtph_ps(halves));
+      }
     }
-    for (Index k = 0; k < count; ++k) to[k] = static_cast<Float>(from[k * stride]);
+#elif defined(__F16C__)
+    if constexpr (std::is_same_v<Scalar, Eigen::half> && std::is_same_v<Float, float>) {
+      for (; k + 8 <= count; k += 8) {
+        const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + k));
+        _mm256_storeu_ps(to + k, _mm256_cvtph_ps(halves));
+      }
+    }
+#endif
+    if constexpr (std::is_same_v<Scalar, float> && std::is_same_v<Float, double>) {
+      for (; k + kPackWidth <= count; k += kPackWidth) store(to + k, load(from + k));
+    }
+    for (; k < count; ++k) to[k] = static_cast<Float>(from[k]);
   }
 
   void pack() {
+    if (pairs_) return pack_pairs();
     const Float scale = static_cast<Float>(head_.scaling / kLog2);
     alignas(64) Float square[kLaneCount * kLaneCount];
     visit_rows(head_.query, [&](const auto* query) {
@@ -163,7 +197,34 @@ class ScoreTiles {
     });
   }
 
+  // Pairs of bfloat16 numbers of a query in a lane, as they lie: the scaling comes after the
+  // product.
+  void pack_pairs() {
+    auto* const packed = reinterpret_cast<std::uint32_t*>(packed_);
+    const auto* const query = static_cast<const Eigen::bfloat16*>(head_.query.data);
+    for (Index lane = 0; lane < kWidth; ++lane) {
+      for (Index k = 0; 2 * k < head_.width; ++k) {
+        std::uint32_t pair = 0;
+        if (real_[lane]) {
+          std::memcpy(&pair, query + (begin_ + lane) * head_.query.row_stride + 2 * k,
+                      sizeof(pair));
+        }
+        packed[k * kWidth + lane] = pair;
+      }
+    }
+  }
+
   void multiply(Index start, Index count, Float* tile) {
+#if defined(ATTNSCOPE_BFLOAT_PAIRS)
+    if constexpr (std::is_same_v<Float, float>) {
+      if (pairs_) {
+        const auto* const keys = static_cast<const std::uint16_t*>(head_.key.data);
+        return multiply_pairs(reinterpret_cast<const std::uint32_t*>(packed_), head_.width / 2,
+                              keys + start * head_.key.row_stride, head_.key.row_stride, count,
+                              static_cast<float>(head_.scaling / kLog2), tile);
+      }
+    }
+#endif
     const NumberRows& key = head_.key;
     const bool is_float = key.type == VectorType::float32;
     const bool in_place =
@@ -276,6 +337,7 @@ class ScoreTiles {
   alignas(64) Float positions_[kWidth];
   bool real_[kWidth];
   bool has_idle_ = false;
+  bool pairs_ = false;
 };
 
 }  // namespace attnscope

@@ -153,4 +153,71 @@ template <class Float, Index kVectors, Index kRows>
   }
 }
 
+// Sums of products of pairs of bfloat16 in one instruction. It is no part of the instruction sets
+// that the core is built for, so these functions are compiled for it and called where the processor
+// has it.
+#if defined(ATTNSCOPE_AVX512_PACKS) && !defined(__clang__)
+#define ATTNSCOPE_BFLOAT_PAIRS
+inline bool multiplies_pairs() {
+  static const bool has_instruction = __builtin_cpu_supports("avx512bf16") > 0;
+  return has_instruction;
+}
+
+template <Index kRows>
+[[gnu::target("avx512bf16,prefer-vector-width=512")]] inline void multiply_pair_rows(
+    const std::uint32_t* lanes, Index depth, const std::uint16_t* rows, Index row_stride,
+    float scale, float* out) {
+  __m512 sums[kRows][kTileVectors];
+#pragma GCC unroll 8
+  for (Index r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (Index v = 0; v < kTileVectors; ++v) sums[r][v] = _mm512_setzero_ps();
+  }
+  for (Index k = 0; k < depth; ++k) {
+    __m512bh x[kTileVectors];
+#pragma GCC unroll 4
+    for (Index v = 0; v < kTileVectors; ++v) {
+      x[v] = (__m512bh)_mm512_loadu_si512(lanes + (k * kTileVectors + v) * 16);
+    }
+#pragma GCC unroll 8
+    for (Index r = 0; r < kRows; ++r) {
+      std::int32_t pair;
+      std::memcpy(&pair, rows + r * row_stride + 2 * k, sizeof(pair));
+      const __m512bh factor = (__m512bh)_mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+      for (Index v = 0; v < kTileVectors; ++v) {
+        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], x[v], factor);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (Index r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (Index v = 0; v < kTileVectors; ++v) {
+      _mm512_storeu_ps(out + (r * kTileVectors + v) * 16,
+                       _mm512_mul_ps(sums[r][v], _mm512_set1_ps(scale)));
+    }
+  }
+}
+
+// out[r][lanes] = scale·Σ over pairs of lanes[k][lanes]·rows[r·row_stride + k] for `count` rows.
+[[gnu::target("avx512bf16,prefer-vector-width=512"), gnu::noinline]] inline void multiply_pairs(
+    const std::uint32_t* lanes, Index depth, const std::uint16_t* rows, Index row_stride,
+    Index count, float scale, float* out) {
+  constexpr Index kWidth = kTileVectors * 16;
+  Index r = 0;
+  for (; r + kTileKeys <= count; r += kTileKeys) {
+    for (Index k = 0; k < kTileKeys; ++k) {
+      const auto* const row =
+          reinterpret_cast<const char*>(rows + (r + 2 * kTileKeys + k) * row_stride);
+      for (Index byte = 0; byte < 4 * depth; byte += Ahead::kLine) __builtin_prefetch(row + byte);
+    }
+    multiply_pair_rows<kTileKeys>(lanes, depth, rows + r * row_stride, row_stride, scale,
+                                  out + r * kWidth);
+  }
+  for (; r < count; ++r)
+    multiply_pair_rows<1>(lanes, depth, rows + r * row_stride, row_stride, scale, out + r * kWidth);
+}
+#endif
+
 }  // namespace attnscope

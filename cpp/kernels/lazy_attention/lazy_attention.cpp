@@ -17,6 +17,10 @@ namespace {
 // through twice.
 constexpr Index kLongestBlock = Index{12} << 20;  // bytes
 
+// Ranks of a query that stay in registers.
+constexpr Index kFewRanks = 8;
+static_assert(kExpSteps == 4);
+
 constexpr double kLog2 = 0.69314718055994530942;
 
 // One block of queries after another. p = 2^(s − m), m the running maximum of a query. Sums of a
@@ -51,7 +55,7 @@ class BlockMeasures {
     weights_ = numbers(workspace.weights, kWidth * kScoreTile * (stays_ ? tiles : 1));
     maxima_ = numbers(workspace.maxima, kWidth * tiles);
     product_ = numbers(workspace.product, kWidth * std::max<Index>(1, request.right_channels));
-    ranks_ = numbers(workspace.ranks, kWidth * std::max<Index>(1, request.top));
+    ranks_ = numbers(workspace.ranks, kWidth * std::max(kFewRanks, request.top));
     left_ = numbers(workspace.sums, std::max<Index>(1, head.keys * request.left_channels));
     std::fill_n(left_, head.keys * request.left_channels, Float(0));
     first_mass_.resize(kWidth * request.firsts.size());
@@ -125,7 +129,7 @@ class BlockMeasures {
     std::fill(beyond_mass_.begin(), beyond_mass_.end(), 0.0);
     std::fill_n(far_max_, kWidth, Float(0));
     std::fill_n(product_, kWidth * request_.right_channels, Float(0));
-    std::fill_n(ranks_, kWidth * request_.top, kHidden);
+    if (request_.top > 0) std::fill_n(ranks_, kWidth * std::max(kFewRanks, request_.top), kHidden);
     hits_.clear();
   }
 
@@ -268,17 +272,61 @@ class BlockMeasures {
   // The largest scores of each query: the larger stays in its place, the smaller moves on.
   void rank(Index keys, const Float* tile) {
     const Index top = request_.top;
+    if (top <= kFewRanks) return rank_in_registers(keys, tile);
     for (Index v = 0; v < kWidth; v += kLaneCount) {
       const Float* const lowest = ranks_ + (top - 1) * kWidth + v;
-      for (Index j = 0; j < keys; ++j) {
-        Floats score = floats_at(tile + j * kWidth + v);
-        if (lane_bits(score > floats_at(lowest)) == 0) continue;
-        for (Index k = 0; k < top; ++k) {
-          const Floats ranked = floats_at(ranks_ + k * kWidth + v);
-          put(ranks_ + k * kWidth + v, larger_of<Float>(score, ranked));
-          score = smaller_of<Float>(score, ranked);
+      for (Index first = 0; first < keys; first += kExpSteps) {
+        // Most steps hold no score of the ranks; a tile is filled up with hidden scores.
+        Floats largest = floats_at(tile + first * kWidth + v);
+#pragma GCC unroll 4
+        for (Index u = 1; u < kExpSteps; ++u) {
+          largest = larger_of<Float>(floats_at(tile + (first + u) * kWidth + v), largest);
+        }
+        if (lane_bits(largest > floats_at(lowest)) == 0) [[likely]]
+          continue;
+        for (Index u = 0; u < kExpSteps; ++u)
+          insert_rank(v, floats_at(tile + (first + u) * kWidth + v));
+      }
+    }
+  }
+
+  // The same of up to kFewRanks scores, which stay in registers over a tile.
+  void rank_in_registers(Index keys, const Float* tile) {
+    for (Index v = 0; v < kWidth; v += kLaneCount) {
+      Floats ranked[kFewRanks];
+#pragma GCC unroll 8
+      for (Index k = 0; k < kFewRanks; ++k) ranked[k] = floats_at(ranks_ + k * kWidth + v);
+      for (Index first = 0; first < keys; first += kExpSteps) {
+        Floats scores[kExpSteps];
+#pragma GCC unroll 4
+        for (Index u = 0; u < kExpSteps; ++u)
+          scores[u] = floats_at(tile + (first + u) * kWidth + v);
+        const Floats largest = larger_of<Float>(larger_of<Float>(scores[0], scores[1]),
+                                                larger_of<Float>(scores[2], scores[3]));
+        if (lane_bits(largest > ranked[kFewRanks - 1]) == 0) [[likely]]
+          continue;
+#pragma GCC unroll 4
+        for (Index u = 0; u < kExpSteps; ++u) {
+#pragma GCC unroll 8
+          for (Index k = 0; k < kFewRanks; ++k) {
+            const Floats larger = larger_of<Float>(scores[u], ranked[k]);
+            scores[u] = smaller_of<Float>(scores[u], ranked[k]);
+            ranked[k] = larger;
+          }
         }
       }
+#pragma GCC unroll 8
+      for (Index k = 0; k < kFewRanks; ++k) put(ranks_ + k * kWidth + v, ranked[k]);
+    }
+  }
+
+  void insert_rank(Index v, Floats score) {
+    const Index top = request_.top;
+    if (lane_bits(score > floats_at(ranks_ + (top - 1) * kWidth + v)) == 0) return;
+    for (Index k = 0; k < top; ++k) {
+      const Floats ranked = floats_at(ranks_ + k * kWidth + v);
+      put(ranks_ + k * kWidth + v, larger_of<Float>(score, ranked));
+      score = smaller_of<Float>(score, ranked);
     }
   }
 
@@ -340,6 +388,7 @@ class BlockMeasures {
       if (request_.threshold > 0.0) below_[lane] = just_below(request_.threshold);
       if (request_.top > 0) below_[lane] = lowest_ranked(lane);
     }
+    const bool only_seeks = !request_.columns && request_.left_channels == 0;
     Float *tile = weights_, *maxima = maxima_;
     for (Index key = first; key < last; key += kScoreTile) {
       const Index keys = std::min(kScoreTile, last - key);
@@ -354,8 +403,12 @@ class BlockMeasures {
         finish_tile(keys, tile);
         std::copy_n(share_, kWidth, factor_);
       }
-      if (spoiled) spoil(key, keys, tile);
-      add_columns(key, keys, tile);
+      if (only_seeks) {
+        seek_unscaled(key, keys, tile);
+      } else {
+        if (spoiled) spoil(key, keys, tile);
+        add_columns(key, keys, tile);
+      }
       if (stays_) tile += kScoreTile * kWidth;
     }
   }
@@ -469,6 +522,29 @@ class BlockMeasures {
           const int lane = std::countr_zero(bits);
           hits_.push_back(
               {static_cast<std::int32_t>(v + lane), static_cast<std::int32_t>(key + j), w[lane]});
+        }
+      }
+    }
+  }
+
+  // The same of weights that `factor_` would make final: few are, so that the others need no
+  // product.
+  void seek_unscaled(Index key, Index keys, const Float* tile) {
+    alignas(64) Float limits[kWidth];
+    // A little lower, because the limit is rounded; what passes is compared as it is to be.
+    for (Index lane = 0; lane < kWidth; ++lane) {
+      limits[lane] = factor_[lane] > Float(0) ? below_[lane] / factor_[lane] * Float(1 - 1e-6)
+                                              : std::numeric_limits<Float>::infinity();
+    }
+    for (Index j = 0; j < keys; ++j) {
+      for (Index v = 0; v < kWidth; v += kLaneCount) {
+        const Floats p = floats_at(tile + j * kWidth + v);
+        for (unsigned bits = lane_bits(p > floats_at(limits + v)); bits != 0; bits &= bits - 1) {
+          const int lane = std::countr_zero(bits);
+          const Float weight = p[lane] * factor_[v + lane];
+          if (!(weight > below_[v + lane])) continue;
+          hits_.push_back(
+              {static_cast<std::int32_t>(v + lane), static_cast<std::int32_t>(key + j), weight});
         }
       }
     }

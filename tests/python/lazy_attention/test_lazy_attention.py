@@ -86,11 +86,24 @@ def test_products_equal_those_of_the_map(name):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 31, 33, 95, 96, 97, 193])
+@pytest.mark.parametrize("width", [11, 48])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_sizes_and_types(n, dtype):
-    query, key = random_vectors(rows=n, width=11, dtype=dtype)
+def test_sizes_and_types(n, dtype, width):
+    query, key = random_vectors(rows=n, width=width, dtype=dtype)
     exact = dtype == torch.float64
     assert_measures(asc.LazyAttention(query, key), *dense_attention(query, key), 1e-12 if exact else 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_gives_what_its_numbers_give(dtype):
+    """Whether pairs are multiplied by one instruction or widened first: only float32 sums are rounded."""
+    query, key = random_vectors(rows=300, width=64, sharpness=3.0, dtype=dtype)
+    half = asc.LazyAttention(query, key, scaling=0.3, softcap=30.0)
+    wide = asc.LazyAttention(query.float(), key.float(), scaling=0.3, softcap=30.0)
+    for name, values in half.row_measures().items():
+        np.testing.assert_allclose(
+            values.numpy(), wide.row_measures(name)[name].numpy(), rtol=2e-5, atol=2e-5
+        )
 
 
 def test_strides_and_arrays_are_read_in_place():
