@@ -49,6 +49,8 @@ class Attention(NamedTuple):
     @property
     def layers(self) -> Attention:
         """The same for heads [..., h, n, n], counted by layers in warnings."""
+        if isinstance(self.tensor, _placement.Unmaterialized):
+            return Attention(self.tensor.select_heads([0]), None)
         return Attention(self.tensor[..., 0, :, :], None)
 
     def inside(self) -> torch.Tensor:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -82,6 +82,10 @@ class Unmaterialized:
     @property
     def shape(self) -> torch.Size:
         """Shape of the map."""
+        raise NotImplementedError
+
+    def select_heads(self, heads: Sequence[int]) -> Any:
+        """Return the maps of some heads of each layer."""
         raise NotImplementedError
 
     def measure(self, function: str) -> Callable[..., Any] | None:

@@ -89,6 +89,41 @@ def test_lengths_are_those_of_the_call_or_of_the_attention(function):
     assert_equal_results(metric(lazy.with_lengths(lengths), **given), expected, 1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::attnscope._warn.NotAttentionWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_functions_of_all_heads_equal_those_of_the_maps(kind, monkeypatch):
+    from attnscope.metrics.lazy import layer_functions
+
+    monkeypatch.setattr(layer_functions, "_SLAB_ENTRIES", 3 * 96 * 17)  # several slabs, the last a part
+    options, support = KINDS[kind]
+    lazy = asc.LazyAttention(*sink_like_vectors(), precision="exact", **options)
+    maps = lazy.dense()
+    divergence = asc.head_divergence(maps, support=support)
+    np.testing.assert_allclose(asc.head_divergence(lazy).numpy(), divergence.numpy(), atol=1e-10)
+    ours = asc.sink_removal(lazy, [0, 3], keep_attention=False)
+    theirs = asc.sink_removal(maps, [0, 3], keep_attention=False, support=support)
+    assert torch.equal(ours.excluded, theirs.excluded)
+    for field in ("kl_reduction", "before", "after"):
+        np.testing.assert_allclose(getattr(ours, field).numpy(), getattr(theirs, field).numpy(), atol=1e-10)
+
+
+def test_a_spoiled_layer_and_lengths_of_functions_of_all_heads():
+    query, key = random_vectors(heads=4, rows=40)
+    query, key = torch.stack([query, query + 1]), torch.stack([key, key])
+    lazy = asc.LazyAttention(query, key, precision="exact")
+    lengths = torch.tensor([40, 23])
+    expected = asc.head_divergence(lazy.dense(), lengths=lengths, support="causal")
+    np.testing.assert_allclose(
+        asc.head_divergence(lazy, lengths=lengths).numpy(), expected.numpy(), atol=1e-10
+    )
+    query[0, 2, 7] = torch.nan
+    with pytest.warns(asc._warn.NonFiniteWarning, match="1 of 2 layers"):
+        divergence = asc.head_divergence(asc.LazyAttention(query, key, precision="exact"))
+    assert divergence.isnan().all(-1).tolist() == [True, False]
+    with pytest.raises(ValueError, match="give keep_attention=False"):
+        asc.sink_removal(lazy, [0])
+
+
 def test_measure_makes_one_pass(monkeypatch):
     lazy = asc.LazyAttention(*sink_like_vectors(), precision="exact")
     metrics = {

@@ -23,7 +23,7 @@ def attention_entropy(
     attention: LazyAttention, lengths: Tensor | None, support: Any, normalized: bool
 ) -> tuple[Tensor, int]:
     """Return the entropy of every query, [..., h, q]."""
-    attention = _prepare(attention, lengths, support)
+    attention = prepare(attention, lengths, support)
     (entropy,) = attention.take([("entropy", None)])
     spoiled = _count_spoiled(attention, entropy)
     if normalized:
@@ -43,7 +43,7 @@ def sink_statistics(
     top: int,
 ) -> tuple[Any, Any, Any, Any, Any, Any, int]:
     """Return incoming attention, entropy, position, share, uniform share, top mass; None if not asked."""
-    attention = _prepare(attention, lengths, support)
+    attention = prepare(attention, lengths, support)
     by_columns = incoming or min_visibility is not None or top > 0
     keys: list[Key] = [("log_z", None)]
     keys += [("entropy", None)] if entropy else []
@@ -79,7 +79,7 @@ def far_attention(
     attention: LazyAttention, lengths: Tensor | None, support: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]:
     """Return mass, expected, variance, largest, uniform and queries of each key's far queries."""
-    attention = _prepare(attention, lengths, support)
+    attention = prepare(attention, lengths, support)
     names = ("far_mass", "far_squares", "far_largest", "far_incoming")
     sums, squares, largest, mass = attention.take([(name, _SINK_TEST) for name in names])
     visibility = attention.visibility
@@ -111,7 +111,7 @@ def sink_tokens(
     min_visibility: float,
 ) -> tuple[Tensor, int]:
     """Return which keys get `tau` from the share `gamma` of the queries that see them, bool [..., h, k]."""
-    attention = _prepare(attention, lengths, support)
+    attention = prepare(attention, lengths, support)
     if tau is None:
         raise ValueError(
             "sink_tokens: tau=None is a percentile of all entries, which lazy attention has not; give tau"
@@ -133,7 +133,7 @@ def local_global_ratio(
     attention: LazyAttention, lengths: Tensor | None, support: Any, window: float, drop_first: bool
 ) -> tuple[Tensor, int]:
     """Return the mass at most `window` away over the mass beyond, [..., h]."""
-    attention = _prepare(attention, lengths, support)
+    attention = prepare(attention, lengths, support)
     border = Border("window", window, drop_first)
     near, beyond = attention.take([("near", border), ("beyond", border)])
     spoiled = _count_spoiled(attention, near)
@@ -142,12 +142,12 @@ def local_global_ratio(
 
 def finite_matrices(attention: LazyAttention, lengths: Tensor | None) -> Tensor:
     """Return which maps hold finite entries only, bool [..., h]."""
-    attention = _prepare(attention, lengths, "auto")
+    attention = prepare(attention, lengths, "auto")
     (log_z,) = attention.take([("log_z", None)])
     return ~(log_z.isnan() & attention.visibility.real).any(-1)
 
 
-def _prepare(attention: LazyAttention, lengths: Tensor | None, support: Any) -> LazyAttention:
+def prepare(attention: LazyAttention, lengths: Tensor | None, support: Any) -> LazyAttention:
     """Return attention with the lengths of a call, whose support must be its own."""
     if lengths is not None:
         attention = attention.with_lengths(lengths)

@@ -326,6 +326,10 @@ class LazyAttention(Unmaterialized):
         """Return the same attention with other lengths."""
         return self._replaced(lengths=lengths)
 
+    def with_log_z(self, log_z: Tensor) -> LazyAttention:
+        """Return the same attention with its log Z at hand, for many tiles."""
+        return self._replaced(log_z=log_z)
+
     def select_heads(self, heads: Sequence[int]) -> LazyAttention:
         """Return the attention of some query heads, each with its own copy of the keys it reads."""
         chosen = list(heads)
@@ -375,9 +379,10 @@ class LazyAttention(Unmaterialized):
 
     def measure(self, function: str) -> Callable[..., Any] | None:
         """Return a function of the core for lazy attention, None where it has none."""
-        from attnscope.metrics.lazy import core_functions, graph_functions
+        from attnscope.metrics.lazy import core_functions, graph_functions, layer_functions
 
-        return getattr(core_functions, function, getattr(graph_functions, function, None))
+        modules = (core_functions, graph_functions, layer_functions)
+        return next((getattr(module, function) for module in modules if hasattr(module, function)), None)
 
     def multiply(self, x: Tensor, transposed: bool) -> Tensor:
         """Return the product with a checked x [..., h, rows, c], float64."""

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: MIT
+"""Functions of the core about all heads of a layer, for lazy attention, in slabs of rows of all heads.
+
+The mean of the heads needs a row of each of them at once, so these go through queries and keys twice: for
+log Z, and for the rows. A slab takes a fixed amount of memory at any length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.metrics.lazy.core_functions import prepare
+from attnscope.metrics.lazy.lazy_attention import LazyAttention
+
+#: Entries of all heads in a slab of rows.
+_SLAB_ENTRIES = 1 << 21
+
+
+def head_divergence(
+    heads: LazyAttention, lengths: Tensor | None, support: Any, entropy: Tensor | None
+) -> tuple[Tensor, int]:
+    """Return each head's divergence from the head mean, the mean over its queries, [..., h]."""
+    heads = prepare(heads, lengths, support)
+    rows = torch.cat([_divergence(maps, maps.mean(-3, keepdim=True)) for _, maps in _slabs(heads)], -1)
+    real = heads.visibility.real
+    total = torch.where(real, rows, 0.0).sum(-1)
+    spoiled = _spoiled_layers(heads, rows)
+    return torch.where(spoiled[..., None], math.nan, total / real.sum(-1)), int(spoiled.sum())
+
+
+def sink_removal(
+    heads: LazyAttention,
+    lengths: Tensor | None,
+    support: Any,
+    keys: Tensor,
+    keep_attention: bool,
+    sink_mass: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, None, int]:
+    """Return divergences of rows before and after keys are taken out, and the rows with nothing left."""
+    if keep_attention or sink_mass is not None:
+        raise ValueError(
+            "sink_removal: lazy attention has no rescaled maps and takes no sink_mass; give "
+            "keep_attention=False"
+        )
+    heads = prepare(heads, lengths, support)
+    parts = []
+    for _, maps in _slabs(heads):
+        left = torch.where(keys[..., None, None, :], 0.0, maps)
+        mass = left.sum(-1, keepdim=True)
+        survives = mass > 0
+        rescaled = torch.where(survives, left / torch.where(survives, mass, 1.0), 0.0)
+        survivors = survives.sum(-3, keepdim=True).clamp(min=1)
+        before = _divergence(maps, maps.mean(-3, keepdim=True))
+        after = _divergence(rescaled, rescaled.sum(-3, keepdim=True) / survivors)
+        parts.append((before, after, survives.squeeze(-1)))
+    before, after, survives = (torch.cat(rows, -1) for rows in zip(*parts, strict=True))
+    spoiled = _spoiled_layers(heads, before)
+    valid = heads.visibility.real & ~spoiled[..., None, None]
+    numbers = (torch.where(valid, torch.where(survives, rows, 0.0), math.nan) for rows in (before, after))
+    return (*numbers, ~survives & valid, None, int(spoiled.sum()))
+
+
+def _slabs(heads: LazyAttention) -> Iterator[tuple[int, Tensor]]:
+    """Yield rows of all heads, float64 [..., h, r, k], with the number of the first query."""
+    *leading, queries, keys = heads.shape
+    step = max(1, _SLAB_ENTRIES // (keys * math.prod(leading)))
+    with_log_z = heads.with_log_z(heads.log_z)
+    for begin in range(0, queries, step):
+        yield begin, with_log_z.rows(slice(begin, begin + step))
+
+
+def _divergence(rows: Tensor, mean: Tensor) -> Tensor:
+    """Return Σ_j x_j (log x_j − log mean_j) over the last axis, with 0·log 0 = 0."""
+    return (torch.xlogy(rows, rows) - torch.xlogy(rows, mean)).sum(-1)
+
+
+def _spoiled_layers(heads: LazyAttention, rows: Tensor) -> Tensor:
+    """Return which layers have a real query that is NaN, bool [...]."""
+    return (rows.isnan() & heads.visibility.real).flatten(-2).any(-1)
