@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.results import Results
+from attnscope.results.results import Results
 
 STEPS, SAMPLES, LAYERS, HEADS, N = (0, 2, 64), 12, 2, 2, 12
 THRESHOLDS = (0.01, 0.02, 0.1)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from attnscope.engine.schema import keys_in
+from attnscope.results.schema import keys_in
 
 
 def placeholders(results):

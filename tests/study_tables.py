@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.results import Results
+from attnscope.results.results import Results
 
 SAMPLES, LAYERS, HEADS, N = 6, 5, 3, 40
 MEANS = ("head_means", "head_mean_graphs")

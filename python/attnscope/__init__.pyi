@@ -32,8 +32,6 @@ from attnscope.capture.weights.second_moments import second_moments as second_mo
 from attnscope.commands.analyze import analyze as analyze
 from attnscope.commands.doctor import show_config as show_config
 from attnscope.config.run_config import Study as Study
-from attnscope.engine.results import Results as Results
-from attnscope.engine.results import load as load
 from attnscope.engine.run_study import resume as resume
 from attnscope.engine.run_study import run as run
 from attnscope.inference import Frames as Frames
@@ -166,6 +164,8 @@ from attnscope.models.weight_entries import WeightMapError as WeightMapError
 from attnscope.models.weight_verification import verify_weight_map as verify_weight_map
 from attnscope.plots import figures as figures
 from attnscope.report import report as report
+from attnscope.results.results import Results as Results
+from attnscope.results.results import load as load
 from attnscope.view import view as view
 
 __version__: str

@@ -13,7 +13,7 @@ import likelihood_study
 import position_study
 from attnscope.config.run_config import Settings
 from attnscope.engine.run_study import run
-from attnscope.engine.storage.check import check_folder
+from attnscope.results.check import check_folder
 from folders import WORDS, model_folder
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")

@@ -19,11 +19,11 @@ import torch
 import attnscope as asc
 from attnscope.config.run_config import Study, TextSource
 from attnscope.engine.executors.shards import run_shard
-from attnscope.engine.texts.sources import read_sentences
 from attnscope.errors import ConfigError, ResultsError
 from attnscope.models import LoadError, find_checkpoints, load_model
 from attnscope.models.loading import load_config, load_tokenizer
 from attnscope.models.tokens import Encoder
+from attnscope.texts.sources import read_sentences
 from browser import dom, in_a_browser
 from folders import WORDS, model_folder, sentences, tokenizer
 
@@ -254,7 +254,7 @@ from pathlib import Path
 import pyarrow.parquet
 from attnscope.config.run_config import TextSource
 from attnscope.errors import ConfigError
-from attnscope.engine.texts.sources import read_sentences
+from attnscope.texts.sources import read_sentences
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, resource.RLIM_INFINITY))
 try:

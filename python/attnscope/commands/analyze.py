@@ -21,9 +21,7 @@ from torch import Tensor
 from attnscope._warn import CountedWarning, collect_warnings, summarize, warn
 from attnscope.capture.module_tracing import model_hint, resolve_indices
 from attnscope.capture.sites import SITES
-from attnscope.engine.results import Results
-from attnscope.engine.schema import HEAD_KEYS
-from attnscope.engine.texts.prepared import prepare_texts
+from attnscope.engine.prepared import prepare_texts
 from attnscope.metrics.discovery import columns_of, metric_of, registry
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.measure import Measured, Metrics, metric_names, named_metric, requests_of
@@ -34,6 +32,8 @@ from attnscope.models import Checkpoint, Encoder, find_checkpoints, load_model, 
 from attnscope.models.architecture import depth, largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.inputs.text_inputs import read_inputs
+from attnscope.results.results import Results
+from attnscope.results.schema import HEAD_KEYS
 from attnscope.study_api.forward import Batch, head_mean, self_attention
 from attnscope.study_api.tables import Rows, Table
 

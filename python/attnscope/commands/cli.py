@@ -113,7 +113,7 @@ def init(
     Example: attnscope init -o study.yaml
     """
     from attnscope.commands.settings import written
-    from attnscope.engine.storage.files import write_bytes
+    from attnscope.results.files import write_bytes
 
     if output.exists():
         raise typer.BadParameter(f"{output} is there already; choose another name with --output")

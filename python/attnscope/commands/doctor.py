@@ -61,7 +61,7 @@ def show_config() -> str:
 def facts() -> dict[str, str]:
     """Return the facts of `show_config`, by name."""
     from attnscope import _core, _isa
-    from attnscope.engine.run_folder import installed, machine
+    from attnscope.engine.provenance import installed, machine
 
     machine_facts = machine()
     companions = ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")

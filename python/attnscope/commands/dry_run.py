@@ -18,7 +18,7 @@ from attnscope._memory import free_bytes, most_resident_bytes, peak_bytes, resid
 from attnscope.config.run_config import Study
 from attnscope.engine.engine import Engine
 from attnscope.engine.progress import duration
-from attnscope.engine.run_folder import resolved
+from attnscope.engine.provenance import resolved
 from attnscope.errors import MissingError
 from attnscope.models import LoadError
 from attnscope.study_api.batches import batches
@@ -162,9 +162,9 @@ def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) ->
 
     import pyarrow as pa
 
-    from attnscope.engine.results import Results
     from attnscope.plots import NotDrawable, draw_all, figures_of
     from attnscope.plots.style import freeze_layout, panels, save
+    from attnscope.results.results import Results
 
     tables = {
         name: pa.concat_tables(

@@ -20,8 +20,8 @@ from attnscope.commands.errors import FAILED, SKIPPED, Folder, Json, Trust, say,
 if TYPE_CHECKING:
     import pandas as pd
 
-    from attnscope.engine.results import Results
     from attnscope.plots import LeftOut
+    from attnscope.results.results import Results
 
 
 def report(
@@ -96,8 +96,8 @@ def tables(
 
     Example: attnscope tables runs/demo --by step,layer --columns sink_share,entropy
     """
-    from attnscope.engine.reading import kinds_of
     from attnscope.errors import ResultsError
+    from attnscope.results.summaries import kinds_of
 
     results = opened(folder)
     if csv is not None:
@@ -145,7 +145,7 @@ def compare(
 
     Example: attnscope compare runs/gpt2-float32 runs/gpt2-bfloat16
     """
-    from attnscope.engine.storage.files import atomic_file
+    from attnscope.results.files import atomic_file
 
     if (second is None) == (not published):
         raise typer.BadParameter("give a second run folder, or --published PAPER")
@@ -184,8 +184,8 @@ def check(
 
     Example: attnscope check runs/demo
     """
-    from attnscope.engine.storage.check import check_folder
     from attnscope.errors import command
+    from attnscope.results.check import check_folder
 
     report = check_folder(folder)
     pending = pending_units(folder) if plan else []
@@ -211,8 +211,8 @@ def pending_units(folder: Path) -> list[str]:
     """Return a line for every unit that `resume` would compute; no code that comes with a model is run."""
     from attnscope.config.run_config import Settings
     from attnscope.engine.planning import make_plan
-    from attnscope.engine.store import damage
     from attnscope.errors import ConfigError
+    from attnscope.results.store import damage
 
     settings = Settings.from_yaml(folder / "study.yaml")
     for source in settings.models:
@@ -255,7 +255,7 @@ def view(
 
 def opened(folder: Path) -> Results:
     """Return the results of a run folder; of a run that is not finished it is said what is missing."""
-    from attnscope.engine.results import load
+    from attnscope.results.results import load
     from attnscope.study_api.unfinished import unfinished
 
     results = load(folder)
@@ -267,9 +267,9 @@ def opened(folder: Path) -> Results:
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
     """Summarise the numeric columns by their kind: first within each sentence, then over sentences."""
     from attnscope._nearest import nearest
-    from attnscope.engine.reading import grouped, kinds_of
-    from attnscope.engine.schema import check_columns
     from attnscope.errors import MissingError, ResultsError
+    from attnscope.results.schema import check_columns
+    from attnscope.results.summaries import grouped, kinds_of
 
     frame = results.table(table)
     keys = results.keys(table)
@@ -295,7 +295,7 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:
     """Return the leading columns that fit into a width, each under its statistic where that is no mean."""
-    from attnscope.engine.reading import STATISTIC
+    from attnscope.results.summaries import STATISTIC
 
     titles = {name: f"{name} ({STATISTIC[kind]})" for name, kind in kinds.items() if kind in STATISTIC}
     titled = frame.rename(columns=titles)

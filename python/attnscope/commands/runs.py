@@ -18,8 +18,8 @@ from attnscope.commands.errors import SKIPPED, Draw, Folder, Json, Quiet, Trust,
 if TYPE_CHECKING:
     from attnscope.config.run_config import Study
     from attnscope.engine.executors.executor import Executor
-    from attnscope.engine.results import Results
     from attnscope.plots import LeftOut
+    from attnscope.results.results import Results
 
 Ray = Annotated[
     str, Option(metavar="ADDRESS", help="Do the units on a Ray cluster: auto, local, ray://HOST:PORT.")

@@ -26,7 +26,7 @@ from attnscope.demo.texts import text_windows, write_texts
 from attnscope.demo.training import Recipe, config_values, train
 
 if TYPE_CHECKING:
-    from attnscope.engine.results import Results
+    from attnscope.results.results import Results
 
 #: RoPE at θ = 10,000, learned vectors, ALiBi, T5's bias, nothing; RoPE at θ = 10⁶, and with a window.
 ENCODINGS = ("rope", "learned", "alibi", "t5", "none", "ntk", "window")

@@ -13,7 +13,7 @@ from attnscope.demo.training import Recipe, checkpoint_steps, train
 from attnscope.engine.progress import progress_bar
 
 if TYPE_CHECKING:
-    from attnscope.engine.results import Results
+    from attnscope.results.results import Results
 
 _SAMPLES_SEED = 1
 
@@ -147,8 +147,8 @@ def _store_examples(results: Results) -> None:
     import torch
 
     import attnscope
-    from attnscope.engine.schema import CHECKPOINT_KEYS
     from attnscope.plots.selection import last_step, measured_heads
+    from attnscope.results.schema import CHECKPOINT_KEYS
     from attnscope.view.captured import captured_sentence
 
     heads = last_step(measured_heads(results))

@@ -30,9 +30,9 @@ from attnscope.demo.texts import (
     training_batch,
 )
 from attnscope.engine.progress import progress_bar
-from attnscope.engine.storage.files import atomic_file, atomic_folder, remove
 from attnscope.models.checkpoints import step_of
 from attnscope.models.loading import without_progress_bars
+from attnscope.results.files import atomic_file, atomic_folder, remove
 
 _OPTIMIZER = "optimizer.pt"
 _LOSSES_SEED = 10_000

@@ -29,12 +29,12 @@ import torch
 from attnscope.demo.objectives import ARMS, STEPS, WHITENED, Arm
 from attnscope.demo.texts import byte_tokenizer, text_windows, write_texts
 from attnscope.demo.training import demo_checkpoints, evaluate_loss, last_checkpoint, one_thread, save_model
-from attnscope.engine.storage.files import remove
+from attnscope.results.files import remove
 
 if TYPE_CHECKING:
     from attnscope.config.run_config import Settings
     from attnscope.engine.executors.shards import ShardDone
-    from attnscope.engine.results import Results
+    from attnscope.results.results import Results
 
 MATCHED = "_matched"
 PRETRAINING = "pretraining"

@@ -24,12 +24,12 @@ from attnscope._evaluation import plain_defaults
 from attnscope._memory import frozen_gc, give_back_large_blocks, system_arrow_pool
 from attnscope._safe_text import escape_controls
 from attnscope.config.run_config import Settings
+from attnscope.engine.encoding import samples_table
 from attnscope.engine.executors.executor import Executor, Local, Outcome
-from attnscope.engine.executors.held import HeldModel, about_model
+from attnscope.engine.model_cache import HeldModel, about_model
 from attnscope.engine.planning import make_plan
 from attnscope.engine.progress import progress_bar
-from attnscope.engine.results import Results, load
-from attnscope.engine.run_folder import (
+from attnscope.engine.provenance import (
     begun,
     default_name,
     machine,
@@ -39,7 +39,10 @@ from attnscope.engine.run_folder import (
     stored,
 )
 from attnscope.engine.stop import stop_signals
-from attnscope.engine.storage.files import (
+from attnscope.errors import DiskFull, Interrupted, UnitsFailed, command
+from attnscope.models import Checkpoint, LoadedModel, LoadError
+from attnscope.models.tokens import Encoder
+from attnscope.results.files import (
     NO_ROOM,
     hash_file,
     make_folder,
@@ -48,19 +51,16 @@ from attnscope.engine.storage.files import (
     remove_leftovers,
     write_bytes,
 )
-from attnscope.engine.storage.folder_lock import FolderLock
-from attnscope.engine.store import Store
-from attnscope.engine.texts.encoding import samples_table
-from attnscope.engine.texts.sources import extra_columns
-from attnscope.errors import DiskFull, Interrupted, UnitsFailed, command
-from attnscope.models import Checkpoint, LoadedModel, LoadError
-from attnscope.models.tokens import Encoder
+from attnscope.results.folder_lock import FolderLock
+from attnscope.results.results import Results, load
+from attnscope.results.store import Store
 from attnscope.study_api.plan import CheckpointsByModel, Plan
 from attnscope.study_api.stage_run import StageRun
 from attnscope.study_api.study import study_class
 from attnscope.study_api.tables import Table
 from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit
+from attnscope.texts.sources import extra_columns
 
 Say = Callable[[str], None]
 

@@ -10,9 +10,7 @@ from typing import Any
 from attnscope._names import name_fault
 from attnscope._nearest import nearest
 from attnscope.config.run_config import Settings
-from attnscope.engine.texts.encoding import encode
-from attnscope.engine.texts.readers import looks_wrapped
-from attnscope.engine.texts.sources import origin, read_sentences
+from attnscope.engine.encoding import encode
 from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, LoadError, find_checkpoints
 from attnscope.models.checkpoints import fingerprint
@@ -20,6 +18,8 @@ from attnscope.study_api.plan import CheckpointsByModel, Plan, megabytes
 from attnscope.study_api.stages import Stage, phases
 from attnscope.study_api.study import Study, study_class
 from attnscope.study_api.units import Cut, Input, Units
+from attnscope.texts.readers import looks_wrapped
+from attnscope.texts.sources import origin, read_sentences
 
 
 def make_plan(

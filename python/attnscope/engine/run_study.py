@@ -11,9 +11,9 @@ from attnscope.config.run_config import Settings, refuse_stored_trust
 from attnscope.engine.engine import Engine, Say
 from attnscope.engine.executors.executor import Executor
 from attnscope.engine.executors.shards import parts_of, take_in
-from attnscope.engine.results import Results, load
-from attnscope.engine.run_folder import refuse_other_study, settings_of, stored
+from attnscope.engine.provenance import refuse_other_study, settings_of, stored
 from attnscope.errors import ConfigError
+from attnscope.results.results import Results, load
 
 
 def run(

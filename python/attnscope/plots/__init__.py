@@ -17,7 +17,6 @@ import matplotlib.figure as mpl
 from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.config.study_folders import study_of
-from attnscope.engine.storage.files import refuse_links, write_bytes
 from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Results
 from attnscope.plots.latex import escaped, pdflatex
@@ -31,6 +30,7 @@ from attnscope.plots.maps import (
 )
 from attnscope.plots.standard import figures_of_any_run
 from attnscope.plots.style import save, style
+from attnscope.results.files import refuse_links, write_bytes
 
 __all__ = [
     "Drawn",

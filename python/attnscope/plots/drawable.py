@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from attnscope._safe_text import mark_controls
-from attnscope.engine.results import Results
+from attnscope.results.results import Results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

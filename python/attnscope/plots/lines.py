@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.engine.reading import NULLS, null_value, uniform_value
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.axes import (
     axis_label,
@@ -28,6 +27,7 @@ from attnscope.plots.axes import (
 from attnscope.plots.figure import NotDrawable
 from attnscope.plots.selection import estimate, first_step, last_step, rows_of
 from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, style
+from attnscope.results.summaries import NULLS, null_value, uniform_value
 
 #: A baseline so many times the highest measured value asks for a logarithmic axis.
 FAR = 8

@@ -13,12 +13,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.reading import defined, heads_only, in_series, measured_columns, optional, with_groups
-from attnscope.engine.schema import HEAD_KEYS
 from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.drawable import drawable
 from attnscope.plots.figure import Results, require_table
+from attnscope.results.schema import HEAD_KEYS
+from attnscope.results.summaries import (
+    defined,
+    heads_only,
+    in_series,
+    measured_columns,
+    optional,
+    with_groups,
+)
 
 #: Samples below which no intervals are given that hold for many means at once.
 FEWEST_TOGETHER = 10

@@ -20,8 +20,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
-from attnscope.engine.reading import uniform_value
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
 from attnscope.plots.figure import (
@@ -58,6 +56,8 @@ from attnscope.plots.selection import (
     series_noun,
 )
 from attnscope.plots.style import INK, NARROWEST, legend_row, panels
+from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.results.summaries import uniform_value
 
 
 def figures_of_any_run() -> dict[str, Figure]:

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
 from attnscope._safe_text import mark_controls
-from attnscope.engine.storage.files import atomic_file
+from attnscope.results.files import atomic_file
 
 #: Inches: the text width of a two-column page, which figures of several panels have; a panel with its labels.
 WIDTH, NARROWEST = 7.0, 1.45

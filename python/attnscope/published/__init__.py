@@ -18,8 +18,8 @@ import pandas as pd
 
 from attnscope._nearest import nearest
 from attnscope.config.study_folders import StudyFolder, studies, study_of
-from attnscope.engine.results import Results
 from attnscope.errors import MissingError, ResultsError
+from attnscope.results.results import Results
 
 
 def published_numbers(paper: str) -> pd.DataFrame:

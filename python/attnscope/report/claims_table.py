@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.report.numbers import interval_text, number
 from attnscope.report.section import Page
+from attnscope.results.schema import CHECKPOINT_KEYS
 
 #: Rows of the table of claims from which it is folded.
 LONGEST = 40

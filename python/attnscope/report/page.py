@@ -24,13 +24,13 @@ from markupsafe import Markup
 
 from attnscope._safe_text import mark_controls, quote_formulas
 from attnscope.config.study_folders import study_of
-from attnscope.engine.results import Results
-from attnscope.engine.storage.files import write_bytes
 from attnscope.plots.figure import require_table
 from attnscope.plots.latex import escaped, pdflatex
 from attnscope.report import any_run
 from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Table, isolate_name, isolate_names, printable_line
+from attnscope.results.files import write_bytes
+from attnscope.results.results import Results
 from attnscope.study_api.unfinished import unfinished
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.study_api.tables import Column, Table
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.support import LayerSupport
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.study_api.tables import Column
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from functools import cached_property
 from typing import Any
 
 from attnscope.config.run_config import Settings
-from attnscope.engine.texts.sentence import Sentence
 from attnscope.models import Checkpoint, Encoder
 from attnscope.study_api.stages import Stage
 from attnscope.study_api.units import Unit
+from attnscope.texts.sentence import Sentence
 
 CheckpointsByModel = dict[int, list[tuple[Checkpoint, str]]]
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from attnscope.engine.results import Results
 from attnscope.models import Checkpoint, LoadedModel
 from attnscope.models.checkpoints import folder_of
+from attnscope.results.results import Results
 from attnscope.study_api.batches import batches
 from attnscope.study_api.context import RunContext
 from attnscope.study_api.forward import Batch, batch_of, padded, self_attention

@@ -31,13 +31,13 @@ from attnscope.config.config_files import as_list
 from attnscope.config.run_config import Names as Names
 from attnscope.config.run_config import Settings, Strict, explain
 from attnscope.config.study_folders import find_study, load_study, studies
-from attnscope.engine.texts.sentence import Sentence
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder
 from attnscope.study_api.plan import Plan
 from attnscope.study_api.stages import Stage
 from attnscope.study_api.tables import Table
 from attnscope.study_api.units import Unit, Units
+from attnscope.texts.sentence import Sentence
 
 
 class Options(Strict):

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from attnscope._nearest import nearest
-from attnscope.engine.schema import VARIANT_KEYS, head_means_of, variants_of, without_empty
+from attnscope.results.schema import VARIANT_KEYS, head_means_of, variants_of, without_empty
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from attnscope.config.study_folders import study_of
-from attnscope.engine.results import Results
 from attnscope.errors import command
+from attnscope.results.results import Results
 from attnscope.study_api.study import study_class
 
 

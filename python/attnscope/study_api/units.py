@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from attnscope.engine.texts.sentence import Sentence
 from attnscope.models import Checkpoint, Encoded
+from attnscope.texts.sentence import Sentence
 
 Kind = Literal["texts", "checkpoints", "pairs", "once"]
 

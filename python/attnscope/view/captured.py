@@ -13,8 +13,6 @@ from torch import Tensor
 
 from attnscope._warn import warn
 from attnscope.capture import capture
-from attnscope.engine.results import Results
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.errors import ResultsError
 from attnscope.metrics.support import LayerSupport
 from attnscope.models.architecture import input_device
@@ -23,6 +21,8 @@ from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
 from attnscope.models.inputs.prompt_learning import virtual_names, virtual_tokens
 from attnscope.models.inputs.text_inputs import encode_text, read_inputs
 from attnscope.models.tokens import Encoder
+from attnscope.results.results import Results
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.view.measured import Stack
 from attnscope.view.table_checks import checked_table, read_token_ids
 

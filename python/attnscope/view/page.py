@@ -18,8 +18,8 @@ import torch
 from attnscope._safe_text import mark_controls
 from attnscope._warn import aggregate_warnings
 from attnscope.capture.module_tracing import model_hint
-from attnscope.engine.results import Results
-from attnscope.engine.storage.files import write_bytes
+from attnscope.results.files import write_bytes
+from attnscope.results.results import Results
 from attnscope.view.captured import stacks_of_model
 from attnscope.view.measured import contents_of_stacks, contents_of_tensors
 

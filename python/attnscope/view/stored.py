@@ -14,7 +14,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from attnscope.engine.reading import (
+from attnscope.errors import ResultsError
+from attnscope.metrics.discovery import quantity
+from attnscope.results.results import Results
+from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.results.summaries import (
     defined,
     grouped,
     heads_only,
@@ -23,10 +27,6 @@ from attnscope.engine.reading import (
     optional,
     uniform_value,
 )
-from attnscope.engine.results import Results
-from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.errors import ResultsError
-from attnscope.metrics.discovery import quantity
 from attnscope.view.captured import captured_sentence
 from attnscope.view.measured import Maps, number, plain
 from attnscope.view.table_checks import checked_optional, checked_table, read_matrix

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.reading import optional
-from attnscope.engine.results import Results
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.errors import ResultsError
+from attnscope.results.results import Results
+from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.results.summaries import optional
 
 #: Columns without which a row of a table has no place on the page.
 REQUIRED = {

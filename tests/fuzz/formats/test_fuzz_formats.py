@@ -20,10 +20,10 @@ from safetensors.torch import save
 
 import attnscope as asc
 from attnscope.config.run_config import Settings
-from attnscope.engine.results import load
-from attnscope.engine.store import damage
 from attnscope.errors import ConfigError, ResultsError
 from attnscope.models.safetensors_header import BITS, read_header
+from attnscope.results.results import load
+from attnscope.results.store import damage
 from folders import model_folder, sentences
 
 #: Examples of the quick and of the slow run.

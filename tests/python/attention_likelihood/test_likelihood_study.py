@@ -195,7 +195,7 @@ def test_a_model_that_shifts_the_replaced_token_ends_by_the_checks_name(
         embed.register_forward_pre_hook(turned)
         return loaded
 
-    monkeypatch.setattr("attnscope.engine.executors.held.load_model", shifted)
+    monkeypatch.setattr("attnscope.engine.model_cache.load_model", shifted)
     results = run(settings(folder, texts, tmp_path, swap=False), progress=False, say=lambda text: None)
     ((skipped),) = results.provenance["skipped"]
     assert "the check replaced_tokens does not hold: 16, where at most 0" in skipped["reason"]
@@ -296,7 +296,7 @@ def test_every_figure_is_drawn_or_says_why(whole):
 def test_a_dose_has_a_line_of_each_third_or_one_of_all_layers(depths):
     import pandas as pd
 
-    from attnscope.engine.results import Results
+    from attnscope.results.results import Results
     from attnscope.studies.attention_likelihood.figures import FIGURES
 
     rows = [

@@ -22,7 +22,7 @@ from attnscope.demo.texts import (
     training_batch,
 )
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
-from attnscope.engine.results import Results
+from attnscope.results.results import Results
 
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 

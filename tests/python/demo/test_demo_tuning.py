@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from attnscope.demo.objectives import ARMS, Arm, answers, contrastive_loss, inverse_root
 from attnscope.demo.training import Recipe, train
 from attnscope.demo.tuning import _train_all, _trained_arms, summary, tune
-from attnscope.engine.storage.files import remove
 from attnscope.metrics.weights.moments import Moments
+from attnscope.results.files import remove
 
 
 @pytest.fixture(scope="module")

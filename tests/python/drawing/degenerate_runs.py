@@ -23,8 +23,8 @@ import likelihood_study
 import position_study
 from attnscope.config.run_config import Study
 from attnscope.config.study_folders import find_study, studies
-from attnscope.engine.results import Results
 from attnscope.engine.run_study import run
+from attnscope.results.results import Results
 from attnscope.study_api.study import study_class
 from attnscope.study_api.tables import Table, arrow_type
 from folders import model_folder, sentences, series

@@ -16,10 +16,10 @@ from degenerate_runs import NAMES, RUNS, declared_tables, whole_run
 from matplotlib.figure import Figure
 
 import figure_tables as made
-from attnscope.engine.results import Results
 from attnscope.plots import NotDrawable, emergence_curve, figures_of, head_emergence
 from attnscope.plots import figure as figure_module
 from attnscope.report import report
+from attnscope.results.results import Results
 from attnscope.studies.attention_sinks.figures import FIGURES
 
 #: How often the columns are dealt into groups, and into how many.

@@ -13,7 +13,6 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
 import figure_tables as made
-from attnscope.engine.results import Results
 from attnscope.plots import Options, draw, figures, threshold_curve
 from attnscope.plots.figure_options import adapt, wrap_titles
 from attnscope.plots.standard import examples
@@ -26,6 +25,7 @@ from attnscope.plots.style import (
     panels,
     style,
 )
+from attnscope.results.results import Results
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,6 @@ from matplotlib.figure import Figure
 
 import attnscope as asc
 import figure_tables as made
-from attnscope.engine.reading import heads_only, uniform_value, with_groups
-from attnscope.engine.results import Results
 from attnscope.metrics.spectra.null_law import null_spectrum
 from attnscope.plots import (
     LeftOut,
@@ -36,6 +34,8 @@ from attnscope.plots.axes import step_axis
 from attnscope.plots.figure import _has_data
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import estimate, measured_heads
+from attnscope.results.results import Results
+from attnscope.results.summaries import heads_only, uniform_value, with_groups
 from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
 
 RESULTS = made.make_results()
@@ -341,7 +341,7 @@ def test_drawing_without_axes_makes_some_and_leaves_rcparams_alone(heads) -> Non
 
 
 def test_importing_the_package_loads_no_matplotlib() -> None:
-    code = "import sys, attnscope, attnscope.engine.results; print('matplotlib' in sys.modules)"
+    code = "import sys, attnscope, attnscope.results.results; print('matplotlib' in sys.modules)"
     path = str(Path(__file__).resolve().parents[3] / "python")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=False

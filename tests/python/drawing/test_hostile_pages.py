@@ -23,12 +23,12 @@ import attnscope as asc
 import figure_tables as made
 import study_tables
 from attnscope.config.study_folders import find_study
-from attnscope.engine.results import Results
 from attnscope.plots import draw_all, save
 from attnscope.report import latex_tables
 from attnscope.report.page import html as table_html
 from attnscope.report.page import render
 from attnscope.report.section import Page, Section, Table, paragraphs
+from attnscope.results.results import Results
 from browser import complaints, dom, in_a_browser
 
 PACKAGE = Path(asc.__file__).parent

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 import study_tables as made
 from attnscope import inference
 from attnscope.commands.cli import app
-from attnscope.engine.results import Results
 from attnscope.plots import NotDrawable
 from attnscope.plots.selection import measured_heads
 from attnscope.report import latex_tables
 from attnscope.report.numbers import number_rows
 from attnscope.report.page import latex
 from attnscope.report.section import Table
+from attnscope.results.results import Results
 
 DOCUMENT = r"""\documentclass{article}
 %s

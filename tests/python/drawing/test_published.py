@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import study_tables as made
 from attnscope.commands.cli import app
-from attnscope.engine.results import Results
 from attnscope.errors import MissingError, ResultsError
 from attnscope.published import compare_published, published_numbers, same_model
+from attnscope.results.results import Results
 from attnscope.studies.attention_sinks.published import SOURCES
 
 NUMBERS = published_numbers("ruscio2025")

@@ -16,8 +16,6 @@ import attnscope
 import attnscope.protocols
 import figure_tables as made
 import study_tables as tables
-from attnscope.engine.reading import heads_only
-from attnscope.engine.results import Results
 from attnscope.plots.selection import measured_heads, series_noun
 from attnscope.report import report
 from attnscope.report.any_run import strongest_heads
@@ -26,6 +24,8 @@ from attnscope.report.page import _facts, _flat, further, render
 from attnscope.report.page import html as table_html
 from attnscope.report.section import Page as StudyPage
 from attnscope.report.section import Table
+from attnscope.results.results import Results
+from attnscope.results.summaries import heads_only
 from attnscope.studies.attention_sinks.report_tables import emergence, fisher, frames, questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
 

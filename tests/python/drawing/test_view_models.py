@@ -9,8 +9,8 @@ import torch
 
 import attnscope as asc
 import figure_tables as made
-from attnscope.engine.results import Results
 from attnscope.errors import ResultsError
+from attnscope.results.results import Results
 from browser import CHROMIUM, in_a_browser, looked_at, probe
 from models import tiny_llama
 

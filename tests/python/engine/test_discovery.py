@@ -10,11 +10,11 @@ import pytest
 from attnscope.config import study_folders as discovery
 from attnscope.config.config_files import read_config
 from attnscope.config.run_config import Study
-from attnscope.engine.results import Results
 from attnscope.errors import ResultsError
 from attnscope.plots import draw_all, figures_of
 from attnscope.published import compare_published, papers
 from attnscope.report import latex_tables, report
+from attnscope.results.results import Results
 
 FILES = {
     "__init__.py": "",

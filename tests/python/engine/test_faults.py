@@ -12,12 +12,12 @@ import re
 import pytest
 from file_faults import Operations, crash
 
-from attnscope.engine import run_folder
+from attnscope.engine import provenance as run_folder
 from attnscope.engine.engine import Engine
 from attnscope.engine.run_study import resume, run
-from attnscope.engine.storage.check import check_folder
-from attnscope.engine.store import damage
 from attnscope.errors import DiskFull
+from attnscope.results.check import check_folder
+from attnscope.results.store import damage
 from folders import sentences, study, table_bytes
 
 

@@ -13,11 +13,11 @@ from attnscope.config.config_files import read_config, split_analysis
 from attnscope.config.packaged_configs import analyses, catalogue, packaged
 from attnscope.config.run_config import Study, TextSource
 from attnscope.demo.texts import VOCABULARY_SIZE, byte_tokenizer
-from attnscope.engine.results import nearest
-from attnscope.engine.texts.sources import read_sentences
 from attnscope.errors import ConfigError
 from attnscope.models import LoadError
+from attnscope.results.results import nearest
 from attnscope.studies.attention_sinks.layer_rows import metric_names
+from attnscope.texts.sources import read_sentences
 from weight_models import tiny
 
 #: The paper's models, as their authors named them on the hub.

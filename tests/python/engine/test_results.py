@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.commands.results_commands import narrow, statistics
-from attnscope.engine import results as module
-from attnscope.engine.reading import grouped, kinds_of, typical
-from attnscope.engine.results import Results, load
-from attnscope.engine.schema import HEAD_KEYS
+from attnscope.results import results as module
+from attnscope.results.results import Results, load
+from attnscope.results.schema import HEAD_KEYS
+from attnscope.results.summaries import grouped, kinds_of, typical
 from attnscope.study_api.tables import Column, Rows, Table
 from attnscope.study_api.unfinished import unfinished
 

@@ -11,10 +11,10 @@ import torch
 from transformers import AutoTokenizer
 
 import attnscope as asc
-from attnscope.engine.run_folder import _own_git_state
+from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run_study import resume, run
-from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.errors import ConfigError, FolderLocked
+from attnscope.results.folder_lock import FolderLock
 from folders import sentences, study
 
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.config.run_config import TextSource
-from attnscope.engine.texts import readers, sources
-from attnscope.engine.texts.readers import looks_wrapped
-from attnscope.engine.texts.sources import extra_columns, read_sentences
 from attnscope.errors import ConfigError
 from attnscope.studies.attention_sinks.options import by_focus_word
+from attnscope.texts import readers, sources
+from attnscope.texts.readers import looks_wrapped
+from attnscope.texts.sources import extra_columns, read_sentences
 
 TEXTS = ["Ein Käse, bitte.", 'He said "no, never".', "A third one."]
 

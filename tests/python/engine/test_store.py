@@ -15,11 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.engine.storage import folder_lock
-from attnscope.engine.storage.files import atomic_file, atomic_folder, write_bytes
-from attnscope.engine.storage.folder_lock import FolderLock
-from attnscope.engine.store import Store, repeating
 from attnscope.errors import DiskFull, FolderLocked
+from attnscope.results import folder_lock
+from attnscope.results.files import atomic_file, atomic_folder, write_bytes
+from attnscope.results.folder_lock import FolderLock
+from attnscope.results.store import Store, repeating
 from folders import until
 
 NAMES = {f"u{i}": f"{i:05d}-u{i}" for i in range(4)}
@@ -121,7 +121,7 @@ def test_an_intact_unit_is_taken_whoever_wrote_it(store):
 def test_a_writer_killed_right_after_the_rename_has_done_its_unit(tmp_path):
     code = (
         "import os; from pathlib import Path; import pyarrow as pa\n"
-        "from attnscope.engine import store\nfrom attnscope.engine.storage import files\n"
+        "from attnscope.results import files, store\n"
         f"made = store.Store(Path({str(tmp_path)!r})); made.open({{'u': '00-u'}})\n"
         "files.sync = lambda path: os._exit(9) if path.name == 'units' else None\n"
         "made.write('u', {'heads': pa.table({'head': [1, 2, 3]})})"
@@ -169,7 +169,7 @@ def test_gather_keeps_the_order_and_its_bytes_do_not_depend_on_history(store, tm
 
 
 def test_gather_writes_bounded_row_groups(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.engine.store.ROW_GROUP", 10)
+    monkeypatch.setattr("attnscope.results.store.ROW_GROUP", 10)
     store.gather(list(NAMES), "heads", tmp_path / "a.parquet")
     assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 2
     store.gather(list(NAMES), "bars", tmp_path / "b.parquet")
@@ -234,7 +234,7 @@ def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):
 def test_a_killed_owner_leaves_no_lock(tmp_path):
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from attnscope.engine.storage.folder_lock import FolderLock\n"
+        "from attnscope.results.folder_lock import FolderLock\n"
         f"held = FolderLock(Path({str(tmp_path)!r})).__enter__(); print('held', flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

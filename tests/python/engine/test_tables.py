@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from attnscope.engine.results import Results
+from attnscope.results.results import Results
 from attnscope.study_api.claims import UNDECIDED, Claim, adjusted
 from attnscope.study_api.reductions import Partials, folded
 from attnscope.study_api.tables import Column, Rows, Table, control_rows

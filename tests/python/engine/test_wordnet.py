@@ -7,9 +7,9 @@ import types
 import pytest
 
 from attnscope.config.run_config import TextSource
-from attnscope.engine.texts.sources import read_sentences
-from attnscope.engine.texts.wordnet import example_rows, splitter
 from attnscope.errors import ConfigError
+from attnscope.texts.sources import read_sentences
+from attnscope.texts.wordnet import example_rows, splitter
 
 SYNSETS = [
     ("cat.n.01", "n", ["cat", "true_cat"], ["the cat sat on it", "a cat", "Cat and cat and cat, all"]),

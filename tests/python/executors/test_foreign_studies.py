@@ -16,9 +16,9 @@ from foreign import NAMES, settings
 from safetensors.numpy import load_file
 
 import attnscope as asc
-from attnscope.engine.results import load
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import ConfigError
+from attnscope.results.results import load
 from attnscope.study_api.study import study_class
 from folders import Launcher, table_bytes
 

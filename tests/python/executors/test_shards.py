@@ -16,15 +16,15 @@ import yaml
 from foreign import NAMES, settings
 
 from attnscope.config.run_config import Settings
+from attnscope.engine import model_cache as held
 from attnscope.engine.engine import Engine
-from attnscope.engine.executors import held
 from attnscope.engine.executors.shards import Shard, gather, parts_of, rounds, run_shard, shares
 from attnscope.engine.executors.slurm import slurm_script
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import resume, run
-from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.errors import ConfigError, FolderLocked, ResultsError
 from attnscope.models import LoadError
+from attnscope.results.folder_lock import FolderLock
 from folders import sentences, table_bytes
 
 STUDY = "token_likelihood"

@@ -9,10 +9,10 @@ import torch
 
 from attnscope import published
 from attnscope.config import study_folders as studies
-from attnscope.engine.results import load
 from attnscope.metrics import discovery as metrics
 from attnscope.metrics import measure as measuring
 from attnscope.plots import draw_all, figures_of
+from attnscope.results.results import load
 from attnscope.view import view
 from folders import model_folder, sentences
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import attnscope as asc
 from attnscope._safe_text import escape_controls, mark_controls, quote_formula, quote_formulas
 from attnscope.engine.git_state import ask_git, git_state
-from attnscope.engine.results import Results
+from attnscope.results.results import Results
 
 ESCAPE = "\x1b[31mred\x9b0m\u202ereversed"
 #: Of Unicode's own properties: controls of the text direction, and what no line of a terminal may hold.

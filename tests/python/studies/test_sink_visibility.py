@@ -128,7 +128,7 @@ def test_uniform_attention_stands_beside_each_support(case):
 
 
 def test_a_mean_over_layers_of_which_one_has_a_mask_has_no_uniform_value_beside_it():
-    from attnscope.engine.reading import uniform_value
+    from attnscope.results.summaries import uniform_value
 
     keys = {"metric": "entropy", "kind": "uniform", "protocol": "exact", "threshold": np.nan}
     table = pd.DataFrame([{**keys, "n_tokens": 9, "support": "causal", "value": 1.5}])

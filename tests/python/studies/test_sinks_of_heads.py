@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.results import Results
 from attnscope.metrics.information.sink_test import pooled_sinks, sink_sums, sink_test
+from attnscope.results.results import Results
 from attnscope.studies.attention_sinks.sink_heads import SinkSums, classify_heads, sink_heads
 from attnscope.studies.attention_sinks.summaries import frames
 from attnscope.study_api.forward import Batch

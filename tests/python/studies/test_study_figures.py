@@ -14,8 +14,6 @@ from matplotlib.figure import Figure
 
 import attnscope
 import study_tables as made
-from attnscope.engine.reading import null_value, uniform_value, with_groups
-from attnscope.engine.results import Results
 from attnscope.plots import (
     NotDrawable,
     betti_curve,
@@ -29,6 +27,8 @@ from attnscope.plots import (
 from attnscope.plots.axes import depth_axis
 from attnscope.plots.selection import measured_heads
 from attnscope.plots.style import freeze_layout
+from attnscope.results.results import Results
+from attnscope.results.summaries import null_value, uniform_value, with_groups
 from attnscope.studies.attention_sinks.figures import FIGURES
 from attnscope.studies.attention_sinks.figures.layers import protocol_profile
 from attnscope.studies.attention_sinks.figures.runs import fisher_profile, kl_by_threshold

@@ -6,9 +6,9 @@ import pytest
 from matplotlib.collections import PathCollection
 
 from attnscope.config.run_config import Study
-from attnscope.engine.results import Results
 from attnscope.engine.run_study import run
 from attnscope.plots import draw, figures_of
+from attnscope.results.results import Results
 from attnscope.studies.wavelet_heads import figures
 from attnscope.studies.wavelet_heads.figures import power_by_layer, scalogram
 from folders import sentences, series

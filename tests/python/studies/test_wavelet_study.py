@@ -12,10 +12,10 @@ import models
 from attnscope.capture import capture
 from attnscope.config.packaged_configs import packaged
 from attnscope.config.run_config import Study
-from attnscope.engine.results import Results
 from attnscope.engine.run_study import run
 from attnscope.errors import ConfigError, MissingError
 from attnscope.published import compare_published, published_numbers
+from attnscope.results.results import Results
 from attnscope.studies.supports import visible_pairs
 from attnscope.studies.wavelet_heads.summaries import correlated, published
 from attnscope.studies.wavelet_heads.tables import WaveletOptions

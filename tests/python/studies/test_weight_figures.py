@@ -9,10 +9,10 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from attnscope.engine.results import Results
 from attnscope.plots.figure import Options
 from attnscope.plots.style import MUTED
 from attnscope.report.section import Page
+from attnscope.results.results import Results
 from attnscope.studies.pretraining_writes.figures import FIGURES
 from attnscope.studies.pretraining_writes.options import ROLES
 from attnscope.studies.pretraining_writes.sections import SECTIONS

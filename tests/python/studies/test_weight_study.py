@@ -192,7 +192,7 @@ def test_the_report_says_the_claims_first(made, drawn):
 
 
 def test_a_killed_run_resumes_byte_for_byte(home, tmp_path, monkeypatch):
-    from attnscope.engine import store
+    from attnscope.results import store
 
     options = {**BARE, "roles": ["q", "down"]}
     settings = study(home, tmp_path / "killed", "base", "tuned", layers=[0], options=options)

@@ -20,11 +20,11 @@ import torch
 
 from attnscope.config.run_config import Settings
 from attnscope.engine.executors.executor import Executor, Outcome, RunState
-from attnscope.engine.executors.held import needed_bytes
 from attnscope.engine.executors.schedule import ATTEMPTS, Schedule
 from attnscope.engine.executors.shards import refuse_free_disk
 from attnscope.engine.executors.worker import as_text
-from attnscope.engine.run_folder import machine, other_numbers
+from attnscope.engine.model_cache import needed_bytes
+from attnscope.engine.provenance import machine, other_numbers
 from attnscope.errors import ConfigError, UnitsFailed
 from attnscope.study_api.plan import megabytes
 from attnscope.study_api.units import Unit

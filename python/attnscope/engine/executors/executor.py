@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from attnscope.config.run_config import Settings
-from attnscope.engine.store import Store
 from attnscope.models import LoadError
+from attnscope.results.store import Store
 from attnscope.study_api.plan import Plan
 from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit

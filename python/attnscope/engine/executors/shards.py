@@ -27,8 +27,7 @@ from typing import Any
 from attnscope.config.run_config import Settings, refuse_stored_trust
 from attnscope.engine.engine import Engine, Say, write_provenance
 from attnscope.engine.executors.executor import Local
-from attnscope.engine.results import Results, load
-from attnscope.engine.run_folder import (
+from attnscope.engine.provenance import (
     SHARDS,
     begun,
     changes,
@@ -39,9 +38,10 @@ from attnscope.engine.run_folder import (
     settings_of,
     stored,
 )
-from attnscope.engine.storage.files import refuse_links
-from attnscope.engine.storage.folder_lock import FolderLock
 from attnscope.errors import ConfigError, ResultsError, command
+from attnscope.results.files import refuse_links
+from attnscope.results.folder_lock import FolderLock
+from attnscope.results.results import Results, load
 from attnscope.study_api.plan import Plan
 from attnscope.study_api.units import Unit
 

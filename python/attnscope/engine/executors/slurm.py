@@ -19,9 +19,9 @@ import torch
 
 from attnscope.config.run_config import Settings
 from attnscope.engine.engine import Engine
-from attnscope.engine.executors.held import needed_bytes
 from attnscope.engine.executors.shards import refuse_free_disk, rounds
-from attnscope.engine.run_folder import resolved
+from attnscope.engine.model_cache import needed_bytes
+from attnscope.engine.provenance import resolved
 from attnscope.errors import ConfigError, command
 
 TEMPLATE = """#!/bin/bash

@@ -22,7 +22,7 @@ import torch
 from attnscope._documents import parse_yaml
 from attnscope.config.run_config import Settings
 from attnscope.engine.engine import Engine
-from attnscope.engine.run_folder import machine
+from attnscope.engine.provenance import machine
 from attnscope.errors import ConfigError
 from attnscope.models import Checkpoint, LoadError
 from attnscope.models.checkpoints import fingerprint

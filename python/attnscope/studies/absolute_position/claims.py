@@ -2,8 +2,8 @@
 """The claims of the paper (C) and of its precursor (P): what is measured of each.
 
 The verdict is made by `attnscope.study_api.claims`. Identities of any causal model (C1, C4, half of C8) hold
-for untrained models too, as their reason states. What a model with random weights shows as well is no evidence:
-C3, C5, C9, C10, C11 and P3 are held against such models.
+for untrained models too, as their reason states. What a model with random weights shows as well is no
+evidence: C3, C5, C9, C10, C11 and P3 are held against such models.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import holm
 from attnscope.report.claims_table import interval
 from attnscope.report.numbers import number
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.absolute_position.arms import FIXED
 from attnscope.studies.absolute_position.checks import absolute_positions
 from attnscope.studies.absolute_position.removals import ALL_REPLACEMENTS

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.report.claims_table import interval
 from attnscope.report.numbers import number
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.study_api.claims import (
     CONTRADICTED,
     SUPPORTED,

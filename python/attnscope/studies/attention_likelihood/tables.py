@@ -7,7 +7,7 @@ associations likewise. Numbers over all layers are in the table `overall`.
 
 from __future__ import annotations
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.checks import CHECKS
 from attnscope.study_api.claims import CLAIM_COLUMNS
 from attnscope.study_api.tables import Column, Table, columns

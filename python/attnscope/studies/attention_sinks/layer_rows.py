@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.engine.schema import head_means_of
 from attnscope.metrics.discovery import registry
 from attnscope.metrics.homology.barcodes import bar_columns
 from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import reads_layers, resolve_thresholds
 from attnscope.metrics.quantity import Quantity, Site
+from attnscope.results.schema import head_means_of
 from attnscope.studies.supports import LayerVisibility, keys_of
 from attnscope.study_api.forward import Batch, head_mean
 from attnscope.study_api.stage_run import StageRun

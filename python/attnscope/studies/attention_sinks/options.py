@@ -13,13 +13,13 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from attnscope._nearest import nearest
 from attnscope.config.run_config import TextSource
-from attnscope.engine.texts.sentence import Row
-from attnscope.engine.texts.sources import words
 from attnscope.errors import ConfigError
 from attnscope.inference.controls import FEWEST
 from attnscope.metrics.plan import THRESHOLDS
 from attnscope.studies.attention_sinks.layer_rows import metric_names
 from attnscope.study_api.study import Options, among
+from attnscope.texts.sentence import Row
+from attnscope.texts.sources import words
 
 Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "examples"]
 EXTRA: tuple[Extra, ...] = get_args(Extra)

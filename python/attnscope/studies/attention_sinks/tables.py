@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.metrics.quantity import Quantity
+from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.studies.attention_sinks.layer_rows import METRICS, select_quantities, table_of
 from attnscope.studies.attention_sinks.shuffled_removal import SHARE, SHUFFLED
 from attnscope.studies.nulls import BASELINES

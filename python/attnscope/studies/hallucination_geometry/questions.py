@@ -17,10 +17,10 @@ from attnscope.errors import ConfigError
 from attnscope.inference.detection import detection
 
 if TYPE_CHECKING:
-    from attnscope.engine.texts.sentence import Sentence
     from attnscope.models import Encoder
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
     from attnscope.study_api.plan import Plan
+    from attnscope.texts.sentence import Sentence
 
 NAME = "hallucination_geometry"
 FOLDS = 8

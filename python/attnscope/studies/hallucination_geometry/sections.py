@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.report.claims_table import claims_frame
 from attnscope.report.numbers import number
 from attnscope.report.section import NamedSentence, Page, Section
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.hallucination_geometry.claims import CLAIMS
 from attnscope.study_api.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED
 

@@ -12,8 +12,8 @@ import torch
 
 from attnscope.capture import Forward
 from attnscope.capture.likelihood.tokens import token_likelihood
-from attnscope.engine.store import dataset
 from attnscope.errors import MissingError
+from attnscope.results.store import dataset
 from attnscope.studies.hallucination_geometry.questions import as_table
 from attnscope.studies.hallucination_geometry.tables import TABLES
 from attnscope.study_api.tables import described

@@ -23,10 +23,10 @@ from attnscope.study_api.study import Study
 from attnscope.study_api.units import Unit, Units
 
 if TYPE_CHECKING:
-    from attnscope.engine.texts.sentence import Sentence
     from attnscope.models import Encoder
     from attnscope.study_api.plan import Plan
     from attnscope.study_api.stage_run import StageRun
+    from attnscope.texts.sentence import Sentence
 
 _ALL = 10**9
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.studies.pretraining_writes.arm_claims import ARM_CLAIMS, Arms, arm_runs
 from attnscope.studies.pretraining_writes.evidence import Mean, Pair, pairs_of
 from attnscope.studies.pretraining_writes.fractions import FLOOR, spread_over

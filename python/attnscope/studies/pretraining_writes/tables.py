@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.study_api.claims import CLAIM_COLUMNS
 from attnscope.study_api.tables import Column, Table
 

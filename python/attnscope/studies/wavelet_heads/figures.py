@@ -12,8 +12,6 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 
-from attnscope.engine.reading import heads_only, in_series
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.metrics.signals.wavelet import morlet_scalogram
 from attnscope.plots.axes import layer_colors, layers_below, series_colors
 from attnscope.plots.figure import (
@@ -47,6 +45,8 @@ from attnscope.plots.style import (
     panels,
     style,
 )
+from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.results.summaries import heads_only, in_series
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.metrics.information import sink_sets
 from attnscope.metrics.quantity import Quantity, attribute_reader
 from attnscope.metrics.signals import locality, power_spectrum, uncertainty, wavelet
+from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
 from attnscope.studies.wavelet_heads.harmonics import ORDERS

@@ -116,7 +116,7 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
     """Reads of position 0 are taken from later queries alone: its own trajectory is that of the base arm."""
     from attnscope.capture import Forward, forward
     from attnscope.engine.engine import Engine
-    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.provenance import resolved
     from attnscope.studies.absolute_position.arms import reading_arms
     from attnscope.study_api.stage_run import StageRun
 
@@ -144,7 +144,7 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
 
 def test_matched_sets_are_different_sets_of_as_many_heads_of_the_same_layers(folder, texts, tmp_path):
     from attnscope.engine.engine import Engine
-    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.provenance import resolved
     from attnscope.studies.absolute_position.arms import reading_arms
     from attnscope.study_api.stage_run import StageRun
 

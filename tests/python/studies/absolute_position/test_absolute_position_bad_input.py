@@ -181,7 +181,7 @@ def test_bad_encodings(folder, texts, tmp_path, changes, message):
 
 def test_a_tokenizer_without_a_second_special_token_is_noted(folder, texts, tmp_path, monkeypatch):
     from attnscope.engine.engine import Engine
-    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.provenance import resolved
     from attnscope.studies.absolute_position import arms
     from attnscope.study_api.stage_run import StageRun
 

@@ -28,7 +28,7 @@ def results(folder, texts, tmp_path_factory):
 def bare_texts(results):
     """The token ids of every batch of windows, nothing before them."""
     from attnscope.engine.engine import Engine
-    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.provenance import resolved
     from attnscope.studies.absolute_position import precursor
     from attnscope.studies.absolute_position.arms import token_ids
     from attnscope.study_api.stage_run import StageRun

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.engine.results import Results
 from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, Measured, comparison_row, pairs
+from attnscope.results.results import Results
 
 #: What the published numbers may not be taken for.
 STATEMENTS = (

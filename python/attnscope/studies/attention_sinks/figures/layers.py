@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attnscope.engine.reading import defined, in_series
 from attnscope.metrics.discovery import quantity
 from attnscope.plots.axes import depth_axis, drawn_range, series_colors
 from attnscope.plots.figure import (
@@ -29,6 +28,7 @@ from attnscope.plots.figure import (
 from attnscope.plots.lines import depth_profile, draw_curve
 from attnscope.plots.selection import estimate, last_step, measured_heads
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
+from attnscope.results.summaries import defined, in_series
 
 #: Labels of the protocols in figures that show both.
 PROTOCOL_NAMES = {"exact": "exact", "ruscio2025": "as published"}

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from attnscope.engine.reading import in_series
 from attnscope.metrics.information.sink_sets import PERCENTILES
 from attnscope.plots.axes import depth_axis, layers_below, series_colors
 from attnscope.plots.figure import (
@@ -26,6 +25,7 @@ from attnscope.plots.figure import (
 from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import estimate, last_step
 from attnscope.plots.style import MUTED, PALETTE, legend_row, panels
+from attnscope.results.summaries import in_series
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 
 #: Percentile that makes a key a sink -> how much less heads differ without those.

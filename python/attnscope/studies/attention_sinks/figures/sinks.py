@@ -8,8 +8,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
-from attnscope.engine.reading import NULLS, uniform_value
-from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.plots.axes import axis_label
 from attnscope.plots.figure import (
     Drawn,
@@ -28,6 +26,8 @@ from attnscope.plots.maps import betti_curve, layer_head_map, layer_head_table, 
 from attnscope.plots.selection import estimate, last_step, measured_heads, series_noun
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
 from attnscope.plots.style import DASHES, MUTED, PALETTE, legend_over, legend_row, panels
+from attnscope.results.schema import CHECKPOINT_KEYS
+from attnscope.results.summaries import NULLS, uniform_value
 from attnscope.studies.attention_sinks.figures.layers import PROTOCOL_NAMES
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.results import Results
 from attnscope.errors import MissingError
 from attnscope.inference import bootstrap
 from attnscope.published import Compared, Measured, another_model, comparison_row, same_model
+from attnscope.results.results import Results
 
 if TYPE_CHECKING:
     import numpy.typing as npt

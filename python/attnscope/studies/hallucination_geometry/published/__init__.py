@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.results import Results
 from attnscope.errors import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, comparison_row, pairs, same_model
+from attnscope.results.results import Results
 
 #: Their buckets, and the buckets that replace them here.
 BUCKETS = {"factual": "factual", "impossible": "impossible", "hallucination": "unknown"}

@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.engine.results import Results
 from attnscope.errors import MissingError
 from attnscope.published import Compared, another_model, comparison_row, same_model
+from attnscope.results.results import Results
 
 #: Pythia's last step; statements on the trained model are about it.
 _TRAINED = 143_000

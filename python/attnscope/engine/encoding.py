@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.config.run_config import Settings
-from attnscope.engine.schema import CHECKPOINT_KEYS
-from attnscope.engine.texts.sentence import Sentence
-from attnscope.engine.texts.windows import windows
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder, LoadError, load_tokenizer
 from attnscope.models.architecture import largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.loading import load_config
+from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.study_api.tables import Table, described
 from attnscope.study_api.units import Input, Unit
+from attnscope.texts.sentence import Sentence
+from attnscope.texts.windows import windows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -20,9 +20,9 @@ import numpy as np
 from attnscope._limits import MAX_TEXTS
 from attnscope._nearest import nearest
 from attnscope.config.run_config import TextSource
-from attnscope.engine.texts.readers import read_rows, refuse_surrogates
-from attnscope.engine.texts.sentence import Row, Sentence
 from attnscope.errors import ConfigError
+from attnscope.texts.readers import read_rows, refuse_surrogates
+from attnscope.texts.sentence import Row, Sentence
 
 if TYPE_CHECKING:
     import pyarrow as pa

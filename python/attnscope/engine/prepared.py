@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attnscope.engine.texts.encoding import samples_table
-from attnscope.engine.texts.sentence import Sentence
+from attnscope.engine.encoding import samples_table
 from attnscope.models import Checkpoint, Encoded, Encoder
 from attnscope.models.architecture import input_device, largest_setting, text_config
 from attnscope.models.inputs.forward_inputs import ForwardInputs, names_taken
@@ -25,6 +24,7 @@ from attnscope.models.inputs.text_inputs import Chat, Entry, Pair, encode_text
 from attnscope.study_api.batches import BATCH_TOKENS, LAYER_BYTES, batches
 from attnscope.study_api.forward import Batch, attention_body, batch_of, padded
 from attnscope.study_api.units import Input, Unit
+from attnscope.texts.sentence import Sentence
 
 if TYPE_CHECKING:
     import pyarrow as pa

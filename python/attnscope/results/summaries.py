@@ -7,7 +7,7 @@ position is a place, of which the most frequent one says something and a mean no
 
 Example:
     >>> import pandas as pd
-    >>> from attnscope.engine.results import Results
+    >>> from attnscope.results.results import Results
     >>> control = pd.DataFrame({"sample": [0], "variant": ["row_permutation"], "seed": [0],
     ...                         "scope": ["heads"], "entropy": [1.5]})
     >>> Results({"heads_variants": control}).variants()[["variant", "metric", "value"]].values.tolist()
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from attnscope._warn import warn
-from attnscope.engine.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, variants_of
 from attnscope.errors import ResultsError
+from attnscope.results.schema import CHECKPOINT_KEYS, VARIANT_KEYS, check_columns, variants_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,7 @@ NULLS = {"random_weights": "random weights", "row_permutation": "rows shuffled"}
 
 
 class StoredTables(Protocol):
-    """The tables of a run, as `attnscope.engine.results.Results` gives them."""
+    """The tables of a run, as `attnscope.results.results.Results` gives them."""
 
     def tables(self) -> list[str]:
         """Return the names of the tables."""
@@ -61,7 +61,7 @@ class StoredTables(Protocol):
 def as_xarray(
     results: StoredTables, table: str, *, metrics: Sequence[str] | None = None, protocol: str = "exact"
 ) -> xr.Dataset:
-    """The numeric columns of a table; `attnscope.engine.results.Results.to_xarray` says more."""
+    """The numeric columns of a table; `attnscope.results.results.Results.to_xarray` says more."""
     import pandas as pd
     import xarray as xr
 

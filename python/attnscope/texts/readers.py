@@ -9,7 +9,7 @@ Example:
     >>> import tempfile
     >>> from pathlib import Path
     >>> from attnscope.config.run_config import TextSource
-    >>> from attnscope.engine.texts.readers import read_rows
+    >>> from attnscope.texts.readers import read_rows
     >>> file = Path(tempfile.mkdtemp()) / "texts.jsonl"
     >>> _ = file.write_text('{"text": "the cat", "kind": "a"}\n')
     >>> next(read_rows(TextSource(path=file)))
@@ -34,11 +34,11 @@ from attnscope._limits import MAX_PARQUET_COLUMNS, MAX_ROW_CHARACTERS
 from attnscope._nearest import nearest
 from attnscope.config.run_config import TextSource
 from attnscope.config.study_folders import studies
-from attnscope.engine.texts.wordnet import wordnet_rows
 from attnscope.errors import ConfigError
+from attnscope.texts.wordnet import wordnet_rows
 
 if TYPE_CHECKING:
-    from attnscope.engine.texts.sentence import Row
+    from attnscope.texts.sentence import Row
 
 #: Sentences that come with the package, of four fields, in the shape of a user's file.
 SAMPLE = Path(__file__).with_name("sample.csv")

@@ -7,8 +7,8 @@ Nothing in the folder is executed, changed or followed: files are opened as data
 Example:
     >>> import tempfile
     >>> import pandas as pd
-    >>> from attnscope.engine.results import Results
-    >>> from attnscope.engine.storage.check import check_folder
+    >>> from attnscope.results.results import Results
+    >>> from attnscope.results.check import check_folder
     >>> folder = tempfile.mkdtemp() + "/run"
     >>> _ = Results({"heads": pd.DataFrame({"head": [0]})}, study={"seed": 7}).save(folder)
     >>> found = check_folder(folder)
@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from attnscope._documents import DocumentError, read_json, read_yaml
-from attnscope.engine.schema import check_provenance
-from attnscope.engine.storage.files import WRITTEN, hash_file
-from attnscope.engine.store import SET_ASIDE, damage
+from attnscope.results.files import WRITTEN, hash_file
+from attnscope.results.schema import check_provenance
+from attnscope.results.store import SET_ASIDE, damage
 
 
 @dataclass

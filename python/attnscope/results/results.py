@@ -17,9 +17,9 @@ from attnscope._documents import DocumentError, read_json, read_yaml
 from attnscope._names import file_name_fault
 from attnscope._nearest import nearest
 from attnscope._safe_text import quote_formulas
-from attnscope.engine.schema import AXES, check_columns, check_provenance, keys_in, with_keys
-from attnscope.engine.storage.files import atomic_file, hash_file, write_bytes
 from attnscope.errors import MissingError, ResultsError, command
+from attnscope.results.files import atomic_file, hash_file, write_bytes
+from attnscope.results.schema import AXES, check_columns, check_provenance, keys_in, with_keys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -161,13 +161,13 @@ class Results:
             MissingError: no such table or column.
             ResultsError: the table has no rows of this protocol, or two rows share one cell.
         """
-        from attnscope.engine.reading import as_xarray
+        from attnscope.results.summaries import as_xarray
 
         return as_xarray(self, table, metrics=metrics, protocol=protocol)
 
     def variants(self, table: str | None = None) -> pd.DataFrame:
-        """Averages of controls of a table, None of all, a row for each; see `attnscope.engine.reading`."""
-        from attnscope.engine.reading import in_rows
+        """Averages of controls of a table, None of all, a row for each; see `attnscope.results.summaries`."""
+        from attnscope.results.summaries import in_rows
 
         return in_rows(self, table)
 
@@ -193,7 +193,7 @@ class Results:
 
     def to_parquet(self, folder: str | Path) -> list[Path]:
         """Write every table as `NAME.parquet`, which names its keys, into a folder as `to_csv`."""
-        from attnscope.engine.store import write_table
+        from attnscope.results.store import write_table
 
         files = self._files(folder, "parquet")
         for name, file in files.items():
@@ -227,8 +227,8 @@ class Results:
         return load(target)
 
     def compare(self, other: Results, table: str = "heads") -> pd.DataFrame:
-        """Two runs, metric by metric, over the rows that both have; see `attnscope.engine.reading`."""
-        from attnscope.engine.reading import compared
+        """Two runs, metric by metric, over the rows that both have; see `attnscope.results.summaries`."""
+        from attnscope.results.summaries import compared
 
         return compared(self, other, table)
 
@@ -259,7 +259,7 @@ class Results:
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
-        from attnscope.engine.store import dataset
+        from attnscope.results.store import dataset
 
         files = self._stored().get(name)
         if files is None:
@@ -278,7 +278,7 @@ class Results:
 
     def _verify(self, file: Path) -> None:
         """Raise ResultsError where a file of the run folder is not as it was written; each is hashed once."""
-        from attnscope.engine.store import UNIT_FILE, read_manifest
+        from attnscope.results.store import UNIT_FILE, read_manifest
 
         if file in self._verified or self.path is None:
             return
@@ -318,7 +318,7 @@ def load(path: str | Path) -> Results:
 
     Example:
         >>> import tempfile, pandas as pd
-        >>> from attnscope.engine.results import Results, load
+        >>> from attnscope.results.results import Results, load
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> heads = pd.DataFrame({"head": [0], "entropy": [1.5]})
         >>> _ = Results({"heads": heads}, study={"seed": 7}).save(folder)

@@ -8,7 +8,7 @@ where something is written: a folder that somebody else has made must not lead a
 Example:
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from attnscope.engine.storage.files import write_bytes
+    >>> from attnscope.results.files import write_bytes
     >>> folder = Path(tempfile.mkdtemp())
     >>> write_bytes(folder / "table.csv", b"head")
     >>> [path.name for path in folder.iterdir()]

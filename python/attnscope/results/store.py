@@ -8,8 +8,8 @@ of another plan is set aside and computed again.
 Example:
     >>> import pyarrow as pa, tempfile
     >>> from pathlib import Path
-    >>> from attnscope.engine.storage.folder_lock import FolderLock
-    >>> from attnscope.engine.store import Store
+    >>> from attnscope.results.folder_lock import FolderLock
+    >>> from attnscope.results.store import Store
     >>> folder = Path(tempfile.mkdtemp())
     >>> store = Store(folder)
     >>> with FolderLock(folder):
@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from attnscope._documents import DocumentError, read_json
-from attnscope.engine.storage.files import (
+from attnscope.errors import ResultsError
+from attnscope.results.files import (
     atomic_file,
     atomic_folder,
     hash_file,
@@ -40,7 +41,6 @@ from attnscope.engine.storage.files import (
     refuse_links,
     remove_leftovers,
 )
-from attnscope.errors import ResultsError
 
 if TYPE_CHECKING:
     import pyarrow as pa

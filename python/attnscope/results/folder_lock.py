@@ -4,7 +4,7 @@
 Example:
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from attnscope.engine.storage.folder_lock import FolderLock
+    >>> from attnscope.results.folder_lock import FolderLock
     >>> folder = Path(tempfile.mkdtemp())
     >>> with FolderLock(folder) as lock:
     ...     lock.owner.name
@@ -26,8 +26,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from attnscope._documents import DocumentError, read_json
-from attnscope.engine.storage.files import naming, refuse_links, remove
 from attnscope.errors import FolderLocked
+from attnscope.results.files import naming, refuse_links, remove
 
 #: Seconds between two looks after which an owner on another machine that gave no sign of life is gone.
 STALE_AFTER = 600.0

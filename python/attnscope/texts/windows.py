@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnscope.config.run_config import Settings
-from attnscope.engine.texts.sentence import Row, Sentence
-from attnscope.engine.texts.sources import choose
 from attnscope.errors import ConfigError
 from attnscope.models import Encoder
+from attnscope.texts.sentence import Row, Sentence
+from attnscope.texts.sources import choose
 
 
 def windows(

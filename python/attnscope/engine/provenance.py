@@ -23,8 +23,8 @@ from attnscope._limits import MAX_FILE_NAME_BYTES, MAX_NAME_CHARACTERS
 from attnscope._names import file_name_fault
 from attnscope.config.run_config import Settings
 from attnscope.engine.git_state import ask_git, git_state
-from attnscope.engine.schema import check_provenance
 from attnscope.errors import ConfigError, ResultsError, command
+from attnscope.results.schema import check_provenance
 
 #: Where the shards of a job array lie inside the run folder.
 SHARDS = "parts"
