@@ -105,7 +105,7 @@ def build(config_class: Any, model_class: Any) -> Any:
     errors = []
     try:
         choices = variants(config_class)
-    except Exception as error:  # noqa: BLE001  (some types have no default configuration)
+    except Exception as error:
         raise ValueError(f"no default configuration: {error}") from error
     for options in choices:
         try:
