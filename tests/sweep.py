@@ -103,7 +103,11 @@ def build(config_class: Any, model_class: Any) -> Any:
         ValueError: none of the variants builds and runs, with the reason of the first.
     """
     errors = []
-    for options in variants(config_class):
+    try:
+        choices = variants(config_class)
+    except Exception as error:
+        raise ValueError(f"no default configuration: {error}") from error
+    for options in choices:
         try:
             torch.manual_seed(0)
             config = config_class(**options)

@@ -20,6 +20,7 @@ import torch
 
 from attnscope import _core, _placement
 from attnscope._blas import settle_forked_child
+from attnscope._evaluation import plain_defaults
 from attnscope._memory import SMALLEST_BATCH, warn_if_too_large
 from attnscope._row_sums import check_row_sums
 from attnscope._warn import NonFiniteWarning, warn
@@ -209,13 +210,14 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     # such are columns of pandas's tables; torch warns of them, and nothing here writes into an argument
     read_only = isinstance(value, np.ndarray) and not value.flags.writeable
     try:
-        with warnings.catch_warnings() if read_only else nullcontext():
+        numbers = torch.get_default_dtype() != torch.float32 and not hasattr(value, "dtype")
+        with (
+            warnings.catch_warnings() if read_only else nullcontext(),
+            plain_defaults() if numbers else nullcontext(),
+        ):
             if read_only:
                 warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             tensor = torch.as_tensor(value, dtype=dtype, device=device)
-            if dtype is None and tensor.is_floating_point() and isinstance(value, (list, tuple, float)):
-                # whatever torch's default dtype is
-                tensor = torch.as_tensor(value, dtype=torch.float32, device=device)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:

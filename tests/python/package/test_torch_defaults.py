@@ -140,6 +140,9 @@ def test_lists_of_numbers_are_read_alike():
     expected, results = under_all(lambda: as_tensor("f", "x", [0.1, 0.7]))
     assert expected.dtype == torch.float32
     assert all(torch.equal(result, expected) and result.dtype == expected.dtype for result in results)
+    doubles, results = under_all(lambda: as_tensor("f", "x", [np.float64(0.1)]))
+    assert doubles.dtype == torch.float64
+    assert all(torch.equal(result, doubles) for result in results)
 
 
 def test_drawings_are_the_same():
