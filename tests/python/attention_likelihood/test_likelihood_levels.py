@@ -42,15 +42,15 @@ def verdicts(rng, effect, offset):
             continue
         values = sign * effect + offset * rng.standard_normal() + heavy(rng, TEXTS)
         rows.append({"statistic": statistic, **associations.mean_with_sign_test(values, OPTIONS, 0)})
-        own = offset * rng.standard_normal((CONTROLS, 1)) + heavy(rng, CONTROLS, TEXTS)
-        controls[statistic] = own.mean(1).tolist()
+        draws_of_controls = offset * rng.standard_normal((CONTROLS, 1)) + heavy(rng, CONTROLS, TEXTS)
+        controls[statistic] = draws_of_controls.mean(1).tolist()
     draws = [
         shift + offset * rng.standard_normal(2 * LAYERS) + heavy(rng, TEXTS, 2 * LAYERS)
         for shift in [effect, *[0.0] * CONTROLS]
     ]
     rows.append({"statistic": "shift_of_rest", **shifts.size_of_change(draws[0], OPTIONS, 0)})
     controls["shift_of_rest"] = [
-        shifts.signed_root(mean_product(own @ own.T / own.shape[1])) for own in draws[1:]
+        shifts.signed_root(mean_product(draw @ draw.T / draw.shape[1])) for draw in draws[1:]
     ]
     layers = pd.DataFrame(
         [
@@ -74,16 +74,16 @@ def verdicts(rng, effect, offset):
 
 def rates(effect, offset, seed):
     rng = np.random.default_rng(seed)
-    found = pd.DataFrame([verdicts(rng, effect, offset) for _ in range(TRIALS)])
-    table = {verdict: (found == verdict).mean() for verdict in ("supported", "contradicted")}
+    outcomes = pd.DataFrame([verdicts(rng, effect, offset) for _ in range(TRIALS)])
+    table = {verdict: (outcomes == verdict).mean() for verdict in ("supported", "contradicted")}
     print(f"effect {effect}, offset {offset}\n{pd.DataFrame(table)}")
     return table
 
 
 def test_without_an_effect_neither_verdict_is_more_frequent_than_its_level():
-    found = rates(0.0, 0.0, 0)
-    assert (found["supported"] <= LARGEST).all()
-    assert (found["contradicted"] <= LARGEST).all()
+    outcomes = rates(0.0, 0.0, 0)
+    assert (outcomes["supported"] <= LARGEST).all()
+    assert (outcomes["contradicted"] <= LARGEST).all()
 
 
 def test_one_more_initialisation_supports_nothing():

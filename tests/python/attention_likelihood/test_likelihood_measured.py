@@ -66,22 +66,22 @@ def data():
 @pytest.mark.parametrize("name", sorted(MEASURED))
 def test_numbers_of_two_trained_models(name, tmp_path):
     results = run(settings(name, tmp_path), progress=False)
-    wanted = MEASURED[name]
+    expected = MEASURED[name]
     targets = results.table("targets")
     assert targets["reason"].isna().sum() == 100
     assert (targets["partner"] >= 0).sum() == 2 * 46
     assert (targets["stop"] - targets["start"] == 1).sum() == 21
     table = results.table("head_mean_associations")
     within = table[(table["design"] == "within") & (table["predictor"] == "log_likelihood")]
-    np.testing.assert_allclose(within["estimate"], wanted["within"], atol=1e-3)
-    np.testing.assert_allclose(within["z"], wanted["z"], atol=0.06)
+    np.testing.assert_allclose(within["estimate"], expected["within"], atol=1e-3)
+    np.testing.assert_allclose(within["z"], expected["z"], atol=0.06)
     swap = table[(table["design"] == "swap") & (table["measure"] == "share")]
-    np.testing.assert_allclose(swap["estimate"], wanted["swap"], atol=1e-3)
+    np.testing.assert_allclose(swap["estimate"], expected["swap"], atol=1e-3)
     shifts = results.table("shifts")
     lowest = shifts[(shifts["mode"] == "lowest") & (shifts["measure"] == "share")]
-    np.testing.assert_allclose(lowest["real"], wanted["share"], atol=1e-3)
-    np.testing.assert_allclose(lowest["difference"], wanted["lowest"], atol=1e-3)
-    np.testing.assert_allclose((lowest["high"] - lowest["low"]) / 2, wanted["reach"], atol=1.5e-3)
+    np.testing.assert_allclose(lowest["real"], expected["share"], atol=1e-3)
+    np.testing.assert_allclose(lowest["difference"], expected["lowest"], atol=1e-3)
+    np.testing.assert_allclose((lowest["high"] - lowest["low"]) / 2, expected["reach"], atol=1.5e-3)
     claims = results.table("claims").set_index("claim")
     assert claims.loc["C4", "verdict"] == "not testable here"
     assert claims.loc["C3", "verdict"] == "contradicted"
@@ -96,8 +96,8 @@ def test_numbers_of_two_trained_models(name, tmp_path):
 
 @pytest.mark.slow
 def test_random_weights_correlate_over_texts_and_exchange_nothing(tmp_path):
-    made = settings("stories260K", tmp_path, 40, nulls=["random_weights"], permutations=999)
-    controls = run(made, progress=False).table("controls")
+    study = settings("stories260K", tmp_path, 40, nulls=["random_weights"], permutations=999)
+    controls = run(study, progress=False).table("controls")
     plain = controls[(controls["design"] == "between") & (controls["predictor"] == "log_likelihood")]
     means = plain.groupby("layer")["estimate"].mean()
     assert (means > 0.2).all(), means
@@ -117,9 +117,9 @@ def test_ids_are_those_of_loops(tmp_path):
     words = results.table("words").set_index(["sample", "mode"])
     share = results.table("head_mean_spans").set_index(["sample", "mode", "layer"])["span_share"]
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    found, _ = loops().study(model, AutoTokenizer.from_pretrained(folder), texts, max_tokens=128)
-    assert len(found) == 12
-    for text in found:
+    by_hand, _ = loops().study(model, AutoTokenizer.from_pretrained(folder), texts, max_tokens=128)
+    assert len(by_hand) == 12
+    for text in by_hand:
         for mode, ids in text.versions.items():
             row = words.loc[(text.sample, mode)]
             assert list(row["replacement_ids"]) == ids[text.start : text.stop], (text.sample, mode)
@@ -130,13 +130,17 @@ def test_ids_are_those_of_loops(tmp_path):
 
 @pytest.mark.slow
 def test_blocks_of_8_and_of_64_agree(tmp_path):
-    one, two = (run(settings("stories260K", tmp_path, 24, block), progress=False) for block in (8, 64))
+    short_blocks, long_blocks = (
+        run(settings("stories260K", tmp_path, 24, block), progress=False) for block in (8, 64)
+    )
     for name, keys, columns in (
         ("words", ["sample", "mode"], ["log_likelihood", "per_piece", "place", "prediction_entropy"]),
         ("spans", ["sample", "mode", "layer", "head"], ["span_share", "span_context", "span_received"]),
         ("head_mean_spans", ["sample", "mode", "layer"], ["span_share", "span_special", "span_boost"]),
     ):
-        first, second = (results.table(name).set_index(keys).sort_index() for results in (one, two))
+        first, second = (
+            results.table(name).set_index(keys).sort_index() for results in (short_blocks, long_blocks)
+        )
         assert first.index.equals(second.index), name
         if name == "words":
             assert first["replacement_ids"].map(list).tolist() == second["replacement_ids"].map(list).tolist()

@@ -36,29 +36,29 @@ def test_probabilities_attention_and_correlation_are_those_of_a_loop(whole, fold
     model = AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager").eval()
     words, spans = published(whole, "words"), published(whole, "head_mean_spans")
     samples = whole.table("samples").set_index("sample")["token_ids"]
-    found = []
+    probabilities = []
     for row in words[words["mode"] == "low"].to_dict("records"):
-        ids = [int(one) for one in samples[row["sample"]]]
+        ids = [int(token) for token in samples[row["sample"]]]
         a, b = row["start"], row["stop"]
         with torch.no_grad():
             real = model(input_ids=torch.tensor([ids]), output_attentions=True)
-            ids[a:b] = [int(one) for one in row["replacement_ids"]]
+            ids[a:b] = [int(piece) for piece in row["replacement_ids"]]
             moved = model(input_ids=torch.tensor([ids]), output_attentions=True)
         p = moved.logits[0].softmax(-1)[a, ids[a]].item()
         maps = [out.attentions[1][0].double().mean(0) for out in (real, moved)]
-        found.append((p, maps[1][a, a].item()))
-        own = spans[(spans["sample"] == row["sample"]) & (spans["mode"] == "low") & (spans["layer"] == 1)]
+        probabilities.append((p, maps[1][a, a].item()))
+        rows = spans[(spans["sample"] == row["sample"]) & (spans["mode"] == "low") & (spans["layer"] == 1)]
         assert row["own_probability"] == pytest.approx(p, rel=1e-4)
-        assert own["inner"].item() == pytest.approx(maps[1][a, a].item(), rel=1e-5)
-        assert own["map_mean"].item() == pytest.approx(1 / len(ids), rel=1e-5)
-        outside = [[x for at, x in enumerate(one[a].tolist()) if at != a] for one in maps]
-        wanted = stats.mannwhitneyu(*outside, alternative="two-sided")
-        assert own["mann_whitney_p"].item() == pytest.approx(wanted.pvalue, rel=1e-2)
-        total = own["mann_whitney_u"].item() + own["mann_whitney_u_replaced"].item()
+        assert rows["inner"].item() == pytest.approx(maps[1][a, a].item(), rel=1e-5)
+        assert rows["map_mean"].item() == pytest.approx(1 / len(ids), rel=1e-5)
+        outside = [[x for at, x in enumerate(map_of_rows[a].tolist()) if at != a] for map_of_rows in maps]
+        expected = stats.mannwhitneyu(*outside, alternative="two-sided")
+        assert rows["mann_whitney_p"].item() == pytest.approx(expected.pvalue, rel=1e-2)
+        total = rows["mann_whitney_u"].item() + rows["mann_whitney_u_replaced"].item()
         assert total == pytest.approx((len(ids) - 1) ** 2)
     table = published(whole, "head_mean_associations")
     row = table[(table["layer"] == 1) & (table["mode"] == "low")].iloc[0]
-    assert row["estimate"] == pytest.approx(stats.spearmanr(*np.transpose(found))[0], abs=1e-5)
+    assert row["estimate"] == pytest.approx(stats.spearmanr(*np.transpose(probabilities))[0], abs=1e-5)
     assert (table["low"].isna() & table["slope"].notna()).all()
 
 
@@ -68,8 +68,8 @@ def test_words_of_one_piece_get_the_same_rank_and_outer_follows_from_inner(whole
     spans = published(whole, "head_mean_spans")
     n = spans.merge(words[["sample", "mode", "n_tokens", "pieces"]], on=["sample", "mode"])
     size, m = n["n_tokens"].astype(float), n["pieces"].astype(float)
-    wanted = (size - m**2 * n["inner"]) / (size**2 - m**2)
-    np.testing.assert_allclose(n["outer"], wanted, rtol=1e-5)
+    expected = (size - m**2 * n["inner"]) / (size**2 - m**2)
+    np.testing.assert_allclose(n["outer"], expected, rtol=1e-5)
 
 
 def test_the_best_layer_stands_beside_the_published_one(whole):

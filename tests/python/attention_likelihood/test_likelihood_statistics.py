@@ -54,22 +54,22 @@ def test_the_permutation_variance_of_a_correlation_is_one_over_k_less_1_with_tie
 def test_correlations_and_slopes_are_those_of_a_loop():
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(6, 5)), draw.normal(size=(2, 6, 5)).round(1)
-    there = draw.random((6, 5)) < 0.8
-    there[0] = [True, True, False, False, False]
-    found = correlations(x, y, there)
-    slopes = slope(x, y, there)
+    has_value = draw.random((6, 5)) < 0.8
+    has_value[0] = [True, True, False, False, False]
+    computed = correlations(x, y, has_value)
+    slopes = slope(x, y, has_value)
     for layer in range(2):
         top = bottom = 0.0
         for text in range(6):
-            a, b = x[text, there[text]], y[layer, text, there[text]]
+            a, b = x[text, has_value[text]], y[layer, text, has_value[text]]
             if len(a) < 3:
-                assert np.isnan(found[layer, text])
+                assert np.isnan(computed[layer, text])
             else:
-                assert found[layer, text] == pytest.approx(stats.spearmanr(a, b)[0], abs=1e-12)
+                assert computed[layer, text] == pytest.approx(stats.spearmanr(a, b)[0], abs=1e-12)
             top += ((a - a.mean()) * (b - b.mean())).sum()
             bottom += ((a - a.mean()) ** 2).sum()
         assert slopes[layer] == pytest.approx(top / bottom, abs=1e-12)
-    assert np.isnan(correlations(x, np.ones((1, 6, 5)), there)).all()
+    assert np.isnan(correlations(x, np.ones((1, 6, 5)), has_value)).all()
 
 
 def test_the_family_wise_p_is_small_for_a_planted_layer_and_uniform_without():
@@ -89,8 +89,8 @@ def test_the_family_wise_p_is_small_for_a_planted_layer_and_uniform_without():
 
 def test_a_replacement_that_is_the_real_word_counts_once():
     x = np.array([[-3.0, -3.0, -5.0, -9.0]])
-    made = panel(x, np.zeros((1, 1, 4)), ids=[[(1,), (1,), (2,), (3,)]])
-    assert made.distinct.tolist() == [[True, False, True, True]]
+    panel_of_texts = panel(x, np.zeros((1, 1, 4)), ids=[[(1,), (1,), (2,), (3,)]])
+    assert panel_of_texts.distinct.tolist() == [[True, False, True, True]]
 
 
 def additive(texts=8, delta=0.0):
@@ -107,11 +107,13 @@ def additive(texts=8, delta=0.0):
 
 def test_token_and_text_effects_cancel_in_an_exchange_and_a_gain_at_home_is_found():
     for delta in (0.0, 0.125):
-        made = additive(delta=delta)
-        gain = associations.unit_gain(made, made.measures["share"][0], made.pairs())
+        panel_of_texts = additive(delta=delta)
+        gain = associations.unit_gain(
+            panel_of_texts, panel_of_texts.measures["share"][0], panel_of_texts.pairs()
+        )
         np.testing.assert_allclose(gain, delta, atol=1e-12)
-        assert associations.swap_cost(made, OPTIONS, 0)["estimate"] == pytest.approx(5.0)
-        rows = associations.swap_effects(made, OPTIONS, 0)
+        assert associations.swap_cost(panel_of_texts, OPTIONS, 0)["estimate"] == pytest.approx(5.0)
+        rows = associations.swap_effects(panel_of_texts, OPTIONS, 0)
         assert rows[0]["n"] == 4
         assert rows[0]["estimate"] == pytest.approx(delta, abs=1e-12)
 
@@ -121,12 +123,12 @@ def test_a_text_given_twice_is_one_unit():
     x, y = draw.normal(size=(10, 5)), draw.normal(size=(1, 10, 5))
     once = panel(x, y)
     twice = panel(np.vstack([x, x]), np.concatenate([y, y], 1), units=[*range(10), *range(10)])
-    one, two = (next(associations.within(made, OPTIONS, 0)) for made in (once, twice))
+    first, second = (next(associations.within(made, OPTIONS, 0)) for made in (once, twice))
     for name in ("estimate", "low", "high", "n"):
-        assert one[name] == pytest.approx(two[name])
-    one, two = (shifts.shifts(made, OPTIONS)[0] for made in (once, twice))
-    assert (one["difference"], one["low"], one["n"]) == pytest.approx(
-        (two["difference"], two["low"], two["n"])
+        assert first[name] == pytest.approx(second[name])
+    first, second = (shifts.shifts(made, OPTIONS)[0] for made in (once, twice))
+    assert (first["difference"], first["low"], first["n"]) == pytest.approx(
+        (second["difference"], second["low"], second["n"])
     )
     assert by_unit(np.array([1.0, 3.0, 5.0]), np.array([0, 0, 2])).tolist() == [2.0, 5.0]
 
@@ -134,8 +136,8 @@ def test_a_text_given_twice_is_one_unit():
 def test_depth_is_the_last_third_less_the_first():
     x = np.tile(np.arange(5.0), (6, 1))
     y = np.stack([-x, x, x, x, x])
-    found = associations.depth(panel(x, y), OPTIONS, 0)
-    assert found["estimate"] == 2.0
+    difference = associations.depth(panel(x, y), OPTIONS, 0)
+    assert difference["estimate"] == 2.0
     assert np.isnan(associations.depth(panel(x, y[:2]), OPTIONS, 0)["estimate"])
 
 
@@ -143,25 +145,25 @@ def test_shifts_are_paired_tests():
     draw = np.random.default_rng(4)
     x, y = -np.abs(draw.normal(size=(9, 3))), draw.random((2, 9, 3))
     rows = shifts.shifts(panel(x, y), OPTIONS)
-    row = next(one for one in rows if (one["layer"], one["mode"], one["measure"]) == (1, "nats:2", "special"))
-    wanted = stats.ttest_rel(y[1, :, 2], y[1, :, 0])
-    ends = wanted.confidence_interval()
-    assert (row["p_value"], row["low"], row["high"]) == pytest.approx((wanted.pvalue, ends.low, ends.high))
+    row = next(row for row in rows if (row["layer"], row["mode"], row["measure"]) == (1, "nats:2", "special"))
+    expected = stats.ttest_rel(y[1, :, 2], y[1, :, 0])
+    ends = expected.confidence_interval()
+    assert (row["p_value"], row["low"], row["high"]) == pytest.approx((expected.pvalue, ends.low, ends.high))
     assert row["log_likelihood_difference"] == pytest.approx((x[:, 2] - x[:, 0]).mean())
-    family = [one["p_value"] for one in rows if one["measure"] == "special"]
+    family = [row["p_value"] for row in rows if row["measure"] == "special"]
     assert row["p_adjusted"] >= row["p_value"]
     assert len(family) == 4
 
 
 def test_between_texts_length_can_make_a_correlation_that_is_gone_when_it_is_given():
     draw = np.random.default_rng(5)
-    made = panel(np.zeros((60, 2)), np.zeros((1, 60, 2)))
-    length = made.words["n_tokens"][:, 0]
-    made.words["per_piece"][:] = (-length + 0.3 * draw.normal(size=60))[:, None]
-    made.measures["boost"][0] = (-length + 0.3 * draw.normal(size=60))[:, None]
+    panel_of_texts = panel(np.zeros((60, 2)), np.zeros((1, 60, 2)))
+    length = panel_of_texts.words["n_tokens"][:, 0]
+    panel_of_texts.words["per_piece"][:] = (-length + 0.3 * draw.normal(size=60))[:, None]
+    panel_of_texts.measures["boost"][0] = (-length + 0.3 * draw.normal(size=60))[:, None]
     rows = {
         row["design"]: row
-        for row in associations.between(made, OPTIONS, 0)
+        for row in associations.between(panel_of_texts, OPTIONS, 0)
         if (row["mode"], row["measure"]) == ("real", "boost")
     }
     assert rows["between"]["estimate"] > 0.9
@@ -180,11 +182,17 @@ def test_the_best_layer_is_chosen_on_other_texts_than_it_is_reported_on():
 def test_points_of_a_control_are_the_estimates_of_a_model():
     draw = np.random.default_rng(6)
     x, y = draw.normal(size=(8, 5)), draw.normal(size=(2, 8, 5))
-    made = panel(x, y, swap=np.arange(8).reshape(-1, 2)[:, ::-1].ravel())
-    rows = {(row["layer"], row["design"]): row for row in estimates.points(made) if row["measure"] == "share"}
-    within = {row["layer"]: row for row in associations.within(made, OPTIONS, 0)}
+    panel_of_texts = panel(x, y, swap=np.arange(8).reshape(-1, 2)[:, ::-1].ravel())
+    rows = {
+        (row["layer"], row["design"]): row
+        for row in estimates.points(panel_of_texts)
+        if row["measure"] == "share"
+    }
+    within = {row["layer"]: row for row in associations.within(panel_of_texts, OPTIONS, 0)}
     swap = {
-        row["layer"]: row for row in associations.swap_effects(made, OPTIONS, 0) if row["measure"] == "share"
+        row["layer"]: row
+        for row in associations.swap_effects(panel_of_texts, OPTIONS, 0)
+        if row["measure"] == "share"
     }
     for layer in (0, 1):
         assert rows[layer, "within"]["estimate"] == pytest.approx(within[layer]["estimate"])
@@ -198,8 +206,8 @@ def test_pairs_do_not_exchange_words_that_the_other_text_holds():
 
 
 def test_one_version_or_constant_attention_has_no_correlation_and_no_test():
-    made = panel(np.full((3, 2), -1.0), np.ones((1, 3, 2)))
-    (row,) = associations.within(made, OPTIONS, 0)
+    panel_of_texts = panel(np.full((3, 2), -1.0), np.ones((1, 3, 2)))
+    (row,) = associations.within(panel_of_texts, OPTIONS, 0)
     assert np.isnan(row["estimate"])
     assert np.isnan(row["p_adjusted"])
-    assert shifts.best_layer(made) == {"mode": ""}
+    assert shifts.best_layer(panel_of_texts) == {"mode": ""}

@@ -26,11 +26,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(folder, texts, tmp_path_factory):
-    made = settings(
+    study = settings(
         folder, texts, tmp_path_factory.mktemp("whole"), block=8, nulls=["random_weights"],
         random_weights=2, survey=True, two_sided=True,
     )  # fmt: skip
-    return run(made, progress=False)
+    return run(study, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,12 @@ def test_what_has_no_value_is_null(whole):
 
 
 def test_words_and_attention_are_those_of_slow_loops(whole, by_hand):
-    found, pairs = by_hand
+    texts_by_hand, pairs = by_hand
     words = exact(whole, "words").set_index(["sample", "mode"])
     share = exact(whole, "head_mean_spans").set_index(["sample", "mode", "layer"])["span_share"]
-    assert len(words) == sum(len(one.versions) for one in found) > 40
+    assert len(words) == sum(len(text.versions) for text in texts_by_hand) > 40
     assert len(pairs) >= 3
-    for text in found:
+    for text in texts_by_hand:
         for mode, ids in text.versions.items():
             row = words.loc[(text.sample, mode)]
             assert (row["start"], row["stop"], row["word"]) == (text.start, text.stop, text.word)
@@ -74,8 +74,8 @@ def test_words_and_attention_are_those_of_slow_loops(whole, by_hand):
 def test_the_head_mean_is_the_mean_of_the_heads_and_a_row_adds_up(whole):
     heads, mean = exact(whole, "spans"), exact(whole, "head_mean_spans")
     keys = ["sample", "mode", "layer"]
-    both = heads.groupby(keys)["span_share"].mean().reset_index().merge(mean, on=keys, suffixes=("_h", ""))
-    np.testing.assert_allclose(both["span_share_h"], both["span_share"], rtol=1e-6)
+    merged = heads.groupby(keys)["span_share"].mean().reset_index().merge(mean, on=keys, suffixes=("_h", ""))
+    np.testing.assert_allclose(merged["span_share_h"], merged["span_share"], rtol=1e-6)
     total = heads["span_share"] + heads["span_special"] + heads["span_context"]
     np.testing.assert_allclose(total, 1.0, atol=1e-6)
     np.testing.assert_allclose(heads["span_share"] / heads["span_uniform"], heads["span_boost"], rtol=1e-9)
@@ -87,13 +87,13 @@ def test_both_sides_of_a_word_are_the_likelihood_of_word_and_rest(whole, folder)
     words = exact(whole, "words")
     row = words[words["mode"] == "lowest"].iloc[2]
     samples = whole.table("samples").set_index("sample")
-    ids = [int(one) for one in samples.loc[row["sample"], "token_ids"]]
-    ids[row["start"] : row["stop"]] = [int(one) for one in row["replacement_ids"]]
+    ids = [int(token) for token in samples.loc[row["sample"], "token_ids"]]
+    ids[row["start"] : row["stop"]] = [int(piece) for piece in row["replacement_ids"]]
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():
         q = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
-    wanted = sum(q[at - 1, ids[at]].item() for at in range(row["start"], len(ids)))
-    assert row["two_sided"] == pytest.approx(wanted, abs=1e-4)
+    expected = sum(q[at - 1, ids[at]].item() for at in range(row["start"], len(ids)))
+    assert row["two_sided"] == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_survey_is_the_correlation_of_every_token_of_a_text(whole, folder):
@@ -101,7 +101,7 @@ def test_the_survey_is_the_correlation_of_every_token_of_a_text(whole, folder):
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
-    ids = torch.tensor([[int(one) for one in whole.table("samples")["token_ids"].iloc[1]]])
+    ids = torch.tensor([[int(token) for token in whole.table("samples")["token_ids"].iloc[1]]])
     with torch.no_grad():
         out = model(input_ids=ids, output_attentions=True)
     q = out.logits[0].double().log_softmax(-1)
@@ -153,9 +153,11 @@ def test_random_weights_are_measured_on_the_trained_models_versions(whole):
 
 def test_a_run_in_blocks_of_64_has_the_words_of_one_in_blocks_of_8(whole, folder, texts, tmp_path):
     other = run(settings(folder, texts, tmp_path, block=64), progress=False)
-    one, two = (exact(results, "words") for results in (whole, other))
-    assert [list(ids) for ids in one["replacement_ids"]] == [list(ids) for ids in two["replacement_ids"]]
-    np.testing.assert_allclose(one["log_likelihood"], two["log_likelihood"], atol=1e-5)
+    words_of_whole, words_of_other = (exact(results, "words") for results in (whole, other))
+    assert [list(ids) for ids in words_of_whole["replacement_ids"]] == [
+        list(ids) for ids in words_of_other["replacement_ids"]
+    ]
+    np.testing.assert_allclose(words_of_whole["log_likelihood"], words_of_other["log_likelihood"], atol=1e-5)
     for name, columns in (
         ("head_mean_associations", ["estimate", "slope"]),
         ("shifts", ["difference", "real"]),
@@ -207,13 +209,13 @@ def test_likelihood_from_one_model_serves_a_series(texts, tmp_path):
     results = run(settings(folder, texts, tmp_path, likelihood_from=str(folder / "step2")), progress=False)
     words = exact(results, "words")
     first, last = (words[words["step"] == step].reset_index(drop=True) for step in (0, 2))
-    assert [list(one) for one in first["replacement_ids"]] == [list(one) for one in last["replacement_ids"]]
+    assert [list(ids) for ids in first["replacement_ids"]] == [list(ids) for ids in last["replacement_ids"]]
     np.testing.assert_array_equal(first["log_likelihood"], last["log_likelihood"])
     shares = exact(results, "head_mean_spans").groupby("step")["span_share"].mean()
     assert shares[0] != shares[2]
-    own = run(settings(folder / "step0", texts, tmp_path, name="own"), progress=False)
-    assert [list(one) for one in exact(own, "words")["replacement_ids"]] != [
-        list(one) for one in first["replacement_ids"]
+    first_step = run(settings(folder / "step0", texts, tmp_path, name="own"), progress=False)
+    assert [list(ids) for ids in exact(first_step, "words")["replacement_ids"]] != [
+        list(ids) for ids in first["replacement_ids"]
     ]
 
 
@@ -222,17 +224,19 @@ def test_a_trained_series_is_measured_on_the_versions_of_its_last_checkpoint(tmp
     """Attention of the untrained model is nearly uniform; training brings what the words then change."""
     folder = trained_series(tmp_path / "trained")
     texts = {"path": "builtin:pydoc", "samples": 16, "sampling": "random", "min_words": 12}
-    made = settings(folder, texts, tmp_path, max_tokens=48, likelihood_from=str(folder / "step96"))
-    results = run(made, progress=False)
+    study = settings(folder, texts, tmp_path, max_tokens=48, likelihood_from=str(folder / "step96"))
+    results = run(study, progress=False)
     words = exact(results, "words")
-    of_step = [own.drop(columns="step").reset_index(drop=True) for _, own in words.groupby("step", sort=True)]
+    of_step = [
+        rows.drop(columns="step").reset_index(drop=True) for _, rows in words.groupby("step", sort=True)
+    ]
     assert len(of_step) == 3
     for other in of_step[1:]:
-        same = [
+        equal = [
             list(one) == list(two)
             for one, two in zip(of_step[0]["replacement_ids"], other["replacement_ids"], strict=True)
         ]
-        assert all(same)
+        assert all(equal)
         np.testing.assert_array_equal(of_step[0]["log_likelihood"], other["log_likelihood"])
     shifts = exact(results, "shifts")
     lowest = shifts[(shifts["mode"] == "lowest") & (shifts["measure"] == "share")]
@@ -252,15 +256,17 @@ def test_an_encoder_is_measured_expected_and_kept(texts, tmp_path):
     assert checks.loc["masked_first_piece", "value"] == 0
     assert "attends to later tokens" in checks.loc["rows_before_the_word", "reason"]
     associations = exact(results, "head_mean_associations")
-    given = associations[associations["design"] == "within_given"]
-    assert set(given["predictor"]) == {"masked given own", "own given masked"}
+    conditional = associations[associations["design"] == "within_given"]
+    assert set(conditional["predictor"]) == {"masked given own", "own given masked"}
     assert FIGURES["copy_or_context"](results).caption
     from transformers import AutoModelForMaskedLM
 
     model = AutoModelForMaskedLM.from_pretrained(folder).eval()
     row = words[words["mode"] == "highest"].iloc[1]
-    ids = [int(one) for one in results.table("samples").set_index("sample").loc[row["sample"], "token_ids"]]
-    ids[row["start"] : row["stop"]] = [int(one) for one in row["replacement_ids"]]
+    ids = [
+        int(token) for token in results.table("samples").set_index("sample").loc[row["sample"], "token_ids"]
+    ]
+    ids[row["start"] : row["stop"]] = [int(piece) for piece in row["replacement_ids"]]
     with torch.no_grad():
         q = model(input_ids=torch.tensor([ids])).logits[0].softmax(-1)
     assert row["own_probability"] == pytest.approx(q[row["start"], ids[row["start"]]].item(), rel=1e-4)
@@ -368,7 +374,7 @@ def test_packaged_configurations_and_a_dry_run(folder, texts, tmp_path):
         study = asc.Study.from_yaml(f"attention_likelihood/{name}")
         assert study.options["word"] == "column:lemma"
         assert study.options["nulls"] == ["random_weights"]
-        assert [one.path for one in study.texts] == ["builtin:wordnet"]
+        assert [source.path for source in study.texts] == ["builtin:wordnet"]
         assert study.protocols == ["exact", "ruscio2023"]
     notes = " ".join(dry_run(settings(folder, texts, tmp_path, nulls=["random_weights"])).notes)
     assert "6 measured passes over 12 texts, and 6 of each of 8 models with random weights" in notes

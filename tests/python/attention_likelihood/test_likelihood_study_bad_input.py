@@ -100,8 +100,8 @@ def test_of_a_model_of_bytes_nearly_all_letters_stand_in_any_text(tmp_path):
     """The model that `attnscope demo` trains reads bytes, 52 of which are letters."""
     from attnscope.demo.texts import byte_tokenizer
 
-    for made in (tiny("llama", vocab_size=257), byte_tokenizer(128)):
-        made.save_pretrained(tmp_path / "bytes")
+    for model_or_tokenizer in (tiny("llama", vocab_size=257), byte_tokenizer(128)):
+        model_or_tokenizer.save_pretrained(tmp_path / "bytes")
     line = "The five boxing wizards jump quickly at dawn, A B C D E F G H I J K L M N O P Q R S U V W X Y Z."
     file = tmp_path / "texts.txt"
     file.write_text(f"{line}\n{line[::-1]}\n", "utf-8")
@@ -111,8 +111,8 @@ def test_of_a_model_of_bytes_nearly_all_letters_stand_in_any_text(tmp_path):
 
 def test_a_text_that_is_cut_keeps_the_words_inside(folder, tmp_path):
     file = texts_of(tmp_path / "long.txt", 6, least=20)
-    made = settings(folder, file, tmp_path, max_tokens=9, swap=False, modes=["lowest"])
-    results = run(made, progress=False)
+    study = settings(folder, file, tmp_path, max_tokens=9, swap=False, modes=["lowest"])
+    results = run(study, progress=False)
     targets = results.table("targets")
     assert set(targets["n_tokens"]) == {9}
     assert (targets["stop"] <= 9).all()
@@ -129,21 +129,23 @@ def test_token_ids_have_no_words(folder, tmp_path):
 def test_a_word_of_a_column_is_the_one_that_is_replaced(folder, texts, tmp_path):
     lines = texts.read_text("utf-8").splitlines()[:6]
     file = tmp_path / "texts.jsonl"
-    file.write_text("\n".join(json.dumps({"text": one, "lemma": one.split()[6]}) for one in lines), "utf-8")
+    file.write_text(
+        "\n".join(json.dumps({"text": line, "lemma": line.split()[6]}) for line in lines), "utf-8"
+    )
     source = {"path": str(file), "column": "text"}
     results = run(settings(folder, source, tmp_path, word="column:lemma", swap=False), progress=False)
     words = results.table("words")
-    assert set(words[words["mode"] == "real"]["word"]) == {one.split()[6] for one in lines}
+    assert set(words[words["mode"] == "real"]["word"]) == {line.split()[6] for line in lines}
     assert "swap" not in set(words["mode"])
 
 
 def test_another_vocabulary_is_refused_by_its_first_id(folder, texts, tmp_path):
     other = model_folder(tmp_path / "other")
     file = other / "tokenizer.json"
-    about = json.loads(file.read_text("utf-8"))
-    names = about["model"]["vocab"]
+    content = json.loads(file.read_text("utf-8"))
+    names = content["model"]["vocab"]
     names["dog"] = names.pop("cat")
-    file.write_text(json.dumps(about), "utf-8")
+    file.write_text(json.dumps(content), "utf-8")
     with pytest.raises(ConfigError, match=r"has another vocabulary: id 5 is 'cat' here and 'dog' there"):
         run(settings(folder, texts, tmp_path, likelihood_from=str(other)), progress=False)
 
@@ -155,9 +157,9 @@ def test_an_encoder_without_mask_token_or_head_is_refused_in_words(texts, tmp_pa
     plain = encoder_folder(tmp_path / "plain", mask=False)
     with pytest.raises(ConfigError, match="context 'masked' needs a tokenizer with a mask token"):
         run(settings(plain, texts, tmp_path / "p"), progress=False)
-    whole = encoder_folder(tmp_path / "b")
+    folder = encoder_folder(tmp_path / "b")
     with pytest.raises(ConfigError, match="context must be 'masked' or 'own'"):
-        run(settings(whole, texts, tmp_path / "l", context="left"), progress=False)
+        run(settings(folder, texts, tmp_path / "l", context="left"), progress=False)
 
 
 def test_the_published_protocol_refuses_causal_models_in_words(folder, texts, tmp_path):

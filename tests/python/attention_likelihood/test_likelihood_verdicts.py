@@ -114,16 +114,12 @@ def test_each_claim_goes_through_all_states(code):
 
 
 def test_what_the_design_cannot_decide_says_why():
-    nothing = statistics()
-    assert judged("C1", nothing, rows=associations(z=math.nan)).reason.startswith(
-        "no text has three versions"
-    )
-    assert (
-        judged("C2", nothing, shifted=moved(nats=1.0)).reason == "no mode is less likely than the real words"
-    )
-    assert judged("C3", nothing).reason == "depth has thirds from three layers on"
-    assert judged("C5", nothing).reason == "no mode is less likely than the real words"
-    assert judged("C4", nothing).reason == "no two texts can exchange their words"
+    empty = statistics()
+    assert judged("C1", empty, rows=associations(z=math.nan)).reason.startswith("no text has three versions")
+    assert judged("C2", empty, shifted=moved(nats=1.0)).reason == "no mode is less likely than the real words"
+    assert judged("C3", empty).reason == "depth has thirds from three layers on"
+    assert judged("C5", empty).reason == "no mode is less likely than the real words"
+    assert judged("C4", empty).reason == "no two texts can exchange their words"
     few = judged("C4", statistics(pairs=3, swap=(0.01, math.nan, math.nan, math.nan)))
     assert (few.verdict, few.reason) == ("not testable here", "3 pairs of texts: no interval")
     none = judged("C3", statistics(depth=(0.1, math.nan, math.nan, math.nan)))
@@ -216,9 +212,9 @@ def test_main_numbers_never_contradict_the_claims(seed):
 def test_the_size_of_a_change_is_that_of_slow_products():
     rng = np.random.default_rng(0)
     changes = 0.3 + rng.standard_normal((7, 4))
-    found = shifts.size_of_change(changes, OPTIONS, 0)
+    size = shifts.size_of_change(changes, OPTIONS, 0)
     pairs = [changes[a] @ changes[b] / 4 for a in range(7) for b in range(a)]
-    assert found["estimate"] == pytest.approx(np.sign(np.mean(pairs)) * np.sqrt(abs(np.mean(pairs))))
-    assert found["low"] <= found["estimate"] <= found["high"]
+    assert size["estimate"] == pytest.approx(np.sign(np.mean(pairs)) * np.sqrt(abs(np.mean(pairs))))
+    assert size["low"] <= size["estimate"] <= size["high"]
     assert math.isnan(shifts.size_of_change(np.zeros((7, 4)), OPTIONS, 0)["p_value"])
     assert math.isnan(shifts.size_of_change(changes[:2], OPTIONS, 0)["estimate"])

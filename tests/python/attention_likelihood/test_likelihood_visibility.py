@@ -28,10 +28,10 @@ def case(request, tmp_path_factory):
     home = tmp_path_factory.mktemp(request.param)
     model = tiny(request.param)
     model.save_pretrained(home / "model")
-    made = tokenizer()
+    words = tokenizer()
     if request.param == "modernbert":
-        made.add_special_tokens({"mask_token": "<mask>"})
-    made.save_pretrained(home / "model")
+        words.add_special_tokens({"mask_token": "<mask>"})
+    words.save_pretrained(home / "model")
     options = {"nulls": [], "modes": ["lowest", "highest"], "swap": False}
     options["survey"] = request.param != "modernbert"
     texts = texts_of(home / "texts.txt")
@@ -51,8 +51,8 @@ def layers_of(case):
                 n = len(ids)
                 seen = np.array([[-after <= i - j <= before for j in range(n)] for i in range(n)])
                 maps, mass = layer.matrices()[0].double().numpy(), layer.sink_mass[0].double().numpy()
-                own = spans[(spans["sample"] == sample) & (spans["layer"] == layer.index)]
-                yield sample, layer.index, seen, maps, mass, own.set_index("head")
+                rows = spans[(spans["sample"] == sample) & (spans["layer"] == layer.index)]
+                yield sample, layer.index, seen, maps, mass, rows.set_index("head")
 
 
 def test_uniform_shares_are_of_what_each_query_sees(case):
@@ -68,12 +68,12 @@ def test_uniform_shares_are_of_what_each_query_sees(case):
             assert row["span_uniform"] == pytest.approx(uniform, rel=1e-12)
             assert row["span_boost"] == pytest.approx(share / uniform, rel=1e-5)
             assert row["span_received_uniform"] == pytest.approx(received, rel=1e-12)
-            given = np.mean([maps[head, i, word].sum() for i in outside])
-            assert row["span_received"] == pytest.approx(given, rel=1e-5)
+            mean_received = np.mean([maps[head, i, word].sum() for i in outside])
+            assert row["span_received"] == pytest.approx(mean_received, rel=1e-5)
             if case[0] == "gpt_oss":
                 assert row["learned_sink_mass"] == pytest.approx(mass[head, word].mean(), rel=1e-5)
-                whole = row[["span_share", "span_special", "span_context", "learned_sink_mass"]].sum()
-                assert whole == pytest.approx(1, abs=1e-5)
+                total = row[["span_share", "span_special", "span_context", "learned_sink_mass"]].sum()
+                assert total == pytest.approx(1, abs=1e-5)
             else:
                 assert np.isnan(row["learned_sink_mass"])
 
@@ -85,9 +85,9 @@ def test_the_survey_holds_tokens_against_uniform_attention_of_what_they_see(case
     words = case[2].table("versions")
     for sample, layer, seen, maps, _, _ in layers_of(case):
         row = table[(table["sample"] == sample) & (table["layer"] == layer)]
-        own = words[(words["sample"] == sample) & (words["mode"] == "real")].iloc[0]
-        tokens = np.array(own["token_log_likelihood"], dtype=float)
+        word_row = words[(words["sample"] == sample) & (words["mode"] == "real")].iloc[0]
+        tokens = np.array(word_row["token_log_likelihood"], dtype=float)
         boost = maps.mean(0).diagonal() * seen.sum(1)
-        known = np.isfinite(tokens)
-        wanted = stats.spearmanr(tokens[known], boost[known])[0]
-        assert row["correlation"].iloc[0] == pytest.approx(wanted, abs=1e-4)
+        is_finite = np.isfinite(tokens)
+        expected = stats.spearmanr(tokens[is_finite], boost[is_finite])[0]
+        assert row["correlation"].iloc[0] == pytest.approx(expected, abs=1e-4)

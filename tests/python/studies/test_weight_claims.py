@@ -51,20 +51,20 @@ class Pair:
         self._texts, self._deviation, self._nulls = texts, deviation, nulls or {}
         self.mechanism = pd.DataFrame(columns=["side", "predicted", "observed"])
 
-    def _made(self, value, spread=1.0):
+    def _mean_of(self, value, spread=1.0):
         half = math.nan if self._texts is None else self._texts * spread
         return Mean(value, value - half, value + half, self._deviation * spread)
 
     def mean(self, roles, side, subspace, null=""):
         if null:
-            return self._made(self._nulls[null]) if null in self._nulls else None
+            return self._mean_of(self._nulls[null]) if null in self._nulls else None
         value = self._values[tuple(roles), side]
-        made = self._made(value)
+        mean = self._mean_of(value)
         # the prediction subspace does not depend on texts
-        return made._replace(low=math.nan, high=math.nan) if subspace == "prediction" else made
+        return mean._replace(low=math.nan, high=math.nan) if subspace == "prediction" else mean
 
     def contrast(self, *_):
-        return self._made(self._values[("q", "k"), "in"] - self._values[("o", "down"), "in"], math.sqrt(2))
+        return self._mean_of(self._values[("q", "k"), "in"] - self._values[("o", "down"), "in"], math.sqrt(2))
 
     def logit_isotropic(self, roles):
         return 9.0
@@ -146,14 +146,14 @@ def over_pairs(pairs):
 
 
 def test_pairs_are_the_unit():
-    found = over_pairs([Pair(value, 0.0) for value in (1.0, 2.0, 3.0)])
+    rows = over_pairs([Pair(value, 0.0) for value in (1.0, 2.0, 3.0)])
     # mean 2, deviation 1, three pairs: t(.975, 2) = 4.302653
-    row = found["C1"]
+    row = rows["C1"]
     assert row.value == pytest.approx(4.0)
     assert math.log2(row.high) - 2 == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
     assert row.verdict == UNDECIDED
     assert row.reason.startswith("3 of 3 pairs above 1.25; pairs of one base are no independent ones")
-    assert found["C1b"].verdict == UNDECIDED
+    assert rows["C1b"].verdict == UNDECIDED
     alike = over_pairs([Pair(value, 0.1, 0.01) for value in (1.0, 1.01, 1.02)])
     assert {code: row.verdict for code, row in alike.items()} == dict.fromkeys(alike, SUPPORTED)
     flat = over_pairs([Pair(value, value) for value in (0.0, 0.01, -0.01)])
@@ -187,12 +187,12 @@ def runs(*values, **fields):
 
 
 def test_objectives_are_compared_over_training_runs():
-    found = of_arms(ce=runs(2.0, 1.0, 1.0), dpo=runs(3.0, 1.0, 2.0))
-    assert found["C1c"].value == pytest.approx(1.0)
-    assert (found["C1c"].verdict, found["C2b"].verdict, found["C4"].verdict) == (
+    rows = of_arms(ce=runs(2.0, 1.0, 1.0), dpo=runs(3.0, 1.0, 2.0))
+    assert rows["C1c"].value == pytest.approx(1.0)
+    assert (rows["C1c"].verdict, rows["C2b"].verdict, rows["C4"].verdict) == (
         SUPPORTED, CONTRADICTED, SUPPORTED
     )  # fmt: skip
-    assert "dpo less ce, 3 training runs of each arm" in found["C1c"].reason
+    assert "dpo less ce, 3 training runs of each arm" in rows["C1c"].reason
     reversed_ = of_arms(ce=runs(2.0, 1.0, 2.0), dpo=runs(1.5, 1.0, 1.0))
     assert (reversed_["C1c"].verdict, reversed_["C2b"].verdict) == (CONTRADICTED, SUPPORTED)
     single = of_arms(ce=runs(2.0)[:1], dpo=runs(3.0)[:1])
@@ -214,14 +214,14 @@ def test_objectives_are_compared_over_training_runs():
     ],
 )
 def test_whitening_is_judged_by_the_margin_that_says_least(white_in, white_out, verdict):
-    found = of_arms(
+    rows = of_arms(
         plain=runs(2.0, 0.0, 2.0),
         white_in=runs(white_in[0], 0.0, white_in[1]),
         white_out=runs(white_out[0], 0.0, white_out[1]),
     )["C3"]
-    assert found.verdict == verdict
-    assert "white_in leaves" in found.reason
-    assert not math.isnan(found.low)
+    assert rows.verdict == verdict
+    assert "white_in leaves" in rows.reason
+    assert not math.isnan(rows.low)
 
 
 @pytest.mark.parametrize(
@@ -277,10 +277,10 @@ class Run:
 
 
 def written(monkeypatch, pairs, **options):
-    made = Run()
+    recorder = Run()
     monkeypatch.setattr(study_claims, "pairs_of", lambda tables: pairs)
-    study_claims.write(made, WeightsOptions(**options))
-    return pd.DataFrame(made.rows)
+    study_claims.write(recorder, WeightsOptions(**options))
+    return pd.DataFrame(recorder.rows)
 
 
 def test_what_is_of_the_run_is_written_once(monkeypatch):
@@ -320,15 +320,15 @@ class Results:
 
 def test_the_top_of_the_report_speaks_of_a_few_pairs_or_of_all(monkeypatch):
     few = written(monkeypatch, [Pair(2.0, model=f"m{at}") for at in range(2)])
-    said = findings(Results(few))
-    assert len(said) == 6
-    assert said[0].startswith("m0, C1: q, k change along what they read: supported; 4 [")
-    assert "times an isotropic change" in said[0]
-    many = written(monkeypatch, [Pair(2.0 + 0.01 * at, model=f"m{at}") for at in range(8)])
-    said = findings(Results(many))
-    assert all(line.startswith("all pairs, ") for line in said)
-    assert "times an isotropic change" in said[0]
-    assert "8 of 8 pairs above 1.25" in said[0]
+    lines = findings(Results(few))
+    assert len(lines) == 6
+    assert lines[0].startswith("m0, C1: q, k change along what they read: supported; 4 [")
+    assert "times an isotropic change" in lines[0]
+    table_of_eight = written(monkeypatch, [Pair(2.0 + 0.01 * at, model=f"m{at}") for at in range(8)])
+    lines = findings(Results(table_of_eight))
+    assert all(line.startswith("all pairs, ") for line in lines)
+    assert "times an isotropic change" in lines[0]
+    assert "8 of 8 pairs above 1.25" in lines[0]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -31,7 +31,7 @@ ARMS = (
 STEPS = (1, 4, 64, 1000, 143000)
 
 
-def made(models, steps=(-1,), subspaces=("inputs", "prediction"), arms=None):
+def stored_tables(models, steps=(-1,), subspaces=("inputs", "prediction"), arms=None):
     """Tables of a run over some models, numbers drawn."""
     draw = np.random.default_rng(0)
     keys = [
@@ -40,11 +40,11 @@ def made(models, steps=(-1,), subspaces=("inputs", "prediction"), arms=None):
         for model, step, layer, role in itertools.product(models, steps, range(4), ROLES)
     ]  # fmt: skip
     fractions, variants, mechanism, deltas = [], [], [], []
-    for one in keys:
+    for pair in keys:
         for subspace, k in itertools.product(subspaces, (1, 3, 16)):
             side = "in" if subspace.startswith("inputs") else "out"
             relative = 2 ** draw.normal(1, 0.5) if k < 16 else 48 / 16 * 0.9
-            row = {**one, "side": side, "subspace": subspace, "k": k, "fraction": relative * k / 48}
+            row = {**pair, "side": side, "subspace": subspace, "k": k, "fraction": relative * k / 48}
             row |= {"relative": relative, "ceiling": 0.95, "deviation": 0.02, "low": relative / 1.2}
             row |= {"high": relative * 1.2, "share_of_energy": 0.4 + k / 40, "tested": k == 3}
             fractions.append(row)
@@ -52,9 +52,9 @@ def made(models, steps=(-1,), subspaces=("inputs", "prediction"), arms=None):
                 variants.append({**row, "variant": variant, "relative": 2 ** draw.normal(0.2, 0.2)})
         for side in ("in", "out"):
             values = dict(zip(("predicted", "observed"), 2 ** draw.normal(1.5, 0.5, 2), strict=True))
-            mechanism.append({**one, "side": side, **values})
+            mechanism.append({**pair, "side": side, **values})
         sizes = {"relative_norm": 0.01, "unchanged_share": 0.91, "step_ratio": 10 ** draw.normal()}
-        deltas.append({**one, **sizes, "noise_share": 0.1, "decay_share": 0.0, "below_floor": False})
+        deltas.append({**pair, **sizes, "noise_share": 0.1, "decay_share": 0.0, "below_floor": False})
     rank_one = [
         {"model": "base", "revision": "", "step": -1, "sample": sample, "layer": layer, "role": role,
          "direction": direction, "kl": 10 ** draw.normal(-3 if role in "odown" else -5, 0.4),
@@ -67,16 +67,18 @@ def made(models, steps=(-1,), subspaces=("inputs", "prediction"), arms=None):
     ]  # fmt: skip
     rows = {"fractions": fractions, "fractions_variants": variants, "mechanism": mechanism}
     rows |= {"deltas": deltas, "rank_one": rank_one}
-    tables = {name: pd.DataFrame(one) for name, one in rows.items()}
+    tables = {name: pd.DataFrame(table_rows) for name, table_rows in rows.items()}
     return Results(tables, study={"study": "pretraining_writes", "options": {"arms": arms or {}}})
 
 
-REFERENCES = [f"{kind}{whose}" for kind in ("inputs", "prediction") for whose in ("", "_after", "_last")]
+REFERENCES = [
+    f"{kind}{reference}" for kind in ("inputs", "prediction") for reference in ("", "_after", "_last")
+]
 RUNS = {
-    "pair": made(["tuned"]),
-    "pairs": made([f"Llama-3.1-Tulu-3-8B-{one}" for one in ("SFT", "DPO", "RLVR")]),
-    "series": made(["pythia"], STEPS, REFERENCES),
-    "arms": made([f"{arm}-{seed}" for arm in ARMS for seed in (0, 1)],
+    "pair": stored_tables(["tuned"]),
+    "pairs": stored_tables([f"Llama-3.1-Tulu-3-8B-{stage}" for stage in ("SFT", "DPO", "RLVR")]),
+    "series": stored_tables(["pythia"], STEPS, REFERENCES),
+    "arms": stored_tables([f"{arm}-{seed}" for arm in ARMS for seed in (0, 1)],
                  arms={f"{arm}-{seed}": arm for arm in ARMS for seed in (0, 1)}),
 }  # fmt: skip
 CASES = [
@@ -100,9 +102,9 @@ def level_words(figure):
     for axis, tick in ticks:
         low, high = sorted(axis.get_view_interval())
         outside |= {tick.label2} if low <= tick.get_loc() <= high else {tick.label1, tick.label2}
-    shown = [one for one in figure.findobj(Text) if one.get_text().strip() and one.get_visible()]
-    level = [one for one in shown if one not in outside and one.get_rotation() % 90 == 0]
-    return [(one.get_text(), one.get_window_extent()) for one in level]
+    shown = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+    level = [text for text in shown if text not in outside and text.get_rotation() % 90 == 0]
+    return [(text.get_text(), text.get_window_extent()) for text in level]
 
 
 @pytest.mark.parametrize("width", [3.2, pytest.param(6.75, marks=pytest.mark.slow)])
@@ -146,7 +148,9 @@ def test_the_report_says_what_each_fraction_must_be_read_with():
     assert (numbers != "–").all().all()
     row = numbers[(numbers["subspace"] == "inputs (in)") & (numbers["role"] == "q")].iloc[0]
     table = RUNS["pair"].table("fractions")
-    own = table[table["tested"] & (table["role"] == "q") & (table["subspace"] == "inputs")]
-    assert float(row["fraction / isotropic"]) == pytest.approx(2 ** np.log2(own["relative"]).mean(), rel=5e-3)
+    rows = table[table["tested"] & (table["role"] == "q") & (table["subspace"] == "inputs")]
+    assert float(row["fraction / isotropic"]) == pytest.approx(
+        2 ** np.log2(rows["relative"]).mean(), rel=5e-3
+    )
     assert float(row["± Haar"]) == pytest.approx(0.02 * 48 / 3, rel=5e-3)
     assert float(row["best possible"]) == pytest.approx(0.95 * 48 / 3, rel=5e-3)

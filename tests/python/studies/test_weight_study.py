@@ -104,10 +104,13 @@ def test_fractions_are_those_of_the_captured_inputs(made, home):
         for line in (home / "texts.jsonl").read_text().splitlines():
             model(input_ids=torch.tensor([json.loads(line)["token_ids"]]))
     hook.remove()
-    x = torch.cat([one[0, 1:] for one in seen]).double().numpy()
+    x = torch.cat([states[0, 1:] for states in seen]).double().numpy()
     vectors = np.linalg.eigh(x.T @ x)[1][:, ::-1]
     name = "model.layers.1.self_attn.o_proj.weight"
-    before, after = (load_file(home / one / "model.safetensors")[name].double() for one in ("base", "tuned"))
+    before, after = (
+        load_file(home / name_of_model / "model.safetensors")[name].double()
+        for name_of_model in ("base", "tuned")
+    )
     delta = (after - before).numpy()
     rows = of(made, "fractions", "tuned", layer=1, role="o", side="in", subspace="inputs")
     assert list(rows["k"]) == [1, 2, 3, 4, 8, 16, 32]
@@ -132,9 +135,9 @@ def test_every_fraction_stands_beside_what_it_must_be_read_with(made):
     assert (rows["p_adjusted"] >= rows["p_value"]).all()
     assert rows[rows["subspace"] == "inputs"]["low"].notna().all()
     controls = of(made, "fractions_variants", "tuned")
-    own = {"weights", "decay_removed", "random_weights"}
-    assert set(controls["variant"]) == {*own, "other_layer"}
-    assert set(controls[controls["subspace"] == "prediction"]["variant"]) == own
+    of_weights = {"weights", "decay_removed", "random_weights"}
+    assert set(controls["variant"]) == {*of_weights, "other_layer"}
+    assert set(controls[controls["subspace"] == "prediction"]["variant"]) == of_weights
     drawn = controls[controls["variant"] == "random_weights"]
     assert (drawn["low"] < drawn["relative"]).all()
     deltas = of(made, "deltas", "tuned")
@@ -196,7 +199,9 @@ def test_a_killed_run_resumes_byte_for_byte(home, tmp_path, monkeypatch):
 
     options = {**BARE, "roles": ["q", "down"]}
     settings = study(home, tmp_path / "killed", "base", "tuned", layers=[0], options=options)
-    made = run(study(home, tmp_path / "whole", "base", "tuned", layers=[0], options=options), progress=False)
+    whole_run = run(
+        study(home, tmp_path / "whole", "base", "tuned", layers=[0], options=options), progress=False
+    )
     written = store.Store.write
     done = []
 
@@ -211,10 +216,10 @@ def test_a_killed_run_resumes_byte_for_byte(home, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run(settings, say=lambda text: None)
     again = resume(tmp_path / "killed" / "a", say=lambda text: None)
-    assert again.tables() == made.tables()
-    for name in made.tables():
-        one, other = ((r.path / "tables" / f"{name}.parquet").read_bytes() for r in (made, again))
-        assert one == other, name
+    assert again.tables() == whole_run.tables()
+    for name in whole_run.tables():
+        first, second = ((r.path / "tables" / f"{name}.parquet").read_bytes() for r in (whole_run, again))
+        assert first == second, name
 
 
 def test_a_series_is_compared_with_its_first_or_its_previous_checkpoint(home, tmp_path):
@@ -224,18 +229,18 @@ def test_a_series_is_compared_with_its_first_or_its_previous_checkpoint(home, tm
         trained(tmp_path / "growing" / f"step{step}", rows, step)
     shutil.copy(home / "texts.jsonl", tmp_path)
     options = {**BARE, "roles": ["o", "down"]}
-    found = run(study(tmp_path, tmp_path / "r", "growing", layers=[0], options=options), progress=False)
-    deltas = found.table("deltas")
+    results = run(study(tmp_path, tmp_path / "r", "growing", layers=[0], options=options), progress=False)
+    deltas = results.table("deltas")
     references = set(zip(deltas["step"], deltas["reference"], strict=True))
     assert references == {(2, "growing step0"), (10, "growing step0")}
-    assert FIGURES["trajectory"](found).caption
-    claims = found.table("claims").set_index(["step", "claim"])
+    assert FIGURES["trajectory"](results).caption
+    claims = results.table("claims").set_index(["step", "claim"])
     assert claims.loc[(10, "C7"), "verdict"] in ("supported", "contradicted", "undecided")
     assert (2, "C7") not in claims.index
     options |= {"base": "previous"}
     other = study(tmp_path, tmp_path / "p", "growing", layers=[0], options=options)
-    found = run(other, say=lambda text: None).table("deltas")
-    references = set(zip(found["step"], found["reference"], strict=True))
+    stored_deltas = run(other, say=lambda text: None).table("deltas")
+    references = set(zip(stored_deltas["step"], stored_deltas["reference"], strict=True))
     assert references == {(2, "growing step0"), (10, "growing step2")}
 
 
@@ -253,8 +258,8 @@ def test_an_adapter_is_compared_without_its_product(home, tmp_path):
     save_file(factors, adapter / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     (adapter / "adapter_config.json").write_text(json.dumps(config), "utf-8")
-    found = run(study(tmp_path, tmp_path / "r", "base", "adapter", options=BARE), say=lambda text: None)
-    deltas = found.table("deltas")
+    results = run(study(tmp_path, tmp_path / "r", "base", "adapter", options=BARE), say=lambda text: None)
+    deltas = results.table("deltas")
     assert set(deltas["role"]) == {"q"}
     assert deltas["unchanged_share"].isna().all()
     a, b = (factors[f"base_model.model.model.layers.0.self_attn.q_proj.lora_{x}.weight"] for x in "AB")
@@ -269,13 +274,15 @@ def test_a_pair_below_the_rounding_floor_enters_no_claim(home, tmp_path):
     tiny("llama", num_hidden_layers=3).to(torch.bfloat16).save_pretrained(tmp_path / "base")
     trained(tmp_path / "tuned", rows, 1, 1e-3, torch.bfloat16)
     options = {"nulls": [], "rank_one": False, "curve": 0}
-    said = []
-    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", layers=[1], options=options), say=said.append)
-    assert made.table("deltas")["below_floor"].any()
-    claims = made.table("claims").set_index("claim")
+    notes = []
+    results = run(
+        study(tmp_path, tmp_path / "r", "base", "tuned", layers=[1], options=options), say=notes.append
+    )
+    assert results.table("deltas")["below_floor"].any()
+    claims = results.table("claims").set_index("claim")
     assert set(claims.loc[["C1", "C1b", "C2", "C3", "C7"], "verdict"]) == {"not testable here"}
     assert "entries unchanged, step ratio" in claims.loc["C1", "reason"]
-    assert any("gradients are taken in float32" in note for note in said)
+    assert any("gradients are taken in float32" in note for note in notes)
 
 
 def test_arms_are_compared_over_training_runs(home, tmp_path):
@@ -289,15 +296,15 @@ def test_arms_are_compared_over_training_runs(home, tmp_path):
             trained(tmp_path / names[-1], rows[seed:], 2, rate)
             arms[names[-1]] = arm
     options = {**BARE, "roles": ["q", "up", "o", "down"], "arms": arms}
-    own = study(tmp_path, tmp_path / "r", "base", *names, layers=[0], options=options)
-    made = run(own, say=lambda text: None)
-    claims = of(made, "claims", "all arms").set_index("claim")
+    study_of_run = study(tmp_path, tmp_path / "r", "base", *names, layers=[0], options=options)
+    results = run(study_of_run, say=lambda text: None)
+    claims = of(results, "claims", "all arms").set_index("claim")
     for claim in ("C1c", "C2b", "C4", "C5"):
         assert claims.loc[claim, "verdict"] in ("supported", "contradicted", "undecided"), claim
         assert math.isfinite(claims.loc[claim, "low"])
     assert claims.loc["C3", "verdict"] == "not testable here"
     for name in ("objectives", "graded"):
-        FIGURES[name](made).figure.canvas.draw()
+        FIGURES[name](results).figure.canvas.draw()
 
 
 def broken(home, tmp_path, change):
@@ -316,15 +323,15 @@ def test_one_matrix_that_is_not_finite_is_named_and_the_others_go_on(home, tmp_p
         tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = math.nan
 
     broken(home, tmp_path, change)
-    said = []
+    notes = []
     options = {**BARE, "roles": ["q", "up"]}
-    made = run(study(tmp_path, tmp_path / "r", "base", "odd", options=options), say=said.append)
-    assert any("layer 1 up" in note for note in said)
-    row = of(made, "deltas", "odd", layer=1, role="up").iloc[0]
+    results = run(study(tmp_path, tmp_path / "r", "base", "odd", options=options), say=notes.append)
+    assert any("layer 1 up" in note for note in notes)
+    row = of(results, "deltas", "odd", layer=1, role="up").iloc[0]
     assert math.isnan(row["delta_energy"])
     assert row["note"] == "not finite"
-    assert of(made, "fractions", "odd", layer=1, role="up").empty
-    assert len(of(made, "fractions", "odd", layer=0, role="up"))
+    assert of(results, "fractions", "odd", layer=1, role="up").empty
+    assert len(of(results, "fractions", "odd", layer=0, role="up"))
 
 
 @pytest.mark.parametrize(
@@ -333,13 +340,13 @@ def test_one_matrix_that_is_not_finite_is_named_and_the_others_go_on(home, tmp_p
         (lambda tensors: None, "hold the same weights"),
         (
             lambda tensors: tensors.update(
-                {name: one[:, :40].contiguous() for name, one in tensors.items() if "gate_proj" in name}
+                {name: tensor[:, :40].contiguous() for name, tensor in tensors.items() if "gate_proj" in name}
             ),
             "not one architecture",
         ),
         (
             lambda tensors: tensors.update(
-                {name: one.to(torch.int8) for name, one in tensors.items() if "gate_proj" in name}
+                {name: tensor.to(torch.int8) for name, tensor in tensors.items() if "gate_proj" in name}
             ),
             "quantised",
         ),
@@ -392,10 +399,12 @@ def test_an_encoder_has_no_prediction_subspace_and_says_so(home, tmp_path):
     shutil.copy(home / "texts.jsonl", tmp_path)
     for name, seed in (("base", 0), ("tuned", 1)):
         tiny("bert", seed=seed).save_pretrained(tmp_path / name)
-    said = []
+    notes = []
     options = {"nulls": ["weights"], "gradients": False}
-    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", layers=[0], options=options), say=said.append)
-    assert any("has a transform before its unembedding" in note for note in said)
-    assert set(made.table("fractions")["subspace"]) == {"inputs", "inputs_centred", "own_weights"}
-    claims = made.table("claims").set_index("claim")
+    results = run(
+        study(tmp_path, tmp_path / "r", "base", "tuned", layers=[0], options=options), say=notes.append
+    )
+    assert any("has a transform before its unembedding" in note for note in notes)
+    assert set(results.table("fractions")["subspace"]) == {"inputs", "inputs_centred", "own_weights"}
+    claims = results.table("claims").set_index("claim")
     assert claims.loc["C2", "verdict"] == "not testable here"

@@ -124,13 +124,13 @@ def test_every_reference_and_control_is_the_arithmetic_that_it_names(made, home)
     ):
         expected = relative(delta, main_directions(inputs(home, file, step)))
         assert of_q(fractions, subspace) == pytest.approx(expected, rel=1e-4), subspace
-    own = main_directions(inputs(home, "own.jsonl", "step0"))
+    directions = main_directions(inputs(home, "own.jsonl", "step0"))
     foreign = main_directions(inputs(home, "other.jsonl", "step0"))
     assert of_q(controls, "inputs", variant="foreign") == pytest.approx(relative(delta, foreign), rel=1e-4)
-    assert of_q(controls, "inputs", variant="weights") == pytest.approx(relative(base, own), rel=1e-4)
+    assert of_q(controls, "inputs", variant="weights") == pytest.approx(relative(base, directions), rel=1e-4)
     rest = delta - (delta * base).sum() / (base * base).sum() * base
-    found = of_q(controls, "inputs", variant="decay_removed")
-    assert found == pytest.approx(relative(rest, own), rel=1e-4)
+    removed = of_q(controls, "inputs", variant="decay_removed")
+    assert removed == pytest.approx(relative(rest, directions), rel=1e-4)
     singular = np.linalg.svd(base)[2][:3].T
     assert of_q(fractions, "own_weights") == pytest.approx(relative(delta, singular), rel=1e-4)
     prediction = asc.prediction_subspace(home / "growing" / "step10", 3).basis.numpy()
@@ -176,7 +176,7 @@ def test_the_shift_of_attention_is_that_of_the_maps():
     model = tiny("llama", attn_implementation="eager")
     ids = torch.arange(5, 17)
     u, v = torch.eye(48)[:1], torch.ones(48)
-    found = attention_change(model, ids, 1, "q", u, v, size=0.5)
+    change = attention_change(model, ids, 1, "q", u, v, size=0.5)
     base, changed = [], []
     with torch.no_grad():
         base.append(model(input_ids=ids[None], output_attentions=True).attentions[1][0].double())
@@ -184,7 +184,7 @@ def test_the_shift_of_attention_is_that_of_the_maps():
         weight.add_(0.5 * weight.norm() * torch.outer(u[0], v / v.norm()))
         changed.append(model(input_ids=ids[None], output_attentions=True).attentions[1][0].double())
     expected = (changed[0] - base[0]).abs().sum(-1).mean() / 2
-    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(change[0], expected, rtol=1e-4, atol=1e-7)
 
 
 def pair(home, tmp_path, family, **more):
@@ -200,18 +200,18 @@ def pair(home, tmp_path, family, **more):
 
 
 def test_experts_have_a_mean_weighted_by_their_energy(home, tmp_path):
-    made = run(pair(home, tmp_path, "mixtral"), say=lambda text: None)
-    assert placeholders(made) == []
+    results = run(pair(home, tmp_path, "mixtral"), say=lambda text: None)
+    assert placeholders(results) == []
     keys = {"layer": 1, "role": "up", "side": "in", "subspace": "inputs"}
-    fractions, deltas = made.table("fractions"), made.table("deltas")
-    means = made.table("expert_means")
+    fractions, deltas = results.table("fractions"), results.table("deltas")
+    means = results.table("expert_means")
     for name, value in keys.items():
         fractions, means = fractions[fractions[name] == value], means[means[name] == value]
-    own = deltas[(deltas["layer"] == 1) & (deltas["role"] == "up")].set_index("expert")["delta_energy"]
-    one = fractions.set_index("expert")["fraction"]
+    energies = deltas[(deltas["layer"] == 1) & (deltas["role"] == "up")].set_index("expert")["delta_energy"]
+    shares = fractions.set_index("expert")["fraction"]
     (row,) = means.to_dict("records")
     assert row["experts"] == 4
-    assert row["fraction"] == pytest.approx((own * one).sum() / own.sum(), rel=1e-12)
+    assert row["fraction"] == pytest.approx((energies * shares).sum() / energies.sum(), rel=1e-12)
 
 
 def test_half_precision_is_refused_where_float32_does_not_fit(home, tmp_path):
@@ -225,10 +225,10 @@ def test_half_precision_is_refused_where_float32_does_not_fit(home, tmp_path):
 
 
 def test_one_group_of_texts_has_no_foreign_inputs(home, tmp_path):
-    said = []
-    made = run(pair(home, tmp_path, "llama", options={"nulls": ["foreign"]}), say=said.append)
-    assert any("foreign needs texts of two groups" in note for note in said)
-    assert "fractions_variants" not in made.tables()
+    notes = []
+    results = run(pair(home, tmp_path, "llama", options={"nulls": ["foreign"]}), say=notes.append)
+    assert any("foreign needs texts of two groups" in note for note in notes)
+    assert "fractions_variants" not in results.tables()
 
 
 def test_tokens_that_are_no_pair_are_refused(home, tmp_path):

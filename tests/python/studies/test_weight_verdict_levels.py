@@ -61,8 +61,8 @@ class Pair:
         return [ROLES.index(role) for role in roles]
 
     def _spread(self, roles):
-        each = self._deviation[self._places(roles)]
-        return float(np.sqrt(np.square(each).sum()) / each.size / math.log(2))
+        deviations = self._deviation[self._places(roles)]
+        return float(np.sqrt(np.square(deviations).sum()) / deviations.size / math.log(2))
 
     def mean(self, roles, side, subspace, null=""):
         if null:
@@ -116,23 +116,23 @@ def pair_verdicts(code, trials, **planted):
 
 
 def over_pairs_verdicts(code, trials, **planted):
-    world, found = World(4), []
+    world, verdicts = World(4), []
     for trial in range(trials):
         rng = np.random.default_rng([8, trial])
         pairs = [world.pair(rng, **planted) for _ in range(5)]
         row = PAIRS_CLAIMS.decide_measured({code: PAIRS_CLAIMS.declared[code].measure(pairs, OPTIONS)})[0]
-        found.append(row.verdict)
-    return [found.count(verdict) / trials for verdict in ("supported", "contradicted")]
+        verdicts.append(row.verdict)
+    return [verdicts.count(verdict) / trials for verdict in ("supported", "contradicted")]
 
 
 def series_verdicts(code, trials, **planted):
-    world, found = World(5), []
+    world, verdicts = World(5), []
     for trial in range(trials):
         rng = np.random.default_rng([9, trial])
         series = Series([world.pair(rng, step=step, **planted) for step in range(4)])
         row = SERIES_CLAIMS.decide_measured({code: SERIES_CLAIMS.declared[code].measure(series, OPTIONS)})[0]
-        found.append(row.verdict)
-    return [found.count(verdict) / trials for verdict in ("supported", "contradicted")]
+        verdicts.append(row.verdict)
+    return [verdicts.count(verdict) / trials for verdict in ("supported", "contradicted")]
 
 
 class Run:
@@ -152,13 +152,13 @@ class Run:
 
 def arm_verdicts(code, trials, **arms):
     """Three runs of each arm: arm -> octaves of the read and of the write side."""
-    found = []
+    verdicts = []
     for trial in range(trials):
         rng = np.random.default_rng([10, trial])
         runs = {arm: {str(run): Run(rng, *values) for run in range(3)} for arm, values in arms.items()}
         row = ARM_CLAIMS.decide_measured({code: ARM_CLAIMS.declared[code].measure(Arms(runs), OPTIONS)})[0]
-        found.append(row.verdict)
-    return [found.count(verdict) / trials for verdict in ("supported", "contradicted")]
+        verdicts.append(row.verdict)
+    return [verdicts.count(verdict) / trials for verdict in ("supported", "contradicted")]
 
 
 EDGE = math.log2(1.25)
@@ -209,8 +209,8 @@ def test_gaussian_changes_support_no_contrast_of_pathways():
     trials = 40
     assert pair_verdicts("C1b", trials)[0] <= 0.05
     world = World(3)
-    alone = [
+    contrasts = [
         world.pair(np.random.default_rng([7, trial])).contrast(ROLES[:2], ROLES[2:])
         for trial in range(trials)
     ]
-    assert np.mean([mean.low > 0 or mean.high < 0 for mean in alone]) > 0.2
+    assert np.mean([mean.low > 0 or mean.high < 0 for mean in contrasts]) > 0.2

@@ -29,8 +29,8 @@ def test_every_arm_and_input_has_rows(whole):
     }  # fmt: skip
     assert set(position["queries"]) == {"early", "2", "3-4", "5-7"}
     assert len(early(whole)) == 3 * 4
-    wanted = {"zero", "mean", "token", "gaussian", "special", "control_1", "control_late", "no_bos"}
-    assert wanted <= set(removed["arm"])
+    expected = {"zero", "mean", "token", "gaussian", "special", "control_1", "control_late", "no_bos"}
+    assert expected <= set(removed["arm"])
     assert {"unread", "hidden"} <= set(removed["arm"])
     assert set(removed[removed["arm"] == "token"]["draw"]) == {0, 1}
     assert {"claims", "checks", "trajectory", "fingerprints", "position_shares", "controls"} <= set(
@@ -73,7 +73,7 @@ def test_the_residual_is_that_of_a_slow_loop(whole, folder):
             near = [np.exp([s[i, i - d] for d in range(m)]).cumsum() for i in range(m, 2 * m)]
             left = [sums / sums[-1] for sums in near]
             cuts.append(-np.log(left).mean(0))
-    means = [np.mean(own, axis=0) for own in residuals]
+    means = [np.mean(part, axis=0) for part in residuals]
     products = []
     for g in range(GROUPS):
         for f in range(GROUPS):
@@ -122,10 +122,10 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
 
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
     plan = engine.prepare()
-    unit = next(one for one in plan.units if one.stage == "reads")
+    unit = next(unit for unit in plan.units if unit.stage == "reads")
     hand = StageRun(engine, unit)
     arms = list(reading_arms([(0, 1), (1, 3)], (3, 4), hand, engine.study.options))
-    assert {(one.name, one.draw) for one in arms} == {
+    assert {(arm.name, arm.draw) for arm in arms} == {
         (name, draw) for name in ("unread", "hidden") for draw in (-1, 0, 1, 2)
     }
     batch = next(iter(hand.batches()))
@@ -150,7 +150,7 @@ def test_matched_sets_are_different_sets_of_as_many_heads_of_the_same_layers(fol
 
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
     plan = engine.prepare()
-    hand = StageRun(engine, next(one for one in plan.units if one.stage == "reads"))
+    hand = StageRun(engine, next(planned for planned in plan.units if planned.stage == "reads"))
     readers = [(0, 1), (1, 3), (2, 0)]
     drawn = []
     for arm in reading_arms(readers, (3, 4), hand, engine.study.options):
@@ -201,11 +201,11 @@ def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, f
     with asc.capture(model, sites=("scores",)) as recording:
         # the window's last token, which the base arm leaves out, is not stored: all but it
         layer = next(iter(recording.run(input_ids=torch.tensor(ids[1:])[None])))
-    own = ruscio2025once.leakage(layer.scores.double()).leakage[0]
+    leakage = ruscio2025once.leakage(layer.scores.double()).leakage[0]
     row = table[(table["sample"] == 3) & (table["layer"] == 0) & (table["protocol"] == "ruscio2025once")]
     row = row[row["input"] == "windows"]["leakage"].to_numpy()
-    assert row.shape == own.shape
-    assert np.corrcoef(row, own)[0, 1] > 0.8
+    assert row.shape == leakage.shape
+    assert np.corrcoef(row, leakage)[0, 1] > 0.8
     exact = table[table["protocol"] == "exact"]
     assert (exact["r2_full"] >= exact["r2_relative"] - 1e-12).all()
     tests = whole.table("leakage_tests").set_index("protocol")["correction"]
@@ -217,8 +217,8 @@ def test_claims_have_verdicts(whole):
     claims = whole.table("claims").set_index("claim")
     codes = [f"C{k}" for k in range(1, 12)] + [f"P{k}" for k in range(1, 5)]
     assert sorted(claims.index) == sorted(codes)
-    known = {"supported", "contradicted", "undecided", "not testable here"}
-    assert set(claims["verdict"]) <= known
+    verdicts = {"supported", "contradicted", "undecided", "not testable here"}
+    assert set(claims["verdict"]) <= verdicts
     assert (
         claims.loc["C1", "verdict"]
         == claims.loc["C4", "verdict"]
@@ -283,8 +283,8 @@ def test_the_noise_of_a_cell_stands_on_the_bar_of_the_split(whole):
     from attnscope.studies.absolute_position.figures import FIGURES
 
     shown = whole.table("residual_maps").iloc[0]
-    own = early(whole).set_index(["layer", "head"]).loc[(shown["layer"], shown["head"])]
-    noise = (own["plain"] - own["residual"]) ** 0.5
+    head = early(whole).set_index(["layer", "head"]).loc[(shown["layer"], shown["head"])]
+    noise = (head["plain"] - head["residual"]) ** 0.5
     bar = FIGURES["score_split"](whole).figure.axes[-1]
     assert [line.get_ydata()[0] for line in bar.lines] == pytest.approx([-noise, noise])
 
@@ -318,11 +318,11 @@ def test_packaged_configurations_are_of_windows():
         models = {} if name else {"models": "x"}
         study = asc.Study.from_yaml(f"absolute_position{name}", **models)
         assert study.study == "absolute_position"
-        assert [one.per for one in study.texts] == ["window"]
+        assert [source.per for source in study.texts] == ["window"]
         assert study.options.get("nulls", ["random_weights"]) == ["random_weights"]
         assert study.options.get("matched", 20) >= 19, "fewer sets give no p of .05"
-        wanted = (256, 16, 64) if name == "/llama-3.2-1b" else (64, 16, 256)
-        assert (study.max_tokens, study.block, study.texts[0].samples) == wanted
+        expected = (256, 16, 64) if name == "/llama-3.2-1b" else (64, 16, 256)
+        assert (study.max_tokens, study.block, study.texts[0].samples) == expected
 
 
 def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_path):

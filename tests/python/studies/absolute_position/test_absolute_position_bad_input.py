@@ -44,35 +44,35 @@ def test_sentences_are_refused(folder, texts, tmp_path):
 
 
 def test_texts_are_windows_where_nothing_else_is_said(folder, texts):
-    for given in (str(texts), {"path": str(texts)}, [{"path": str(texts)}, str(texts)]):
-        study = asc.Study(study="absolute_position", models=str(folder), texts=given)
-        assert {(one.per, one.samples) for one in study.texts} == {("window", 256)}
+    for source in (str(texts), {"path": str(texts)}, [{"path": str(texts)}, str(texts)]):
+        study = asc.Study(study="absolute_position", models=str(folder), texts=source)
+        assert {(text.per, text.samples) for text in study.texts} == {("window", 256)}
 
 
 def test_all_windows_are_read_where_samples_is_null(folder, texts):
     study = asc.Study(study="absolute_position", models=str(folder), texts=str(texts), max_tokens=16)
-    found = {}
+    windows = {}
     for samples in (None, 3, 256):
-        given = study.to_dict()
-        given["texts"][0]["samples"] = samples
-        plan = make_plan(asc.Study(**given))
-        (said,) = AbsolutePosition(plan.settings).expects(plan)
-        found[samples] = len({one.sentence.sample for unit in plan.units for one in unit.inputs})
-        assert f"passes over {found[samples]} windows" in said
-        note = f"m: {texts} holds {found[samples]} windows of 16 tokens, and up to 256 are wanted"
+        values = study.to_dict()
+        values["texts"][0]["samples"] = samples
+        plan = make_plan(asc.Study(**values))
+        (line,) = AbsolutePosition(plan.settings).expects(plan)
+        windows[samples] = len({text.sentence.sample for unit in plan.units for text in unit.inputs})
+        assert f"passes over {windows[samples]} windows" in line
+        note = f"m: {texts} holds {windows[samples]} windows of 16 tokens, and up to 256 are wanted"
         assert (note in plan.notes) == (samples == 256)
-    assert 16 < found[None] == found[256] < 256
-    assert found[3] == 3
+    assert 16 < windows[None] == windows[256] < 256
+    assert windows[3] == 3
 
 
 def test_encoders_are_refused_by_name(folder, texts, tmp_path):
     path = model_folder(tmp_path / "bert", "bert")
     quick = settings(path, texts, tmp_path, **QUICK)
-    both = {**quick.to_dict(), "models": [str(path), str(folder)]}
-    planned, alone = dry_run(asc.Study(**both)), dry_run(settings(folder, texts, tmp_path, **QUICK))
+    values = {**quick.to_dict(), "models": [str(path), str(folder)]}
+    planned, single = dry_run(asc.Study(**values)), dry_run(settings(folder, texts, tmp_path, **QUICK))
     ((title, reason),) = planned.skipped
     assert title == "bert"
-    assert (planned.units, planned.tokens) == (alone.units, alone.tokens)
+    assert (planned.units, planned.tokens) == (single.units, single.tokens)
     assert "attends to later tokens; a causal map is needed" in reason
     with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
         run(quick, progress=False)
@@ -84,10 +84,10 @@ def test_an_encoder_decoder_is_refused_before_anything_is_said_of_it(folder, tex
     path = model_folder(tmp_path / "t5", "t5")
     with pytest.raises(LoadError, match=r"^t5: t5 has an encoder; absolute_position needs a causal map$"):
         make_plan(settings(path, texts, tmp_path))
-    both = {**settings(path, texts, tmp_path).to_dict(), "models": [str(path), str(folder)]}
-    plan = make_plan(asc.Study(**both))
+    values = {**settings(path, texts, tmp_path).to_dict(), "models": [str(path), str(folder)]}
+    plan = make_plan(asc.Study(**values))
     assert plan.skipped == [("t5", "t5 has an encoder; absolute_position needs a causal map")]
-    assert not any("encoder" in one for one in plan.notes)
+    assert not any("encoder" in note for note in plan.notes)
 
 
 def test_a_check_that_fails_ends_the_checkpoint_by_name(folder, texts, tmp_path, monkeypatch):
@@ -140,9 +140,9 @@ def test_the_command_goes_on_with_the_others_and_ends_with_3_when_a_check_fails(
 
 @pytest.mark.parametrize("n", [5, 4, 1])
 def test_windows_without_two_keys_beside_the_first_are_refused(folder, texts, tmp_path, n):
-    given = settings(folder, texts, tmp_path).to_dict()
+    values = settings(folder, texts, tmp_path).to_dict()
     with pytest.raises(ConfigError, match=rf"early queries from 2 on .* needs 6 tokens, got {n}"):
-        run(asc.Study(**{**given, "max_tokens": n}), progress=False)
+        run(asc.Study(**{**values, "max_tokens": n}), progress=False)
 
 
 @pytest.mark.usefixtures("unarranged", "unpictured")
@@ -150,8 +150,8 @@ def test_windows_without_two_keys_beside_the_first_are_refused(folder, texts, tm
 def test_the_shortest_windows_and_odd_ones_are_read(folder, texts, tmp_path, n):
     """Six tokens have one early query with two keys beside the first; of nine the last is not used."""
     options = {**QUICK, "arms": ["no_bos"], "inputs": ["windows"]}
-    given = settings(folder, texts, tmp_path, **options).to_dict()
-    results = run(asc.Study(**{**given, "max_tokens": n}), progress=False)
+    values = settings(folder, texts, tmp_path, **options).to_dict()
+    results = run(asc.Study(**{**values, "max_tokens": n}), progress=False)
     rows = results.table("position")
     assert set(rows["queries"]) == ({"early", "2"} if n == 6 else {"early", "2", "3"})
     assert rows["residual"].notna().all()
@@ -161,8 +161,8 @@ def test_the_shortest_windows_and_odd_ones_are_read(folder, texts, tmp_path, n):
 def test_an_encoding_that_a_model_cannot_take_leaves_it_out_by_name(folder, texts, tmp_path):
     moving = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     path = model_folder(tmp_path / "moving", rope_parameters=moving)
-    given = settings(path, texts, tmp_path, rope=["ntk", 2.0], inputs=["windows"], **QUICK).to_dict()
-    results = run(asc.Study(**{**given, "models": [str(path), str(folder)]}), progress=False)
+    values = settings(path, texts, tmp_path, rope=["ntk", 2.0], inputs=["windows"], **QUICK).to_dict()
+    results = run(asc.Study(**{**values, "models": [str(path), str(folder)]}), progress=False)
     assert "makes its 'dynamic' frequencies from the positions" in str(results.provenance["skipped"])
     assert set(results.table("position")["model"]) == {folder.name}
     bloom = model_folder(tmp_path / "bloom", "bloom")
@@ -187,8 +187,8 @@ def test_a_tokenizer_without_a_second_special_token_is_noted(folder, texts, tmp_
 
     monkeypatch.setattr(arms, "_special", lambda encoder: {encoder.bos_id})
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
-    hand = StageRun(engine, next(one for one in engine.prepare().units if one.stage == "passes"))
-    names = {one.name for one in arms.first_arms(hand, engine.study.options, 8)}
+    hand = StageRun(engine, next(unit for unit in engine.prepare().units if unit.stage == "passes"))
+    names = {arm.name for arm in arms.first_arms(hand, engine.study.options, 8)}
     assert {"zero", "mean", "token", "gaussian"} <= names
     assert "special" not in names
     assert "no second special token; the arm special is left out" in " ".join(engine.notes)

@@ -24,14 +24,16 @@ IDS = torch.randint(3, 40, (3, 10), generator=torch.Generator().manual_seed(0))
 @pytest.mark.parametrize("encoding", ["rope", "learned", "alibi", "none"])
 def test_a_replaced_embedding_and_a_zero_one(encoding):
     model = PositionsRecipe(layers=2, heads=2, width=32, inner_width=16, encoding=encoding).build().eval()
-    found = {one.name: one for one in (*checks._replaced(model, IDS), checks._silent(model, IDS))}
-    assert set(found) == {"replaced_embedding", "earlier_states", "zero_embedding"}
-    assert all(one.value == 0 for one in found.values()), found
+    outcomes = {check.name: check for check in (*checks._replaced(model, IDS), checks._silent(model, IDS))}
+    assert set(outcomes) == {"replaced_embedding", "earlier_states", "zero_embedding"}
+    assert all(check.value == 0 for check in outcomes.values()), outcomes
 
 
 def test_what_does_not_apply_says_why():
     model = tiny("gpt2")
-    reasons = {one.name: one.reason for one in (*checks._replaced(model, IDS), checks._silent(model, IDS))}
+    reasons = {
+        check.name: check.reason for check in (*checks._replaced(model, IDS), checks._silent(model, IDS))
+    }
     assert "changes embeddings before layer 0" in reasons["replaced_embedding"]
     assert reasons["zero_embedding"] == "the model has biases"
 
@@ -99,16 +101,16 @@ def test_a_broken_model_fails_the_checks_of_what_is_broken_alone(broken, expecte
     model = tiny("llama")
     assert failed(model) == set()
     handle = broken(model)
-    found = failed(model)
+    failures = failed(model)
     handle.remove()
-    assert found == expected
+    assert failures == expected
 
 
 def test_scores_that_are_not_the_softmaxs_argument_are_seen(monkeypatch):
-    own = checks._maps
+    maps_of_model = checks._maps
 
-    def other(*given, **options):
-        scores, lse, attention = own(*given, **options)
+    def other(*arguments, **options):
+        scores, lse, attention = maps_of_model(*arguments, **options)
         return scores, lse, 1.001 * attention
 
     monkeypatch.setattr(checks, "_maps", other)
@@ -129,24 +131,24 @@ def test_an_edit_that_does_more_than_nothing_is_seen(edit, wrong, check, monkeyp
     assert failed(tiny("llama")) == {check}
 
 
-def looks_up_again(self, given, ids, rest):
+def looks_up_again(self, embeddings, ids, rest):
     """Layer 0 reads the table of embeddings, and what its module gives at position 0 alone."""
     table = torch.nn.functional.embedding(ids, self.embed_tokens.weight)
-    return {"inputs_embeds": torch.cat([given[:, :1], table[:, 1:]], 1)}
+    return {"inputs_embeds": torch.cat([embeddings[:, :1], table[:, 1:]], 1)}
 
 
-def hands_on(self, given, ids, rest):
+def hands_on(self, embeddings, ids, rest):
     """What an embedding has beyond the table is added to all later positions."""
-    more = given - torch.nn.functional.embedding(ids, self.embed_tokens.weight)
-    return {"inputs_embeds": given + more.cumsum(1) - more}
+    added = embeddings - torch.nn.functional.embedding(ids, self.embed_tokens.weight)
+    return {"inputs_embeds": embeddings + added.cumsum(1) - added}
 
 
-def counts_from_one(self, given, ids, rest):
+def counts_from_one(self, embeddings, ids, rest):
     """Texts without padding are numbered from 1 where no positions are given, and others from 0."""
     places, mask = rest.get("position_ids"), rest.get("attention_mask")
     if places is None and (mask is None or bool(mask.all())):
         places = torch.arange(1, ids.shape[1] + 1)[None]
-    return {"inputs_embeds": given, "position_ids": places}
+    return {"inputs_embeds": embeddings, "position_ids": places}
 
 
 @pytest.mark.parametrize(
@@ -160,11 +162,11 @@ def counts_from_one(self, given, ids, rest):
 def test_a_model_that_breaks_an_identity_is_left_with_its_name_before_anything_is_measured(
     flaw, check, folder, texts, tmp_path, monkeypatch
 ):
-    own = LlamaModel.forward
+    original_forward = LlamaModel.forward
 
-    @functools.wraps(own)
+    @functools.wraps(original_forward)
     def forward(self, input_ids=None, **rest):
-        return own(self, **{**rest, **flaw(self, self.embed_tokens(input_ids), input_ids, rest)})
+        return original_forward(self, **{**rest, **flaw(self, self.embed_tokens(input_ids), input_ids, rest)})
 
     monkeypatch.setattr(LlamaModel, "forward", forward)
     results = run(settings(folder, texts, tmp_path), progress=False)
@@ -179,11 +181,11 @@ def test_a_model_that_breaks_an_identity_is_left_with_its_name_before_anything_i
 @pytest.mark.parametrize("reason", [None, "positions are learned: they change"])
 def test_a_head_of_layer_0_that_feels_a_shuffled_token_is_seen(smallest, holds, reason):
     """Holm's least p of four heads is four times the smallest, held against .001."""
-    stored, found = pd.DataFrame({"check": ["shift"], "reason": [reason]}), {}
-    run = SimpleNamespace(read=lambda table: stored, write=lambda table, **row: found.update(row))
+    stored, reasons = pd.DataFrame({"check": ["shift"], "reason": [reason]}), {}
+    run = SimpleNamespace(read=lambda table: stored, write=lambda table, **row: reasons.update(row))
     checks.check_shuffled(run, np.array([0.5, smallest, 0.9, 0.4]))
-    assert found["value"] == pytest.approx(4 * smallest)
-    assert found["holds"] == (holds or bool(reason))
+    assert reasons["value"] == pytest.approx(4 * smallest)
+    assert reasons["holds"] == (holds or bool(reason))
 
 
 def test_fingerprints_of_one_first_token():
@@ -199,15 +201,15 @@ def test_another_encoding_changes_what_is_measured(tmp_path):
     folder = model_folder(tmp_path / "m")
     texts = sentences(tmp_path / "texts.txt", 40)
     options = {"arms": ["no_bos"], "inputs": ["windows"], "nulls": [], "leakage": False}
-    found = {
+    results = {
         name: run(settings(folder, texts, tmp_path, name=name, **options, **changes), progress=False)
         for name, changes in {"own": {}, "window": {"window": 4}, "rope": {"rope": "none"}}.items()
     }
-    cut = {name: one.table("clocks")["a0_mask"].to_numpy() for name, one in found.items()}
+    cut = {name: run_of_kind.table("clocks")["a0_mask"].to_numpy() for name, run_of_kind in results.items()}
     assert not (cut["own"] == cut["rope"]).all()
-    clocks = found["window"].table("clocks")
+    clocks = results["window"].table("clocks")
     assert clocks[clocks["query"] >= 4]["a0"].isna().all(), "a window of 4 does not reach key 0"
     assert (clocks[clocks["query"] < 4]["a0"] > 0).all()
-    prints = found["own"].table("fingerprints")
+    prints = results["own"].table("fingerprints")
     assert (prints[prints["arm"] == "base"]["same_token_gap"] < 1e-6).all()
-    assert isinstance(asc.load(found["own"].path).table("reads")["same_token_gap"].max(), float)
+    assert isinstance(asc.load(results["own"].path).table("reads")["same_token_gap"].max(), float)

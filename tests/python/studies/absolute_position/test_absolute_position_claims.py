@@ -20,8 +20,8 @@ def trained(theta, windows, slopes, *, encoding="rope", width=32):
         for at in range(len(slopes))
     ]  # fmt: skip
     rows = [
-        {"model": one["model"], "encoding": encodings.label(one), "measure": "moved_l2", "slope": slope}
-        for one, slope in zip(facts, slopes, strict=True)
+        {"model": fact["model"], "encoding": encodings.label(fact), "measure": "moved_l2", "slope": slope}
+        for fact, slope in zip(facts, slopes, strict=True)
     ]
     return facts, rows
 
@@ -42,12 +42,12 @@ def verdict(*parts):
     ],
 )
 def test_the_order_of_encodings_is_judged_by_the_spread_of_trainings(larger, plain, window, expected):
-    found = verdict(
+    decided = verdict(
         trained(1e6, "causal", larger), trained(1e4, "causal", plain), trained(1e4, "window 32", window)
     )
-    assert found.verdict == expected
+    assert decided.verdict == expected
     steps = np.mean(window) - np.mean(plain), np.mean(plain) - np.mean(larger)
-    assert found.value == pytest.approx(min(steps))
+    assert decided.value == pytest.approx(min(steps))
 
 
 def test_what_encodings_cannot_be_compared_by():
@@ -66,9 +66,9 @@ def test_slopes_are_those_of_a_line_over_depth():
     means = pd.DataFrame(
         {"model": "a", "layer": [2, 0, 1], "moved_l2": [5.0, 1.0, 3.0], "felt": [1.0, np.nan, 2.0]}
     )
-    found = encodings._slopes(facts, means).set_index("measure")["slope"]
-    assert found["moved_l2"] == pytest.approx(4.0)
-    assert found["felt"] == pytest.approx(-2.0)
+    slopes_by_measure = encodings._slopes(facts, means).set_index("measure")["slope"]
+    assert slopes_by_measure["moved_l2"] == pytest.approx(4.0)
+    assert slopes_by_measure["felt"] == pytest.approx(-2.0)
 
 
 def test_a_run_says_how_its_model_tells_positions_apart(whole):

@@ -45,13 +45,13 @@ def means(steps, **others):
 def test_each_quantity_has_its_own_step():
     run = Run(pd.concat([means(STEPS), means(STEPS, arm="no_bos", residual=9.0)]))
     emergence.write(run)
-    found = pd.DataFrame(run.rows).set_index(["metric", "scope", "layer"])
-    assert len(found) == 6
-    assert found.loc[("residual", "from_1", 1), "verdict"] == "step"
-    assert found.loc[("residual", "from_1", 1), "step"] == 64
-    assert found.loc[("residual", "layer", 0), "verdict"] == "no change"
-    assert (found.loc["sink_advantage"]["step"] == 16).all()
-    assert found.loc[("residual", "layer", 1), "end"] > 0.9
+    rows = pd.DataFrame(run.rows).set_index(["metric", "scope", "layer"])
+    assert len(rows) == 6
+    assert rows.loc[("residual", "from_1", 1), "verdict"] == "step"
+    assert rows.loc[("residual", "from_1", 1), "step"] == 64
+    assert rows.loc[("residual", "layer", 0), "verdict"] == "no change"
+    assert (rows.loc["sink_advantage"]["step"] == 16).all()
+    assert rows.loc[("residual", "layer", 1), "end"] > 0.9
 
 
 def test_few_checkpoints_are_too_few_to_tell_and_one_has_no_row():

@@ -70,4 +70,4 @@ def test_learned_positions_alone_show_in_layer_0_of_trained_models(tmp_path):
     assert "two trainings or more" in claims["reason"].iloc[0]
     drawn = FIGURES["encodings"](results)
     assert len(drawn.figure.axes) == 3
-    assert {one.get_text() for one in drawn.figure.axes[2].get_yticklabels()} == set(named)
+    assert {label.get_text() for label in drawn.figure.axes[2].get_yticklabels()} == set(named)

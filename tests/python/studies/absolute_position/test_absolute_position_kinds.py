@@ -25,16 +25,16 @@ def test_of_a_model_that_hands_out_maps_alone_log_a_is_split(texts, tmp_path):
     from transformers import AutoModelForCausalLM
 
     path = model_folder(tmp_path / "bloom", "bloom")
-    wanted = {**QUICK, "arms": ["zero", "unread"], "nulls": ["random_weights"]}
-    results = run(settings(path, texts, tmp_path, **wanted), progress=False)
+    options = {**QUICK, "arms": ["zero", "unread"], "nulls": ["random_weights"]}
+    results = run(settings(path, texts, tmp_path, **options), progress=False)
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
     ids = torch.tensor(np.stack(results.table("samples")["token_ids"]))
     with torch.no_grad():
         maps = model(ids, attention_mask=torch.ones_like(ids), output_attentions=True).attentions
     profile = asc.PositionProfile(N, groups=GROUPS)
-    for layer, own in enumerate(maps):
+    for layer, map_of_layer in enumerate(maps):
         groups = [text * GROUPS // TEXTS for text in range(TEXTS)]
-        profile.add(own.double().log(), groups, layer=layer)
+        profile.add(map_of_layer.double().log(), groups, layer=layer)
     rows = base(results)
     rows = rows[rows["queries"] == "early"]
     np.testing.assert_allclose(rows["residual"], asc.residual_size(profile).estimate.ravel(), rtol=1e-5)
@@ -74,8 +74,10 @@ def test_a_tokenizer_that_sets_no_bos_reads_one_that_is_added(texts, tmp_path):
     position = results.table("position").query("queries == 'early'")
     for arm, read in (("base", ids), ("bos_added", torch.cat([torch.ones_like(ids[:, :1]), ids[:, :-1]], 1))):
         profile = asc.position_profile(model, {"input_ids": read}, n=N, groups=GROUPS)
-        own = position[position["arm"] == arm]["residual"]
-        np.testing.assert_allclose(own, asc.residual_size(profile).estimate.ravel(), rtol=1e-4, atol=1e-8)
+        residual = position[position["arm"] == arm]["residual"]
+        np.testing.assert_allclose(
+            residual, asc.residual_size(profile).estimate.ravel(), rtol=1e-4, atol=1e-8
+        )
     prints = results.table("fingerprints").set_index("arm")["fingerprint_cosine"]
     assert prints["bos_added"].min() > 1 - 1e-9 > prints["base"].max()
 
@@ -86,21 +88,21 @@ def test_a_map_that_is_not_finite_is_left_out_and_counted(folder, texts, tmp_pat
     from attnscope.studies.absolute_position import study, sums
 
     options = {**QUICK, "arms": []}
-    whole = run(settings(folder, texts, tmp_path, name="whole", block=TEXTS, **options), progress=False)
+    unsplit = run(settings(folder, texts, tmp_path, name="whole", block=TEXTS, **options), progress=False)
 
     def with_one(layer):
-        scores, own = sums.softmax_of(layer)
+        scores, is_softmax = sums.softmax_of(layer)
         if layer.index == 1:
             scores = scores.clone()
             scores[3, 2, 4, 1] = bad
-        return scores, own
+        return scores, is_softmax
 
     monkeypatch.setattr(study, "softmax_of", with_one)
     less = run(settings(folder, texts, tmp_path, name="less", block=TEXTS, **options), progress=False)
     assert "1 maps of the arm base are not finite" in " ".join(less.provenance["notes"])
-    one, other = (
-        base(results).query("queries == 'early'").set_index(["layer", "head"]) for results in (whole, less)
+    first, second = (
+        base(results).query("queries == 'early'").set_index(["layer", "head"]) for results in (unsplit, less)
     )
-    assert other["residual"].notna().all()
-    changed = one["residual"] != other["residual"]
+    assert second["residual"].notna().all()
+    changed = first["residual"] != second["residual"]
     assert list(changed[changed].index) == [(1, 2)]

@@ -47,8 +47,8 @@ def verdict(code, controls=None, **tables):
 
 def rates(trial, seed, trials=TRIALS):
     rng = np.random.default_rng(seed)
-    found = pd.Series([trial(rng) for _ in range(trials)])
-    table = found.value_counts(normalize=True)
+    verdicts = pd.Series([trial(rng) for _ in range(trials)])
+    table = verdicts.value_counts(normalize=True)
     print(f"{trial.__qualname__}: {table.to_dict()}")
     return table.get("supported", 0.0), table.get("contradicted", 0.0)
 
@@ -70,7 +70,7 @@ def residual(effect, offset):
         for name in ("windows", "shuffled"):
             gram = share(rng, effect)
             value, low, high, _ = jackknife_bounds(
-                np.arange(GROUPS), lambda kept, gram=gram: mean_product(gram[np.ix_(kept, kept)])
+                np.arange(GROUPS), lambda groups, gram=gram: mean_product(gram[np.ix_(groups, groups)])
             )
             p_value = sign_flips(gram[None], draws=999, seed=0)[0]
             numbers = {"estimate": value, "low": low, "high": high, "p_value": p_value}
@@ -108,11 +108,11 @@ def readers(effect, heads_of_layer, size):
     def trial(rng):
         effects = np.abs(rng.standard_normal((2, heads_of_layer)))
         effects[0, :size] += effect
-        own = tuple(range(size))
-        drawn = {own}
+        readers_set = tuple(range(size))
+        drawn = {readers_set}
         while len(drawn) < 21:
             drawn.add(tuple(sorted(rng.permutation(heads_of_layer)[:size].tolist())))
-        sets = [own, *(members for members in drawn if members != own)]
+        sets = [readers_set, *(members for members in drawn if members != readers_set)]
         energies = [effects[0, list(members)].sum() / 10 for members in sets]
         return verdict("C6", removed=reads(energies[0], energies[1:]))
 
@@ -155,9 +155,11 @@ def paths(factor):
         return np.stack([entry + common, end + growth * common])
 
     def trial(rng):
-        each = states(rng, factor)
-        found = jackknife(np.moveaxis(each, 1, 0), lambda kept: contraction(np.moveaxis(kept, 0, 1)))
-        numbers = {"estimate": found.estimate, "low": found.low, "high": found.high}
+        tokens_apart = states(rng, factor)
+        change = jackknife(
+            np.moveaxis(tokens_apart, 1, 0), lambda tokens: contraction(np.moveaxis(tokens, 0, 1))
+        )
+        numbers = {"estimate": change.estimate, "low": change.low, "high": change.high}
         controls = {"contraction": [contraction(states(rng, 1.0)) for _ in range(CONTROLS)]}
         path = pd.DataFrame(
             {"layer": [-1, 0], "distance": [1.0, 1.0], "relative_step": [1.0, 1.0], "gain": [1.0, 1.0]}
@@ -176,7 +178,7 @@ def layer_0(size):
         vectors = pattern + 0.02 * heavy(rng, GROUPS, 30) / 30**0.5
         gram = vectors @ vectors.T
         value, low, high, _ = jackknife_bounds(
-            np.arange(GROUPS), lambda kept: mean_product(gram[np.ix_(kept, kept)])
+            np.arange(GROUPS), lambda groups: mean_product(gram[np.ix_(groups, groups)])
         )
         roots = [float(np.sqrt(max(end, 0.0))) for end in (value, low, high)]
         return verdict("C2", layer_means=means(*roots), position=heads())
@@ -218,9 +220,9 @@ def lengths(shares):
 
     def scores(rng, n, share):
         pattern = torch.from_numpy(rng.standard_normal((1, 1, n, n)))
-        alone = PositionProfile(n, groups=4)
-        alone.add(pattern.expand(16, 1, n, n), [text % 4 for text in range(16)], layer=1)
-        size = float(mean_product(alone.gram((2, alone.m - 1)).numpy()).item())
+        noiseless = PositionProfile(n, groups=4)
+        noiseless.add(pattern.expand(16, 1, n, n), [text % 4 for text in range(16)], layer=1)
+        size = float(mean_product(noiseless.gram((2, noiseless.m - 1)).numpy()).item())
         pattern = pattern * (share / (1 - share) * noise[n] / size) ** 0.5
         return pattern + torch.from_numpy(rng.standard_normal((4 * GROUPS, 1, n, n)))
 
@@ -242,9 +244,9 @@ def lengths(shares):
 def mlps(ratio):
     """P3: states with a share between positions, of which the outputs keep a part."""
 
-    def ratio_of(rng, kept):
+    def ratio_of(rng, share_left):
         terms = []
-        for share in (1.0, kept):
+        for share in (1.0, share_left):
             pattern = rng.standard_normal((7, 8))
             pattern -= pattern.mean(0)
             # of one size, or the true ratio would be that of two drawn sizes
@@ -265,11 +267,11 @@ def mlps(ratio):
         return of_sums(np.stack(terms), 7)
 
     def trial(rng):
-        found = ratio_of(rng, ratio)
+        measured = ratio_of(rng, ratio)
         numbers = {
-            "estimate": found.estimate,
-            "low": found.low,
-            "high": found.high,
+            "estimate": measured.estimate,
+            "low": measured.low,
+            "high": measured.high,
             "least": 0.0,
             "most": 1.0,
         }
@@ -280,20 +282,20 @@ def mlps(ratio):
 
 
 NULLS = {
-    "C2, moved as much as the border": (layer_0(0.1), 1000),
+    "C2, moved as much as the border": (layer_0(0.1), 300),
     "C3, no residual": (residual(0.0, 0.0), TRIALS),
     "C3, a residual of its own in each initialisation": (residual(0.0, 1.0), TRIALS),
     "C5, nothing removed": (removal(0.0, 0.0, 0.0), TRIALS),
     "C5, as much as untrained": (removal(0.5, 0.0, 0.5), TRIALS),
     "C6, 1 of 32 exchangeable heads": (readers(0.0, 32, 1), 4000),
     "C6, 4 of 32 exchangeable heads": (readers(0.0, 32, 4), 4000),
-    "C8, a cosine at the border": (without_bos(1 - CONSTANT), 1000),
+    "C8, a cosine at the border": (without_bos(1 - CONSTANT), 300),
     "C9, neither token nor position": (placements(0.0)[0], TRIALS),
     "C10, no loss": (placements(0.0)[1], TRIALS),
     "C9, an effect of its own in each initialisation": (placements(0.0, 1.0)[0], TRIALS),
     "C10, an effect of its own in each initialisation": (placements(0.0, 1.0)[1], TRIALS),
-    "C11, paths keep their distance": (paths(1.0), 1000),
-    "P1, shares of one size": (lengths({12: 0.3, 24: 0.3}), 400),
+    "C11, paths keep their distance": (paths(1.0), 300),
+    "P1, shares of one size": (lengths({12: 0.3, 24: 0.3}), 300),
     "P3, as much behind as before": (mlps(1.0), 150),
 }
 EFFECTS = {

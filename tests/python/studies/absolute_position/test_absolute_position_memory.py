@@ -36,20 +36,23 @@ print(json.dumps({"before": before, "peak": held("VmHWM")}))
 def test_256_texts_need_at_most_half_as_much_again_as_32(tmp_path):
     folder = model_folder(tmp_path / "m", num_hidden_layers=3)
     texts = sentences(tmp_path / "texts.txt", 1500)
-    found = {}
+    sizes_by_count = {}
     for count in (32, 256):
-        given = settings(
+        study = settings(
             folder, texts, tmp_path, name=str(count), samples=count, block=16, groups=8, nulls=[],
             arms=["no_bos", "zero", "control_1"],
         ).to_dict()  # fmt: skip
-        given["max_tokens"] = 32
+        study["max_tokens"] = 32
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, json.dumps(given)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", SCRIPT, json.dumps(study)], capture_output=True, text=True, check=True
         )
-        found[count] = json.loads(done.stdout.splitlines()[-1])
+        sizes_by_count[count] = json.loads(done.stdout.splitlines()[-1])
     print(
-        {count: {name: f"{size / 1e6:.0f} MB" for name, size in one.items()} for count, one in found.items()}
+        {
+            count: {name: f"{size / 1e6:.0f} MB" for name, size in sizes.items()}
+            for count, sizes in sizes_by_count.items()
+        }
     )
-    assert found[256]["peak"] <= 1.5 * found[32]["peak"]
-    grown = {count: one["peak"] - one["before"] for count, one in found.items()}
+    assert sizes_by_count[256]["peak"] <= 1.5 * sizes_by_count[32]["peak"]
+    grown = {count: sizes["peak"] - sizes["before"] for count, sizes in sizes_by_count.items()}
     assert grown[256] <= 1.5 * grown[32]

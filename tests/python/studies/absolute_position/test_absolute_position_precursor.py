@@ -34,7 +34,7 @@ def bare_texts(results):
     from attnscope.study_api.stage_run import StageRun
 
     engine = Engine(resolved(asc.Study(**results.study)), progress=False, say=lambda text: None)
-    unit = next(one for one in engine.prepare().units if one.stage == "precursor")
+    unit = next(unit for unit in engine.prepare().units if unit.stage == "precursor")
     assert len(unit.inputs) == TEXTS
     hand = StageRun(engine, unit)
     return [token_ids(hand, batch, precursor.BARE) for batch in hand.batches()]
@@ -60,26 +60,26 @@ def test_the_share_of_a_band_is_that_of_a_slow_loop(results, model):
             q = layer.query[text, 2].double().numpy()
             k = layer.key[text, layer.kv_heads[2]].double().numpy()
             d = q.shape[-1]
-            own = []
+            parts = []
             for pairs in np.array_split(np.arange(d // 2), 3):
                 chosen = [*pairs, *(pairs + d // 2)]
-                own.append(
+                parts.append(
                     [sum(q[i, c] * k[j, c] for c in chosen) / d**0.5 for i in range(N) for j in range(i + 1)]
                 )
-            whole = np.sum(own, axis=0)
+            total = np.sum(parts, axis=0)
             seen = [float(layer.scores[text, 2, i, j]) for i in range(N) for j in range(i + 1)]
-            np.testing.assert_allclose(whole, seen, atol=1e-5)
-            shares.append([np.cov(one, whole)[0, 1] / np.var(whole, ddof=1) for one in own])
+            np.testing.assert_allclose(total, seen, atol=1e-5)
+            shares.append([np.cov(part, total)[0, 1] / np.var(total, ddof=1) for part in parts])
     np.testing.assert_allclose(exact["share"], np.mean(shares, axis=0), atol=1e-5)
 
 
 def test_what_is_stored_as_q_is_the_notebooks_rule(results):
     table = results.table("leakage_tests")
-    own = table[table["protocol"] == "ruscio2025once"].sort_values(["layer", "head"])
-    assert len(own) == 3 * 4
-    np.testing.assert_allclose(own["p_adjusted"], ruscio2025once.rank_adjusted(own["p_value"]))
-    assert (own["p_value"] >= 1 / 5001).all()
-    assert (own["gap_low"] <= own["gap"]).all()
+    published = table[table["protocol"] == "ruscio2025once"].sort_values(["layer", "head"])
+    assert len(published) == 3 * 4
+    np.testing.assert_allclose(published["p_adjusted"], ruscio2025once.rank_adjusted(published["p_value"]))
+    assert (published["p_value"] >= 1 / 5001).all()
+    assert (published["gap_low"] <= published["gap"]).all()
 
 
 def test_every_length_reads_the_same_tokens(results):
@@ -97,10 +97,10 @@ def test_every_length_reads_the_same_tokens(results):
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["exact", "ruscio2025once"])
 def test_only_what_was_asked_for_is_computed(folder, texts, tmp_path, protocol):
-    found = run(settings(folder, texts, tmp_path, protocols=protocol, **QUICK), progress=False)
+    results = run(settings(folder, texts, tmp_path, protocols=protocol, **QUICK), progress=False)
     for name in ("leakage", "leakage_tests", "bands"):
-        assert set(found.table(name)["protocol"]) == {protocol}, name
-    assert found.report().exists()
+        assert set(results.table(name)["protocol"]) == {protocol}, name
+    assert results.report().exists()
 
 
 def test_lengths_that_do_not_divide_are_refused(folder, texts, tmp_path):
@@ -112,9 +112,9 @@ def test_lengths_that_do_not_divide_are_refused(folder, texts, tmp_path):
 
 def test_a_model_without_rotation_has_no_bands(texts, tmp_path):
     path = model_folder(tmp_path / "gpt2", "gpt2", n_positions=64)
-    found = run(settings(path, texts, tmp_path, leakage=False, **QUICK), progress=False)
-    assert "bands" not in found.tables() or found.table("bands").empty
-    assert any("rotates no queries" in note for note in found.provenance["notes"])
+    results = run(settings(path, texts, tmp_path, leakage=False, **QUICK), progress=False)
+    assert "bands" not in results.tables() or results.table("bands").empty
+    assert any("rotates no queries" in note for note in results.provenance["notes"])
 
 
 def test_published_numbers_stand_beside_both_counts_of_heads(results):
@@ -157,8 +157,8 @@ def test_probes_stand_beside_the_published_ones():
 def test_entropies_over_temperatures_are_those_of_a_slow_loop(results, model):
     table = results.table("softmax_statistics")
     assert set(table["temperature"]) == {0.5, 1.0, 2.0}
-    own = table[(table["layer"] == 1) & (table["head"] == 2) & (table["temperature"] == 2.0)].iloc[0]
-    found = []
+    row = table[(table["layer"] == 1) & (table["head"] == 2) & (table["temperature"] == 2.0)].iloc[0]
+    entropies = []
     for ids in bare_texts(results):
         with asc.capture(model, sites=("scores",)) as recording:
             maps = list(recording.run(input_ids=ids))[1].scores[:, 2].double().numpy()
@@ -166,9 +166,9 @@ def test_entropies_over_temperatures_are_those_of_a_slow_loop(results, model):
             for i in range(5, N):
                 p = np.exp(scores[i, : i + 1] / 2.0)
                 p = np.sort(p / p.sum())[::-1]
-                found.append([-(p * np.log(p)).sum(), p[0], p[:5].sum(), p[0] - p[1]])
+                entropies.append([-(p * np.log(p)).sum(), p[0], p[:5].sum(), p[0] - p[1]])
     columns = ["softmax_entropy", "top_1", "top_5", "margin"]
-    np.testing.assert_allclose(own[columns].to_numpy(dtype=float), np.mean(found, axis=0), rtol=1e-5)
+    np.testing.assert_allclose(row[columns].to_numpy(dtype=float), np.mean(entropies, axis=0), rtol=1e-5)
 
 
 @pytest.mark.usefixtures("unarranged", "unpictured")

@@ -38,7 +38,9 @@ def test_the_mask_cuts_as_equal_scores_do(model):
 def sizes(model):
     """Residual by layer, mean over heads, with its interval."""
     products = profile(model).gram().mean(1).numpy()
-    return jackknife_bounds(np.arange(GROUPS), lambda kept: mean_product(products[:, kept][:, :, kept]))[:3]
+    return jackknife_bounds(
+        np.arange(GROUPS), lambda groups: mean_product(products[:, groups][:, :, groups])
+    )[:3]
 
 
 def test_beyond_layer_0_a_residual_of_its_own_comes_through_the_mask(model):
@@ -49,30 +51,30 @@ def test_beyond_layer_0_a_residual_of_its_own_comes_through_the_mask(model):
     assert 1e-8 < value[1] < 1e-2
     np.testing.assert_allclose(sizes(model.float())[0][1], value[1], rtol=1e-3)
     written = model.double().model.layers[0].self_attn.o_proj.weight
-    kept = written.detach().clone()
+    weights = written.detach().clone()
     try:
         with torch.no_grad():
             written.zero_()
         silent, low, high = sizes(model)
     finally:
         with torch.no_grad():
-            written.copy_(kept)
+            written.copy_(weights)
     assert low[1] <= 0 <= high[1]
     assert abs(silent[1]) < value[1] / 3
 
 
 def test_untrained_models_share_no_residual():
     """Over initialisations 0 lies within the interval in every layer, while that of each is far from it."""
-    found, own = [], []
+    vectors, sizes_of_models = [], []
     for seed in range(6):
         recipe = PositionsRecipe(layers=2, heads=4, width=128, inner_width=32, encoding="rope", seed=seed)
         of = profile(recipe.build().eval())
-        found.append(of.vectors((2, N // 2 - 1), "uniform", (), of).mean(0).numpy())
-        own.append(mean_product(of.gram().mean(1).numpy())[1])
-    value, low, high = shared_residual(np.stack(found))
+        vectors.append(of.vectors((2, N // 2 - 1), "uniform", (), of).mean(0).numpy())
+        sizes_of_models.append(mean_product(of.gram().mean(1).numpy())[1])
+    value, low, high = shared_residual(np.stack(vectors))
     assert (low <= 0).all()
     assert (high >= 0).all()
-    assert abs(value[1]) < min(own) / 3
+    assert abs(value[1]) < min(sizes_of_models) / 3
 
 
 def test_products_of_different_drawings_keep_what_all_have_and_nothing_of_one():
@@ -123,19 +125,19 @@ def sentence(*shared):
         names = ("residual_shared", "residual_shared_low", "residual_shared_high")
         tables["control_residuals"] = pd.DataFrame(
             [
-                {"model": "a", "layer": layer} | dict(zip(names, one, strict=True))
-                for layer, one in enumerate(shared)
+                {"model": "a", "layer": layer} | dict(zip(names, residual, strict=True))
+                for layer, residual in enumerate(shared)
             ]
         )
-    (found,) = (one for one in findings(Stored(**tables)) if "random weights" in one)
-    return found
+    (line,) = (text for text in findings(Stored(**tables)) if "random weights" in text)
+    return line
 
 
 def test_the_report_says_in_which_layers_zero_lies_within_the_interval():
-    nothing, some = (1e-6, -2e-6, 4e-6), (6e-5, 5e-5, 7e-5)
-    found = sentence(nothing, nothing)
-    assert "0 is in the interval of every layer" in found
-    assert "0 % apart" in found
-    assert "up to 4 % of the variance of scores along keys" in found
-    assert "0 is outside the intervals of layer 1)" in sentence(nothing, some)
+    without, within = (1e-6, -2e-6, 4e-6), (6e-5, 5e-5, 7e-5)
+    line = sentence(without, without)
+    assert "0 is in the interval of every layer" in line
+    assert "0 % apart" in line
+    assert "up to 4 % of the variance of scores along keys" in line
+    assert "0 is outside the intervals of layer 1)" in sentence(without, within)
     assert "fewer than three initialisations tell nothing" in sentence()

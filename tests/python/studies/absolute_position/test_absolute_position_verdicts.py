@@ -195,11 +195,11 @@ def test_untrained_models_take_support_away():
 
 def test_a_residual_is_decided_by_the_input_that_says_less():
     def row(p, low):
-        found = overall(
+        statistics = overall(
             leakage_share__windows=(0.3, 0.2, 0.4, 1e-4), leakage_share__shuffled=(0.1, low, 0.2, p)
         )
         controls = {"leakage_share windows": FEW}
-        return judged("C3", overall=found, position=heads(), controls=controls)
+        return judged("C3", overall=statistics, position=heads(), controls=controls)
 
     assert row(1e-4, 0.05).verdict == "supported"
     unsure = row(0.2, -0.05)
@@ -211,11 +211,11 @@ def test_replacements_are_read_by_energy_and_by_pattern():
     controls = {"energy_removed": FEW}
     assert judged("C5", removed_arms=removed(0.6, 0.8), controls=controls).verdict == "supported"
     # a replacement removes the original pattern and writes its own
-    own = judged("C5", removed_arms=removed(-0.6, 0.9), controls=controls)
-    assert own.verdict == "undecided"
-    assert "energy −0.600 [−0.700, −0.500], pattern 0.900" in own.reason
-    nothing = judged("C5", removed_arms=removed(-0.6, -0.5), controls=controls)
-    assert nothing.verdict == "contradicted"
+    replaced = judged("C5", removed_arms=removed(-0.6, 0.9), controls=controls)
+    assert replaced.verdict == "undecided"
+    assert "energy −0.600 [−0.700, −0.500], pattern 0.900" in replaced.reason
+    neither = judged("C5", removed_arms=removed(-0.6, -0.5), controls=controls)
+    assert neither.verdict == "contradicted"
     # another position removes as much
     other = judged("C5", removed_arms=removed(0.6, 0.8, controls=(0.6, 0.2)), controls=controls)
     assert other.verdict == "undecided"
@@ -277,12 +277,12 @@ def test_one_direction_in_every_text_has_a_cosine_of_1_however_wide_states_are(w
     texts = project_directions(direction.expand(8, 4, 2, width), run)
     cosine = mean_cosine(texts.sum(1).numpy(), np.full(8, 4.0))
     assert cosine.estimate == pytest.approx(1.0, abs=1e-12)
-    found = overall(fingerprint_without_bos=(cosine.estimate, cosine.low, cosine.high))
+    statistic = overall(fingerprint_without_bos=(cosine.estimate, cosine.low, cosine.high))
     base = {
         "fingerprints": [{"arm": "base", "fingerprint_cosine": 1.0}],
         "trajectory": [{"arm": "base", "across": 0.0, "gap": 0.0, "tolerance": 1e-5}],
     }
-    assert judged("C8", overall=found, **base).verdict == "contradicted"
+    assert judged("C8", overall=statistic, **base).verdict == "contradicted"
 
 
 def test_leakage_is_decided_over_all_layers_and_counts_those_without_a_share():
@@ -306,13 +306,13 @@ def test_leakage_is_decided_over_all_layers_and_counts_those_without_a_share():
 @pytest.mark.parametrize("readers", [[(0, 1)], [(0, 1), (0, 2), (1, 3)]])
 def test_few_sets_are_all_of_them_and_many_are_different(readers):
     rng = np.random.default_rng(0)
-    found = matched_sets(readers, 4, 1000, rng)
+    sets = matched_sets(readers, 4, 1000, rng)
     layers = sorted(layer for layer, _ in readers)
     sizes = [layers.count(layer) for layer in sorted(set(layers))]
     total = math.prod(math.comb(4, size) for size in sizes) - 1
-    assert len(found) == len(set(found)) == total
-    assert tuple(readers) not in found
-    assert all(sorted(layer for layer, _ in members) == layers for members in found)
+    assert len(sets) == len(set(sets)) == total
+    assert tuple(readers) not in sets
+    assert all(sorted(layer for layer, _ in members) == layers for members in sets)
     few = matched_sets(readers, 4, total - 1, rng)
     assert len(few) == len(set(few)) == total - 1
     assert tuple(readers) not in few
@@ -347,12 +347,12 @@ def test_draws_widen_an_interval_and_their_range_is_no_interval():
             )
         }
 
-    spread, same = rows([-0.36, 0.35, 0.58]), rows([0.19, 0.19, 0.19])
+    spread, constant = rows([-0.36, 0.35, 0.58]), rows([0.19, 0.19, 0.19])
     assert spread["token"]["energy_removed"] == pytest.approx(0.19)
     assert (spread["token"]["energy_least"], spread["token"]["energy_most"]) == (-0.36, 0.58)
     width = [
-        found["token"]["energy_removed_high"] - found["token"]["energy_removed_low"]
-        for found in (spread, same)
+        rows_of_arms["token"]["energy_removed_high"] - rows_of_arms["token"]["energy_removed_low"]
+        for rows_of_arms in (spread, constant)
     ]
     assert width[0] > 5 * width[1] > 0
     less = spread["replacements_less_control_1"]
@@ -499,9 +499,9 @@ def test_untrained_heads_are_chosen_by_what_they_read_of_position_0(most):
         for name, pairs in reads.items()
     }
     run = SimpleNamespace(reduced=lambda *_, **keys: sums if keys == {"model": "a", "seed": 3} else {})
-    found = anchors.control_statistics(run, "a", 3, OPTIONS)
+    statistics = anchors.control_statistics(run, "a", 3, OPTIONS)
     # more than at position 0: .25; more than is there as read: .15
-    assert found == {"follows_token": pytest.approx(0.15), "loss_beyond": pytest.approx(0.3)}
+    assert statistics == {"follows_token": pytest.approx(0.15), "loss_beyond": pytest.approx(0.3)}
     assert anchors.control_statistics(run, "a", 4, OPTIONS) == {}
 
 

@@ -31,17 +31,17 @@ def case(request, tmp_path_factory, texts):
     tokenizer().save_pretrained(home / "model")
     quick = {"inputs": ["windows"], "arms": [], "leakage": False, "bands": 2}
     results = run(settings(home / "model", texts, home, protocols="exact", **quick), progress=False)
-    alone = []
+    recorded = []
     for ids in results.table("samples")["token_ids"]:
         with capture(model, sites=("scores",)) as recording:
-            found = list(recording.run(input_ids=torch.tensor(list(ids))[None]))
-        alone.append(
+            layers = list(recording.run(input_ids=torch.tensor(list(ids))[None]))
+        recorded.append(
             [
-                (one.scores[0].double().numpy(), logits_of(one, model.config.num_attention_heads))
-                for one in found
+                (layer.scores[0].double().numpy(), logits_of(layer, model.config.num_attention_heads))
+                for layer in layers
             ]
         )
-    return request.param, results, alone
+    return request.param, results, recorded
 
 
 def logits_of(layer, heads):
@@ -50,13 +50,13 @@ def logits_of(layer, heads):
 
 def layers(case, table, **only):
     """What is seen in each layer, scores [texts, h, n, n], sinks [h], and the rows of a table by head."""
-    name, results, alone = case
+    name, results, recorded = case
     stored = results.table(table)
     for key, value in only.items():
         stored = stored[stored[key] == value]
     for layer, size in enumerate(LAYERS[name]):
-        scores = np.stack([text[layer][0] for text in alone])
-        yield seen_by(size), scores, alone[0][layer][1], stored[stored["layer"] == layer]
+        scores = np.stack([text[layer][0] for text in recorded])
+        yield seen_by(size), scores, recorded[0][layer][1], stored[stored["layer"] == layer]
 
 
 def test_scores_of_the_models_are_of_windows_and_learned_sinks(case):
@@ -71,9 +71,9 @@ def test_reads_of_key_0_are_means_over_the_queries_that_see_it(case):
         rows = rows.set_index("head")
         for head in rows.index:
             e = np.exp(scores[:, head])
-            whole = e.sum(-1) + np.exp(sinks[head])
-            wanted = np.mean([e[:, i, 0] / whole[:, i] for i in who])
-            assert rows["a0"][head] == pytest.approx(wanted, rel=1e-5)
+            total = e.sum(-1) + np.exp(sinks[head])
+            expected = np.mean([e[:, i, 0] / total[:, i] for i in who])
+            assert rows["a0"][head] == pytest.approx(expected, rel=1e-5)
             assert rows["uniform"][head] == pytest.approx(
                 np.mean([1 / seen[i].sum() for i in who]), rel=1e-12
             )
@@ -86,12 +86,12 @@ def test_the_clock_is_of_the_queries_that_see_key_0(case):
     ):
         who = [i for i in EARLY if seen[i, 0]]
         for head, row in rows.set_index("head").iterrows():
-            own = stored[(stored["layer"] == layer) & (stored["head"] == head)].sort_values("query")
-            assert own["a0"].notna().tolist() == seen[:M, 0].tolist()
-            assert own["a0_mask"].notna().tolist() == seen[:M, 0].tolist()
+            rows_of_head = stored[(stored["layer"] == layer) & (stored["head"] == head)].sort_values("query")
+            assert rows_of_head["a0"].notna().tolist() == seen[:M, 0].tolist()
+            assert rows_of_head["a0_mask"].notna().tolist() == seen[:M, 0].tolist()
             e = np.exp(scores[:, head])
             a0 = (e[..., 0] / (e.sum(-1) + np.exp(sinks[head])))[:, who]
-            np.testing.assert_allclose(own["a0"].to_numpy(float)[who], a0.mean(0), rtol=1e-5)
+            np.testing.assert_allclose(rows_of_head["a0"].to_numpy(float)[who], a0.mean(0), rtol=1e-5)
             # products of different texts share nothing but the position
             y, texts = a0 - a0.mean(1, keepdims=True), range(len(a0))
             pairs = [(t, u) for t in texts for u in texts if t != u]
@@ -109,9 +109,9 @@ def test_the_cut_and_the_log_sums_are_of_visible_keys_and_the_sink(case):
                 late = []
                 for k in range(M, 2 * M):
                     near = sum(e[:, k, k - d] for d in range(i + 1) if seen[k, k - d]) + extra
-                    every = sum(e[:, k, k - d] for d in range(M) if seen[k, k - d]) + extra
+                    total = sum(e[:, k, k - d] for d in range(M) if seen[k, k - d]) + extra
                     late.append(np.log(near))
-                    cut.append(np.log(every / near))
+                    cut.append(np.log(total / near))
                 gap.append(np.log(e[:, i].sum(-1) + extra) - np.mean(late, 0))
             assert row["mask_cut"] == pytest.approx(np.mean(cut), rel=1e-5, abs=1e-7)
             assert row["lse_gap"] == pytest.approx(np.mean(gap), rel=1e-5, abs=1e-6)
@@ -136,7 +136,7 @@ def test_the_residual_and_key_0_are_of_visible_pairs(case):
             size = []
             for i in EARLY:
                 means = [rest[i][groups == g].mean(0) for g in range(GROUPS)]
-                means = [one - one.mean() for one in means]
+                means = [mean - mean.mean() for mean in means]
                 size.append(
                     np.mean(
                         [(means[g] * means[f]).mean() for g in range(GROUPS) for f in range(GROUPS) if g != f]
@@ -147,13 +147,13 @@ def test_the_residual_and_key_0_are_of_visible_pairs(case):
 
 def test_random_weights_stand_beside_uniform_attention_of_what_is_seen(case):
     for seen, _, sinks, rows in layers(case, "controls", queries="early"):
-        more = int(np.isfinite(sinks).all())
-        wanted = []
+        has_sink = int(np.isfinite(sinks).all())
+        expected = []
         for i in EARLY:
             for k in range(M, 2 * M):
-                near = sum(seen[k, k - d] for d in range(i + 1)) + more
-                wanted.append(np.log((sum(seen[k, k - d] for d in range(M)) + more) / near))
-        np.testing.assert_allclose(rows["uniform_cut"], np.mean(wanted), rtol=1e-12)
+                near = sum(seen[k, k - d] for d in range(i + 1)) + has_sink
+                expected.append(np.log((sum(seen[k, k - d] for d in range(M)) + has_sink) / near))
+        np.testing.assert_allclose(rows["uniform_cut"], np.mean(expected), rtol=1e-12)
 
 
 def test_bands_are_of_visible_pairs_and_the_sink(case):
@@ -161,7 +161,7 @@ def test_bands_are_of_visible_pairs_and_the_sink(case):
     name, results, _ = case
     model = tiny(name, sliding_window=WINDOW)
     bands = results.table("bands")
-    head, found = 1, [[] for _ in LAYERS[name]]
+    head, values = 1, [[] for _ in LAYERS[name]]
     for text in results.table("samples")["text"]:
         bare = torch.tensor([tokenizer(bos=False)(text)["input_ids"]])
         assert bare.shape == (1, N)
@@ -171,20 +171,20 @@ def test_bands_are_of_visible_pairs_and_the_sink(case):
                 k = layer.tensors["key"][0, layer.kv_heads[head]].double().numpy()
                 scaling = model.model.layers[layer.index].self_attn.scaling
                 half = q.shape[-1] // 2
-                own = [p + side * half for p in range(half // 2) for side in (0, 1)]
+                pairs = [p + side * half for p in range(half // 2) for side in (0, 1)]
                 sink = logits_of(layer, model.config.num_attention_heads)[head]
-                found[layer.index].append((q @ k.T * scaling, q[:, own] @ k[:, own].T * scaling, sink))
+                values[layer.index].append((q @ k.T * scaling, q[:, pairs] @ k[:, pairs].T * scaling, sink))
     for layer, size in enumerate(LAYERS[name]):
         kl, share = [], []
-        for s, part, sink in found[layer]:
+        for s, part, sink in values[layer]:
             seen = seen_by(size)
             share.append(np.cov(s[seen], part[seen], ddof=0)[0, 1] / s[seen].var())
-            each = []
+            parts = []
             for i in range(1, N):
                 p, q = (np.exp(np.append(x[i][seen[i]], sink)) for x in (s, s - part))
                 p, q = p / p.sum(), q / q.sum()
-                each.append(sum(a * np.log(a / b) for a, b in zip(p, q, strict=True) if a > 0))
-            kl.append(np.mean(each))
+                parts.append(sum(a * np.log(a / b) for a, b in zip(p, q, strict=True) if a > 0))
+            kl.append(np.mean(parts))
         row = bands[(bands["layer"] == layer) & (bands["head"] == head) & (bands["band"] == 0)].iloc[0]
         assert row["kl"] == pytest.approx(np.mean(kl), rel=1e-4, abs=1e-7)
         assert row["share"] == pytest.approx(np.mean(share), rel=1e-4, abs=1e-6)
