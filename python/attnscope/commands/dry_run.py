@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from attnscope._memory import free_bytes, most_resident_bytes, peak_bytes, resident_bytes
-from attnscope._progress import duration
 from attnscope.config.run_config import Study
 from attnscope.engine.engine import Engine
+from attnscope.engine.progress import duration
 from attnscope.engine.run_folder import resolved
 from attnscope.errors import MissingError
 from attnscope.models import LoadError

@@ -22,12 +22,12 @@ from typing import Any
 from attnscope import _blas
 from attnscope._evaluation import plain_defaults
 from attnscope._memory import frozen_gc, give_back_large_blocks, system_arrow_pool
-from attnscope._progress import progress_bar
 from attnscope._safe_text import escape_controls
 from attnscope.config.run_config import Settings
 from attnscope.engine.executors.executor import Executor, Local, Outcome
 from attnscope.engine.executors.held import HeldModel, about_model
 from attnscope.engine.planning import make_plan
+from attnscope.engine.progress import progress_bar
 from attnscope.engine.results import Results, load
 from attnscope.engine.run_folder import (
     begun,

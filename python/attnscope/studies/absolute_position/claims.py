@@ -2,8 +2,8 @@
 """The claims of the paper (C) and of its precursor (P): what is measured of each.
 
 The verdict is made by `attnscope.study_api.claims`. Identities of any causal model (C1, C4, half of C8) hold
-for untrained models too, as their reason states. What a model with random weights shows as well is no evidence:
-C3, C5, C9, C10, C11 and P3 are held against such models.
+for untrained models too, as their reason states. What a model with random weights shows as well is no
+evidence: C3, C5, C9, C10, C11 and P3 are held against such models.
 """
 
 from __future__ import annotations
