@@ -16,6 +16,7 @@ import torch
 
 import attnscope as asc
 from attnscope import _core
+from attnscope.gradients import dispatch
 from harness import Benchmark
 
 CALLS = 1000  # to a turn, and a "map" of the table is one of them
@@ -66,6 +67,20 @@ def with_core(other: Any, names: tuple[str, ...], call: Callable[[], Any]) -> Ca
     return run
 
 
+def without_gradients(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the same call of the package that does not ask whether a tensor requires a gradient."""
+    asking = dispatch.needs_operator
+
+    def run() -> Any:
+        dispatch.needs_operator = lambda *_: False  # type: ignore[assignment]
+        try:
+            return call()
+        finally:
+            dispatch.needs_operator = asking
+
+    return run
+
+
 def same(peer: str, ours: Any, theirs: Any) -> None:
     if peer != "torch.linalg.svdvals" and str(ours) != str(theirs):
         raise AssertionError(f"{peer}: another answer, {theirs} for {ours}")
@@ -87,6 +102,7 @@ def main() -> None:
         )  # fmt: skip
     package = often(lambda: asc.participation_ratio(attention))
     peers = {"torch.linalg.svdvals": often(lambda: torch.linalg.svdvals(attention))}
+    peers["without asking for gradients"] = without_gradients(package)
     if path:
         peers["other core"] = with_core(other_core(path), ("is_plain_batch", "participation_ratio"), package)
     benchmark.compare(

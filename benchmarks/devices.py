@@ -204,12 +204,12 @@ def gradient_rows(sizes: str, least: float, device: str) -> list[dict[str, Any]]
             if n > LARGEST_SPECTRUM and name == "fiedler_value":
                 continue
             forward = seconds(lambda: function(maps), least, device)  # noqa: B023
-            both = seconds(
+            back = seconds(
                 lambda: torch.autograd.grad(function(leaf).sum(), leaf),  # noqa: B023
                 least,
                 device,
             )
-            row = {"n": n, "measure": name, "forward (ms)": 1e3 * forward, "and back": both / forward}
+            row = {"n": n, "measure": name, "forward (ms)": 1e3 * forward, "and back": back / forward}
             rows.append(row)
             print(
                 f"  n {n:5d}  {name:20s} {row['forward (ms)']:8.3f} ms  {row['and back']:6.2f}x", flush=True
@@ -217,7 +217,8 @@ def gradient_rows(sizes: str, least: float, device: str) -> list[dict[str, Any]]
     return rows
 
 
-def main() -> int:
+def read_options() -> argparse.Namespace:
+    """Return what the command line asks for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -229,7 +230,11 @@ def main() -> int:
     parser.add_argument("--gradient-sizes", default="512", help="tokens of the maps with a gradient")
     parser.add_argument("--quick", action="store_true", help="less time for each row")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "devices.json")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = read_options()
     device = options.device
     if device == "none":
         print("no accelerator: nothing was measured")

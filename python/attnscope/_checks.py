@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What every metric asks of its arguments: errors with the value in them, made before any work starts.
+"""Checks of every metric's arguments: errors with the value in them, raised before any work starts.
 
 A tensor that the core takes has its dtype, shape and device right, because what is wrong was refused here
 under the name that the caller knows: `fiedler_value: attention must be square in its last two dimensions, got

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""What the machine can give, and a word before a call that needs more than that.
+"""Available memory, and a warning before a call that needs more.
 
-Bars and distances of long texts grow with the square and the cube of the tokens. What a call will need is
+Bars and distances of long texts grow with the square and the cube of the tokens. The need of a call is
 estimated first, and one that cannot fit ends with both numbers instead of the process.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 r"""The one rule for names that people give: of runs, models, groups of texts and tables.
 
-Such a name is shown in tables, figures, pages, terminals and scripts, and some become the name of a file. So
+The name is shown in tables, figures, pages, terminals and scripts, and some become the name of a file. So
 it holds no control character, no line break and no control of the direction of writing, and it is short.
 
 Example:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which implementation of a measure a tensor gets: the core's, or torch operations on the tensor's device."""
+"""The implementation of a measure for a tensor: the core's, or torch operations on the tensor's device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether what a metric was given is attention: each query's row sums to 1.
+"""A check that the maps of a metric are attention: each query's row sums to 1.
 
 A metric of logits, of percent or of a transposed map is a number like any other, so the sum of one row of
 each map is looked at, the last token's, which sees most keys. Where it is not 1, a warning names the likely

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A forward pass that is differentiated: backwards from a number, or along directions that edits add.
 
-Such a pass does not stream. It runs in the caller's thread, keeps the sites asked for in the graph, computes
+The pass does not stream. It runs in the caller's thread, keeps the sites asked for in the graph, computes
 attention out of place, and its layers come when the gradients are there. Parameters are frozen unless asked
 for; their flags and their ``.grad`` are afterwards as they were.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which attention a model runs for the time of one run, and the weights that its own eager attention returns.
+"""The attention implementation of a model during one run, and the weights that eager attention returns.
 
 The name of the attention lives on the configuration objects, which every thread and every part of the model
 shares. So a run holds them; another thread that wants to capture the same model waits, the same thread may

@@ -170,7 +170,7 @@ class Layer:
 
     @property
     def visibility(self) -> Visibility:
-        """Which keys the real queries could see: ``kind``, and ``support`` for metrics of ``matrices()``.
+        """The keys that the real queries could see: ``kind``, and ``support`` for metrics of ``matrices()``.
 
         Read off the mask that the model computed with, or off the argument of its softmax, so windows are
         known as such; layers of one model, and heads of one layer, differ. ``auto`` (each map is judged by

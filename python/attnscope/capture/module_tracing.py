@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a pass shows of a model: which module ran when, what it was given and what it handed on.
+"""The order of a model's modules in a pass, with the inputs and outputs of each.
 
 Families name their modules differently, so none is found by name: one short pass is watched, and the order
 of calls says which module projects the heads' output, where the block begins and what leaves it.

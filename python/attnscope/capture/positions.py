@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a model makes of positions: states and reads of its first token, and its scores by offset.
+"""Effects of positions in a model: states and reads of its first token, and its scores by offset.
 
 The first token sees itself alone, so its states through all layers are a function of that token. With a BOS
 token they are the same for all texts; without one they are the same for all texts that begin alike.

@@ -159,7 +159,7 @@ class Recording:
 
     @property
     def tier(self) -> int | None:
-        """Which of the three ways is used; None while no run has shown it."""
+        """The number of the way that is used, 1 to 3; None while no run has shown it."""
         return None if self._plan is None else self._plan.tier
 
     @property

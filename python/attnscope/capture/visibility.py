@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which keys a layer's queries could see, read off the argument of the softmax that the model computed.
+"""The keys that a layer's queries could see, read off the argument of the softmax that the model computed.
 
 Our own attention function knows the mask that it adds. A module that computes its attention itself may add
 masks of its own to the one it is given, or read that one the other way round: there the softmax's argument

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How far long work is: a bar on a terminal or in a notebook, a line every ten seconds anywhere else."""
+"""Progress of long operations: a bar in terminals and notebooks, otherwise a line every ten seconds."""
 
 from __future__ import annotations
 

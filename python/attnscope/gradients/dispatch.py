@@ -49,8 +49,7 @@ def needs_operator(maps: Any, *arguments: Any) -> bool:
     """Return True if a call must be an operator that torch knows: for a gradient, or for a compiler."""
     if torch.compiler.is_compiling():
         return True
-    tensors = (value for value in (maps, *arguments) if isinstance(value, Tensor))
-    return any(tensor.requires_grad for tensor in tensors)
+    return any(isinstance(value, Tensor) and value.requires_grad for value in (maps, *arguments))
 
 
 def operator_of(function: str) -> Callable[..., Any]:

@@ -149,7 +149,7 @@ def _step_down(p_values: Vector) -> Vector:
 def benjamini_hochberg(p_values: Any) -> Vector:
     """Benjamini and Hochberg's adjusted p-values: the expected share of false discoveries is held.
 
-    What it takes, gives and refuses is as in `holm`.
+    Arguments, results and errors are those of `holm`.
 
     Example:
         >>> from attnscope import inference

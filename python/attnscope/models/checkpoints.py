@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which checkpoints a model source names: one folder, a series of folders, or revisions on the hub.
+"""The checkpoints that a model source names: one folder, a series of folders, or revisions on the hub.
 
 `step1000`, `checkpoint-500` and revisions on the hub are training steps; they are ordered as integers, never
 as words, and a name that holds no step has step -1.
@@ -96,8 +96,8 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
 def fingerprint(checkpoint: Checkpoint) -> str:
     """Return a digest that tells two sets of weights apart without reading gigabytes.
 
-    Of a folder: names, sizes, the head and evenly spaced samples of every weight file, and all of the config.
-    Of a hub id: the id and its revision.
+    A folder counts by names, sizes, the head and evenly spaced samples of every weight file, and all of the
+    config; a hub id by the id and its revision.
     """
     if not checkpoint.local:
         return hashlib.sha256(f"{checkpoint.path}@{checkpoint.revision}".encode()).hexdigest()[:16]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How each family of transformers names and stores the matrices of a block, as data.
+"""The names and layouts of each transformer family's block matrices, as data.
 
 A model keeps its query, key and value weights under names of its own, and often in one fused matrix whose
 rows lie in an order that only its code knows. Read wrongly, such a matrix still gives plausible numbers. So

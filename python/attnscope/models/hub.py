@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Whether the model hub can be reached, found out within seconds instead of through every retry."""
+"""A test within seconds that the model hub can be reached, without every retry of its client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Sentences into token ids: the tokenizer's way, cut to the context, with BOS kept, dropped or replaced.
 
-What stands at position 0 decides much of a sink study, so nothing is left to defaults: the BOS token stays,
+The token at position 0 decides much of a sink study, so nothing is left to defaults: the BOS token stays,
 goes, or is replaced by an ordinary token that the seed and the sample's number fix.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What training changed: W(after) − W(before) of two folders, one matrix at a time, no model loaded.
+"""Changes by training: W(after) − W(before) of two folders, one matrix at a time, no model loaded.
 
 Both folders' safetensors files are read in blocks of rows, so the memory needed is one matrix in float32 and
 one block, however large the models are. Where the second folder holds a LoRA adapter, the change is known in

@@ -10,7 +10,7 @@ import pytest
 
 import attnscope as asc
 from attnscope.demo import Recipe, train
-from attnscope.engine import progress as _progress
+from attnscope.engine import progress
 from attnscope.engine.progress import Lines, progress_bar
 from folders import sentences
 
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[3]
 
 
 def test_lines_come_while_nothing_is_counted(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(_progress, "LINE_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.02)
     with progress_bar(4, "units", 1) as lines:
         assert isinstance(lines, Lines)
         time.sleep(0.2)
@@ -34,7 +34,7 @@ def test_lines_come_while_nothing_is_counted(monkeypatch, capsys) -> None:
 
 def test_what_is_left_is_extrapolated_from_what_was_done_here(monkeypatch) -> None:
     clock = iter([100.0, 130.0, 400.0])
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
     lines = Lines(10, "training", 4)
     lines.update(2)
     assert str(lines) == "training 6/10, about 60 s left"
@@ -43,7 +43,7 @@ def test_what_is_left_is_extrapolated_from_what_was_done_here(monkeypatch) -> No
 
 @pytest.mark.parametrize("options", [{"show": False}, {"inner": True}])
 def test_what_is_hidden_says_nothing(options, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(_progress, "LINE_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.02)
     with progress_bar(3, "units", **options) as bar:
         bar.update()
         time.sleep(0.1)
@@ -51,7 +51,7 @@ def test_what_is_hidden_says_nothing(options, monkeypatch, capsys) -> None:
 
 
 def test_training_and_a_study_say_in_a_pipe_how_far_they_are(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(_progress, "LINE_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.02)
     recipe = Recipe(steps=4, layers=1, heads=2, width=16, inner_width=24, batch=4)
     trained = train(tmp_path / "trained", recipe, label="[4/6] training")
     texts = sentences(tmp_path / "texts.txt", 1)

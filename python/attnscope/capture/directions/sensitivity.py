@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the next token's distribution does when the last token's state moves along directions.
+"""The change of the next token's distribution when the last token's state moves along directions.
 
 Derivatives are forward-mode: exact, one pass for all directions, no step to choose. Only the second
 derivative takes a step, between two exact first ones.

@@ -2,8 +2,8 @@
 """One prompt whose last token is run again and again, each time with other states.
 
 An edit of the last token's state leaves every earlier position as it is. So the prompt's other tokens run
-once, and each set of edits is a single-token step on their cache, the edits as its batch. What a step adds to
-the cache is taken out again by putting the former tensors back, which copies nothing.
+once, and each set of edits is a single-token step on their cache, the edits as its batch. The former tensors
+are put back into the cache after each step, which copies nothing.
 """
 
 from __future__ import annotations

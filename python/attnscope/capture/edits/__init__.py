@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What can be changed in a model's run.
+"""The changes that can be made to a model's run.
 
 | edit | acts on |
 |---|---|

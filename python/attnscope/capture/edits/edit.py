@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an edit of a model's run is: something installed for a while that counts how often it acted.
+"""Edits of a model's run: each is installed for a while and counts how often it acted.
 
 An edit acts in one of four ways: on what goes into the model, on what a module hands on (hooks), on the
 argument of the softmax (a bias), or on weights and buffers (in place). The first three act in the context

@@ -3,8 +3,8 @@
 
 An attention function and a mask function are registered under one name in transformers, like those of the
 ordinary capture. The attention function calls torch's scaled dot product attention, as the model would, and
-hands over queries and keys with all that changes scores. What that function does not compute (a softcap, a
-learned sink, a window or padding without a mask) is computed from the lazy attention itself, so that nothing
+hands over queries and keys with all that changes scores. Effects that this function lacks (a softcap, a
+learned sink, a window or padding without a mask) are computed from the lazy attention itself, so that nothing
 of size n² is allocated.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which keys a model lets its queries see, as a rule, without the mask.
+"""Rules for the keys that a model lets its queries see, in the place of masks.
 
 transformers describes a mask by a function of query and key numbers before anything of size n² exists. Where
 that function is causal, a causal window or everything, the rule takes its place and the model gets a tensor

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: MIT
-"""What a model's matrices read and write while it runs, and what changes of them do."""
+"""The inputs and outputs of a model's matrices while it runs, and the effects of changing a matrix."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a change of rank one in a single matrix does to a model's predictions, beside what theory says."""
+"""The effect of a rank-one change of one matrix on a model's predictions, measured and predicted."""
 
 from __future__ import annotations
 

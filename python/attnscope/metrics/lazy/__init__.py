@@ -1,2 +1,13 @@
 # SPDX-License-Identifier: MIT
 """Attention given by its queries and keys, measured without its map."""
+
+import inspect
+
+from attnscope.metrics.lazy import core_functions, graph_functions, layer_functions
+from attnscope.metrics.lazy.passes import FUNCTIONS
+
+# each of these modules holds functions under the names of the core's
+for _module in (core_functions, graph_functions, layer_functions):
+    for _name, _function in inspect.getmembers(_module, inspect.isfunction):
+        if _function.__module__ == _module.__name__ and not _name.startswith("_"):
+            FUNCTIONS[_name] = _function

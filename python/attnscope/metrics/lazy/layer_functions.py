@@ -61,8 +61,10 @@ def sink_removal(
     before, after, survives = (torch.cat(rows, -1) for rows in zip(*parts, strict=True))
     spoiled = _spoiled_layers(heads, before)
     valid = heads.visibility.real & ~spoiled[..., None, None]
-    numbers = (torch.where(valid, torch.where(survives, rows, 0.0), math.nan) for rows in (before, after))
-    return (*numbers, ~survives & valid, None, int(spoiled.sum()))
+    before, after = (
+        torch.where(valid, torch.where(survives, rows, 0.0), math.nan) for rows in (before, after)
+    )
+    return before, after, ~survives & valid, None, int(spoiled.sum())
 
 
 def _slabs(heads: LazyAttention) -> Iterator[tuple[int, Tensor]]:

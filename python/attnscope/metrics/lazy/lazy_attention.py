@@ -26,7 +26,15 @@ from attnscope.metrics.lazy.arguments import (
     vectors_argument,
 )
 from attnscope.metrics.lazy.device_pass import measure_on_device
-from attnscope.metrics.lazy.passes import ROW_MEASURES, SHARED, Key, Noted, join_slabs, select_compatible
+from attnscope.metrics.lazy.passes import (
+    FUNCTIONS,
+    ROW_MEASURES,
+    SHARED,
+    Key,
+    Noted,
+    join_slabs,
+    select_compatible,
+)
 from attnscope.metrics.lazy.visibility import Visibility
 
 _NAME = "LazyAttention"
@@ -379,10 +387,7 @@ class LazyAttention(Unmaterialized):
 
     def measure(self, function: str) -> Callable[..., Any] | None:
         """Return a function of the core for lazy attention, None where it has none."""
-        from attnscope.metrics.lazy import core_functions, graph_functions, layer_functions
-
-        modules = (core_functions, graph_functions, layer_functions)
-        return next((getattr(module, function) for module in modules if hasattr(module, function)), None)
+        return FUNCTIONS.get(function)
 
     def multiply(self, x: Tensor, transposed: bool) -> Tensor:
         """Return the product with a checked x [..., h, rows, c], float64."""

@@ -14,6 +14,9 @@ from torch import Tensor
 #: Measures of queries that `LazyAttention.row_measures` gives.
 ROW_MEASURES = ("log_z", "entropy", "collision", "largest", "distance", "mass")
 
+#: What computes a function of the core for lazy attention, by the name of the function; the package fills it.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+
 #: A result of a pass by its name and its option.
 Key = tuple[str, Any]
 

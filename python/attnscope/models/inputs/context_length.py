@@ -68,7 +68,7 @@ def rows_for_tokens(table: nn.Module) -> int | None:
 def table_length(model: nn.Module) -> int | None:
     """Return the most tokens that the position tables of a model have rows for; None without such a table.
 
-    Of an encoder-decoder those of the encoder count.
+    The tables of an encoder-decoder's encoder count.
     """
     return min(_tables(model), default=None)
 
