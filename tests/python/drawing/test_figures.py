@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import attnscope as asc
 import figure_tables as made
-from attnscope.engine.reading import heads_only, uniform_value, with_groups
+from attnscope.engine.reading import rows_of_protocol, uniform_value, with_groups
 from attnscope.engine.results import Results
 from attnscope.metrics.spectra.null_law import null_spectrum
 from attnscope.plots import (
@@ -119,7 +119,7 @@ def test_depth_profile_is_of_the_last_step_with_the_untrained_one_dotted(heads, 
 
 
 def test_threshold_curve_has_a_baseline_per_threshold(ax) -> None:
-    graphs = with_groups(heads_only(RESULTS.table("graphs")), RESULTS.table("samples"))
+    graphs = with_groups(rows_of_protocol(RESULTS.table("graphs")), RESULTS.table("samples"))
     assert threshold_curve(graphs, "density", baselines=RESULTS.table("baselines"), ax=ax) is ax
     drawn = line(ax, "text")
     assert list(drawn.get_xdata()) == list(made.THRESHOLDS)
