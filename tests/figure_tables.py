@@ -44,9 +44,9 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
                 }
             )
             for layer in range(LAYERS):
-                for head in range(-1, HEADS):
+                for head in range(HEADS):
                     keys = {**checkpoint, "sample": sample, "layer": layer, "head": head, "protocol": "exact"}
-                    x = value(step, sample, layer, head) if head >= 0 else 99.0
+                    x = value(step, sample, layer, head)
                     heads.append(
                         {
                             **keys,

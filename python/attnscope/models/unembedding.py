@@ -29,7 +29,7 @@ _TRANSFORMS = ("transform.", "lm_head.dense", "vocab_transform", "head.dense")
 
 @shown_by_shape
 class EffectiveUnembedding(NamedTuple):
-    """W̃ of a model by its Gram matrix.
+    """The matrix W̃ of a model by its Gram matrix.
 
     Attributes:
         gram: W̃ᵀW̃ [d, d] float64.
@@ -45,7 +45,7 @@ class EffectiveUnembedding(NamedTuple):
 def effective_unembedding(
     source: str | Path | nn.Module, *, fold_norm: bool = True, center: bool = True, rows: int | None = None
 ) -> EffectiveUnembedding:
-    """The linear map from the final residual stream to what a model predicts, W̃ᵀW̃.
+    """Compute the linear map from the final residual stream to the model's predictions, W̃ᵀW̃.
 
     Args:
         source: folder of config.json and safetensors files, or a model, whose norm's gain is probed.
@@ -108,7 +108,9 @@ def effective_unembedding(
 
 
 def before_unembedding(model: nn.Module, weights: WeightMap) -> list[str]:
-    """Names of the modules between the last block and the unembedding: a norm, a projection, or none."""
+    """Return the names of the modules between the last block and the unembedding: a norm, a projection, or
+    none.
+    """
     norm = weights.final_norm and weights.final_norm.removesuffix(".weight")
     if norm is None and weights.layer_norm:  # one without parameters
         parent = weights.blocks.rpartition(".")[0]
@@ -142,23 +144,23 @@ class FolderTensors:
         self.names = list(self.folder.shapes)
 
     def tokens(self, total: int) -> int:
-        """Rows that are tokens."""
+        """Return the rows that are tokens."""
         from attnscope.models.weight_deltas import vocabulary_of
 
         vocabulary = vocabulary_of(self.folder.path)
         return min(total, max(vocabulary) + 1) if vocabulary else total
 
     def rows(self, entry: WeightEntry, count: int) -> Iterator[Tensor]:
-        """The leading rows of a matrix in blocks."""
+        """Yield the leading rows of a matrix in blocks."""
         for _, block in self.folder.blocks(entry.tensor, None, 0, count):
             yield block
 
     def matrix(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """Return a whole tensor."""
         return self.folder.read(name)
 
     def gain(self, d: int) -> Tensor:
-        """γ of the final norm."""
+        """Return γ of the final norm."""
         assert self.map.final_norm is not None
         return self.folder.read(self.map.final_norm).double() + self.map.norm_offset
 
@@ -172,21 +174,21 @@ class ModelTensors:
         self.names = [name for name, _ in model.named_parameters()]
 
     def tokens(self, total: int) -> int:
-        """All rows."""
+        """Return all rows."""
         return total
 
     def rows(self, entry: WeightEntry, count: int) -> Iterator[Tensor]:
-        """The leading rows of a matrix in blocks."""
+        """Yield the leading rows of a matrix in blocks."""
         stored = self.model.get_parameter(entry.tensor).detach()
         for start in range(0, count, _ROWS):
             yield stored[start : min(count, start + _ROWS)].cpu()
 
     def matrix(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """Return a whole tensor."""
         return self.model.get_parameter(name).detach().cpu()
 
     def gain(self, d: int) -> Tensor:
-        """γ_i = (norm(x) − norm(−x))_i/(2x_i) at x of entries ±1 with sum 0."""
+        """Return γ_i = (norm(x) − norm(−x))_i/(2x_i) at x of entries ±1 with sum 0."""
         assert self.map.final_norm is not None
         norm = self.model.get_submodule(self.map.final_norm.removesuffix(".weight"))
         parameter = next(norm.parameters(), None)

@@ -35,10 +35,7 @@ from attnscope.plots.style import (
 
 
 def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return a metric's mean over samples, layers down and heads across; the head mean (head −1) is left
-    out.
-    """
-    heads = heads[heads["head"] >= 0]
+    """Return a metric's mean over samples, layers down and heads across."""
     averaged("layer_head_map", heads, metric, several=bool(heads.duplicated(["layer", "head"]).any()))
     return heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean().unstack("head")
 

@@ -20,10 +20,10 @@ from attnscope.plots.figure import Results, require_table
 from attnscope.results.schema import HEAD_KEYS
 from attnscope.results.summaries import (
     defined,
-    heads_only,
     in_series,
     measured_columns,
     optional,
+    rows_of_protocol,
     with_groups,
 )
 
@@ -49,13 +49,13 @@ def rows_of(source: Any, metric: str, table: str = "heads", threshold: float | N
         source = drawable(source)
         if table == "heads":
             return measured_heads(source, ((metric, threshold),))
-        return defined(in_series(heads_only(require_table(source, table)), source))
+        return defined(in_series(rows_of_protocol(require_table(source, table)), source))
     frame = source if isinstance(source, pd.DataFrame) else _numbers(source, metric)
     if "series" in frame:
         return frame
     defaults: dict[str, Any] = {"model": "", "revision": "", "step": -1, "sample": 0, "layer": 0, "head": 0}
     return with_groups(
-        heads_only(frame.assign(**{k: v for k, v in defaults.items() if k not in frame})), None
+        rows_of_protocol(frame.assign(**{k: v for k, v in defaults.items() if k not in frame})), None
     )
 
 
@@ -74,7 +74,7 @@ def _numbers(source: Any, metric: str) -> pd.DataFrame:
 
 def measured_heads(results: Results, quantities: Quantities = ()) -> pd.DataFrame:
     """Single exact heads with their series, and columns of the graphs that were asked for."""
-    heads = defined(in_series(heads_only(require_table(results, "heads")), results))
+    heads = defined(in_series(rows_of_protocol(require_table(results, "heads")), results))
     graphs = optional(results, "graphs")
     if graphs is None:
         return heads

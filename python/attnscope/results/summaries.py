@@ -261,10 +261,9 @@ def in_series(frame: pd.DataFrame, results: StoredTables) -> pd.DataFrame:
     return with_groups(frame, optional(results, "samples"))
 
 
-def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
-    """Rows of single heads (not of the head mean, head −1) under one protocol."""
-    chosen = frame[frame["head"] >= 0] if "head" in frame else frame
-    return chosen[chosen["protocol"] == protocol] if "protocol" in chosen else chosen
+def rows_of_protocol(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
+    """Return the rows under one protocol; all rows of a table that has no protocols."""
+    return frame[frame["protocol"] == protocol] if "protocol" in frame else frame
 
 
 def measured_columns(frame: pd.DataFrame) -> list[str]:

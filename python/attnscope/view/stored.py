@@ -21,10 +21,10 @@ from attnscope.results.schema import CHECKPOINT_KEYS
 from attnscope.results.summaries import (
     defined,
     grouped,
-    heads_only,
     in_series,
     measured_columns,
     optional,
+    rows_of_protocol,
     uniform_value,
 )
 from attnscope.view.captured import captured_sentence
@@ -107,7 +107,7 @@ def _parts_of(results: Results, protocol: str) -> list[_Part]:
     parts: list[_Part] = []
     for name in ("heads", "graphs"):
         if name in results.tables():
-            rows = defined(in_series(heads_only(checked_table(results, name), protocol), results))
+            rows = defined(in_series(rows_of_protocol(checked_table(results, name), protocol), results))
             # columns of the other protocol are absent from all rows
             columns = [column for column in measured_columns(rows) if rows[column].notna().any()]
             levels: Any = rows.groupby("threshold") if name == "graphs" else [(None, rows)]

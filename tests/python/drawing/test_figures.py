@@ -35,7 +35,7 @@ from attnscope.plots.figure import _has_data
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import estimate, measured_heads
 from attnscope.results.results import Results
-from attnscope.results.summaries import heads_only, uniform_value, with_groups
+from attnscope.results.summaries import rows_of_protocol, uniform_value, with_groups
 from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
 
 RESULTS = made.make_results()
@@ -119,7 +119,7 @@ def test_depth_profile_is_of_the_last_step_with_the_untrained_one_dotted(heads, 
 
 
 def test_threshold_curve_has_a_baseline_per_threshold(ax) -> None:
-    graphs = with_groups(heads_only(RESULTS.table("graphs")), RESULTS.table("samples"))
+    graphs = with_groups(rows_of_protocol(RESULTS.table("graphs")), RESULTS.table("samples"))
     assert threshold_curve(graphs, "density", baselines=RESULTS.table("baselines"), ax=ax) is ax
     drawn = line(ax, "text")
     assert list(drawn.get_xdata()) == list(made.THRESHOLDS)

@@ -25,7 +25,7 @@ from attnscope.report.page import html as table_html
 from attnscope.report.section import Page as StudyPage
 from attnscope.report.section import Table
 from attnscope.results.results import Results
-from attnscope.results.summaries import heads_only
+from attnscope.results.summaries import rows_of_protocol
 from attnscope.studies.attention_sinks.report_tables import emergence, fisher, frames, questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
 
@@ -135,7 +135,7 @@ def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypa
     monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
     results = made.make_results(steps=(-1,))
     heads = results.table("heads")
-    mean = heads[heads["head"] == -1].assign(protocol="ruscio2025", betti_0=12.0)
+    mean = heads[heads["head"] == 0].assign(protocol="ruscio2025", betti_0=12.0)
     both = Results(
         {"samples": results.table("samples"), "heads": pd.concat([heads, mean], ignore_index=True)},
         study=results.study,
@@ -347,7 +347,7 @@ def test_two_models_on_the_same_sentences_are_reported_as_that(monkeypatch):
     heads = pd.concat([last.assign(model=name) for name in "ab"])
     samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()
     samples = samples.assign(group="text", text="a", n_tokens=8, truncated=True)
-    facts = dict(_facts({"samples": samples}, heads_only(heads)))
+    facts = dict(_facts({"samples": samples}, rows_of_protocol(heads)))
     count = samples["sample"].nunique()
     assert facts["input “text”"] == f"{count} texts of 8 tokens"
     assert facts["cut"].startswith(f"{count} texts were longer")
@@ -358,7 +358,7 @@ def test_two_models_on_the_same_sentences_are_reported_as_that(monkeypatch):
 def test_models_of_different_sizes_are_reported_one_by_one():
     heads = made.make_results().table("heads")
     other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
-    facts = Markup(_facts({}, heads_only(pd.concat([heads, other])))["heads"]).striptags()
+    facts = Markup(_facts({}, rows_of_protocol(pd.concat([heads, other])))["heads"]).striptags()
     assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", facts)
 
 

@@ -46,7 +46,7 @@ from attnscope.plots.style import (
     style,
 )
 from attnscope.results.schema import CHECKPOINT_KEYS
-from attnscope.results.summaries import heads_only, in_series
+from attnscope.results.summaries import in_series, rows_of_protocol
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -92,7 +92,7 @@ def scalograms(results: Results, options: Options) -> Drawn:
     """Return the last query's attention and its Morlet scalogram: per layer the widest head and a middling
     one.
     """
-    signals = last_step(heads_only(require_table(results, "signals", "signal")))
+    signals = last_step(rows_of_protocol(require_table(results, "signals", "signal")))
     long_signals = signals[signals["signal"].map(_has_scales).astype(bool)]
     if long_signals.empty:
         raise NotDrawable(f"no stored signal has {FEWEST} tokens or more, all with values")
@@ -347,7 +347,7 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
 @figure("scale_sensitivity")
 def scale_sensitivity(results: Results, options: Options) -> Drawn:
     """1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
-    table = last_step(in_series(heads_only(require_table(results, "scale_sensitivity")), results))
+    table = last_step(in_series(rows_of_protocol(require_table(results, "scale_sensitivity")), results))
     words = {
         "energy": ("energies of the scales", "energies of the common scales"),
         "coefficients": ("resampled coefficients", "coefficients resampled"),
