@@ -25,7 +25,7 @@ from attnscope._memory import frozen_gc, give_back_large_blocks, system_arrow_po
 from attnscope._safe_text import escape_controls
 from attnscope.config.run_config import Settings
 from attnscope.engine.encoding import samples_table
-from attnscope.engine.executors.executor import Executor, Local, Outcome
+from attnscope.engine.executors.executor import Executor, LocalExecutor, Outcome
 from attnscope.engine.model_cache import HeldModel, about_model
 from attnscope.engine.planning import make_plan
 from attnscope.engine.progress import progress_bar
@@ -62,7 +62,8 @@ from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit
 from attnscope.texts.sources import extra_columns
 
-Say = Callable[[str], None]
+#: Shows a line to the user.
+Notify = Callable[[str], None]
 
 
 class Engine:
@@ -80,7 +81,7 @@ class Engine:
         settings: Settings,
         *,
         progress: bool = True,
-        say: Say | None = None,
+        say: Notify | None = None,
         executor: Executor | None = None,
         folder: Path | None = None,
         beside: Sequence[Path] = (),
@@ -90,10 +91,10 @@ class Engine:
         self.study = study_class(settings.study)(settings)
         self.folder = folder or Path(settings.output) / (settings.name or default_name(settings))
         self.store = Store(self.folder, beside)
-        self.executor: Executor = executor or Local()
+        self.executor: Executor = executor or LocalExecutor()
         self.progress = progress
         self.label = label
-        self.say: Say = say or _say
+        self.say: Notify = say or _print_line
         self.tally = Tally()
         self.notes: list[str] = []
         self.failed: list[str] = []
@@ -105,24 +106,24 @@ class Engine:
         #: Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time.
         self.layer_budget = None if settings.max_memory is None else int(settings.max_memory) // 4
 
-    def prepare(self, found: CheckpointsByModel | None = None) -> Plan:
-        """Makes the plan; checkpoints that another process has found are not looked for again."""
+    def prepare(self, checkpoints: CheckpointsByModel | None = None) -> Plan:
+        """Make the plan; checkpoints that another process listed are not listed again."""
         give_back_large_blocks()
-        self.plan = make_plan(self.settings, self.study, found)
+        self.plan = make_plan(self.settings, self.study, checkpoints)
         self._extras = extra_columns(self.plan.sentences)
         return self.plan
 
     def run(self, resume: bool = False) -> Results:
-        """Plans, does what is missing, and writes the tables."""
+        """Make the plan, compute the missing units and write the tables."""
         refuse = None if resume else partial(refuse_existing, self.folder, self.settings)
         if refuse is not None:
             refuse()
-        with self.begun(resume, refuse) as (facts, lock):
+        with self.open_run(resume, refuse) as (facts, lock):
             self.finish(facts, lock)
         return load(self.folder)
 
     @contextmanager
-    def begun(
+    def open_run(
         self, resume: bool, refuse: Callable[[], None] | None = None
     ) -> Iterator[tuple[dict[str, Any], FolderLock]]:
         """Plan the run, then open its folder for this process alone.
@@ -139,7 +140,7 @@ class Engine:
                 self.say(note)
             self.executor.check(self)
             with (
-                self._folder_held(refuse) as lock,
+                self._locked_folder(refuse) as lock,
                 frozen_gc(),
                 system_arrow_pool(),
                 plain_defaults(),
@@ -161,26 +162,26 @@ class Engine:
             self.executor.close()
 
     @contextmanager
-    def _folder_held(self, refuse: Callable[[], None] | None) -> Iterator[FolderLock]:
+    def _locked_folder(self, refuse: Callable[[], None] | None) -> Iterator[FolderLock]:
         """Make and lock the run folder; a run that loads no model leaves nothing that it made itself."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        made = make_folder(self.folder)
+        is_new = make_folder(self.folder)
         refuse_links(self.folder)
         with FolderLock(self.folder) as lock:
-            made = made and not begun(self.folder)
+            is_new = is_new and not begun(self.folder)
             if refuse is not None:
                 refuse()
             try:
                 yield lock
             except LoadError:
-                if made and self.tally.units == 0:
+                if is_new and self.tally.units == 0:
                     remove(self.folder)
                 raise
 
     def finish(self, facts: dict[str, Any], lock: FolderLock) -> None:
-        """Does what is missing and writes the tables."""
+        """Compute the missing units and write the tables."""
         started = time.monotonic()
-        self.do(facts, lock)
+        self.execute_units(facts, lock)
         done = [unit.id for unit in self.plan.units if unit.id in self.store]
         if not done:
             raise LoadError(self.plan.reasons)
@@ -207,15 +208,15 @@ class Engine:
                 f"{metric}: {count} matrices have too few tokens or no row that varies; they have no value"
             )
 
-    def do(self, facts: dict[str, Any], lock: FolderLock) -> None:
-        """Has the executor do every missing unit, and stores each."""
+    def execute_units(self, facts: dict[str, Any], lock: FolderLock) -> None:
+        """Let the executor compute every missing unit, and store each."""
         write_provenance(self, facts, "running")
         total, done = len(self.plan.units), self.store.count()
         with stop_signals(self.say) as received, self.bar(total, self.label, done) as self._bar:
             self.stopping = lambda: bool(received)
             for outcome in self.executor.outcomes(self):
                 if outcome is not None:
-                    self._take(outcome)
+                    self._store_outcome(outcome)
                 lock.check()
         if received:
             write_provenance(self, facts, "interrupted")
@@ -227,12 +228,12 @@ class Engine:
                 f"{'; '.join(self.failed)}; {command('resume', self.folder)}"
             )
 
-    def _take(self, outcome: Outcome) -> None:
-        """Stores a unit, or what became of it instead."""
+    def _store_outcome(self, outcome: Outcome) -> None:
+        """Store the tables of a unit, or record why it has none."""
         unit, plan = outcome.unit, self.plan
         if outcome.tables is not None:
-            about = {"read": self._read_by(unit), "machine": outcome.machine}
-            self.store.write(unit.id, outcome.tables, about)
+            facts = {"read": self._input_digest(unit), "machine": outcome.machine}
+            self.store.write(unit.id, outcome.tables, facts)
             self.tally.units += 1
             self._bar.update(self.store.count() - self._bar.n)
         elif outcome.skipped:
@@ -240,51 +241,52 @@ class Engine:
             title = unit.checkpoint.title
             plan.leave_out([unit.checkpoint], outcome.skipped)
             self.say(f"skipped {title}: {plan.skipped[-1][1]}")
-            place = {one.title: at for at, one in enumerate(plan.checkpoints)}
-            plan.skipped.sort(key=lambda pair: place.get(pair[0], -1))
+            order = {checkpoint.title: place for place, checkpoint in enumerate(plan.checkpoints)}
+            plan.skipped.sort(key=lambda pair: order.get(pair[0], -1))
         else:
             self.failed.append(f"unit {unit.folder} ({unit.title}): {outcome.failed}")
             self.say(f"given up: {self.failed[-1]}")
 
     def show(self, text: str) -> None:
-        """Writes behind the bar what is at work."""
+        """Write a text behind the progress bar."""
         if self._bar is not None:
             self._bar.set_postfix_str(escape_controls(text))
 
-    def wanted(self, unit: Unit) -> bool:
-        """Whether a unit is still to be done."""
-        if self.hopeless(unit):
+    def is_pending(self, unit: Unit) -> bool:
+        """Return True if a unit is still to be computed."""
+        if self.is_unreachable(unit):
             return False
         if unit.id not in self.store:
             return True
-        if not self.store.own(unit.id) or self.store.about(unit.id).get("read") == self._read_by(unit):
+        if not self.store.own(unit.id) or self.store.about(unit.id).get("read") == self._input_digest(unit):
             return False
         self.store.drop(unit.id)
         return True
 
-    def hopeless(self, unit: Unit) -> bool:
-        """Whether a unit cannot be done: its checkpoint, or all that it reads, was skipped."""
+    def is_unreachable(self, unit: Unit) -> bool:
+        """Return True if the unit can never run: its checkpoint or all of its inputs were skipped."""
         return self.is_skipped(unit) or (
             bool(self.plan.stages[unit.stage].reads)
-            and all(one.id not in self.store and self.hopeless(one) for one in self.plan.reads(unit))
+            and all(read.id not in self.store and self.is_unreachable(read) for read in self.plan.reads(unit))
         )
 
     def is_skipped(self, unit: Unit) -> bool:
         """Return True if a checkpoint of the unit cannot be used."""
         skipped = {title for title, _ in self.plan.skipped}
-        return any(one is not None and one.title in skipped for one in (unit.checkpoint, unit.other))
+        checkpoints = (unit.checkpoint, unit.other)
+        return any(checkpoint is not None and checkpoint.title in skipped for checkpoint in checkpoints)
 
-    def ready(self, unit: Unit) -> bool:
-        """Whether all that a unit reads is stored, or never will be."""
-        return all(one.id in self.store or self.hopeless(one) for one in self.plan.reads(unit))
+    def is_ready(self, unit: Unit) -> bool:
+        """Return True if every unit that a unit reads is stored, or never will be."""
+        return all(read.id in self.store or self.is_unreachable(read) for read in self.plan.reads(unit))
 
-    def _read_by(self, unit: Unit) -> str:
-        """Changes with the stored units that a unit reads: a checkpoint may have been skipped before."""
-        read = [one for one in self.plan.reads(unit) if one.id in self.store]
-        return self.plan.digest_of(read).hex() if read else ""
+    def _input_digest(self, unit: Unit) -> str:
+        """Return a digest of the stored units that a unit reads; one may have been skipped before."""
+        reads = [read for read in self.plan.reads(unit) if read.id in self.store]
+        return self.plan.digest_of(reads).hex() if reads else ""
 
     def work(self, unit: Unit) -> dict[str, Any]:
-        """The tables of one unit."""
+        """Return the tables of one unit."""
         stage = self.plan.stages[unit.stage]
         run = StageRun(self, unit, stage.reads, stage.writes)
         if unit.checkpoint is None:
@@ -300,7 +302,7 @@ class Engine:
         return tables
 
     def loaded(self, checkpoint: Checkpoint, unit: Unit, *, control: bool) -> LoadedModel:
-        """A checkpoint in memory, or the unit's `control` of it; the one before is let go."""
+        """Return a checkpoint in memory, or the unit's `control` of it; the previous one is released."""
         seed = unit.seed if control and unit.variant == "random_weights" else None
         source = self.settings.models[unit.source]
         model = self._held.get(checkpoint, source, self.settings.seed, seed)
@@ -344,16 +346,17 @@ class Engine:
         return self.store.files([read.id for read in self.plan.reads(unit)], table)
 
     def release(self, *, remove: bool = False) -> None:
-        """Lets the model in memory go, and with `remove` its files in the hub's cache."""
-        if said := self._held.release(remove=remove):
-            self.say(said)
+        """Release the model in memory, and with `remove` delete its files in the hub's cache."""
+        if message := self._held.release(remove=remove):
+            self.say(message)
 
     def bar(self, total: int, label: str, initial: int = 0, *, inner: bool = False) -> Any:
-        """How far the run is, or with `inner` how far one unit of it is."""
+        """Return a progress bar of the run, or with `inner` of one unit."""
         return progress_bar(total, label, initial, show=self.progress, inner=inner)
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
+    """Write a line to the terminal, above a progress bar."""
     from tqdm.auto import tqdm
 
     # a log on a full disk, or a terminal that was closed, is no reason to stop measuring
@@ -362,12 +365,12 @@ def _say(text: str) -> None:
 
 
 def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> None:
-    """Writes `provenance.json`, as far as the run has come; models and machines of earlier processes stay."""
+    """Write `provenance.json` of the run so far; models and machines of earlier processes stay in it."""
     plan, tally, before = engine.plan, engine.tally, stored(engine.folder)
-    own = [engine.store.about(unit.id) for unit in plan.units if engine.store.own(unit.id)]
+    manifests = [engine.store.about(unit.id) for unit in plan.units if engine.store.own(unit.id)]
     machines = {**before.get("machines", {}), **engine.machines}
-    counts = Counter(str(unit.get("machine", "")) for unit in own)
-    whole = {
+    counts = Counter(str(unit.get("machine", "")) for unit in manifests)
+    content = {
         **facts,
         "state": state,
         "machines": {host: {**machines.get(host, {}), "units": n} for host, n in sorted(counts.items())},
@@ -378,7 +381,7 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
         "failed": engine.failed,
         "units": {
             "planned": len(plan.units),
-            "stored": len(own),
+            "stored": len(manifests),
             "done_by_this_process": tally.units,
         },
         "forward_seconds": round(tally.forward_seconds, 3),
@@ -387,5 +390,5 @@ def write_provenance(engine: Engine, facts: Mapping[str, Any], state: str) -> No
         "non_finite": tally.non_finite,
         "undefined": tally.undefined,
     }
-    text = json.dumps(whole, indent=2, ensure_ascii=False, default=str)
+    text = json.dumps(content, indent=2, ensure_ascii=False, default=str)
     write_bytes(engine.folder / "provenance.json", f"{text}\n".encode())

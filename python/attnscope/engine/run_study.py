@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.config.run_config import Settings, refuse_stored_trust
-from attnscope.engine.engine import Engine, Say
+from attnscope.engine.engine import Engine, Notify
 from attnscope.engine.executors.executor import Executor
-from attnscope.engine.executors.shards import parts_of, take_in
+from attnscope.engine.executors.shards import merge_shards, shard_folders
 from attnscope.engine.provenance import refuse_other_study, settings_of, stored
 from attnscope.errors import ConfigError
 from attnscope.results.results import Results, load
@@ -20,7 +20,7 @@ def run(
     config: str | Path | Settings,
     *,
     progress: bool = True,
-    say: Say | None = None,
+    say: Notify | None = None,
     executor: Executor | None = None,
     **overrides: Any,
 ) -> Results:
@@ -57,14 +57,13 @@ def resume(
     folder: str | Path,
     *,
     progress: bool = True,
-    say: Say | None = None,
+    say: Notify | None = None,
     executor: Executor | None = None,
     trust_remote_code: bool = False,
 ) -> Results:
-    """Goes on with a run that was stopped, killed or cut off, from its first missing unit.
+    """Continue a run that was stopped or killed, from its first missing unit.
 
-    Whatever executor it was begun under, and any other may go on: of a folder of shards, those that are done
-    are taken in first.
+    Any executor may continue the run. Finished shards are merged first.
 
     Args:
         folder: the run folder.
@@ -86,7 +85,7 @@ def resume(
         FileNotFoundError: resume: no/such/folder holds no study.yaml; a run folder is needed
     """
     path = Path(folder)
-    parts = parts_of([path])
+    parts = shard_folders([path])
     if path in parts:
         raise ConfigError(
             f"resume: {path} is shard {stored(path)['shard']} of {path.parents[1]}; start that shard again"
@@ -99,7 +98,7 @@ def resume(
         refuse_stored_trust(study, "resume")
     engine = Engine(study, progress=progress, say=say, executor=executor)
     refuse = partial(refuse_other_study, engine.folder, engine.settings)
-    with engine.begun(resume=True, refuse=refuse) as (facts, lock):
-        take_in(engine, parts, facts)
+    with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
+        merge_shards(engine, parts, facts)
         engine.finish(facts, lock)
     return load(engine.folder)

@@ -18,7 +18,7 @@ from foreign import NAMES, settings
 from attnscope.config.run_config import Settings
 from attnscope.engine import model_cache as held
 from attnscope.engine.engine import Engine
-from attnscope.engine.executors.shards import Shard, gather, parts_of, rounds, run_shard, shares
+from attnscope.engine.executors.shards import Shard, assign_units, gather, rounds, run_shard, shard_folders
 from attnscope.engine.executors.slurm import slurm_script
 from attnscope.engine.planning import make_plan
 from attnscope.engine.run_study import resume, run
@@ -63,7 +63,7 @@ def copied(finished, tmp_path):
 def test_every_unit_is_in_one_share(inputs, tmp_path, name):
     plan = make_plan(settings(name, inputs, tmp_path))
     for of in (1, 2, 3, 5, 40):
-        found = shares(plan, of)
+        found = assign_units(plan, of)
         assert len(found) == of
         assert sorted(unit for one in found for unit in one) == sorted(unit.id for unit in plan.units), of
 
@@ -74,19 +74,19 @@ def test_a_share_holds_whole_checkpoints_where_it_can_and_divides_long_ones(inpu
 
     def loads(of):
         place = {unit.id: unit.checkpoint for unit in plan.units}
-        return [len({place[unit] for unit in one}) for one in shares(plan, of)]
+        return [len({place[unit] for unit in one}) for one in assign_units(plan, of)]
 
     assert loads(3) == [1, 1, 1]
     assert sum(loads(6)) == 6
     one = make_plan(settings("moved_positions", (inputs[0] / "step2", inputs[1]), tmp_path))
-    texts = [sum(unit.tokens for unit in one.units if unit.id in share) for share in shares(one, 3)]
+    texts = [sum(unit.tokens for unit in one.units if unit.id in share) for share in assign_units(one, 3)]
     assert all(texts), "blocks of one checkpoint go to all shards"
     assert max(texts) < 2 * min(texts)
 
 
 def test_units_that_read_each_other_stay_together(inputs, tmp_path):
     plan = make_plan(settings("state_clouds", inputs, tmp_path))
-    for share in shares(plan, 5):
+    for share in assign_units(plan, 5):
         own = [unit for unit in plan.units if unit.id in share]
         for unit in own:
             assert {one.id for one in plan.reads(unit)} <= share
@@ -94,7 +94,7 @@ def test_units_that_read_each_other_stay_together(inputs, tmp_path):
 
 def test_shards_gather_into_the_tables_of_one_process(copied, whole):
     run_folder = copied(3)
-    assert [part.name for part in parts_of([run_folder])] == ["1-of-3", "2-of-3", "3-of-3"]
+    assert [part.name for part in shard_folders([run_folder])] == ["1-of-3", "2-of-3", "3-of-3"]
     results = gather([run_folder], progress=False)
     assert table_bytes(results.path) == table_bytes(whole(STUDY))
     facts = results.provenance
@@ -118,7 +118,7 @@ def test_every_kind_of_stage_goes_into_shards(inputs, whole, tmp_path, name, of)
 def test_shards_of_folders_elsewhere_are_gathered_into_a_new_one(inputs, whole, tmp_path):
     last = done(settings(STUDY, inputs, tmp_path / "runs"), 2)
     places = []
-    for part in parts_of([last.run]):
+    for part in shard_folders([last.run]):
         places.append(tmp_path / "elsewhere" / part.name)
         shutil.copytree(part, places[-1])
     shutil.rmtree(last.run)
@@ -136,7 +136,7 @@ def test_what_one_process_began_shards_go_on_with_and_the_other_way_round(inputs
         shutil.rmtree(unit)
     shutil.rmtree(one.path / "tables")
     parts = done(made, 2)
-    found = [unit for part in parts_of([parts.run]) for unit in (part / "units").iterdir()]
+    found = [unit for part in shard_folders([parts.run]) for unit in (part / "units").iterdir()]
     assert {unit.name for unit in found} == {unit.name for unit in lost}
     again = resume(one.path, progress=False, say=said.append)
     assert again.provenance["units"]["done_by_this_process"] == 0
@@ -177,7 +177,7 @@ def test_a_damaged_unit_of_a_shard_counts_as_missing(inputs, tmp_path, said):
 
 def test_a_unit_in_two_shards_is_refused(copied):
     run_folder = copied(2)
-    first, second = parts_of([run_folder])
+    first, second = shard_folders([run_folder])
     unit = sorted((first / "units").iterdir())[0]
     shutil.copytree(unit, second / "units" / unit.name)
     with pytest.raises(ConfigError, match=rf"unit {unit.name} \(growing step0\) is in two shards"):
@@ -345,7 +345,7 @@ def test_a_hundred_thousand_units_are_planned_in_ten_seconds_and_500_megabytes(i
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
     assert len(plan.units) == 100_000
     began = time.process_time()
-    found = shares(plan, 100)
+    found = assign_units(plan, 100)
     assert {len(one) for one in found} == {1000}
     assert time.process_time() - began < 10
 

@@ -11,7 +11,7 @@ from foreign import settings
 from attnscope.engine.engine import Engine
 from attnscope.engine.executors.executor import Executor, Outcome
 from attnscope.engine.executors.schedule import Schedule
-from attnscope.engine.executors.worker import Worker, as_text
+from attnscope.engine.executors.worker import Worker, checkpoints_to_json
 from attnscope.engine.run_study import resume, run
 from attnscope.errors import UnitsFailed
 from folders import series, table_bytes
@@ -28,7 +28,7 @@ class Hands(Executor):
 
     def outcomes(self, engine):
         plan, schedule = engine.plan, Schedule(engine)
-        workers = [Worker(engine.settings.to_yaml(), as_text(plan.found), 1) for _ in self.nodes]
+        workers = [Worker(engine.settings.to_yaml(), checkpoints_to_json(plan.found), 1) for _ in self.nodes]
         place = {unit.id: at for at, unit in enumerate(plan.units)}
         assert {worker.begin()["plan"] for worker in workers} == {plan.digest}
         while not schedule.finished:
@@ -47,7 +47,7 @@ class Hands(Executor):
                 if "skipped" in answer:
                     outcome = schedule.refused(unit, self.nodes[at], answer["skipped"], self.nodes)
                 elif "lost" in answer:
-                    outcome = schedule.again(unit, answer["lost"])
+                    outcome = schedule.retry(unit, answer["lost"])
                 else:
                     outcome = Outcome(unit, answer["tables"], machine=self.nodes[at])
                 if outcome is not None:
@@ -132,7 +132,7 @@ def test_a_worker_says_which_files_it_does_not_have(inputs, tmp_path):
     home = series(tmp_path / "growing", steps=(0, 2))
     engine = Engine(settings("moved_positions", (home, inputs[1]), tmp_path), progress=False)
     plan = engine.prepare()
-    worker = Worker(engine.settings.to_yaml(), as_text(plan.found), 1)
+    worker = Worker(engine.settings.to_yaml(), checkpoints_to_json(plan.found), 1)
     assert worker.begin()["plan"] == plan.digest
     at = next(at for at, unit in enumerate(plan.units) if unit.checkpoint.step == 2)
     shutil.move(home / "step2", tmp_path / "away")
@@ -149,8 +149,8 @@ def test_a_worker_that_cannot_plan_says_why(inputs, tmp_path):
     engine = Engine(settings("moved_positions", inputs, tmp_path), progress=False)
     plan = engine.prepare()
     text = engine.settings.to_yaml().replace(str(inputs[1]), str(tmp_path / "nowhere.txt"))
-    about = Worker(text, as_text(plan.found), 1).begin()
+    about = Worker(text, checkpoints_to_json(plan.found), 1).begin()
     assert about["plan"] == ""
     assert "nowhere.txt" in about["error"]
     other = {0: [(replace(one, path="/nowhere"), weights) for one, weights in plan.found[0]]}
-    assert "no unit" not in Worker(engine.settings.to_yaml(), as_text(other), 1).begin()["plan"]
+    assert "no unit" not in Worker(engine.settings.to_yaml(), checkpoints_to_json(other), 1).begin()["plan"]

@@ -22,7 +22,7 @@ from attnscope.config.run_config import Settings
 from attnscope.engine.executors.executor import Executor, Outcome, RunState
 from attnscope.engine.executors.schedule import ATTEMPTS, Schedule
 from attnscope.engine.executors.shards import refuse_free_disk
-from attnscope.engine.executors.worker import as_text
+from attnscope.engine.executors.worker import checkpoints_to_json
 from attnscope.engine.model_cache import needed_bytes
 from attnscope.engine.provenance import machine, other_numbers
 from attnscope.errors import ConfigError, UnitsFailed
@@ -106,21 +106,22 @@ class Cluster(Executor):
         self._ours = True
 
     def check(self, engine: RunState) -> None:
-        """Whether a node can take a worker."""
+        """Raise ConfigError if no node can take a worker."""
         refuse_free_disk(engine.settings)
         needs = self._needs(engine)
         if not self._count(needs):
-            whole = max(
-                (dict(one) for one in self._nodes()), key=lambda one: one.get("memory", 0.0), default={}
+            largest = max(
+                (dict(node) for node in self._nodes()), key=lambda node: node.get("memory", 0.0), default={}
             )
+            available = _describe_resources({key: largest.get(key, 0.0) for key in needs})
             raise ConfigError(
-                f"--ray {self.address}: one worker of this study needs {_words(needs)}, and no node of the "
-                f"cluster has that; the largest has {_words({key: whole.get(key, 0.0) for key in needs})}. "
+                f"--ray {self.address}: one worker of this study needs {_describe_resources(needs)}, and no "
+                f"node of the cluster has that; the largest has {available}. "
                 "workers.cpus, workers.gpus and max_memory say what a worker takes"
             )
 
     def outcomes(self, engine: RunState) -> Iterator[Outcome | None]:
-        """What became of each unit, as the workers come through."""
+        """Yield the outcome of each unit, as workers finish them."""
         needs = self._needs(engine)
         yield from _Driver(self._ray, engine, needs, self._count(needs)).outcomes()
 
@@ -137,30 +138,31 @@ class Cluster(Executor):
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def _count(self, needs: dict[str, float]) -> int:
-        """How many workers fit."""
+        """Return how many workers the nodes have room for."""
         fits = [min(int(node.get(key, 0.0) / need) for key, need in needs.items()) for node in self._nodes()]
         return sum(fits)
 
     def _needs(self, engine: RunState) -> dict[str, float]:
-        """What one worker takes: processors, GPUs, memory for the largest checkpoint and its measuring."""
+        """Return the resources of one worker: processors, GPUs, memory for the largest checkpoint."""
         settings = engine.settings
         gpus = settings.workers.gpus
         if gpus is None:
-            there = any(node.get("GPU") for node in self._nodes())
-            gpus = 1.0 if there and any(one.device != "cpu" for one in settings.models) else 0.0
+            has_gpus = any(node.get("GPU") for node in self._nodes())
+            uses_gpus = any(source.device != "cpu" for source in settings.models)
+            gpus = 1.0 if has_gpus and uses_gpus else 0.0
         needs = {"CPU": float(_threads(settings)), "GPU": gpus, "memory": float(needed_bytes(engine.plan))}
         return {key: need for key, need in needs.items() if need}
 
 
 class _Driver:
-    """Hands units to workers and takes what they bring."""
+    """The loop that hands units to workers and collects their results."""
 
     def __init__(self, ray: Any, engine: RunState, needs: dict[str, float], count: int) -> None:
         self._ray, self._engine = ray, engine
         self._schedule = Schedule(engine)
-        self._place = {unit.id: at for at, unit in enumerate(engine.plan.units)}
+        self._numbers = {unit.id: number for number, unit in enumerate(engine.plan.units)}
         self._count = min(count, engine.settings.workers.most or count, len(engine.plan.units))
-        self._own = machine()
+        self._driver_machine = machine()
         self._needs = needs
         self._pending: dict[Any, _Remote] = {}
         self._workers: list[_Remote] = []
@@ -171,7 +173,7 @@ class _Driver:
         self._tables = reads | {f"reduced-{name}" for name in reads}
 
     def outcomes(self) -> Iterator[Outcome | None]:
-        """Until nothing is left, or nobody is left to do it."""
+        """Yield outcomes until no unit is left, or no worker that could do one."""
         if self._schedule.finished:
             return
         for _ in range(self._count):
@@ -187,8 +189,8 @@ class _Driver:
             if not self._pending and not self._schedule.left:
                 continue
             if not self._pending or (waited and self._workers):
-                # what is left, nobody who is there can load
-                stranded = list(self._schedule.stranded({one.node for one in self._workers}))
+                # no node of the workers can load the checkpoints that are left
+                stranded = list(self._schedule.stranded({worker.node for worker in self._workers}))
                 yield from stranded
                 if not stranded and not self._pending:
                     raise UnitsFailed(f"no worker is left: {'; '.join(dict.fromkeys(self._turned_away))}")
@@ -197,54 +199,58 @@ class _Driver:
             done, _ = self._ray.wait(list(self._pending), num_returns=1, timeout=LOOK)
             if done:
                 began = time.monotonic()
-                yield self._through(done[0])
+                yield self._collect(done[0])
                 continue
             if waited:
                 began = time.monotonic()
-                self._engine.say(f"waiting for the cluster: no worker with {_words(self._needs)} yet")
+                self._engine.say(
+                    f"waiting for the cluster: no worker with {_describe_resources(self._needs)} yet"
+                )
             yield None
         if ends := [worker.actor.end.remote() for worker in self._workers]:
             self._ray.wait(ends, num_returns=len(ends), timeout=ANSWER)
 
     def _start(self) -> None:
-        """One more worker, where the cluster has room for it."""
+        """Start one more worker, as soon as the cluster has room for it."""
         from attnscope.engine.executors.worker import RemoteWorker
 
         needs = self._needs
         options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0), "memory": int(needs["memory"])}
         remote = self._ray.remote(max_restarts=0, max_task_retries=0)(RemoteWorker)
         actor = remote.options(**options, scheduling_strategy="SPREAD").remote(
-            self._engine.settings.to_yaml(), as_text(self._engine.plan.found), _threads(self._engine.settings)
+            self._engine.settings.to_yaml(),
+            checkpoints_to_json(self._engine.plan.found),
+            _threads(self._engine.settings),
         )
         self._pending[actor.begin.remote()] = _Remote(actor)
 
     def _hand_out(self) -> None:
-        """A unit for every worker that has none."""
+        """Give a unit to every worker that has none."""
         for worker in self._workers:
             if worker in self._schedule.at_work:
                 continue
             unit = self._schedule.next(worker, worker.node)
             if unit is not None:
                 reads = self._reads(worker, unit)
-                answer = worker.actor.do.remote(self._place[unit.id], self._engine.plan.skipped, reads)
+                answer = worker.actor.do.remote(self._numbers[unit.id], self._engine.plan.skipped, reads)
                 self._pending[answer] = worker
-                hosts = len({one.host for one in self._workers})
+                hosts = len({peer.host for peer in self._workers})
                 self._engine.show(f"{len(self._workers)} workers on {hosts} hosts, {unit.title}")
 
     def _reads(self, worker: _Remote, unit: Unit) -> dict[int, Any]:
-        """References to the tables that a unit reads and its worker lacks, by the unit they are of."""
-        store, found = self._engine.store, {}
-        for one in self._engine.plan.reads(unit):
-            if one.id in store and one.id not in worker.has:
-                if one.id not in self._sent:
-                    names = self._tables & set(store.rows(one.id))
-                    self._sent[one.id] = self._ray.put({name: store.read(one.id, name) for name in names})
-                found[self._place[one.id]] = self._sent[one.id]
-                worker.has.add(one.id)
-        return found
+        """Return references to the tables that a unit reads and its worker lacks, by number of their unit."""
+        store, references = self._engine.store, {}
+        for read in self._engine.plan.reads(unit):
+            if read.id in store and read.id not in worker.has:
+                if read.id not in self._sent:
+                    names = self._tables & set(store.rows(read.id))
+                    self._sent[read.id] = self._ray.put({name: store.read(read.id, name) for name in names})
+                references[self._numbers[read.id]] = self._sent[read.id]
+                worker.has.add(read.id)
+        return references
 
-    def _through(self, reference: Any) -> Outcome | None:
-        """What a worker has brought, or what became of it."""
+    def _collect(self, reference: Any) -> Outcome | None:
+        """Fetch a worker's result, or the reason it failed."""
         worker = self._pending.pop(reference)
         errors = self._ray.exceptions
         try:
@@ -260,29 +266,29 @@ class _Driver:
         unit = self._schedule.done(worker)
         if "skipped" in answer:
             # a worker that has not started yet may be where it can be loaded
-            starting = {"" for one in self._pending.values() if one not in self._schedule.at_work}
-            nodes = {one.node for one in self._workers} | starting
+            starting = {"" for peer in self._pending.values() if peer not in self._schedule.at_work}
+            nodes = {peer.node for peer in self._workers} | starting
             return self._schedule.refused(unit, worker.node, answer["skipped"], nodes)
         self._engine.tally.add(answer["tally"])
         self._engine.notes += [note for note in answer["notes"] if note not in self._engine.notes]
         return Outcome(unit, answer["tables"], machine=worker.host)
 
-    def _welcome(self, worker: _Remote, about: dict[str, Any]) -> None:
-        """Takes a worker that has started, or turns it away."""
-        own, there = self._own, about["machine"]
-        worker.host, worker.node = there["host"], about["node"]
-        worker.name = f"the worker on {worker.host} (process {about['process']})"
-        reason = other_numbers(there, own) or about["error"]
-        if not reason and about["plan"] != self._engine.plan.digest:
+    def _welcome(self, worker: _Remote, introduction: dict[str, Any]) -> None:
+        """Accept a worker that has started, or refuse it."""
+        facts = introduction["machine"]
+        worker.host, worker.node = facts["host"], introduction["node"]
+        worker.name = f"the worker on {worker.host} (process {introduction['process']})"
+        reason = other_numbers(facts, self._driver_machine) or introduction["error"]
+        if not reason and introduction["plan"] != self._engine.plan.digest:
             reason = "the texts or the models that it reads make another plan"
-        if not reason and any(one.gpu != bool(there["cuda"]) for one in self._workers):
-            reason = f"it has {there['cuda'] or 'no GPU'}, unlike the workers before it"
+        if not reason and any(peer.gpu != bool(facts["cuda"]) for peer in self._workers):
+            reason = f"it has {facts['cuda'] or 'no GPU'}, unlike the workers before it"
         if reason:
             self._turn_away(f"{worker.name} is refused: {reason}")
             self._ray.kill(worker.actor)
             return
-        worker.gpu = bool(there["cuda"])
-        self._engine.machines[worker.host] = there
+        worker.gpu = bool(facts["cuda"])
+        self._engine.machines[worker.host] = facts
         self._workers.append(worker)
 
     def _turn_away(self, words: str) -> None:
@@ -290,18 +296,18 @@ class _Driver:
         self._engine.say(words)
 
     def _failed(self, worker: _Remote, reason: str) -> Outcome | None:
-        """An error in the code that a worker ran."""
+        """Retry the unit in whose code a worker failed, or refuse a worker that failed at its start."""
         if worker not in self._schedule.at_work:
             self._turn_away(f"{worker.name}: {reason}")
             self._ray.kill(worker.actor)
             return None
-        return self._again(self._schedule.done(worker), f"{reason}, in {worker.name}")
+        return self._retry(self._schedule.done(worker), f"{reason}, in {worker.name}")
 
     def _lost(self, worker: _Remote, reason: str) -> Outcome | None:
-        """A worker that is no more; another one takes its place."""
+        """Replace a worker that died, and retry its unit."""
         at_work = worker in self._schedule.at_work
         unit = self._schedule.done(worker) if at_work else None
-        self._schedule.gone(worker)
+        self._schedule.drop_worker(worker)
         if worker in self._workers:
             self._workers.remove(worker)
         self._lost_at_start += unit is None
@@ -310,43 +316,44 @@ class _Driver:
         if unit is None:
             self._turn_away(f"{worker.name}: {reason[-300:]}")
             return None
-        return self._again(unit, f"{worker.name} died")
+        return self._retry(unit, f"{worker.name} died")
 
-    def _again(self, unit: Unit, reason: str) -> Outcome | None:
-        outcome = self._schedule.again(unit, reason)
+    def _retry(self, unit: Unit, reason: str) -> Outcome | None:
+        outcome = self._schedule.retry(unit, reason)
         if outcome is None:
             self._engine.say(f"unit {unit.folder} ({unit.title}): {reason}; it is done again elsewhere")
         return outcome
 
 
 def _knock(address: str) -> None:
-    """Raises ConfigError where no cluster answers at an address; Ray itself would try for minutes."""
+    """Raise ConfigError if no cluster answers at an address; Ray itself would try for minutes."""
     from ray._private.services import get_ray_address_from_environment
 
-    found = get_ray_address_from_environment(address, None) if address == "auto" else address
-    if found in ("local", "auto", None):
+    if address == "auto":
+        address = get_ray_address_from_environment(address, None)
+    if address in ("local", "auto", None):
         return
-    host, colon, port = found.removeprefix("ray://").rpartition(":")
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
-        raise ConfigError(f"--ray: expected auto, local, HOST:PORT or ray://HOST:PORT, got {found!r}")
+        raise ConfigError(f"--ray: expected auto, local, HOST:PORT or ray://HOST:PORT, got {address!r}")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as there:
+        with socket.create_connection((host.strip("[]"), int(port)), ANSWER) as connection:
             # who speaks gRPC answers the greeting of HTTP/2 with its settings, a frame of type 4
-            there.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
-            speaks = there.recv(9)[3:4] == b"\x04" or bool(os.environ.get("RAY_USE_TLS"))
+            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+            speaks = connection.recv(9)[3:4] == b"\x04" or bool(os.environ.get("RAY_USE_TLS"))
     except OSError as error:
-        raise ConfigError(f"--ray {found}: no cluster answers there ({error})") from None
+        raise ConfigError(f"--ray {address}: no cluster answers there ({error})") from None
     if not speaks:
-        raise ConfigError(f"--ray {found}: what answers there is no Ray cluster")
+        raise ConfigError(f"--ray {address}: what answers there is no Ray cluster")
 
 
 def _threads(settings: Settings) -> int:
     return settings.workers.cpus or torch.get_num_threads()
 
 
-def _words(needs: dict[str, float]) -> str:
-    """Resources for people."""
+def _describe_resources(needs: dict[str, float]) -> str:
+    """Return resources in words."""
     return ", ".join(
-        f"{megabytes(int(one))} of memory" if key == "memory" else f"{one:g} {key}"
-        for key, one in needs.items()
+        f"{megabytes(int(amount))} of memory" if key == "memory" else f"{amount:g} {key}"
+        for key, amount in needs.items()
     )

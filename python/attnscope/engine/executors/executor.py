@@ -22,7 +22,7 @@ from attnscope.study_api.units import Unit
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a unit; one of the first three says it.
+    """Result of a unit: exactly one of `tables`, `skipped`, `failed` is set.
 
     Attributes:
         unit: of the plan.
@@ -62,10 +62,10 @@ class RunState(Protocol):
     notes: list[str]
     machines: dict[str, dict[str, Any]]
 
-    def wanted(self, unit: Unit) -> bool:
+    def is_pending(self, unit: Unit) -> bool:
         """Return True if a unit is still to be done."""
 
-    def ready(self, unit: Unit) -> bool:
+    def is_ready(self, unit: Unit) -> bool:
         """Return True if all that a unit reads is stored, or never will be."""
 
     def show(self, text: str) -> None:
@@ -79,29 +79,29 @@ class RunState(Protocol):
 
 
 class Executor:
-    """Does the units that an engine wants done."""
+    """The processes that compute the units of a run."""
 
     def connect(self) -> None:
-        """Reaches whoever does the units, before anything is planned; ConfigError where nobody answers."""
+        """Connect to the workers, before anything is planned; ConfigError if none answers."""
 
     def check(self, engine: RunState) -> None:
-        """Raises ConfigError where the units cannot be done there, before anything is written."""
+        """Raise ConfigError if the units cannot be computed there, before anything is written."""
 
     def close(self) -> None:
-        """Lets go of whoever was reached."""
+        """Disconnect from the workers."""
 
     def outcomes(self, engine: RunState) -> Iterator[Outcome | None]:
-        """What became of each unit, when it is known; None while nothing new is.
+        """Yield the outcome of each unit, when it is known; None while nothing is new.
 
         The engine stores a unit before it asks for the next. An executor hands out a unit when the engine
-        wants it (`engine.wanted`) and all that it reads is stored or skipped (`engine.ready`), hands out
-        nothing more once `engine.stopping()`, and ends when all that was begun is through.
+        still needs it (`engine.is_pending`) and all that it reads is stored or skipped (`engine.is_ready`).
+        Once `engine.stopping()` it hands out no more, and ends when the units at work are finished.
         """
         raise NotImplementedError(f"{type(self).__name__}.outcomes")
 
 
-class Local(Executor):
-    """One process does the units one after the other, in the order of the plan.
+class LocalExecutor(Executor):
+    """This process, which computes the units one after the other in the order of the plan.
 
     Args:
         only: asked of each unit when its turn comes, whether this process does it; None does all.
@@ -111,13 +111,15 @@ class Local(Executor):
         self.only = only
 
     def outcomes(self, engine: RunState) -> Iterator[Outcome]:
-        """Every unit that is wanted, when it is done; a checkpoint is let go after its last unit."""
+        """Yield the outcome of each pending unit; a checkpoint is released after its last unit."""
         units = engine.plan.units
-        last = {one: unit for unit in units for one in (unit.checkpoint, unit.other) if one}
+        last = {
+            checkpoint: unit for unit in units for checkpoint in (unit.checkpoint, unit.other) if checkpoint
+        }
         for unit in units:
             if engine.stopping():
                 return
-            if (self.only is None or self.only(unit)) and engine.wanted(unit):
+            if (self.only is None or self.only(unit)) and engine.is_pending(unit):
                 engine.show(unit.title)
                 try:
                     outcome = Outcome(unit, engine.work(unit))

@@ -40,7 +40,7 @@ class Schedule:
         while not self.at_work and not self._groups and self._phases and not self._given_up:
             phase = self._phases.pop(0)
             for unit in self._engine.plan.units:
-                if self._engine.plan.phases[unit.stage] == phase and self._engine.wanted(unit):
+                if self._engine.plan.phases[unit.stage] == phase and self._engine.is_pending(unit):
                     self._groups.setdefault(unit.model, deque()).append(unit)
         return not self.at_work and not self._groups
 
@@ -50,16 +50,16 @@ class Schedule:
         return bool(self._groups)
 
     def next(self, worker: Any, node: str) -> Unit | None:
-        """A unit for a free worker, None where there is none for it now."""
+        """Return a unit for a free worker, None if there is none for it now."""
         if self.finished:
             return None
         for key in self._order(worker):
             group = self._groups[key]
-            while group and self._engine.ready(group[0]) and not self._engine.wanted(group[0]):
+            while group and self._engine.is_ready(group[0]) and not self._engine.is_pending(group[0]):
                 group.popleft()
             if not group:
                 del self._groups[key]
-            elif node not in self._refused.get(group[0].checkpoint, ()) and self._engine.ready(group[0]):
+            elif node not in self._refused.get(group[0].checkpoint, ()) and self._engine.is_ready(group[0]):
                 self.at_work[worker] = group.popleft()
                 self._holds[worker] = key
                 if not group:
@@ -68,59 +68,59 @@ class Schedule:
         return None
 
     def done(self, worker: Any) -> Unit:
-        """The unit that a worker has finished."""
+        """Return the unit that a worker has finished, and forget that it was at work."""
         return self.at_work.pop(worker)
 
-    def gone(self, worker: Any) -> None:
-        """Forgets what a worker held."""
+    def drop_worker(self, worker: Any) -> None:
+        """Forget which checkpoint a worker held."""
         self._holds.pop(worker, None)
 
-    def again(self, unit: Unit, reason: str) -> Outcome | None:
-        """A unit that was begun and not finished: the outcome where it is given up."""
+    def retry(self, unit: Unit, reason: str) -> Outcome | None:
+        """Queue a unit again that was not finished; return its outcome if it was tried often enough."""
         self._attempts[unit.id] += 1
         if self._attempts[unit.id] < ATTEMPTS:
-            self._back(unit)
+            self._requeue(unit)
             return None
         self._give_up(unit)
         return Outcome(unit, failed=f"{reason}, at attempt {ATTEMPTS} of {ATTEMPTS}")
 
     def refused(self, unit: Unit, node: str, reason: str, nodes: Collection[str]) -> Outcome | None:
-        """A unit whose checkpoint a node cannot load: the outcome where no node is left to try."""
+        """Queue a unit for another node than one that cannot load it; return its outcome if none is left."""
         refused = self._refused.setdefault(unit.checkpoint, {})
         refused[node] = reason
         if set(nodes) <= set(refused):
             return Outcome(unit, skipped=reason)
-        self._back(unit)
+        self._requeue(unit)
         return None
 
     def stranded(self, nodes: Collection[str]) -> Iterator[Outcome]:
-        """Checkpoints that none of the nodes that are left can load."""
+        """Yield outcomes of units whose checkpoints none of these nodes can load."""
         for group in list(self._groups.values()):
             refused = self._refused.get(group[0].checkpoint, {})
             if refused and set(nodes) <= set(refused):
                 yield Outcome(group[0], skipped=next(reversed(refused.values())))
 
     def _give_up(self, unit: Unit) -> None:
-        """Leaves out what reads a unit that there will not be; later phases do not begin."""
+        """Remove the units that read a failed unit; later phases do not begin."""
         self._given_up.add(unit.id)
         for key, group in list(self._groups.items()):
-            kept: deque[Unit] = deque()
-            for one in group:
-                if any(read.id in self._given_up for read in self._engine.plan.reads(one)):
-                    self._given_up.add(one.id)
+            possible: deque[Unit] = deque()
+            for reader in group:
+                if any(read.id in self._given_up for read in self._engine.plan.reads(reader)):
+                    self._given_up.add(reader.id)
                 else:
-                    kept.append(one)
-            self._groups[key] = kept
-            if not kept:
+                    possible.append(reader)
+            self._groups[key] = possible
+            if not possible:
                 del self._groups[key]
 
-    def _back(self, unit: Unit) -> None:
+    def _requeue(self, unit: Unit) -> None:
         self._groups.setdefault(unit.model, deque()).appendleft(unit)
 
     def _order(self, worker: Any) -> list[Any]:
-        """What a worker holds, then what nobody holds, then the longest."""
+        """Return models in the order of a worker: the one it holds, those nobody holds, longest queues."""
         held = set(self._holds.values())
-        mine = self._holds.get(worker)
+        loaded = self._holds.get(worker)
         free = [key for key in self._groups if key not in held]
         rest = sorted((key for key in self._groups if key in held), key=lambda key: -len(self._groups[key]))
-        return [*([mine] if mine in self._groups else []), *free, *(key for key in rest if key != mine)]
+        return [*([loaded] if loaded in self._groups else []), *free, *(key for key in rest if key != loaded)]

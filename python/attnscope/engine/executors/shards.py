@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from attnscope.config.run_config import Settings, refuse_stored_trust
-from attnscope.engine.engine import Engine, Say, write_provenance
-from attnscope.engine.executors.executor import Local
+from attnscope.engine.engine import Engine, Notify, write_provenance
+from attnscope.engine.executors.executor import LocalExecutor
 from attnscope.engine.provenance import (
     SHARDS,
     begun,
@@ -63,13 +63,13 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Reads `i/n`.
+        """Return the shard that `i/n` names.
 
         Raises:
             ConfigError: not two numbers with 1 <= i <= n.
         """
-        found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
-        shard = cls(int(found[1]), int(found[2])) if found else cls(0, 0)
+        numbers = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        shard = cls(int(numbers[1]), int(numbers[2])) if numbers else cls(0, 0)
         if not 1 <= shard.number <= shard.of:
             raise ConfigError(f"--shard: expected i/n with i from 1 to n, such as 2/8, got {text!r}")
         return shard
@@ -82,7 +82,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardDone:
-    """What a shard has come to.
+    """The state of a shard after it ran.
 
     Attributes:
         folder: where its units lie.
@@ -99,30 +99,30 @@ class ShardDone:
     skipped: list[tuple[str, str]]
 
 
-def shares(plan: Plan, of: int) -> list[set[str]]:
-    """The ids of the units of each shard: stretches of every phase, of about as many tokens each."""
-    found: list[set[str]] = [set() for _ in range(of)]
+def assign_units(plan: Plan, of: int) -> list[set[str]]:
+    """Return the ids of the units of each shard: stretches of every phase, of about as many tokens each."""
+    assigned: list[set[str]] = [set() for _ in range(of)]
     for phase in sorted(set(plan.phases.values())):
         pieces = _pieces(plan, [unit for unit in plan.units if plan.phases[unit.stage] == phase])
         costs = [sum(unit.tokens or 1 for unit in piece) for piece in pieces]
         ends = list(accumulate(costs))
         models = [*(piece[-1].model for piece in pieces), None]
-        closed = [end for end, (one, after) in zip(ends, pairwise(models), strict=True) if one != after]
-        whole = sum(costs)
-        borders = [_border(closed, whole * number / of, _SLACK * whole / of) for number in range(1, of)]
+        closed = [end for end, (model, after) in zip(ends, pairwise(models), strict=True) if model != after]
+        total = sum(costs)
+        borders = [_border(closed, total * number / of, _SLACK * total / of) for number in range(1, of)]
         for piece, cost, end in zip(pieces, costs, ends, strict=True):
             number = sum(end - cost / 2 > border for border in borders)
-            found[number].update(unit.id for unit in piece)
-    return found
+            assigned[number].update(unit.id for unit in piece)
+    return assigned
 
 
 def rounds(plan: Plan) -> int:
-    """How often an array of shards is started; the last stages over the whole run are the gathering's."""
+    """Return how often an array of shards is started; `gather` does the last stages over the whole run."""
     return 1 + max(plan.phases[unit.stage] for unit in plan.units if unit.checkpoint is not None)
 
 
 def _pieces(plan: Plan, units: Iterable[Unit]) -> list[list[Unit]]:
-    """Units that one process has to do together: those of a checkpoint where one reads another."""
+    """Return units that one process has to do together: those of a checkpoint that read each other."""
     groups: dict[Any, list[Unit]] = defaultdict(list)
     for unit in units:
         groups[unit.model].append(unit)
@@ -136,7 +136,7 @@ def _pieces(plan: Plan, units: Iterable[Unit]) -> list[list[Unit]]:
 
 
 def _border(closed: Sequence[float], ideal: float, slack: float) -> float:
-    """The end of a checkpoint that is nearest to an ideal border, the border itself where none is near."""
+    """Return the end of a checkpoint nearest to an ideal border, or the border itself if none is near."""
     nearest = min(closed, key=lambda end: abs(end - ideal))
     return nearest if abs(nearest - ideal) <= slack else ideal
 
@@ -146,10 +146,10 @@ def run_shard(
     shard: str | Shard,
     *,
     progress: bool = True,
-    say: Say | None = None,
+    say: Notify | None = None,
     **overrides: Any,
 ) -> ShardDone:
-    """Does one shard of a study, or goes on with it; `gather` makes tables of all of them.
+    """Run one shard of a study, or continue it; `gather` makes tables of all of them.
 
     Units go to `OUTPUT/NAME/parts/i-of-n`, which no other process writes into; what lies beside it there
     counts as stored.
@@ -179,35 +179,36 @@ def run_shard(
     shard = shard if isinstance(shard, Shard) else Shard.parse(shard)
     settings = settings_of(config, **overrides)
     refuse_free_disk(settings)
-    whole = Engine(settings).folder
-    settings = Settings(**{**settings.to_dict(), "output": str(whole.parent), "name": whole.name})
-    if (whole / "study.yaml").is_file() or (begun(whole) and not (whole / SHARDS).is_dir()):
-        refuse_another(whole, settings)
-    folder = whole / SHARDS / shard.folder
+    run_folder = Engine(settings).folder
+    settings = Settings(**{**settings.to_dict(), "output": str(run_folder.parent), "name": run_folder.name})
+    if (run_folder / "study.yaml").is_file() or (begun(run_folder) and not (run_folder / SHARDS).is_dir()):
+        refuse_another(run_folder, settings)
+    folder = run_folder / SHARDS / shard.folder
     again = (folder / "study.yaml").is_file()
     if again:
         refuse_another(folder, settings)
-    beside = [whole, *(one for one in parts_of([whole], begun=False) if one != folder)]
-    mine: set[str] = set()
+    shards = shard_folders([run_folder], with_study=False)
+    beside = [run_folder, *(path for path in shards if path != folder)]
+    assigned: set[str] = set()
     engine = Engine(settings, progress=progress, say=say, folder=folder, beside=beside)
-    engine.executor = Local(lambda unit: unit.id in mine and engine.ready(unit))
+    engine.executor = LocalExecutor(lambda unit: unit.id in assigned and engine.is_ready(unit))
     refuse = partial(refuse_another if again else refuse_existing, folder, settings)
-    with engine.begun(again, refuse) as (facts, lock):
-        mine |= shares(engine.plan, shard.of)[shard.number - 1]
+    with engine.open_run(again, refuse) as (facts, lock):
+        assigned |= assign_units(engine.plan, shard.of)[shard.number - 1]
         facts["shard"] = f"{shard.number}/{shard.of}"
-        engine.do(facts, lock)
+        engine.execute_units(facts, lock)
         write_provenance(engine, facts, "shard finished")
-        own = [unit for unit in engine.plan.units if unit.id in mine]
-        done = sum(unit.id in engine.store for unit in own)
+        units = [unit for unit in engine.plan.units if unit.id in assigned]
+        done = sum(unit.id in engine.store for unit in units)
         left = sum(
             unit.checkpoint is not None and unit.id not in engine.store and not engine.is_skipped(unit)
-            for unit in own
+            for unit in units
         )
-    return ShardDone(folder, whole, done, left, engine.plan.skipped)
+    return ShardDone(folder, run_folder, done, left, engine.plan.skipped)
 
 
 def refuse_free_disk(settings: Settings) -> None:
-    """Raises ConfigError where a checkpoint would be removed from a disk that others read too."""
+    """Raise ConfigError if a checkpoint would be removed from a disk that others read too."""
     for position, source in enumerate(settings.models):
         if source.free_disk:
             raise ConfigError(
@@ -216,13 +217,13 @@ def refuse_free_disk(settings: Settings) -> None:
             )
 
 
-def parts_of(folders: Iterable[str | Path], *, begun: bool = True) -> list[Path]:
-    """The shards among some folders and in the `parts/` of run folders; `begun`: those that hold a study."""
-    found = []
+def shard_folders(folders: Iterable[str | Path], *, with_study: bool = True) -> list[Path]:
+    """Return shards among folders and in `parts/` of run folders; `with_study`: only those with a study."""
+    shards = []
     for folder in map(Path, folders):
-        inside = sorted((folder / SHARDS).glob("*-of-*"), key=lambda one: [*map(int, one.name.split("-of-"))])
-        found += inside or [folder]
-    return [one for one in dict.fromkeys(found) if not begun or stored(one).get("shard")]
+        parts = (folder / SHARDS).glob("*-of-*")
+        shards += sorted(parts, key=lambda part: [*map(int, part.name.split("-of-"))]) or [folder]
+    return [part for part in dict.fromkeys(shards) if not with_study or stored(part).get("shard")]
 
 
 def gather(
@@ -230,10 +231,10 @@ def gather(
     *,
     into: str | Path | None = None,
     progress: bool = True,
-    say: Say | None = None,
+    say: Notify | None = None,
     trust_remote_code: bool = False,
 ) -> Results:
-    """Makes one run of its shards: takes in their units, does the stages over the whole run, writes tables.
+    """Make one run of its shards: merge their units, run the stages over the whole run, write the tables.
 
     A checkpoint that a shard could not load is tried once more, here, and then skipped with the reason.
 
@@ -260,7 +261,7 @@ def gather(
         Traceback (most recent call last):
         FileNotFoundError: gather: there is no shard in no/such/folder
     """
-    parts = parts_of(folders)
+    parts = shard_folders(folders)
     if not parts:
         raise FileNotFoundError(f"gather: there is no shard in {', '.join(map(str, folders))}")
     settings = Settings.from_yaml(parts[0] / "study.yaml")
@@ -277,9 +278,11 @@ def gather(
     refuse = partial(refuse_other_study, target, settings)
     refuse()
     engine = Engine(settings, progress=progress, say=say, folder=target)
-    with engine.begun(resume=True, refuse=refuse) as (facts, lock):
-        skipped = take_in(engine, parts, facts)
-        engine.executor = Local(lambda unit: unit.checkpoint is None or unit.checkpoint.title in skipped)
+    with engine.open_run(resume=True, refuse=refuse) as (facts, lock):
+        skipped = merge_shards(engine, parts, facts)
+        engine.executor = LocalExecutor(
+            lambda unit: unit.checkpoint is None or unit.checkpoint.title in skipped
+        )
         missing = [
             unit
             for unit in engine.plan.units
@@ -300,8 +303,8 @@ def gather(
     return load(target)
 
 
-def take_in(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -> set[str]:
-    """Links the units of shards into the run folder that an engine holds.
+def merge_shards(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -> set[str]:
+    """Link the units of shards into the run folder that an engine holds.
 
     Returns:
         titles of the checkpoints that a shard could not use.
@@ -315,18 +318,18 @@ def take_in(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -> set
         for part in parts:
             refuse_links(part)
             locks.enter_context(FolderLock(part))
-            about = stored(part)
-            if other := other_numbers(about, facts):
+            provenance = stored(part)
+            if other := other_numbers(provenance, facts):
                 raise ConfigError(f"{part}: {other}; one table would hold numbers of both")
-            if about.get("plan") != facts["plan"]:
+            if provenance.get("plan") != facts["plan"]:
                 raise ConfigError(
                     f"{part} is of another plan: the texts or the weights that it read are not those of here"
                 )
-            skipped |= {one["checkpoint"] for one in about.get("skipped", ())}
-            engine.machines = {**about.get("machines", {}), **engine.machines}
-        there = {part: set(os.listdir(part / "units")) for part in parts}
+            skipped |= {entry["checkpoint"] for entry in provenance.get("skipped", ())}
+            engine.machines = {**provenance.get("machines", {}), **engine.machines}
+        folders_by_part = {part: set(os.listdir(part / "units")) for part in parts}
         for unit in engine.plan.units:
-            where = [part for part, names in there.items() if unit.folder in names]
+            where = [part for part, names in folders_by_part.items() if unit.folder in names]
             if len(where) > 1:
                 raise ConfigError(
                     f"unit {unit.folder} ({unit.title}) is in two shards, {where[0]} and {where[1]}: "

@@ -94,11 +94,11 @@ def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), tim
     refuse_free_disk(settings)
     engine = Engine(settings, progress=False, say=lambda text: None)
     plan = engine.prepare()
-    here = Path(sys.executable).with_name("attnscope")
-    program = shlex.quote(str(here)) if here.is_file() else "attnscope"
+    command_line = Path(sys.executable).with_name("attnscope")
+    program = shlex.quote(str(command_line)) if command_line.is_file() else "attnscope"
     study = str(Path(config).resolve()) if Path(config).is_file() else config
     where = [f"output={engine.folder.parent.resolve()}", f"name={engine.folder.name}"]
-    sets = "".join(f" --set {shlex.quote(one)}" for one in [*overrides, *where])
+    sets = "".join(f" --set {shlex.quote(override)}" for override in [*overrides, *where])
     folder = engine.folder.resolve()
     count = rounds(plan)
     return TEMPLATE.format(

@@ -31,60 +31,67 @@ from attnscope.study_api.tally import Tally
 from attnscope.study_api.units import Unit
 
 
-def as_text(found: CheckpointsByModel) -> str:
-    """The checkpoints of a plan as JSON.
+def checkpoints_to_json(checkpoints: CheckpointsByModel) -> str:
+    """Return the checkpoints of a plan as JSON.
 
     >>> place = Checkpoint("m", "step2", 2, "/models/step2", True)
-    >>> as_found(as_text({0: [(place, "abc")]})) == {0: [(place, "abc")]}
+    >>> checkpoints_from_json(checkpoints_to_json({0: [(place, "abc")]})) == {0: [(place, "abc")]}
     True
     """
-    return json.dumps([[at, [[asdict(one), weights] for one, weights in own]] for at, own in found.items()])
+    pairs_by_model = (
+        [model, [[asdict(checkpoint), weights] for checkpoint, weights in pairs]]
+        for model, pairs in checkpoints.items()
+    )
+    return json.dumps(list(pairs_by_model))
 
 
-def as_found(text: str) -> CheckpointsByModel:
-    """The checkpoints that `as_text` wrote."""
-    return {at: [(Checkpoint(**one), weights) for one, weights in own] for at, own in json.loads(text)}
+def checkpoints_from_json(text: str) -> CheckpointsByModel:
+    """Return the checkpoints that `checkpoints_to_json` wrote."""
+    return {
+        model: [(Checkpoint(**fields), weights) for fields, weights in pairs]
+        for model, pairs in json.loads(text)
+    }
 
 
 class Worker:
-    """Does units of one study.
+    """A process that computes units of one study.
 
     Args:
         study: the settings as YAML.
-        found: the driver's checkpoints, from `as_text`.
+        checkpoints: the driver's, from `checkpoints_to_json`.
         threads: of torch and of the kernels.
     """
 
-    def __init__(self, study: str, found: str, threads: int) -> None:
-        self._study, self._found = study, as_found(found)
+    def __init__(self, study: str, checkpoints: str, threads: int) -> None:
+        self._study, self._checkpoints = study, checkpoints_from_json(checkpoints)
         self._verified: set[Checkpoint] = set()
         torch.set_num_threads(threads)
 
     def begin(self) -> dict[str, Any]:
-        """Makes the plan.
+        """Make the plan.
 
         Returns:
-            what this machine is, and the plan's digest or the error that there is none.
+            facts of this machine, and the plan's digest or the error instead.
         """
-        about = {"machine": machine(), "process": os.getpid(), "plan": "", "error": ""}
+        introduction = {"machine": machine(), "process": os.getpid(), "plan": "", "error": ""}
         try:
             settings = Settings(**parse_yaml(self._study))
             self._scratch = tempfile.TemporaryDirectory(prefix="attnscope-")
             folder = Path(self._scratch.name)
             self._engine = Engine(settings, progress=False, say=lambda text: None, folder=folder)
-            plan = self._engine.prepare(self._found)
+            plan = self._engine.prepare(self._checkpoints)
             self._engine.store.open({unit.id: unit.folder for unit in plan.units})
-            about["plan"] = plan.digest
+            introduction["plan"] = plan.digest
         except (ConfigError, LoadError, OSError) as error:
-            about["error"] = str(error)
-        return about
+            introduction["error"] = str(error)
+        return introduction
 
     def fetch(self, reads: Any) -> Any:
-        """The tables that a value of `do`'s reads stands for."""
+        """Return the tables that a value of the argument `reads` of `do` stands for."""
         return reads
 
     def do(self, number: int, skipped: Sequence[tuple[str, str]], reads: Mapping[int, Any]) -> dict[str, Any]:
-        """Does one unit.
+        """Compute one unit.
 
         Args:
             number: of the unit in the plan.
@@ -96,9 +103,9 @@ class Worker:
         """
         engine = self._engine
         units = engine.plan.units
-        for at, tables in reads.items():
-            if units[at].id not in engine.store:
-                engine.store.write(units[at].id, self.fetch(tables))
+        for place, tables in reads.items():
+            if units[place].id not in engine.store:
+                engine.store.write(units[place].id, self.fetch(tables))
         engine.plan.skipped[:] = [(title, reason) for title, reason in skipped]
         engine.tally, engine.notes = Tally(), []
         try:
@@ -106,38 +113,41 @@ class Worker:
             answer: dict[str, Any] = {"tables": engine.work(units[number])}
         except LoadError as error:
             answer = {"skipped": str(error)}
-        tally = {key: dict(one) if isinstance(one, dict) else one for key, one in vars(engine.tally).items()}
+        tally = {
+            key: dict(count) if isinstance(count, dict) else count
+            for key, count in vars(engine.tally).items()
+        }
         return {**answer, "tally": tally, "notes": engine.notes}
 
     def end(self) -> None:
-        """Removes what was fetched."""
+        """Remove the tables that were fetched."""
         self._scratch.cleanup()
 
     def _verify(self, unit: Unit) -> None:
-        """Raises LoadError where other files lie here than the driver found."""
-        weights = dict(pair for own in self._found.values() for pair in own)
-        for one in (unit.checkpoint, unit.other):
-            if one is None or one in self._verified or not one.local:
+        """Raise LoadError if this machine has other files than the driver."""
+        weights = dict(pair for pairs in self._checkpoints.values() for pair in pairs)
+        for checkpoint in (unit.checkpoint, unit.other):
+            if checkpoint is None or checkpoint in self._verified or not checkpoint.local:
                 continue
-            if not Path(one.path).is_dir():
-                raise LoadError(f"{one.title}: there is no folder {one.path} on {socket.gethostname()}")
-            if fingerprint(one) != weights[one]:
-                where = f"{one.path} on {socket.gethostname()}"
-                raise LoadError(f"{one.title}: in {where} lie other weights than the driver found")
-            self._verified.add(one)
+            title, path, host = checkpoint.title, checkpoint.path, socket.gethostname()
+            if not Path(path).is_dir():
+                raise LoadError(f"{title}: there is no folder {path} on {host}")
+            if fingerprint(checkpoint) != weights[checkpoint]:
+                raise LoadError(f"{title}: in {path} on {host} lie other weights than the driver found")
+            self._verified.add(checkpoint)
 
 
 class RemoteWorker(Worker):
     """A worker whose reads come through the object store."""
 
     def begin(self) -> dict[str, Any]:
-        """Makes the plan; says what this machine is, and which node of the cluster."""
+        """Make the plan; return facts of this machine and its node in the cluster."""
         import ray
 
         return {**super().begin(), "node": ray.get_runtime_context().get_node_id()}
 
     def fetch(self, reads: Any) -> Any:
-        """The tables of a unit that the driver has put there."""
+        """Return the tables of a unit that the driver has put into the object store."""
         import ray
 
         return ray.get(reads)
