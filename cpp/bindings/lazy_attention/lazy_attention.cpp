@@ -154,13 +154,13 @@ std::vector<Piece> pieces_of(const LazyBatch& batch, bool exact) {
 class LazyResults {
  public:
   LazyResults(const LazyBatch& batch, const std::vector<std::string>& names) : batch_(batch) {
-    for (const std::string& name : names) asked_[name] = {};
+    for (const std::string& name : names) names_[name] = {};
   }
 
-  bool asks(const char* name) const { return asked_.count(name) > 0; }
+  bool wants_result(const char* name) const { return names_.count(name) > 0; }
 
   double* numbers(const char* name, Index rows, Index each) {
-    if (!asks(name)) return nullptr;
+    if (!wants_result(name)) return nullptr;
     std::vector<Index> trailing{rows};
     if (each >= 0) trailing.push_back(each);
     const Result<double> result = make_result(batch_.query.sizes, trailing, kNaN);
@@ -168,7 +168,7 @@ class LazyResults {
     return result.data;
   }
   std::int64_t* integers(const char* name, Index rows, Index each) {
-    if (!asks(name)) return nullptr;
+    if (!wants_result(name)) return nullptr;
     const Result<std::int64_t> result =
         make_result(batch_.query.sizes, {rows, each}, std::int64_t{-1});
     tensors_[name] = result.tensor;
@@ -183,7 +183,7 @@ class LazyResults {
 
  private:
   const LazyBatch& batch_;
-  std::map<std::string, int> asked_;
+  std::map<std::string, int> names_;
   std::map<std::string, py::object> tensors_;
 };
 
@@ -227,28 +227,28 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
   request.without_first = without_first;
   request.threshold = threshold;
   request.top = top;
-  request.columns =
-      results.asks("incoming") || results.asks("squares") || results.asks("far_incoming");
+  request.columns = results.wants_result("incoming") || results.wants_result("squares") ||
+                    results.wants_result("far_incoming");
   const void* const rights = operand_of(right, exact, count, keys, false, request.right_channels);
   const void* const lefts = operand_of(left, exact, count, queries, true, request.left_channels);
   const Index firsts_count = static_cast<Index>(firsts.size());
 
-  LazyRows every;
-  every.log_z = results.numbers("log_z", queries, -1);
-  every.entropy = results.numbers("entropy", queries, -1);
-  every.collision = results.numbers("collision", queries, -1);
-  every.largest = results.numbers("largest", queries, -1);
-  every.distance = results.numbers("distance", queries, -1);
-  every.mass = results.numbers("mass", queries, -1);
-  every.far_mass = results.numbers("far_mass", queries, -1);
-  every.far_squares = results.numbers("far_squares", queries, -1);
-  every.far_largest = results.numbers("far_largest", queries, -1);
-  every.first = results.numbers("first", queries, firsts_count);
-  every.near = results.numbers("near", queries, near_count);
-  every.beyond = results.numbers("beyond", queries, near_count);
-  every.product = results.numbers("product", queries, request.right_channels);
-  every.top_weights = results.numbers("top_weights", queries, top);
-  every.top_keys = results.integers("top_keys", queries, top);
+  LazyRows outputs;
+  outputs.log_z = results.numbers("log_z", queries, -1);
+  outputs.entropy = results.numbers("entropy", queries, -1);
+  outputs.collision = results.numbers("collision", queries, -1);
+  outputs.largest = results.numbers("largest", queries, -1);
+  outputs.distance = results.numbers("distance", queries, -1);
+  outputs.mass = results.numbers("mass", queries, -1);
+  outputs.far_mass = results.numbers("far_mass", queries, -1);
+  outputs.far_squares = results.numbers("far_squares", queries, -1);
+  outputs.far_largest = results.numbers("far_largest", queries, -1);
+  outputs.first = results.numbers("first", queries, firsts_count);
+  outputs.near = results.numbers("near", queries, near_count);
+  outputs.beyond = results.numbers("beyond", queries, near_count);
+  outputs.product = results.numbers("product", queries, request.right_channels);
+  outputs.top_weights = results.numbers("top_weights", queries, top);
+  outputs.top_keys = results.integers("top_keys", queries, top);
   double* const incoming = results.numbers("incoming", keys, -1);
   double* const squares = results.numbers("squares", keys, -1);
   double* const far_incoming = results.numbers("far_incoming", keys, -1);
@@ -287,40 +287,40 @@ py::dict lazy_measures(Argument query, Argument key, Argument numbers, Argument 
       return to == nullptr ? nullptr : to + at * each;
     };
     LazyRows rows;
-    rows.log_z = from(every.log_z, 1);
-    rows.entropy = from(every.entropy, 1);
-    rows.collision = from(every.collision, 1);
-    rows.largest = from(every.largest, 1);
-    rows.distance = from(every.distance, 1);
-    rows.mass = from(every.mass, 1);
-    rows.far_mass = from(every.far_mass, 1);
-    rows.far_squares = from(every.far_squares, 1);
-    rows.far_largest = from(every.far_largest, 1);
-    rows.first = from(every.first, firsts_count);
-    rows.near = from(every.near, near_count);
-    rows.beyond = from(every.beyond, near_count);
-    rows.product = from(every.product, request.right_channels);
-    rows.top_weights = from(every.top_weights, top);
-    rows.top_keys = from(every.top_keys, top);
-    LazyRequest own = request;
+    rows.log_z = from(outputs.log_z, 1);
+    rows.entropy = from(outputs.entropy, 1);
+    rows.collision = from(outputs.collision, 1);
+    rows.largest = from(outputs.largest, 1);
+    rows.distance = from(outputs.distance, 1);
+    rows.mass = from(outputs.mass, 1);
+    rows.far_mass = from(outputs.far_mass, 1);
+    rows.far_squares = from(outputs.far_squares, 1);
+    rows.far_largest = from(outputs.far_largest, 1);
+    rows.first = from(outputs.first, firsts_count);
+    rows.near = from(outputs.near, near_count);
+    rows.beyond = from(outputs.beyond, near_count);
+    rows.product = from(outputs.product, request.right_channels);
+    rows.top_weights = from(outputs.top_weights, top);
+    rows.top_keys = from(outputs.top_keys, top);
+    LazyRequest request_of_head = request;
     const Index bytes = exact ? 8 : 4;
-    if (near_count > 0) own.nears = near_distances + piece.head * near_count;
-    if (far_distances != nullptr) own.far = far_distances[piece.head];
+    if (near_count > 0) request_of_head.nears = near_distances + piece.head * near_count;
+    if (far_distances != nullptr) request_of_head.far = far_distances[piece.head];
     if (rights != nullptr) {
-      own.right =
+      request_of_head.right =
           static_cast<const char*>(rights) + piece.head * keys * request.right_channels * bytes;
     }
     if (lefts != nullptr) {
-      own.left =
+      request_of_head.left =
           static_cast<const char*>(lefts) + piece.head * queries * request.left_channels * bytes;
     }
     LazyColumns columns;
-    LazyEntries found;
-    measure_lazy_rows(batch.heads[piece.head], piece.begin, piece.end, own, rows, columns, found,
-                      workspaces[worker]);
+    LazyEntries piece_entries;
+    measure_lazy_rows(batch.heads[piece.head], piece.begin, piece.end, request_of_head, rows,
+                      columns, piece_entries, workspaces[worker]);
     if (request.columns || request.left_channels > 0)
       sums.add(piece.head, piece.number, std::move(columns), take);
-    if (threshold > 0.0) entries[number] = std::move(found);
+    if (threshold > 0.0) entries[number] = std::move(piece_entries);
   });
 
   if (threshold > 0.0) {

@@ -2,6 +2,8 @@
 """Attention of queries and keys without its map: every measure against the map in float64 NumPy."""
 
 import math
+import signal
+import time
 
 import numpy as np
 import pytest
@@ -360,6 +362,22 @@ def test_bits_do_not_depend_on_threads():
         torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(torch.equal(first, second) for first, second in zip(results[0], other, strict=True))
+
+
+def test_ctrl_c_ends_a_pass():
+    """A pass over 200 heads of 8,192 tokens takes many seconds; the signal comes after a fifth of one."""
+    query, key = torch.zeros(200, 8192, 8), torch.zeros(1, 8192, 8)
+    lazy = asc.LazyAttention(query, key)
+    begin = time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            lazy.row_measures()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - begin < 5
 
 
 @settings(max_examples=30, deadline=None)
