@@ -49,6 +49,7 @@ def phases(stages: Sequence[Stage]) -> dict[str, int]:
     Raises:
         ValueError: two stages of one name, or a table that no earlier stage writes.
 
+    >>> from attnscope.study_api.units import Units
     >>> cut = Units()
     >>> phases([Stage("a", cut.texts(), print, writes=("x",)), Stage("b", cut.once(), print, reads=("x",))])
     {'a': 0, 'b': 1}
