@@ -35,11 +35,14 @@ def head_divergence(
     """Return each head's divergence from the head mean, the mean over its queries [..., h]."""
     count = heads.shape[-3]
 
-    def compute(slab: Slab, known: Tensor | None) -> tuple[Tensor, ...]:
+    def compute(slab: Slab, entropy_of_rows: Tensor | None) -> tuple[Tensor, ...]:
         maps = _by_layer(slab.attention, count)
         mean = maps.mean(1, keepdim=True)
-        own = slab.row_entropy if known is None else torch.where(slab.inside, known, 0.0)
-        rows = -_by_layer(own, count) - torch.xlogy(maps, mean).sum(-1)
+        if entropy_of_rows is None:
+            entropy_of_rows = slab.row_entropy
+        rows = -_by_layer(torch.where(slab.inside, entropy_of_rows, 0.0), count) - torch.xlogy(
+            maps, mean
+        ).sum(-1)
         rows = torch.where(_by_layer(slab.inside, count), rows, 0.0)
         means = rows.sum(-1) / _by_layer(slab.lengths, count)
         finite = _finite_layers(slab, count)
@@ -71,17 +74,17 @@ def sink_removal(
     count, n = heads.shape[-3], heads.shape[-1]
     removed = keys.expand(*heads.shape[:-3], n).unsqueeze(-2).expand(*heads.shape[:-2], n)
 
-    def compute(slab: Slab, taken: Tensor, mass: Tensor | None) -> list[Tensor]:
+    def compute(slab: Slab, is_removed: Tensor, mass: Tensor | None) -> list[Tensor]:
         maps = _by_layer(slab.attention, count)
-        kept = torch.where(_by_layer(taken, count)[:, :, None], 0.0, maps)
+        remaining = torch.where(_by_layer(is_removed, count)[:, :, None], 0.0, maps)
         if mass is None:
             learned = torch.zeros(maps.shape[:-1], dtype=slab.dtype, device=maps.device)
         else:
             learned = _by_layer(mass, count).to(slab.dtype)
-        left = kept.sum(-1) + learned
+        left = remaining.sum(-1) + learned
         survives = left > 0
         scale = torch.where(survives, left, 1.0)
-        rescaled = torch.where(survives[..., None], kept / scale[..., None], 0.0)
+        rescaled = torch.where(survives[..., None], remaining / scale[..., None], 0.0)
         survivors = survives.sum(1, keepdim=True).clamp(min=1)
         before = _divergence(maps, maps.mean(1, keepdim=True))
         after = _divergence(rescaled, rescaled.sum(1, keepdim=True) / survivors[..., None])

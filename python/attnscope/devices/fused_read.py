@@ -164,8 +164,8 @@ class FusedSlab(Slab):
         """Key masses [m, n], whether maps are finite and causal [m, 2], entropies [m, n] where asked for."""
         count, n, device = self.maps.shape[0], self.n, self.maps.device
         column_blocks = triton.cdiv(n, COLUMNS)
-        wanted = triton.cdiv(ENOUGH_PROGRAMS, max(1, column_blocks * count))
-        rows_per_program = triton.cdiv(triton.cdiv(n, max(1, wanted)), ROWS) * ROWS
+        enough_row_blocks = triton.cdiv(ENOUGH_PROGRAMS, max(1, column_blocks * count))
+        rows_per_program = triton.cdiv(triton.cdiv(n, max(1, enough_row_blocks)), ROWS) * ROWS
         row_blocks = triton.cdiv(n, rows_per_program)
         size = count * n
         entropies = size * (column_blocks + 1) if self.needs_entropy else 0

@@ -218,23 +218,23 @@ def _rows(
     else:
         peak = 1.0 / z
     at = out_ptr + (batch * heads + head).to(tl.int64) * queries + r
-    kept = (r < queries) & (i < length)
+    is_inside = (r < queries) & (i < length)
     log2_z = top + tl.log2(z)
-    nothing = float("nan")
-    tl.store(at, tl.where(kept, log2_z * 0.6931471805599453, nothing), mask=r < queries)
+    undefined = float("nan")
+    tl.store(at, tl.where(is_inside, log2_z * 0.6931471805599453, undefined), mask=r < queries)
     if ENTROPY:
         h = 0.6931471805599453 * (mass * tl.log2(z) - sum_ps) / z
-        tl.store(at + plane, tl.where(kept, h, nothing), mask=r < queries)
+        tl.store(at + plane, tl.where(is_inside, h, undefined), mask=r < queries)
     if COLLISION:
-        tl.store(at + 2 * plane, tl.where(kept, sum_pp / z / z, nothing), mask=r < queries)
+        tl.store(at + 2 * plane, tl.where(is_inside, sum_pp / z / z, undefined), mask=r < queries)
     if LARGEST:
-        tl.store(at + 3 * plane, tl.where(kept, peak, nothing), mask=r < queries)
+        tl.store(at + 3 * plane, tl.where(is_inside, peak, undefined), mask=r < queries)
     if DISTANCE:
-        tl.store(at + 4 * plane, tl.where(kept, sum_pd / z, nothing), mask=r < queries)
+        tl.store(at + 4 * plane, tl.where(is_inside, sum_pd / z, undefined), mask=r < queries)
     if FIRST > 0:
-        tl.store(at + 5 * plane, tl.where(kept, sum_first / z, nothing), mask=r < queries)
+        tl.store(at + 5 * plane, tl.where(is_inside, sum_first / z, undefined), mask=r < queries)
     if NEAR:
-        tl.store(at + 6 * plane, tl.where(kept, sum_near / z, nothing), mask=r < queries)
+        tl.store(at + 6 * plane, tl.where(is_inside, sum_near / z, undefined), mask=r < queries)
 
 
 @triton.jit
@@ -325,11 +325,11 @@ def _keys(
         if SQUARES:
             squares += tl.sum(p * p, 0)
     at = (batch * heads + head).to(tl.int64) * keys + j
-    kept = j < length
-    nothing = float("nan")
-    tl.store(mass_ptr + at, tl.where(kept, mass, nothing), mask=j < keys)
+    is_inside = j < length
+    undefined = float("nan")
+    tl.store(mass_ptr + at, tl.where(is_inside, mass, undefined), mask=j < keys)
     if SQUARES:
-        tl.store(squares_ptr + at, tl.where(kept, squares, nothing), mask=j < keys)
+        tl.store(squares_ptr + at, tl.where(is_inside, squares, undefined), mask=j < keys)
 
 
 class _Inputs(NamedTuple):

@@ -85,9 +85,9 @@ def sink_statistics(
 
     *results, non_finite = per_map(compute, attention, lengths, support, needs_entropy=entropy)
     share = first_and_queries is not None
-    asked = (incoming, entropy, min_visibility is not None, share, share, top > 0)
+    is_asked_for = (incoming, entropy, min_visibility is not None, share, share, top > 0)
     answers = iter(results)
-    fields = [next(answers) if is_asked else None for is_asked in asked]
+    fields = [next(answers) if is_asked else None for is_asked in is_asked_for]
     return fields[0], fields[1], fields[2], fields[3], fields[4], fields[5], non_finite
 
 

@@ -63,20 +63,20 @@ def measure_on_device(attention: Scores, keys: dict[Key, None]) -> dict[Key, Ten
     rows = measure([*of_queries, *["first_mass"] * bool(firsts)], firsts[0] if firsts else 1)
     results: dict[Key, Tensor] = {}
 
-    def put(name: str, option: Any, values: Tensor | None) -> None:
+    def store_result(name: str, option: Any, values: Tensor | None) -> None:
         if values is not None and (name, option) in keys:
             results[name, option] = values.reshape(*leading, values.shape[-1]).double().cpu()
 
-    put("log_z", None, rows.log_z)
-    put("mass", None, _mass(attention, rows.log_z))
+    store_result("log_z", None, rows.log_z)
+    store_result("mass", None, _mass(attention, rows.log_z))
     for name in of_queries:
-        put(name, None, getattr(rows, name))
+        store_result(name, None, getattr(rows, name))
     for place, first in enumerate(firsts):
-        put("first", first, (measure(["first_mass"], first) if place else rows).first_mass)
+        store_result("first", first, (measure(["first_mass"], first) if place else rows).first_mass)
     if any((name, None) in keys for name in _OF_KEYS):
         received = key_measures(query, key, rows.log_z, squares=("squares", None) in keys, **options)
-        put("incoming", None, received.mass)
-        put("squares", None, received.squares)
+        store_result("incoming", None, received.mass)
+        store_result("squares", None, received.squares)
     return results
 
 

@@ -497,9 +497,9 @@ class LazyAttention(Unmaterialized):
         if self._host_views is None:
             query, key = _checks.to_host(self.query), _checks.to_host(self.key)
             groups = key.shape[-3]
-            each = self.heads // groups
-            query = query.view(*query.shape[:-3], groups, each, *query.shape[-2:])
-            key = key.unsqueeze(-3).expand(*key.shape[:-2], each, *key.shape[-2:])
+            group_size = self.heads // groups
+            query = query.view(*query.shape[:-3], groups, group_size, *query.shape[-2:])
+            key = key.unsqueeze(-3).expand(*key.shape[:-2], group_size, *key.shape[-2:])
             super().__setattr__("_host_views", (query, key))
             return query, key
         return self._host_views

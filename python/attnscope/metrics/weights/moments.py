@@ -344,8 +344,8 @@ class Moments:
             confidence: of the interval.
         """
         groups = self.groups if len(self.groups) > 1 else []
-        found = [function(self), *(function(self.without(group)) for group in groups)]
-        estimate, *rest = (torch.as_tensor(one, dtype=torch.float64, device="cpu") for one in found)
+        estimates = [function(self), *(function(self.without(group)) for group in groups)]
+        estimate, *rest = (torch.as_tensor(value, dtype=torch.float64, device="cpu") for value in estimates)
         return jackknife_interval(estimate, rest, confidence)
 
 

@@ -87,12 +87,12 @@ def subspace_fraction(
     weights = matrix_argument(name, matrix)
     columns = _basis(name, "basis", basis, weights, side)
     d, largest = columns.shape[-2:]
-    wanted = _numbers(name, k, largest)
+    dimensions = _numbers(name, k, largest)
     energies = _column_energies(weights, columns, side)
-    spectrum = spectrum_of(weights, max(wanted))
+    spectrum = spectrum_of(weights, max(dimensions))
     leading = (energies[..., 0] + spectrum.energy).shape
     energy = spectrum.energy.expand(leading)[..., None]
-    place = torch.tensor(wanted, dtype=torch.int64, device="cpu") - 1
+    place = torch.tensor(dimensions, dtype=torch.int64, device="cpu") - 1
     isotropic = (place + 1).double() / d
     fraction = (energies.cumsum(-1)[..., place] / energy).clamp_max(1.0)
     top = spectrum.top.cumsum(-1)
