@@ -118,7 +118,7 @@ def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
     again = {**rows[0], "bucket": "unknown"}
     path = written(tmp_path / "q.csv", [*rows, again, {**rows[0], "question": " ", "pair": "empty"}])
     plan = planned(folder, path, tmp_path)
-    assert any("1 prompts stand there twice" in note for note in plan.notes)
+    assert any("1 duplicate prompts removed" in note for note in plan.notes)
     assert sum(len(unit.inputs) for unit in plan.units if unit.stage == "checks") == 120
 
 
@@ -243,7 +243,7 @@ def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, 
          "--no-draw", "--dry-run"],
     )  # fmt: skip
     assert found.exit_code == 0, found.output
-    assert "1 prompts stand there twice and are left out" in found.output
+    assert "1 duplicate prompts removed" in found.output
     assert "last tokens: 2 ('?' 120, '!' 1)" in found.output
     assert "the time of what reads earlier tables is not known: clouds, along, interventions" in found.output
     assert not (tmp_path / "runs").exists()
