@@ -24,9 +24,9 @@ def test_distances_are_those_of_scipy(kind, metric, n, d):
     if kind == "circle" and d < 2:
         return
     points = cloud(kind, n, d)
-    found = asc.cloud_distances(points, metric=metric)
+    result = asc.cloud_distances(points, metric=metric)
     expected = cdist(points.numpy(), points.numpy(), metric)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-13, atol=5e-15)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-13, atol=5e-15)
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -34,11 +34,11 @@ def test_it_is_exactly_symmetric_and_exactly_0_for_equal_rows(metric):
     points = cloud("gaussian", 50, 70)
     points[17] = points[3]
     points[40] = points[3]
-    found = asc.cloud_distances(points, metric=metric)
-    assert torch.equal(found, found.mT)
-    zero = (found == 0).nonzero().tolist()
-    same = {3, 17, 40}
-    assert zero == [[i, j] for i in range(50) for j in range(50) if i == j or {i, j} <= same]
+    result = asc.cloud_distances(points, metric=metric)
+    assert torch.equal(result, result.mT)
+    zero = (result == 0).nonzero().tolist()
+    equal_points = {3, 17, 40}
+    assert zero == [[i, j] for i in range(50) for j in range(50) if i == j or {i, j} <= equal_points]
 
 
 def test_near_points_far_from_the_origin_lose_no_digits():
@@ -70,9 +70,9 @@ def test_every_dtype_is_read_exactly_and_whatever_its_strides(dtype, metric):
 def test_a_part_of_a_cloud_has_the_same_numbers(metric, n, d, seed):
     points = cloud("gaussian", n, d, seed)
     chosen = np.random.default_rng(seed).permutation(n)[: 1 + seed % n]
-    whole = asc.cloud_distances(points, metric=metric)
+    all_distances = asc.cloud_distances(points, metric=metric)
     part = asc.cloud_distances(points[chosen], metric=metric)
-    assert torch.equal(part, whole[chosen][:, chosen])
+    assert torch.equal(part, all_distances[chosen][:, chosen])
 
 
 def test_threads_do_not_change_a_bit():
@@ -80,9 +80,9 @@ def test_threads_do_not_change_a_bit():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = asc.cloud_distances(points)
+        distances = asc.cloud_distances(points)
         torch.set_num_threads(4)
-        assert torch.equal(asc.cloud_distances(points), one)
+        assert torch.equal(asc.cloud_distances(points), distances)
     finally:
         torch.set_num_threads(before)
 
@@ -106,20 +106,20 @@ def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_leaves_the_others_al
     points[1, 2, 0] = math.nan
     points[2, 7] = math.inf  # beyond its length
     with pytest.warns(RuntimeWarning, match="cloud_distances: 1 of 3 clouds hold NaN"):
-        found = asc.cloud_distances(points, lengths=[4, 9, 6])
-    assert torch.equal(found[0, :4, :4], asc.cloud_distances(points[0, :4]))
-    assert found[0, 4:].isnan().all()
-    assert found[0, :, 4:].isnan().all()
-    assert found[1].isnan().all()
-    assert torch.equal(found[2, :6, :6], asc.cloud_distances(points[2, :6]))
+        result = asc.cloud_distances(points, lengths=[4, 9, 6])
+    assert torch.equal(result[0, :4, :4], asc.cloud_distances(points[0, :4]))
+    assert result[0, 4:].isnan().all()
+    assert result[0, :, 4:].isnan().all()
+    assert result[1].isnan().all()
+    assert torch.equal(result[2, :6, :6], asc.cloud_distances(points[2, :6]))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_tensors_are_taken_and_results_come_back_on_the_cpu():
     points = cloud("gaussian", 30)
     subsets = torch.rand(4, 30) < 0.5
-    found = asc.local_dimension(points.cuda(), k=4, subsets=subsets.cuda())
-    assert torch.equal(found.value, asc.local_dimension(points, k=4, subsets=subsets).value)
+    result = asc.local_dimension(points.cuda(), k=4, subsets=subsets.cuda())
+    assert torch.equal(result.value, asc.local_dimension(points, k=4, subsets=subsets).value)
     assert torch.equal(asc.cloud_distances(points.cuda()), asc.cloud_distances(points))
     assert asc.boundary(points.cuda(), points.cuda() + 1).norm.device.type == "cpu"
 
@@ -168,11 +168,11 @@ TAKE_DISTANCES = {
 def test_rounding_in_the_dtype_of_distances_is_no_asymmetry(name, dtype):
     distances = distances_with_rounding(dtype)
     assert not torch.equal(distances, distances.mT)
-    found = TAKE_DISTANCES[name](distances)
+    result = TAKE_DISTANCES[name](distances)
     expected = TAKE_DISTANCES[name](torch.maximum(distances, distances.mT).double())
-    assert found.shape == expected.shape
+    assert result.shape == expected.shape
     tolerance = {torch.float64: 1e-6, torch.float32: 1e-2}.get(dtype, 0.2)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("name", TAKE_DISTANCES)
@@ -198,8 +198,8 @@ def test_distances_of_cdist_in_float32_are_taken():
 def test_near_points_beside_a_far_one_keep_their_distance(power):
     far = 2.0**power
     points = torch.tensor([[0.0, 0.0], [3.0, 4.0], [far, 0.0]], dtype=torch.float64)
-    found = asc.cloud_distances(points)
-    assert found[0, 1] == 5.0
-    assert found[0, 2] == far
+    result = asc.cloud_distances(points)
+    assert result[0, 1] == 5.0
+    assert result[0, 2] == far
     largest = torch.finfo(torch.float64).max
     assert asc.cloud_distances(torch.tensor([[-largest], [largest]], dtype=torch.float64))[0, 1] == torch.inf

@@ -16,8 +16,8 @@ from topology_inputs import CLOUDS, cloud, gudhi_bars, lexicographic
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def assert_bars_equal(found, expected):
-    for dimension, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+def assert_bars_equal(result, expected):
+    for dimension, (ours, theirs) in enumerate(zip(result, expected, strict=True)):
         np.testing.assert_array_equal(ours, theirs, err_msg=f"H{dimension}")
 
 
@@ -44,8 +44,8 @@ def test_bars_of_a_larger_cloud_equal_gudhi(kind):
 def test_given_distances_are_ordered_in_their_own_precision(dtype):
     distances = asc.cloud_distances(cloud("gaussian", 40), metric="euclidean").to(dtype)
     for given_as in (distances, distances.T, distances.tril()[None].expand(2, 40, 40)[0] + distances.triu()):
-        found = asc.cloud_persistence(given_as, metric="precomputed")[()]
-        assert_bars_equal(found, gudhi_bars(distances.double().numpy()))
+        result = asc.cloud_persistence(given_as, metric="precomputed")[()]
+        assert_bars_equal(result, gudhi_bars(distances.double().numpy()))
 
 
 def test_distances_above_1_are_not_cut():
@@ -103,18 +103,18 @@ def test_degenerate_clouds():
     two = asc.cloud_persistence(torch.eye(2))[()]
     assert two[0].tolist() == [[0.0, 1.0], [0.0, math.inf]]
     assert len(two[1]) == 0
-    one = asc.cloud_persistence(torch.eye(1))
-    assert asc.betti_curve(one, [0.0, 2.0]).tolist() == [[1, 0], [1, 0]]
+    single_point = asc.cloud_persistence(torch.eye(1))
+    assert asc.betti_curve(single_point, [0.0, 2.0]).tolist() == [[1, 0], [1, 0]]
 
 
 def test_lengths_and_a_cloud_that_is_not_finite():
     points = torch.stack([cloud("gaussian", 12, seed=seed) for seed in range(3)])
     points[1, 0, 0] = math.nan
     with pytest.warns(RuntimeWarning, match="cloud_persistence: 1 of 3 clouds"):
-        found = asc.cloud_persistence(points, lengths=[12, 5, 7])
-    assert_bars_equal(found[0], asc.cloud_persistence(points[0])[()])
-    assert asc.betti_curve(found, [0.1])[1].tolist() == [[-1, -1]]
-    assert_bars_equal(found[2], asc.cloud_persistence(points[2, :7])[()])
+        result = asc.cloud_persistence(points, lengths=[12, 5, 7])
+    assert_bars_equal(result[0], asc.cloud_persistence(points[0])[()])
+    assert asc.betti_curve(result, [0.1])[1].tolist() == [[-1, -1]]
+    assert_bars_equal(result[2], asc.cloud_persistence(points[2, :7])[()])
 
 
 def test_threads_do_not_change_a_bar():
@@ -122,13 +122,13 @@ def test_threads_do_not_change_a_bar():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = asc.cloud_persistence(points)
+        bars = asc.cloud_persistence(points)
         torch.set_num_threads(4)
         four = asc.cloud_persistence(points)
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(one.death, four.death)
-    assert torch.equal(one.death_edge, four.death_edge)
+    assert torch.equal(bars.death, four.death)
+    assert torch.equal(bars.death_edge, four.death_edge)
 
 
 def test_bad_input():
@@ -168,29 +168,29 @@ def test_infinite_distances_are_pairs_that_nothing_joins(dtype, dimension):
         distances = torch.maximum(distances, distances.mT)
         cut = torch.rand(n, n, generator=generator) < 0.6
         distances = distances.masked_fill(cut | cut.mT, INF).fill_diagonal_(0).to(dtype)
-        found = asc.cloud_persistence(distances, metric="precomputed", max_dimension=dimension)
+        result = asc.cloud_persistence(distances, metric="precomputed", max_dimension=dimension)
         large = asc.cloud_persistence(
             distances.nan_to_num(posinf=1024.0), metric="precomputed", max_dimension=dimension
         )
         expected = torch.where(large.death == 1024.0, INF, large.death)
-        assert torch.equal(found.birth, large.birth)
-        assert torch.equal(found.death, expected)
-        assert torch.equal(found.dimension, large.dimension)
-        assert bool((found.death_edge[found.death.isinf()] == -1).all())
-        h0 = found.dimension == 0
+        assert torch.equal(result.birth, large.birth)
+        assert torch.equal(result.death, expected)
+        assert torch.equal(result.dimension, large.dimension)
+        assert bool((result.death_edge[result.death.isinf()] == -1).all())
+        h0 = result.dimension == 0
         graph = scipy.sparse.csr_matrix(distances.float().isfinite().numpy())
         parts = scipy.sparse.csgraph.connected_components(graph, directed=False)[0]
-        assert int((h0 & found.death.isinf()).sum()) == parts
+        assert int((h0 & result.death.isinf()).sum()) == parts
 
 
 def test_a_loop_that_only_infinite_distances_fill_is_never_filled():
     root = 2**0.5
     square = [[0, INF, 1, root], [INF, 0, root, 1], [1, root, 0, INF], [root, 1, INF, 0]]
-    found = bars(square)
-    assert found[()][0].tolist() == [[0, 1], [0, 1], [0, root], [0, INF]]
-    assert found[()][1].tolist() == [[root, INF]]
-    assert asc.bar_count(found).tolist() == [4, 1]
-    assert asc.total_persistence(found).tolist() == [2 + root, 0.0]
+    result = bars(square)
+    assert result[()][0].tolist() == [[0, 1], [0, 1], [0, root], [0, INF]]
+    assert result[()][1].tolist() == [[root, INF]]
+    assert asc.bar_count(result).tolist() == [4, 1]
+    assert asc.total_persistence(result).tolist() == [2 + root, 0.0]
 
 
 def test_nan_among_distances_empties_a_cloud_and_infinity_on_the_diagonal_does_not():

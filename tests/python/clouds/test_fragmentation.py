@@ -70,16 +70,16 @@ def test_a_subset_gives_bit_for_bit_what_a_call_on_it_gives(metric, kind):
     subsets[0] = True
     subsets[1] = False
     subsets[2] = torch.arange(60) == 4
-    given = asc.cloud_distances(points) if metric == "precomputed" else points
-    found = asc.fragmentation(given, metric=metric, subsets=subsets)
-    assert found.shape == (12,)
-    for subset, value in zip(subsets, found, strict=True):
-        own = given[subset][:, subset] if metric == "precomputed" else given[subset]
-        if len(own) == 0:
+    argument = asc.cloud_distances(points) if metric == "precomputed" else points
+    result = asc.fragmentation(argument, metric=metric, subsets=subsets)
+    assert result.shape == (12,)
+    for subset, value in zip(subsets, result, strict=True):
+        argument_of_subset = argument[subset][:, subset] if metric == "precomputed" else argument[subset]
+        if len(argument_of_subset) == 0:
             assert value.isnan()
             continue
-        alone = asc.fragmentation(own, metric=metric)
-        assert torch.equal(value, alone) or (value.isnan() and alone.isnan())
+        single_result = asc.fragmentation(argument_of_subset, metric=metric)
+        assert torch.equal(value, single_result) or (value.isnan() and single_result.isnan())
 
 
 def test_subsets_of_several_clouds_with_lengths_and_threads():
@@ -91,20 +91,22 @@ def test_subsets_of_several_clouds_with_lengths_and_threads():
     try:
         torch.set_num_threads(1)
         with pytest.warns(RuntimeWarning, match="fragmentation: 1 of 6 clouds"):
-            found = asc.fragmentation(points, subsets=subsets, lengths=lengths)
+            result = asc.fragmentation(points, subsets=subsets, lengths=lengths)
         torch.set_num_threads(4)
         with pytest.warns(RuntimeWarning, match="1 of 6"):
             again = asc.fragmentation(points, subsets=subsets, lengths=lengths)
     finally:
         torch.set_num_threads(before)
-    np.testing.assert_array_equal(found, again)
-    assert found.shape == (4, 2, 3)
+    np.testing.assert_array_equal(result, again)
+    assert result.shape == (4, 2, 3)
     for s in range(4):
         for a in range(2):
             for b in range(3):
                 chosen = subsets[s] & (torch.arange(20) < lengths[b])
-                alone = torch.tensor(math.nan) if a == b == 1 else asc.fragmentation(points[a, b][chosen])
-                np.testing.assert_array_equal(found[s, a, b], alone)
+                single_value = (
+                    torch.tensor(math.nan) if a == b == 1 else asc.fragmentation(points[a, b][chosen])
+                )
+                np.testing.assert_array_equal(result[s, a, b], single_value)
 
 
 @pytest.mark.parametrize("kind", CLOUDS)
@@ -114,15 +116,15 @@ def test_components_are_those_of_scipy(kind, metric, n):
     points = cloud(kind, n)
     distances = asc.cloud_distances(points, metric=metric).numpy()
     scales = np.quantile(distances, np.linspace(0, 1, 16))
-    found = asc.cloud_components(points, scales, metric=metric, min_size=4)
+    result = asc.cloud_components(points, scales, metric=metric, min_size=4)
     for s, scale in enumerate(scales):
         # Zero distances mean "no edge" to SciPy.
         count, labels = connected_components((distances <= scale).astype(int), directed=False)
         sizes = np.bincount(labels)
-        assert found.components[s] == count
-        assert found.clusters[s] == (sizes >= 4).sum()
-        assert found.singletons[s] == (sizes == 1).sum()
-        assert found.largest[s] == sizes.max() / n
+        assert result.components[s] == count
+        assert result.clusters[s] == (sizes >= 4).sum()
+        assert result.singletons[s] == (sizes == 1).sum()
+        assert result.largest[s] == sizes.max() / n
 
 
 @settings(max_examples=40)
@@ -130,20 +132,20 @@ def test_components_are_those_of_scipy(kind, metric, n):
 def test_components_are_the_first_betti_numbers(n, kind, seed):
     points = cloud(kind, n, 4, seed)
     scales = torch.linspace(0, 2, 9)
-    found = asc.cloud_components(points, scales)
+    result = asc.cloud_components(points, scales)
     bars = asc.cloud_persistence(points, max_dimension=0)
-    assert torch.equal(found.components, asc.betti_curve(bars, scales)[:, 0])
+    assert torch.equal(result.components, asc.betti_curve(bars, scales)[:, 0])
     order = torch.from_numpy(np.random.default_rng(seed).permutation(n))
-    for one, other in zip(found, asc.cloud_components(points[order], scales), strict=True):
-        assert torch.equal(one, other)
+    for actual, other in zip(result, asc.cloud_components(points[order], scales), strict=True):
+        assert torch.equal(actual, other)
 
 
 def test_a_simplex_falls_apart_below_its_distance():
-    found = asc.cloud_components(torch.eye(6), [-1.0, 0.0, 0.999, 1.0], min_size=2)
-    assert found.components.tolist() == [6, 6, 6, 1]
-    assert found.clusters.tolist() == [0, 0, 0, 1]
-    assert found.singletons.tolist() == [6, 6, 6, 0]
-    assert found.largest.tolist() == [1 / 6, 1 / 6, 1 / 6, 1.0]
+    result = asc.cloud_components(torch.eye(6), [-1.0, 0.0, 0.999, 1.0], min_size=2)
+    assert result.components.tolist() == [6, 6, 6, 1]
+    assert result.clusters.tolist() == [0, 0, 0, 1]
+    assert result.singletons.tolist() == [6, 6, 6, 0]
+    assert result.largest.tolist() == [1 / 6, 1 / 6, 1 / 6, 1.0]
     single = asc.cloud_components(torch.eye(6), 0.5, min_size=1)
     assert single.clusters.tolist() == [6]
 
@@ -152,11 +154,11 @@ def test_components_of_clouds_with_lengths_and_nan():
     points = torch.stack([cloud("gaussian", 9, seed=seed) for seed in range(3)])
     points[0, 0, 0] = math.inf
     with pytest.warns(RuntimeWarning, match="cloud_components: 1 of 3 clouds"):
-        found = asc.cloud_components(points, [0.5, 2.0], lengths=[9, 9, 4])
-    assert found.components[0].tolist() == [-1, -1]
-    assert found.largest[0].isnan().all()
-    assert found.components[2, 1] == 1
-    assert torch.equal(found.components[2], asc.cloud_components(points[2, :4], [0.5, 2.0]).components)
+        result = asc.cloud_components(points, [0.5, 2.0], lengths=[9, 9, 4])
+    assert result.components[0].tolist() == [-1, -1]
+    assert result.largest[0].isnan().all()
+    assert result.components[2, 1] == 1
+    assert torch.equal(result.components[2], asc.cloud_components(points[2, :4], [0.5, 2.0]).components)
 
 
 @pytest.mark.parametrize("scales", [[], [1.0, 0.5], [math.nan], torch.eye(2)])

@@ -45,12 +45,12 @@ def test_it_is_the_sum_over_nearest_neighbours(kind, n):
     points = cloud(kind, n)
     distances = asc.cloud_distances(points).numpy()
     ks = [10, 2, 5]
-    found = asc.local_dimension(points, k=ks)
+    result = asc.local_dimension(points, k=ks)
     for a, k in enumerate(ks):
         value, pointwise, used, duplicates, tied = by_hand(distances, k)
-        np.testing.assert_allclose(found.value[a], value, rtol=1e-12)
-        np.testing.assert_allclose(found.points[a], pointwise, rtol=1e-11)
-        assert [found.used[a], found.duplicates[a], found.tied[a]] == [used, duplicates, tied]
+        np.testing.assert_allclose(result.value[a], value, rtol=1e-12)
+        np.testing.assert_allclose(result.points[a], pointwise, rtol=1e-11)
+        assert [result.used[a], result.duplicates[a], result.tied[a]] == [used, duplicates, tied]
 
 
 @pytest.mark.parametrize("kind", CLOUDS)
@@ -58,19 +58,19 @@ def test_across_leaves_out_neighbours_of_the_same_group(kind):
     points = cloud(kind, 50)
     names = np.array(["a", "b", "c"])[np.random.default_rng(0).integers(0, 3, 50)]
     value, pointwise, used, duplicates, tied = by_hand(asc.cloud_distances(points).numpy(), 6, names)
-    found = asc.local_dimension(points, k=6, groups=list(names), across=True)
-    np.testing.assert_allclose(found.value.item(), value, rtol=1e-12)
-    np.testing.assert_allclose(found.points[0], pointwise, rtol=1e-11)
-    assert [found.used.item(), found.duplicates.item(), found.tied.item()] == [used, duplicates, tied]
+    result = asc.local_dimension(points, k=6, groups=list(names), across=True)
+    np.testing.assert_allclose(result.value.item(), value, rtol=1e-12)
+    np.testing.assert_allclose(result.points[0], pointwise, rtol=1e-11)
+    assert [result.used.item(), result.duplicates.item(), result.tied.item()] == [used, duplicates, tied]
     # Groups alone change nothing, and a group per cloud may be given.
     plain = asc.local_dimension(points, k=6, groups=list(names))
     assert torch.equal(plain.value, asc.local_dimension(points, k=6).value)
     ids = torch.from_numpy(np.unique(names, return_inverse=True)[1])
-    both = asc.local_dimension(
+    results = asc.local_dimension(
         torch.stack([points, points]), k=6, groups=torch.stack([ids, ids.flip(0)]), across=True
     )
-    assert torch.equal(both.value[0], found.value)
-    assert not torch.equal(both.value[1], found.value)
+    assert torch.equal(results.value[0], result.value)
+    assert not torch.equal(results.value[1], result.value)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5, 20])
@@ -113,21 +113,21 @@ def test_scale_rotation_offset_and_order_do_not_matter(n, kind, seed, scale):
     if kind == "tied":
         scale = 2.0 ** round(math.log2(scale))  # ties stay ties
     points = cloud(kind, n, 4, seed)
-    found = asc.local_dimension(points, k=[3, 5])
+    result = asc.local_dimension(points, k=[3, 5])
     scaled = asc.local_dimension(scale * points, k=[3, 5])
-    torch.testing.assert_close(scaled.value, found.value, rtol=1e-9, atol=0, equal_nan=True)
+    torch.testing.assert_close(scaled.value, result.value, rtol=1e-9, atol=0, equal_nan=True)
     torch.testing.assert_close(
         asc.two_nn(scale * points), asc.two_nn(points), rtol=1e-9, atol=0, equal_nan=True
     )
     order = torch.from_numpy(np.random.default_rng(seed).permutation(n))
     again = asc.local_dimension(points[order], k=[3, 5])
-    torch.testing.assert_close(again.value, found.value, rtol=1e-12, atol=0, equal_nan=True)
-    assert torch.equal(again.duplicates, found.duplicates)
-    assert torch.equal(again.tied, found.tied)
+    torch.testing.assert_close(again.value, result.value, rtol=1e-12, atol=0, equal_nan=True)
+    assert torch.equal(again.duplicates, result.duplicates)
+    assert torch.equal(again.tied, result.tied)
     if kind != "tied":
         turn = asc.haar_basis(4, 4, seed)
         turned = asc.local_dimension(points @ turn + 1.0, k=[3, 5])
-        torch.testing.assert_close(turned.value, found.value, rtol=1e-9, atol=0)
+        torch.testing.assert_close(turned.value, result.value, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("kind", CLOUDS)
@@ -142,21 +142,21 @@ def test_a_subset_gives_bit_for_bit_what_a_call_on_it_gives(kind, across):
     subsets[2] = torch.arange(n) == 3
     subsets[3] = torch.arange(n) < 4
     groups = torch.randint(0, 4, (n,), generator=draw)
-    found = asc.local_dimension(points, k=[3, 10], groups=groups, across=across, subsets=subsets)
+    result = asc.local_dimension(points, k=[3, 10], groups=groups, across=across, subsets=subsets)
     ratio = asc.two_nn(points, subsets=subsets)
     fit = asc.two_nn(points, subsets=subsets, discard=0.2)
-    assert found.value.shape == (15, 2)
-    assert found.points.shape == (15, 2, n)
+    assert result.value.shape == (15, 2)
+    assert result.points.shape == (15, 2, n)
     for s, subset in enumerate(subsets):
-        assert found.points[s, :, ~subset].isnan().all()
+        assert result.points[s, :, ~subset].isnan().all()
         if not subset.any():
-            assert found.value[s].isnan().all()
-            assert found.used[s].tolist() == found.duplicates[s].tolist() == [0, 0]
+            assert result.value[s].isnan().all()
+            assert result.used[s].tolist() == result.duplicates[s].tolist() == [0, 0]
             continue
-        alone = asc.local_dimension(points[subset], k=[3, 10], groups=groups[subset], across=across)
-        for name, own in zip(found._fields, found, strict=True):
-            mine = own[s][..., subset] if name == "points" else own[s]
-            np.testing.assert_array_equal(mine, getattr(alone, name), name)
+        single_result = asc.local_dimension(points[subset], k=[3, 10], groups=groups[subset], across=across)
+        for name, values in zip(result._fields, result, strict=True):
+            values_of_subset = values[s][..., subset] if name == "points" else values[s]
+            np.testing.assert_array_equal(values_of_subset, getattr(single_result, name), name)
         np.testing.assert_array_equal(ratio[s], asc.two_nn(points[subset]))
         np.testing.assert_array_equal(fit[s], asc.two_nn(points[subset], discard=0.2))
 
@@ -167,12 +167,12 @@ def test_threads_do_not_change_a_bit():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = asc.local_dimension(points, k=[5, 20], subsets=subsets)
+        results = asc.local_dimension(points, k=[5, 20], subsets=subsets)
         torch.set_num_threads(4)
         four = asc.local_dimension(points, k=[5, 20], subsets=subsets)
     finally:
         torch.set_num_threads(before)
-    for a, b in zip(one, four, strict=True):
+    for a, b in zip(results, four, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -192,9 +192,9 @@ def test_two_nn_by_hand(kind, n):
         assert asc.two_nn(points).isnan()
         return
     assert math.isclose(asc.two_nn(points).item(), (size - 1) / ratios.sum(), rel_tol=1e-10)
-    kept = ratios[: math.floor(size * 0.9)]
-    tail = -np.log(1 - np.arange(1, len(kept) + 1) / size)
-    fit = (kept @ tail) / (kept @ kept)
+    used_ratios = ratios[: math.floor(size * 0.9)]
+    tail = -np.log(1 - np.arange(1, len(used_ratios) + 1) / size)
+    fit = (used_ratios @ tail) / (used_ratios @ used_ratios)
     assert math.isclose(asc.two_nn(points, discard=0.1).item(), fit, rel_tol=1e-10)
 
 
@@ -219,18 +219,18 @@ def test_degenerate_clouds():
 def test_a_duplicate_is_no_neighbour_and_is_counted():
     points = cloud("gaussian", 30)
     doubled = torch.cat([points, points[:4]])
-    found = asc.local_dimension(doubled, k=5)
-    assert found.duplicates.item() == 8
+    result = asc.local_dimension(doubled, k=5)
+    assert result.duplicates.item() == 8
     value, _, used, _, _ = by_hand(asc.cloud_distances(doubled).numpy(), 5)
-    assert math.isclose(found.value.item(), value, rel_tol=1e-12)
-    assert found.used.item() == used == 34
+    assert math.isclose(result.value.item(), value, rel_tol=1e-12)
+    assert result.used.item() == used == 34
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_of_points_and_of_distances(dtype):
     points = cloud("gaussian", 30).to(dtype)
-    same = asc.local_dimension(points.double(), k=5).value
-    assert torch.equal(asc.local_dimension(points, k=5).value, same)
+    result_in_double = asc.local_dimension(points.double(), k=5).value
+    assert torch.equal(asc.local_dimension(points, k=5).value, result_in_double)
     distances = asc.cloud_distances(points).to(dtype)
     exact = asc.local_dimension(None, distances=distances.double(), k=5).value
     assert torch.equal(asc.local_dimension(points, distances=distances, k=5).value, exact)
@@ -243,14 +243,14 @@ def test_lengths_and_a_cloud_that_is_not_finite():
     points = torch.stack([cloud("gaussian", 30, seed=seed) for seed in range(3)])
     points[1, 3, 0] = math.nan
     with pytest.warns(RuntimeWarning, match="local_dimension: 1 of 3 clouds"):
-        found = asc.local_dimension(points, k=4, lengths=[30, 30, 12])
-    assert torch.equal(found.value[0], asc.local_dimension(points[0], k=4).value)
-    assert found.value[1].isnan().all()
-    assert found.used[1].tolist() == found.duplicates[1].tolist() == found.tied[1].tolist() == [-1]
-    alone = asc.local_dimension(points[2, :12], k=4)
-    assert torch.equal(found.value[2], alone.value)
-    assert torch.equal(found.points[2, 0, :12], alone.points[0])
-    assert found.points[2, 0, 12:].isnan().all()
+        result = asc.local_dimension(points, k=4, lengths=[30, 30, 12])
+    assert torch.equal(result.value[0], asc.local_dimension(points[0], k=4).value)
+    assert result.value[1].isnan().all()
+    assert result.used[1].tolist() == result.duplicates[1].tolist() == result.tied[1].tolist() == [-1]
+    single_result = asc.local_dimension(points[2, :12], k=4)
+    assert torch.equal(result.value[2], single_result.value)
+    assert torch.equal(result.points[2, 0, :12], single_result.points[0])
+    assert result.points[2, 0, 12:].isnan().all()
     with pytest.warns(RuntimeWarning, match="two_nn: 1 of 3 clouds"):
         ratio = asc.two_nn(points, lengths=[30, 30, 12])
     assert torch.equal(ratio[2], asc.two_nn(points[2, :12]))

@@ -37,8 +37,8 @@ def test_covariance_clouds_keep_mean_and_covariance_and_the_span():
     # No direction in which the points do not spread.
     rest = points - points.mean(0)
     basis = torch.linalg.svd(rest, full_matrices=False).Vh[:11]
-    own = drawn[0] - points.mean(0)
-    torch.testing.assert_close(own @ basis.T @ basis, own)
+    deviations = drawn[0] - points.mean(0)
+    torch.testing.assert_close(deviations @ basis.T @ basis, deviations)
 
 
 def test_template_clouds_keep_the_means_of_groups():
@@ -47,8 +47,10 @@ def test_template_clouds_keep_the_means_of_groups():
     points = torch.randn(60, 4, generator=draw, dtype=torch.float64) + 50 * groups[:, None]
     drawn = asc.null_clouds(points, "template", groups=groups, draws=400)
     for group in range(3):
-        own = drawn[:, groups == group]
-        torch.testing.assert_close(own.mean((0, 1)), points[groups == group].mean(0), rtol=0, atol=0.05)
+        group_clouds = drawn[:, groups == group]
+        torch.testing.assert_close(
+            group_clouds.mean((0, 1)), points[groups == group].mean(0), rtol=0, atol=0.05
+        )
     rest = torch.cat([points[groups == g] - points[groups == g].mean(0) for g in range(3)])
     pooled = rest.T @ rest / 57
     apart = torch.cat([drawn[:, groups == g] - points[groups == g].mean(0) for g in range(3)], 1)
@@ -103,13 +105,13 @@ def test_label_directions_are_boundaries_of_relabelled_states():
     directions = asc.null_directions(states, "labels", labels=labels, draws=200)
     import itertools
 
-    found = set()
+    first_draws = set()
     for chosen in itertools.combinations(range(7), 4):
         mask = torch.zeros(7, dtype=torch.bool)
         mask[list(chosen)] = True
-        found.add(tuple(asc.boundary(states[~mask], states[mask]).direction.round(decimals=9).tolist()))
+        first_draws.add(tuple(asc.boundary(states[~mask], states[mask]).direction.round(decimals=9).tolist()))
     drawn = {tuple(row.tolist()) for row in directions.round(decimals=9)}
-    assert drawn <= found
+    assert drawn <= first_draws
     assert len(drawn) > 30  # of 35
 
 
@@ -118,9 +120,9 @@ def test_haar_bases_are_orthonormal_and_uniform():
     torch.testing.assert_close(basis.T @ basis, torch.eye(4, dtype=torch.float64))
     assert torch.equal(basis, asc.haar_basis(9, 4, seed=3))
     # Every entry is as often positive as negative, and the squares of the first row have mean k/d.
-    many = torch.stack([asc.haar_basis(6, 2, seed=seed) for seed in range(600)])
-    assert abs(many.sign().mean((0,)).abs().max().item()) < 4 / math.sqrt(600)
-    share = many[:, 0].square().sum(-1)
+    bases = torch.stack([asc.haar_basis(6, 2, seed=seed) for seed in range(600)])
+    assert abs(bases.sign().mean((0,)).abs().max().item()) < 4 / math.sqrt(600)
+    share = bases[:, 0].square().sum(-1)
     assert abs(share.mean().item() - 2 / 6) < 4 * share.std().item() / math.sqrt(600)
 
 
@@ -151,5 +153,5 @@ def test_strides_change_no_bit_of_a_draw(kind):
     expected = asc.null_clouds(points, kind, draws=3)
     for other in (points.mT.contiguous().mT, torch.stack([points, points], -1)[..., 0], points.numpy()):
         assert torch.equal(asc.null_clouds(other, kind, draws=3), expected)
-    found = asc.null_directions(points.mT.contiguous().mT, "covariance", draws=3)
-    assert torch.equal(found, asc.null_directions(points, "covariance", draws=3))
+    result = asc.null_directions(points.mT.contiguous().mT, "covariance", draws=3)
+    assert torch.equal(result, asc.null_directions(points, "covariance", draws=3))

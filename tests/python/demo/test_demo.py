@@ -193,16 +193,16 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[str]]:
     from attnscope.studies.attention_sinks.sections import SECTIONS
 
     few = {name: FIGURES[name] for name in ("sink_maps", "examples")}
-    said: list[str] = []
+    lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", few)
         patch.setattr("attnscope.studies.attention_sinks.sections.SECTIONS", SECTIONS[-1:])
         root = tmp_path_factory.mktemp("runs") / "demo"
-        return run_demo(root, samples=2, recipe=ONE_STEP, progress=False, say=said.append), said
+        return run_demo(root, samples=2, recipe=ONE_STEP, progress=False, say=lines.append), lines
 
 
 def test_the_whole_demo_writes_a_run_and_says_what_it_measured(demo: tuple[Results, list[str]]) -> None:
-    results, said = demo
+    results, lines = demo
     root = results.path
     heads, samples = results.table("heads"), results.table("samples")
     assert sorted(samples["step"].unique()) == [0, 1]
@@ -223,8 +223,8 @@ def test_the_whole_demo_writes_a_run_and_says_what_it_measured(demo: tuple[Resul
     assert row["sink_share"].item() == pytest.approx(attention[:, 0].mean().item(), abs=1e-6)
     for name in ("report.html", "figures/sink_maps.png", "figures/examples.pdf"):
         assert (root / name).stat().st_size > 1000
-    text = "\n".join(said)
-    assert said[:2] == [
+    text = "\n".join(lines)
+    assert lines[:2] == [
         "[1/3] training a small model, 1 steps",
         "[2/3] the sink study over its 2 checkpoints",
     ]
@@ -272,9 +272,9 @@ def test_without_a_run_it_trains_once_into_the_cache(away):
 
 
 def test_another_recipe_is_another_folder(away):
-    one = demo_checkpoints(recipe=SMALL, progress=False)
+    checkpoints = demo_checkpoints(recipe=SMALL, progress=False)
     other = demo_checkpoints(recipe=Recipe(**(vars(SMALL) | {"seed": 1})), progress=False)
-    assert one != other
+    assert checkpoints != other
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -283,5 +283,5 @@ def test_a_finished_demo_run_above_is_taken_and_a_half_done_one_is_not(away, fin
     for step in (0, 1, 2) if finished else (0, 1):
         (run / "checkpoints" / f"step{step}").mkdir(parents=True)
     (run / "recipe.json").write_text(json.dumps({"steps": 2}), encoding="utf-8")
-    found = demo_checkpoints(recipe=SMALL, progress=False)
-    assert (found == run / "checkpoints") is finished
+    result = demo_checkpoints(recipe=SMALL, progress=False)
+    assert (result == run / "checkpoints") is finished

@@ -26,21 +26,21 @@ DATA = Path(__file__).resolve().parents[4] / "shared/data"
 def test_masking_has_its_shares():
     recipe = EncoderRecipe(batch=256, tokens=128)
     corpus = torch.randint(5, 500, (10_000,), generator=torch.Generator().manual_seed(0))
-    given, wanted = masked_batch(corpus, recipe, 7, bos=1, mask=514, vocabulary=515)
-    chosen = wanted != -100
-    assert given.shape == wanted.shape == (256, 128)
+    input_ids, expected = masked_batch(corpus, recipe, 7, bos=1, mask=514, vocabulary=515)
+    chosen = expected != -100
+    assert input_ids.shape == expected.shape == (256, 128)
     assert not chosen[:, 0].any()
-    assert (given[:, 0] == 1).all()
+    assert (input_ids[:, 0] == 1).all()
     assert chosen[:, 1:].float().mean().item() == pytest.approx(0.15, abs=0.01)
-    masked, kept = given[chosen] == 514, given[chosen] == wanted[chosen]
+    masked, unchanged = input_ids[chosen] == 514, input_ids[chosen] == expected[chosen]
     assert masked.float().mean().item() == pytest.approx(0.8, abs=0.02)
-    assert kept.float().mean().item() == pytest.approx(0.1, abs=0.02)
+    assert unchanged.float().mean().item() == pytest.approx(0.1, abs=0.02)
     # the others stand as they are in the corpus, and the predicted tokens are theirs
-    whole = torch.where(chosen, wanted, given)[0, 1:]
-    assert (corpus.unfold(0, 127, 1) == whole).all(1).any()
+    tokens = torch.where(chosen, expected, input_ids)[0, 1:]
+    assert (corpus.unfold(0, 127, 1) == tokens).all(1).any()
     again = masked_batch(corpus, recipe, 7, bos=1, mask=514, vocabulary=515)
-    assert torch.equal(given, again[0])
-    assert not torch.equal(given, masked_batch(corpus, recipe, 8, bos=1, mask=514, vocabulary=515)[0])
+    assert torch.equal(input_ids, again[0])
+    assert not torch.equal(input_ids, masked_batch(corpus, recipe, 8, bos=1, mask=514, vocabulary=515)[0])
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +55,8 @@ def test_two_trainings_are_bit_equal_and_a_finished_one_is_kept(home):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     folders = [home / "a", train_encoder(home / "b", TINY, progress=False)]
-    one, other = (AutoModelForMaskedLM.from_pretrained(folder).eval() for folder in folders)
-    for (name, first), second in zip(one.named_parameters(), other.parameters(), strict=True):
+    first_model, other = (AutoModelForMaskedLM.from_pretrained(folder).eval() for folder in folders)
+    for (name, first), second in zip(first_model.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(first, second), name
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     assert tokenizer.mask_token_id == len(tokenizer) - 1
@@ -64,8 +64,8 @@ def test_two_trainings_are_bit_equal_and_a_finished_one_is_kept(home):
     assert train_encoder(home / "a", TINY, progress=False) == folders[0]
     assert (folders[0] / "model.safetensors").stat().st_mtime_ns == written
     inputs = tokenizer("the value of an object", return_tensors="pt")
-    found = asc.token_likelihood(one, inputs, tokenizer=tokenizer)
-    assert found.log_likelihood.isfinite().all()
+    result = asc.token_likelihood(first_model, inputs, tokenizer=tokenizer)
+    assert result.log_likelihood.isfinite().all()
 
 
 def test_another_recipe_or_text_is_refused_by_name(home):

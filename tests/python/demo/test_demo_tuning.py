@@ -21,13 +21,13 @@ def start(tmp_path_factory):
 def test_all_negatives_are_cross_entropy():
     draw = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(40, 257, generator=draw), torch.randint(0, 257, (40,), generator=draw)
-    whole = contrastive_loss(logits, targets, 256, draw)
+    full_loss = contrastive_loss(logits, targets, 256, draw)
     expected = torch.nn.functional.cross_entropy(logits, targets)
-    torch.testing.assert_close(whole, expected, rtol=1e-6, atol=1e-6)
-    one = torch.stack([contrastive_loss(logits, targets, 1, draw) for _ in range(400)]).mean()
+    torch.testing.assert_close(full_loss, expected, rtol=1e-6, atol=1e-6)
+    mean_of_single = torch.stack([contrastive_loss(logits, targets, 1, draw) for _ in range(400)]).mean()
     pairs = torch.nn.functional.softplus(logits - logits.gather(1, targets[:, None]))
     others = (pairs.sum(1) - pairs.gather(1, targets[:, None])[:, 0]) / 256
-    assert float(one) == pytest.approx(float(others.mean()), rel=0.02)
+    assert float(mean_of_single) == pytest.approx(float(others.mean()), rel=0.02)
 
 
 def test_answers_differ_in_small_letters_alone():
@@ -58,7 +58,9 @@ def test_plain_descent_is_gradient_descent(start):
     arm.model.train()
     arm.loss(0).backward()
     name, parameter = next(
-        (name, one) for name, one in arm.model.named_parameters() if name.endswith("q_proj.weight")
+        (name, parameter)
+        for name, parameter in arm.model.named_parameters()
+        if name.endswith("q_proj.weight")
     )
     expected = parameter.detach() - 0.1 * parameter.grad
     tuned = Arm("plain", start, 0).train(1)
@@ -73,32 +75,32 @@ def test_an_arm_keeps_the_weights_of_the_steps_that_are_asked_for(start):
     assert set(arm.kept) == {1, 2}
     two = Arm("ce", start, 0).train(2).state_dict()
     size, weights = arm.kept[2]
-    assert all(torch.equal(two[name], one) for name, one in weights.items())
+    assert all(torch.equal(two[name], weight) for name, weight in weights.items())
     first = Arm("ce", start, 0).model.state_dict()
-    change = torch.cat([(two[name] - one).flatten() for name, one in first.items()])
+    change = torch.cat([(two[name] - weights).flatten() for name, weights in first.items()])
     assert size == pytest.approx(float(change.double().norm()), rel=1e-12)
     assert arm.kept[1][0] < size < arm.size()
 
 
 def test_arms_are_trained_once_and_kept_at_the_size_of_the_smallest(start, tmp_path):
     arms = ("ce", "dpo", "plain")
-    given = (tmp_path, start, arms, 1, 4, False)
-    labels = _train_all(*given, processes=1)
+    arguments = (tmp_path, start, arms, 1, 4, False)
+    labels = _train_all(*arguments, processes=1)
     matched = ["ce_matched", "dpo_matched"]
     assert labels == {f"{arm}-0": arm for arm in (*arms, *matched)}
-    known = _trained_arms(tmp_path)
-    assert set(known) == set(labels)
-    smallest = min(known["ce-0"]["size"], known["dpo-0"]["size"])
+    trained = _trained_arms(tmp_path)
+    assert set(trained) == set(labels)
+    smallest = min(trained["ce-0"]["size"], trained["dpo-0"]["size"])
     for arm in matched:
-        assert known[f"{arm}-0"]["size"] == pytest.approx(smallest, rel=0.35)
-        assert known[f"{arm}-0"]["steps"] <= 4
+        assert trained[f"{arm}-0"]["size"] == pytest.approx(smallest, rel=0.35)
+        assert trained[f"{arm}-0"]["steps"] <= 4
     files = {label: tmp_path / label / "model.safetensors" for label in labels}
     again = {label: weight_of(file) for label, file in files.items()}
     change = again["ce-0"] - weight_of(start / "model.safetensors")
-    assert 0 < float(change.norm()) < known["ce-0"]["size"]
+    assert 0 < float(change.norm()) < trained["ce-0"]["size"]
     remove(tmp_path / "plain-0")
     written = {label: file.stat().st_mtime_ns for label, file in files.items() if label != "plain-0"}
-    _train_all(*given, processes=1)
+    _train_all(*arguments, processes=1)
     assert torch.equal(weight_of(files["plain-0"]), again["plain-0"])
     assert written == {label: files[label].stat().st_mtime_ns for label in written}
 
@@ -117,12 +119,12 @@ def stored(folder):
 @pytest.mark.slow
 def test_the_study_runs_over_a_few_arms(start, tmp_path):
     arms = ("ce", "dpo", "contrastive_1", "plain", "white_in", "white_out")
-    given = {"start": start, "arms": arms, "seeds": 2, "steps": 4, "samples": 3, "progress": False}
-    results = tune(tmp_path, **given, processes=2)
+    options = {"start": start, "arms": arms, "seeds": 2, "steps": 4, "samples": 3, "progress": False}
+    results = tune(tmp_path, **options, processes=2)
     claims = results.table("claims")
-    whole = claims[claims["model"] == "all arms"].set_index("claim")["verdict"]
-    assert set(whole.index) == {"C1c", "C2b", "C3", "C4", "C5"}
-    assert list(whole[whole == "not testable here"].index) == ["C5"]  # one number of negatives
+    verdicts = claims[claims["model"] == "all arms"].set_index("claim")["verdict"]
+    assert set(verdicts.index) == {"C1c", "C2b", "C3", "C4", "C5"}
+    assert list(verdicts[verdicts == "not testable here"].index) == ["C5"]  # one number of negatives
     matched = claims[claims["model"] == "all arms at equal ‖ΔW‖"].set_index("claim")["verdict"]
     assert list(matched[matched == "not testable here"].index) == ["C3", "C5"]
     text = "\n".join(summary(results, tmp_path))
@@ -134,9 +136,9 @@ def test_the_study_runs_over_a_few_arms(start, tmp_path):
     tables = stored(results.path)
     assert "claims.parquet" in tables
     remove(tmp_path / "study")
-    alone = stored(tune(tmp_path, **given, processes=1).path)
+    single_process = stored(tune(tmp_path, **options, processes=1).path)
     assert (tmp_path / "ce-0" / "model.safetensors").stat().st_mtime_ns == written
-    assert alone == tables
+    assert single_process == tables
 
 
 def test_unknown_arms_are_refused(tmp_path):

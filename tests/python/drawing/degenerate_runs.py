@@ -33,8 +33,8 @@ from weight_models import tiny
 #: Studies of this package by name; a folder that is added is among them.
 NAMES = sorted(
     name
-    for name, one in studies().items()
-    if one.package.startswith("attnscope.studies.") and one.part("study")
+    for name, study in studies().items()
+    if study.package.startswith("attnscope.studies.") and study.part("study")
 )
 
 
@@ -46,27 +46,27 @@ def done(settings: Study) -> Results:
 
 def also(results: Results, model: str, name: str, steps: list[int]) -> Results:
     """The results with a model's rows once more under another name, at each of some steps."""
-    tables = {one: results.table(one) for one in results.tables()}
-    for one, table in tables.items():
+    tables = {name: results.table(name) for name in results.tables()}
+    for table_name, table in tables.items():
         if "model" in table:
             rows = table[table["model"] == model]
-            more = [rows.assign(model=name, step=step, revision=str(step)) for step in steps]
-            tables[one] = pd.concat([table, *more], ignore_index=True)
+            copies = [rows.assign(model=name, step=step, revision=str(step)) for step in steps]
+            tables[table_name] = pd.concat([table, *copies], ignore_index=True)
     return Results(tables, study=results.study, provenance=results.provenance)
 
 
-def of_maps(name: str, shortest: int, **own: Any) -> Callable[..., Results]:
+def of_maps(name: str, shortest: int, **run_options: Any) -> Callable[..., Results]:
     """A study of attention maps over a series of two checkpoints, or of one model."""
 
-    def made(home: Path, *, steps=(0, 4), count=3, text: str | None = None, **options: Any) -> Results:
+    def run_study(home: Path, *, steps=(0, 4), count=3, text: str | None = None, **options: Any) -> Results:
         models = f"{series(home / 'series', steps=steps)}/step*" if steps else model_folder(home / "one")
         texts = sentences(home / "texts.txt", count, shortest=shortest)
         if text is not None:
             texts.write_text(text, "utf-8")
-        given = {"models": str(models), "texts": str(texts), "output": str(home / "runs"), "name": "a"}
-        return done(Study(study=name, **given, **{**own, **options}))
+        settings = {"models": str(models), "texts": str(texts), "output": str(home / "runs"), "name": "a"}
+        return done(Study(study=name, **settings, **{**run_options, **options}))
 
-    return made
+    return run_study
 
 
 def of_positions(home: Path) -> Results:
@@ -127,7 +127,7 @@ def whole_run(name: str, home: Path) -> Results:
     if name not in RUNS:
         return Results(declared_tables(name), study={"study": name, "models": [{"path": "m"}]})
     results = RUNS[name](home)
-    tables = {one: _filled(results.table(one), whole=one in LEFT_OPEN) for one in results.tables()}
+    tables = {table: _filled(results.table(table), keep_all=table in LEFT_OPEN) for table in results.tables()}
     return Results(tables, study=results.study, provenance=results.provenance)
 
 
@@ -135,12 +135,12 @@ def whole_run(name: str, home: Path) -> Results:
 LEFT_OPEN = ("heads", "removed")
 
 
-def _filled(table: pd.DataFrame, *, whole: bool) -> pd.DataFrame:
+def _filled(table: pd.DataFrame, *, keep_all: bool) -> pd.DataFrame:
     """A table whose empty columns, or all of whose missing numbers, are random numbers below 1."""
     draw = np.random.default_rng(len(table))
     for column in table.columns:
         missing = table[column].isna()
-        if len(table) and table[column].dtype.kind == "f" and (whole or missing.all()):
+        if len(table) and table[column].dtype.kind == "f" and (keep_all or missing.all()):
             table[column] = table[column].where(~missing, draw.random(len(table)))
     return table
 
@@ -157,24 +157,26 @@ def declared_tables(name: str) -> dict[str, pd.DataFrame]:
     folder = find_study(name)
     assert folder is not None
     values = {**_compared(folder.path), **KEYS}
-    return {one.name: _table(one, values) for one in study_class(name).tables}
+    return {table.name: _table(table, values) for table in study_class(name).tables}
 
 
 def _compared(folder: Path) -> dict[str, list[Any]]:
     """Column -> the constants that a study's files compare it with or write into it."""
-    found: dict[str, dict[Any, None]] = {}
+    result: dict[str, dict[Any, None]] = {}
     for file in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             pairs: list[tuple[Any, Any]] = []
             if isinstance(node, ast.Compare) and isinstance(node.left, ast.Subscript):
-                pairs = [(getattr(node.left.slice, "value", None), one) for one in node.comparators]
+                pairs = [
+                    (getattr(node.left.slice, "value", None), comparator) for comparator in node.comparators
+                ]
             elif isinstance(node, ast.keyword):
                 pairs = [(node.arg, node.value)]
             for column, value in pairs:
                 if isinstance(column, str) and isinstance(value, ast.Constant):
-                    found.setdefault(column, {})[value.value] = None
-    same = {column: {type(one) for one in values} for column, values in found.items()}
-    return {column: list(values) for column, values in found.items() if len(same[column]) == 1}
+                    result.setdefault(column, {})[value.value] = None
+    kinds = {column: {type(value) for value in values} for column, values in result.items()}
+    return {column: list(values) for column, values in result.items() if len(kinds[column]) == 1}
 
 
 def _table(table: Table, values: Mapping[str, Iterable[Any]], most: int = 2000) -> pd.DataFrame:
@@ -183,16 +185,16 @@ def _table(table: Table, values: Mapping[str, Iterable[Any]], most: int = 2000) 
     rows = list(itertools.product(*keys))
     step = -(-len(rows) // most)
     frame = pd.DataFrame(rows[::step], columns=list(table.keys))
-    for one in table.columns or ():
-        if one.name not in frame:
-            frame[one.name] = _column(one, len(frame), draw)
+    for column in table.columns or ():
+        if column.name not in frame:
+            frame[column.name] = _column(column, len(frame), draw)
     return frame
 
 
-def _column(one: Any, size: int, draw: np.random.Generator) -> Any:
+def _column(column: Any, size: int, draw: np.random.Generator) -> Any:
     import pyarrow as pa
 
-    kind = arrow_type(one)
+    kind = arrow_type(column)
     if pa.types.is_list(kind):
         return [draw.random(8) for _ in range(size)]
     if pa.types.is_string(kind):
@@ -200,5 +202,5 @@ def _column(one: Any, size: int, draw: np.random.Generator) -> Any:
     if pa.types.is_boolean(kind):
         return draw.random(size) < 0.5
     # the ends of an interval hold what lies between them
-    shift = -1.0 if one.name.endswith("low") else 1.0 if one.name.endswith("high") else 0.0
+    shift = -1.0 if column.name.endswith("low") else 1.0 if column.name.endswith("high") else 0.0
     return draw.integers(0, 9, size) if pa.types.is_integer(kind) else draw.random(size) + shift

@@ -27,11 +27,11 @@ ROUNDS, GROUPS = 3, 6
 
 
 #: Runs take seconds each; without one, the tables are as the study declares them.
-WHOLE = [pytest.param(name, marks=[pytest.mark.slow] if name in RUNS else []) for name in NAMES]
+FULL_RUNS = [pytest.param(name, marks=[pytest.mark.slow] if name in RUNS else []) for name in NAMES]
 
 
-@pytest.fixture(scope="module", params=WHOLE)
-def whole(request, tmp_path_factory) -> Results:
+@pytest.fixture(scope="module", params=FULL_RUNS)
+def full_run(request, tmp_path_factory) -> Results:
     return whole_run(request.param, tmp_path_factory.mktemp(request.param))
 
 
@@ -47,7 +47,7 @@ def with_tables(results: Results, **changed: pd.DataFrame | None) -> Results:
 
 def outcomes(results: Results, only: set[str] | None = None) -> dict[str, str]:
     """Draws every figure; "" where it was drawn, else the reason. Empty panels and warnings are faults."""
-    found = {}
+    result = {}
     for name, draw in figures_of(results).items():
         if only is not None and name not in only:
             continue
@@ -56,31 +56,31 @@ def outcomes(results: Results, only: set[str] | None = None) -> dict[str, str]:
             try:
                 drawn = draw(results)
             except NotDrawable as reason:
-                found[name] = str(reason)
-                assert found[name]
+                result[name] = str(reason)
+                assert result[name]
                 continue
-        found[name] = ""
+        result[name] = ""
         assert drawn.caption, name
         panels = [ax for ax in drawn.figure.axes if ax.axison and ax.get_visible()]
         assert panels, name
         for ax in panels:
             assert holds_something(ax), (name, ax.get_title(loc="left"), ax.get_ylabel())
-    return found
+    return result
 
 
 def holds_something(ax) -> bool:
     """Whether a line, a point, a cell or a bar with a finite place stands on the axes."""
     lines = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
     cells = [
-        np.ma.filled(np.ma.asarray(one.get_array(), dtype=float), np.nan)
-        for one in [*ax.collections, *ax.images]
-        if one.get_array() is not None
+        np.ma.filled(np.ma.asarray(collection.get_array(), dtype=float), np.nan)
+        for collection in [*ax.collections, *ax.images]
+        if collection.get_array() is not None
     ]
-    points = [np.asarray(one.get_offsets(), dtype=float) for one in ax.collections]
+    points = [np.asarray(collection.get_offsets(), dtype=float) for collection in ax.collections]
     heights = [patch.get_height() if hasattr(patch, "get_height") else patch.get_data().values
                for patch in ax.patches]  # fmt: skip
     bars = [np.ravel(np.asarray(height, dtype=float)) for height in heights]
-    return any(np.isfinite(one).any() for one in [*lines, *cells, *points, *bars])
+    return any(np.isfinite(artist).any() for artist in [*lines, *cells, *points, *bars])
 
 
 def read_by(results: Results) -> dict[str, set[str]]:
@@ -126,33 +126,33 @@ def measured(results: Results, name: str) -> list[str]:
 def unarranged(monkeypatch):
     """Figures are drawn without arranging their panels, which takes most of the time."""
 
-    def settled(figure):
+    def leave_layout(figure):
         figure.set_layout_engine("none")
         figure.draw_without_rendering()
         return figure
 
-    monkeypatch.setattr(figure_module, "freeze_layout", settled)
+    monkeypatch.setattr(figure_module, "freeze_layout", leave_layout)
 
 
 @pytest.mark.usefixtures("unarranged")
-def test_whole_tables_give_every_figure(whole):
-    found = outcomes(whole)
-    if whole.study["study"] in RUNS:
-        assert not {figure: reason for figure, reason in found.items() if reason}
+def test_whole_tables_give_every_figure(full_run):
+    result = outcomes(full_run)
+    if full_run.study["study"] in RUNS:
+        assert not {figure: reason for figure, reason in result.items() if reason}
 
 
 @pytest.mark.slow
-def test_whole_tables_give_every_figure_arranged(whole):
-    outcomes(whole)
+def test_whole_tables_give_every_figure_arranged(full_run):
+    outcomes(full_run)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unarranged")
-def test_each_table_empty_or_missing(whole):
-    seen = read_by(whole)
+def test_each_table_empty_or_missing(full_run):
+    seen = read_by(full_run)
     for name in seen:
-        for changed in (None, whole.table(name).iloc[:0]):
-            outcomes(with_tables(whole, **{name: changed}), seen[name])
+        for changed in (None, full_run.table(name).iloc[:0]):
+            outcomes(with_tables(full_run, **{name: changed}), seen[name])
 
 
 def test_no_tables_and_no_rows(declared):
@@ -161,9 +161,9 @@ def test_no_tables_and_no_rows(declared):
 
 
 @pytest.mark.slow
-def test_no_rows_of_a_run(whole):
-    empty = {name: whole.table(name).iloc[:0] for name in whole.tables()}
-    assert all(outcomes(Results(empty, study=whole.study)).values())
+def test_no_rows_of_a_run(full_run):
+    empty = {name: full_run.table(name).iloc[:0] for name in full_run.tables()}
+    assert all(outcomes(Results(empty, study=full_run.study)).values())
 
 
 SUBSETS: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
@@ -205,8 +205,8 @@ ONE_OF_EVERYTHING = ["one text", "one layer", "one head", "one step", "exact", "
     ],
     ids=", ".join,
 )  # fmt: skip
-def test_one_of_a_kind(whole, names):
-    outcomes(subsets(whole, *names))
+def test_one_of_a_kind(full_run, names):
+    outcomes(subsets(full_run, *names))
 
 
 @pytest.mark.usefixtures("unarranged")
@@ -214,17 +214,17 @@ def test_one_of_a_kind(whole, names):
     "value",
     [np.nan, *(pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, -np.inf, 0.0, -1.0))],
 )
-def test_tables_without_a_number(whole, value):
-    found = outcomes(of_one_value(whole, value))
+def test_tables_without_a_number(full_run, value):
+    result = outcomes(of_one_value(full_run, value))
     if not np.isfinite(value):
-        assert all(found.values())
+        assert all(result.values())
 
 
 def of_one_value(results: Results, value: float) -> Results:
     """The tables with one value in every measured cell."""
     changed = {}
     for name in results.tables():
-        columns = [one for one in measured(results, name) if one != "n_tokens"]
+        columns = [column for column in measured(results, name) if column != "n_tokens"]
         changed[name] = replaced(results.table(name), columns, value)
     return with_tables(results, **changed)
 
@@ -238,35 +238,41 @@ def test_one_of_everything_and_no_number_of_tables_as_declared(declared):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unarranged")
-def test_a_column_that_every_row_lacks(whole):
+def test_a_column_that_every_row_lacks(full_run):
     """Columns in groups dealt anew each time, so that each is missing in company that differs."""
-    columns = [(name, column) for name in whole.tables() for column in measured(whole, name)]
+    columns = [(name, column) for name in full_run.tables() for column in measured(full_run, name)]
     for turn in range(ROUNDS):
         groups = np.random.default_rng(turn).integers(0, GROUPS, len(columns))
         for group in range(GROUPS):
             value = (np.nan, np.inf, -np.inf, 0.0, None)[(turn + group) % 5]
-            chosen = [one for one, own in zip(columns, groups, strict=True) if own == group]
+            chosen = [
+                pair for pair, group_of_pair in zip(columns, groups, strict=True) if group_of_pair == group
+            ]
             changed = {}
             for name in dict.fromkeys(name for name, _ in chosen):
-                own = [column for table, column in chosen if table == name]
-                table = whole.table(name)
-                changed[name] = table.drop(columns=own) if value is None else replaced(table, own, value)
-            outcomes(with_tables(whole, **changed))
+                columns_of_table = [column for table, column in chosen if table == name]
+                table = full_run.table(name)
+                changed[name] = (
+                    table.drop(columns=columns_of_table)
+                    if value is None
+                    else replaced(table, columns_of_table, value)
+                )
+            outcomes(with_tables(full_run, **changed))
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unarranged")
-def test_half_of_the_cells_missing(whole):
+def test_half_of_the_cells_missing(full_run):
     for seed in range(4):
         draw = np.random.default_rng(seed)
         changed = {}
-        for name in whole.tables():
-            table = whole.table(name)
-            for column in measured(whole, name):
+        for name in full_run.tables():
+            table = full_run.table(name)
+            for column in measured(full_run, name):
                 if table[column].dtype.kind == "f":
                     table[column] = table[column].where(draw.random(len(table)) < (0.5, 0.05)[seed % 2])
             changed[name] = table.sample(frac=(1.0, 0.4)[seed // 2], random_state=seed)
-        outcomes(with_tables(whole, **changed))
+        outcomes(with_tables(full_run, **changed))
 
 
 #: Studies whose run takes any texts, by what they are given.
@@ -301,7 +307,7 @@ def test_checkpoints_of_unknown_step_are_left_out_and_named() -> None:
     for draw_one in (emergence_curve, head_emergence):
         ax.clear()
         draw_one(results, "sink_share", ax=ax)
-        assert {tuple(one.get_xdata()) for one in ax.get_lines() if not one.get_gid()} == {(0, 2, 64)}
+        assert {tuple(line.get_xdata()) for line in ax.get_lines() if not line.get_gid()} == {(0, 2, 64)}
         assert ax.get_xlim()[0] <= 0 < 64 < ax.get_xlim()[1]
     for name in ("emergence", "sink_emergence"):
         assert FIGURES[name](results).left_out == ("tiny main (step unknown)",)

@@ -44,7 +44,7 @@ def test_a_column_has_its_width_and_the_panels_stand_in_more_rows(results):
         assert figure.get_figwidth() == pytest.approx(inches)
         ends = [ax._left_title.get_window_extent().x1 for ax in figure.axes if ax.get_title(loc="left")]
         assert max(ends) <= inches * figure.dpi + 3
-    single, double = (draw(results, ["depth"], width=one)["depth"] for one in ("single", "double"))
+    single, double = (draw(results, ["depth"], width=width)["depth"] for width in ("single", "double"))
     assert len(single.axes) == len(double.axes)
     assert single.get_figheight() > double.get_figheight()
 
@@ -226,5 +226,5 @@ def test_no_law_is_drawn_where_none_was_used():
     drawn = examples().draw(results, Options())
     spectra = [ax for ax in drawn.figure.axes if ax.get_xlabel() == "eigenvalue"]
     assert [ax.get_lines()[1].get_label() for ax in spectra] == ["triangular law"]
-    said = [text.get_text() for ax in drawn.figure.axes for text in ax.texts]
-    assert any("where queries see a window 5" in text for text in said)
+    panel_texts = [text.get_text() for ax in drawn.figure.axes for text in ax.texts]
+    assert any("where queries see a window 5" in text for text in panel_texts)

@@ -62,11 +62,11 @@ def unarranged(monkeypatch) -> None:
 
 
 def line(axes, label: str):
-    return next(one for one in axes.get_lines() if one.get_label() == label)
+    return next(line for line in axes.get_lines() if line.get_label() == label)
 
 
 def artist(axes, gid: str):
-    return next(one for one in axes.get_children() if one.get_gid() == gid)
+    return next(child for child in axes.get_children() if child.get_gid() == gid)
 
 
 #: Samples of the two input sets.
@@ -165,14 +165,14 @@ def test_any_token_can_be_drawn(token: str) -> None:
 def test_betti_curve_and_diagram_hold_the_bars(ax) -> None:
     bars = RESULTS.table("bars").query("head == 0")
     betti_curve(bars, ax=ax)
-    zero, one = ax.get_lines()[:2]
+    zero, first = ax.get_lines()[:2]
 
     def at(drawn, threshold: float) -> int:
         x, y = drawn.get_xdata(), drawn.get_ydata()
         return int(y[np.flatnonzero(x >= threshold)[-1]])
 
     assert [at(zero, t) for t in (0.9, 0.5, 0.2)] == [3, 2, 1]
-    assert [at(one, t) for t in (0.9, 0.4, 0.1)] == [0, 1, 0]
+    assert [at(first, t) for t in (0.9, 0.4, 0.1)] == [0, 1, 0]
     points = persistence_diagram(bars, ax=Figure().subplots()).collections
     np.testing.assert_allclose(points[0].get_offsets()[1:], [[0, 0.4], [0, 0.7]])
     assert points[0].get_offsets()[0][1] > 1
@@ -188,8 +188,8 @@ def test_few_bars_are_counted_on_an_axis_that_can_be_read(ax) -> None:
 def test_spectrum_against_null_draws_eigenvalues_and_distance(ax) -> None:
     matrix = made.attention(2.0)
     spectrum_against_null(matrix, ax=ax)
-    found = null_spectrum(torch.from_numpy(matrix))
-    np.testing.assert_array_equal(ax.get_lines()[0].get_xdata(), found.values)
+    result = null_spectrum(torch.from_numpy(matrix))
+    np.testing.assert_array_equal(ax.get_lines()[0].get_xdata(), result.values)
     distance = float(asc.marchenko_pastur_deviation(torch.from_numpy(matrix)))
     assert any(text.get_text() == f"KS {distance:.2f}" for text in ax.texts)
     # the bar that marks the distance has its length, but for the points that the law's curve is drawn with
@@ -204,13 +204,13 @@ def test_estimate_averages_inside_a_sample_first_and_resamples_samples() -> None
     three = estimate(table.assign(sample=[0, 0, 1, 2]), "x", ["k"]).iloc[0]
     assert (three["mean"], three["samples"]) == (pytest.approx(1 / 3), 3)
     gaps = pd.DataFrame({"sample": range(6), "x": [1.0, 2, 3, np.nan, 5, 6], "k": [0, 0, 0, 1, 1, 1]})
-    both = estimate(gaps, "x", ["k"])
-    assert both["mean"].tolist() == [2.0, 5.5]
-    assert both["samples"].tolist() == [3, 2]
-    assert both["missing"].tolist() == [0, 1]
+    estimates = estimate(gaps, "x", ["k"])
+    assert estimates["mean"].tolist() == [2.0, 5.5]
+    assert estimates["samples"].tolist() == [3, 2]
+    assert estimates["missing"].tolist() == [0, 1]
     single = estimate(gaps[gaps["sample"] == 0], "x", ["k"]).iloc[0]
     assert np.isnan(single["low"])
-    pd.testing.assert_frame_equal(both, estimate(gaps, "x", ["k"]))
+    pd.testing.assert_frame_equal(estimates, estimate(gaps, "x", ["k"]))
     with pytest.raises(KeyError, match="no column 'y'"):
         estimate(gaps, "y", ["k"])
 
@@ -221,8 +221,8 @@ def test_interval_covers_as_often_as_it_says() -> None:
     table = pd.DataFrame(
         {"k": np.repeat(np.arange(400), 30), "sample": np.tile(np.arange(30), 400), "x": values.ravel()}
     )
-    found = estimate(table, "x", ["k"])
-    covered = ((found["low"] <= 0) & (found["high"] >= 0)).mean()
+    result = estimate(table, "x", ["k"])
+    covered = ((result["low"] <= 0) & (result["high"] >= 0)).mean()
     assert 0.89 < covered < 0.97
 
 
@@ -246,20 +246,20 @@ def test_step_axis_ticks_are_checkpoints(ax) -> None:
 
 
 @pytest.fixture(scope="module")
-def every() -> dict[str, Figure]:
+def all_figures() -> dict[str, Figure]:
     return draw(RESULTS)
 
 
-def test_every_figure_draws_from_the_tables_alone(every) -> None:
-    assert set(every) == set(FIGURES) - OF_OTHER_TABLES
+def test_every_figure_draws_from_the_tables_alone(all_figures) -> None:
+    assert set(all_figures) == set(FIGURES) - OF_OTHER_TABLES
 
 
-def test_head_mean_rows_are_never_drawn(every) -> None:
+def test_head_mean_rows_are_never_drawn(all_figures) -> None:
     # the head mean holds 99 in every column
-    for name, figure in every.items():
+    for name, figure in all_figures.items():
         for axes in figure.axes:
-            for one in axes.get_lines():
-                assert not np.any(np.asarray(one.get_ydata(), dtype=float) > 50), name
+            for line in axes.get_lines():
+                assert not np.any(np.asarray(line.get_ydata(), dtype=float) > 50), name
 
 
 @pytest.mark.slow
@@ -293,11 +293,11 @@ def test_an_error_of_one_figure_leaves_the_others(tmp_path: Path, monkeypatch) -
     monkeypatch.setitem(FIGURES, "depth", broken)
     left_out: list[LeftOut] = []
     assert set(draw(RESULTS, left_out=left_out)) == {"examples"}
-    failed = [one for one in left_out if one.failed]
-    assert [str(one) for one in failed] == [
+    failed = [omission for omission in left_out if omission.failed]
+    assert [str(omission) for omission in failed] == [
         "figure depth is left out: ZeroDivisionError: nothing to divide by"
     ]
-    assert {one.name for one in left_out} == {"depth", "protocols"}
+    assert {omission.name for omission in left_out} == {"depth", "protocols"}
     with pytest.warns(UserWarning, match="figure depth is left out: ZeroDivisionError"):
         draw(RESULTS, ["depth"])
 
@@ -359,13 +359,13 @@ def test_numbers_tables_and_results_are_drawn_alike(heads, ax) -> None:
         numbers[None] * np.array([1, 2])[:, None, None, None], "x", ax=Figure().subplots()
     )
     assert list(course.get_lines()[0].get_ydata()[:2]) == [numbers.mean(), 2 * numbers.mean()]
-    for given in (RESULTS, RESULTS.table("heads")):
-        drawn = depth_profile(given, "sink_share", ax=Figure().subplots())
+    for source in (RESULTS, RESULTS.table("heads")):
+        drawn = depth_profile(source, "sink_share", ax=Figure().subplots())
         assert len(drawn.get_lines()) >= 1
     of_results = depth_profile(RESULTS, "sink_share", ax=Figure().subplots())
     expected_lines = depth_profile(heads, "sink_share", ax=Figure().subplots())
-    for one, other in zip(of_results.get_lines(), expected_lines.get_lines(), strict=True):
-        np.testing.assert_array_equal(one.get_ydata(), other.get_ydata())
+    for line, other in zip(of_results.get_lines(), expected_lines.get_lines(), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), other.get_ydata())
     with pytest.raises(ValueError, match=r"\[layer, head\], .* got shape \(5,\)"):
         depth_profile(np.zeros(5), "x", ax=ax)
 
@@ -381,8 +381,8 @@ def test_a_baseline_far_above_what_was_measured_makes_the_axis_logarithmic(heads
 def test_a_scale_is_as_tall_as_its_maps() -> None:
     figure = draw(RESULTS, ["metric_maps"], width=3.2)["metric_maps"]
     for ax in figure.axes:
-        if about := getattr(ax, "_colorbar_info", None):
-            boxes = [parent.get_position() for parent in about["parents"]]
+        if info := getattr(ax, "_colorbar_info", None):
+            boxes = [parent.get_position() for parent in info["parents"]]
             place = ax.get_position()
             assert place.y0 == pytest.approx(min(box.y0 for box in boxes))
             assert place.y1 == pytest.approx(max(box.y1 for box in boxes))

@@ -66,9 +66,9 @@ class Parsed(HTMLParser):
 
 def assert_harmless(page):
     """No script, no handler, no address but of data and of the page itself; every tag is closed in order."""
-    found = Parsed(page)
-    assert not found._open
-    for tag, attributes in found.tags:
+    result = Parsed(page)
+    assert not result._open
+    for tag, attributes in result.tags:
         assert tag not in ("script", "iframe", "object", "embed", "link", "base", "form"), tag
         assert not [name for name in attributes if name.startswith("on")], attributes
         for name in ("src", "href", "srcset", "action", "data"):
@@ -78,7 +78,7 @@ def assert_harmless(page):
             ids = attributes.get("id") or "a"
             assert re.fullmatch(r"[\w-]+", ids), ids
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ufffe\uffff]", page)
-    return found
+    return result
 
 
 def renamed(results, names):
@@ -89,7 +89,7 @@ def renamed(results, names):
         for column in frame.columns:
             if frame[column].dtype.kind == "O":
                 frame[column] = [
-                    names.get(one, one) if isinstance(one, str) else one for one in frame[column]
+                    names.get(cell, cell) if isinstance(cell, str) else cell for cell in frame[column]
                 ]
         tables[name] = frame
     return Results(tables, study=results.study, provenance=results.provenance)
@@ -100,8 +100,8 @@ def hostile_run(name):
     label = f"{EVIL} {REVERSED} {CONTROLS}"
     if name == "attention_sinks":
         results = study_tables.make_study(token=EVIL)
-        outside = {one: f"{one} {label}" for one in results.table("heads")["model"].unique()}
-        outside |= {one: f"{one} {label}" for one in results.table("samples")["group"].unique()}
+        outside = {name: f"{name} {label}" for name in results.table("heads")["model"].unique()}
+        outside |= {name: f"{name} {label}" for name in results.table("samples")["group"].unique()}
         results = renamed(results, outside)
     else:
         tables = declared_tables(name)
@@ -123,7 +123,7 @@ def hostile_run(name):
             Results(tables, study={"study": name, "models": [{"path": "m"}]}), {"m": label, "word": label}
         )
     odd = pd.DataFrame({"model": [label], EVIL: [label]})
-    tables = {one: results.table(one) for one in results.tables()} | {EVIL_FILE: odd}
+    tables = {table: results.table(table) for table in results.tables()} | {EVIL_FILE: odd}
     provenance = {
         "skipped": [{"checkpoint": label, "reason": label}, label],
         "instructions": label,
@@ -137,11 +137,11 @@ def test_every_section_of_every_study_shows_names_as_text(name):
     results, label = hostile_run(name)
     sections = find_study(name).part("sections")
     text = render(results, label, drawn={})
-    found = assert_harmless(text)
+    result = assert_harmless(text)
     assert sum(f'<h2 id="{section.id}"' in text for section in sections.SECTIONS) > 1
-    assert EVIL in found.text
-    assert "{{7*7}}" in found.text
-    assert any(EVIL in part for part in found.isolated)
+    assert EVIL in result.text
+    assert "{{7*7}}" in result.text
+    assert any(EVIL in part for part in result.isolated)
     for line in sections.findings(results) if hasattr(sections, "findings") else ():
         assert_harmless(f"<p>{Markup.escape(line)}</p>".replace(REVERSED, "").replace(CONTROLS, ""))
 
@@ -162,9 +162,9 @@ def test_notes_and_words_are_escaped_and_markup_is_set():
     module = type("Words", (), {"SECTIONS": (section,)})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(importlib.import_module("attnscope.report.page"), "_words", lambda results: module)
-        found = assert_harmless(render(Results({}), EVIL, drawn={}))
-    assert [tag for tag, _ in found.tags].count("i") == 2
-    assert [tag for tag, _ in found.tags].count("b") == 1
+        result = assert_harmless(render(Results({}), EVIL, drawn={}))
+    assert [tag for tag, _ in result.tags].count("i") == 2
+    assert [tag for tag, _ in result.tags].count("b") == 1
     assert isinstance(paragraphs(Markup("a\n\nb"))[1], Markup)
     assert not isinstance(paragraphs("a\n\nb")[1], Markup)
 
@@ -189,7 +189,7 @@ def test_the_id_of_a_table_is_an_address(label):
     text = str(table_html(table))
     assert_harmless(text.encode("utf-8", "replace").decode())
     ids = set(re.findall(r'id="T_([^"]*?)(?:_level0_col0|_row0_col0)?"', text))
-    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", one) for one in ids), ids
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", identifier) for identifier in ids), ids
     assert asc.report  # the package's own function is there
 
 
@@ -197,7 +197,7 @@ def test_two_labels_have_two_addresses():
     from attnscope.report.page import address_of
 
     labels = ["a b", "a_b", "a-b", "a<b", "a>b"]
-    assert len({address_of(Table(one, "", pd.DataFrame())) for one in labels}) == len(labels)
+    assert len({address_of(Table(label, "", pd.DataFrame())) for label in labels}) == len(labels)
 
 
 def test_the_csv_of_a_report_holds_no_formula():
@@ -223,26 +223,29 @@ def test_latex_of_names_is_no_command():
 @pytest.mark.parametrize("name", ["a$b$c", f"100$ {CONTROLS} two\nlines {REVERSED}", rf"\$5{EVIL}"])
 def test_figures_are_drawn_whatever_a_model_and_a_group_are_called(tmp_path, name):
     results = made.make_results(group=name)
-    tables = {one: results.table(one) for one in results.tables()}
-    tables = {one: own.assign(model=name) if "model" in own else own for one, own in tables.items()}
-    two = {one: pd.concat([own, own.assign(model="other")]) if "model" in own else own
-           for one, own in tables.items()}  # fmt: skip
+    tables = {table: results.table(table) for table in results.tables()}
+    tables = {
+        table_name: table.assign(model=name) if "model" in table else table
+        for table_name, table in tables.items()
+    }
+    two = {table_name: pd.concat([table, table.assign(model="other")]) if "model" in table else table
+           for table_name, table in tables.items()}  # fmt: skip
     left_out = []
     drawn = draw_all(Results(two, study=results.study), ["depth"], left_out=left_out)
     assert not left_out
     shown = name.replace("\n", "·")
     for character in "\x07\x1b\x00\ufffe\u202e":
         shown = shown.replace(character, "·")
-    for key, one in drawn.items():
-        (file,) = save(one.figure, tmp_path / key, ["svg"])
+    for key, drawing in drawn.items():
+        (file,) = save(drawing.figure, tmp_path / key, ["svg"])
         root = xml.etree.ElementTree.fromstring(file.read_bytes())
         assert len(list(root.iter())) > 50
         # what Matplotlib writes of a text beside its outline
         assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", file.read_text("utf-8"))
-    texts = [text.get_text() for one in drawn.values() for text in one.figure.findobj(is_text)]
+    texts = [text.get_text() for drawing in drawn.values() for text in drawing.figure.findobj(is_text)]
     assert any(shown.replace("$", r"\$") in text for text in texts), texts
     # captions are no formulas
-    assert not any(r"\$" in one.caption for one in drawn.values()) or r"\$" in name
+    assert not any(r"\$" in drawing.caption for drawing in drawn.values()) or r"\$" in name
 
 
 def is_text(artist):
@@ -296,8 +299,8 @@ def test_a_script_that_got_into_a_page_does_not_run(policies, tmp_path, page):
     evil = "<script>document.body.dataset.ran = 1</script><img src=x onerror='document.body.dataset.ran = 1'>"
     file = tmp_path / "page.html"
     for guarded in (True, False):
-        more = text if guarded else re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-        file.write_text(more.replace("</body>", f"{evil}</body>"), "utf-8")
+        page_text = text if guarded else re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+        file.write_text(page_text.replace("</body>", f"{evil}</body>"), "utf-8")
         shown = dom(file.as_uri(), tmp_path / f"profile{guarded}")
         # without the policy it runs: the test would see it
         assert ("data-ran" in shown) is not guarded
@@ -321,15 +324,15 @@ def test_numbers_beside_a_name_from_right_to_left_keep_their_order(tmp_path):
         const digits = places.filter(([, letter]) => /[0-9]/.test(letter)).sort((a, b) => a[0] - b[0]);
         document.body.dataset.shown = digits.map(([, letter]) => letter).join("");
     """
-    found = []
+    result = []
     for inside in (line.__html__(), Markup.escape(f"{ARABIC} {REVERSED}: 0.055 [0.055, 0.061]")):
         file = tmp_path / "bidi.html"
         file.write_text(f"<meta charset=utf-8><p id=a>{inside}</p><script>{script}</script>", "utf-8")
         shown = dom(file.as_uri(), tmp_path / "profile")
-        found.append(re.search(r'data-shown="([^"]*)"', shown)[1])
+        result.append(re.search(r'data-shown="([^"]*)"', shown)[1])
     digits = "0055" * 2 + "0061"
-    assert found[0] == digits
-    assert found[1] != digits  # without isolation they are turned
+    assert result[0] == digits
+    assert result[1] != digits  # without isolation they are turned
 
 
 def test_a_page_of_no_run_still_is_one():

@@ -85,7 +85,7 @@ def test_a_column_that_holds_something_else_is_shown_or_refused_in_a_line(tmp_pa
         folder = tmp_path / str(place)
         folder.mkdir()
         columns = {key: [row[key] for row in rows] for key in rows[0]}
-        tables = {**{other: arrow(whole) for other, whole in TABLES.items()}, name: pa.table(columns)}
+        tables = {**{other: arrow(table) for other, table in TABLES.items()}, name: pa.table(columns)}
         refused += bool(page_or_line(call, stored(folder, tables)))
     assert refused or name == "baselines" or lie in ("an empty text", "none", "left out")
 
@@ -111,7 +111,7 @@ def test_the_line_names_the_table_the_column_and_the_value(tmp_path, call, name,
 
 def test_sizes_that_differ_between_rows_and_labels_that_are_no_text(tmp_path, call):
     rows = [{**row, "n_tokens": n} for row, n in zip(TABLES["examples"], (2, 2, 1, 2), strict=True)]
-    tables = {name: arrow(whole) for name, whole in {**TABLES, "examples": rows}.items()}
+    tables = {name: arrow(rows_of_table) for name, rows_of_table in {**TABLES, "examples": rows}.items()}
     assert "must hold 1² numbers, got 4" in page_or_line(call, stored(tmp_path, tables))
     labelled = tmp_path / "labelled"
     labelled.mkdir()

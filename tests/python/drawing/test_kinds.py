@@ -46,9 +46,11 @@ def test_positions_of_one_map_per_head_are_drawn_as_they_are() -> None:
 def test_figures_and_sections_of_any_run_leave_positions_out(heads) -> None:
     results, left_out = asc.Results({"heads": heads}), []
     drawn = draw_all(results, left_out=left_out)
-    assert not [one for one in left_out if one.failed]
+    assert not [omission for omission in left_out if omission.failed]
     assert {"emergence", "depth", "metric_maps"} <= set(drawn)
-    titles = {" ".join(ax.get_title(loc="left").split()) for one in drawn.values() for ax in one.figure.axes}
+    titles = {
+        " ".join(ax.get_title(loc="left").split()) for drawing in drawn.values() for ax in drawing.figure.axes
+    }
     assert titles == {"", quantity("sink_share").axis}
     page = Page(results, {})
     shown = [block for section in SECTIONS for block in page.written(section) if block.kind == "table"]
@@ -62,5 +64,5 @@ def test_figures_and_sections_of_any_run_leave_positions_out(heads) -> None:
 
 def test_the_page_of_a_run_shows_the_most_frequent_position(heads) -> None:
     contents = asc.view(asc.Results({"heads": heads})).contents
-    place = [one["name"] for one in contents["metrics"]].index("sink_position")
+    place = [metric["name"] for metric in contents["metrics"]].index("sink_position")
     assert [grid[0][place] for grid in contents["values"]] == [[[3, 0], [3, 0]]] * 2

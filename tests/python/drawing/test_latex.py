@@ -37,12 +37,12 @@ def source() -> str:
 
 def tables_of(source: str) -> dict[str, list[list[str]]]:
     """Cells by label, the heading first."""
-    found = {}
+    result = {}
     for part in source.split(r"\begin{table}")[1:]:
         label = part.split(r"\label{")[1].split("}")[0]
         rows = [line.removesuffix(r"\\") for line in part.splitlines() if line.endswith(r"\\")]
-        found[label] = [[cell.strip() for cell in row.split(" & ")] for row in rows]
-    return found
+        result[label] = [[cell.strip() for cell in row.split(" & ")] for row in rows]
+    return result
 
 
 def test_every_row_has_a_cell_per_column(source: str) -> None:
@@ -55,9 +55,9 @@ def test_every_row_has_a_cell_per_column(source: str) -> None:
 
 
 def test_numbers_and_intervals_are_those_of_the_report() -> None:
-    one = made.make_study()
-    found = tables_of(latex_tables(one))
-    topology = found["tab:topology-protocols"]
+    results = made.make_study()
+    result = tables_of(latex_tables(results))
+    topology = result["tab:topology-protocols"]
     heading = [
         "head mean",
         "exact",
@@ -67,8 +67,8 @@ def test_numbers_and_intervals_are_those_of_the_report() -> None:
     ]
     assert topology[0] == heading
     assert topology[1][1:] == ["40.0", "[40.0, 40.0]", "30.0", "[30.0, 30.0]"]
-    row = number_rows(measured_heads(one), one.table("baselines"), ["fiedler_value"])[0]
-    cells = next(cells for cells in found["tab:graph"] if cells[0] == "Fiedler value")
+    row = number_rows(measured_heads(results), results.table("baselines"), ["fiedler_value"])[0]
+    cells = next(cells for cells in result["tab:graph"] if cells[0] == "Fiedler value")
     median = row["median"].replace("%", r"\%")
     assert cells[1:7] == [row["mean"], row["interval"], median, "0.500", "0.550", "0.600"]
 
@@ -105,13 +105,13 @@ def test_the_command_prints_them_and_says_when_there_are_none(tmp_path) -> None:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 @pytest.mark.slow
 def test_pdflatex_compiles_them(source: str, tmp_path) -> None:
-    there = (
+    expected_parts = (
         shutil.which("kpsewhich")
         and subprocess.run(
             ["kpsewhich", "booktabs.sty"], capture_output=True, text=True, check=False
         ).stdout.strip()
     )
-    rules = r"\usepackage{booktabs}" if there else RULES
+    rules = r"\usepackage{booktabs}" if expected_parts else RULES
     (tmp_path / "d.tex").write_text(DOCUMENT % (rules, source), "utf-8")
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "d.tex"],
@@ -129,6 +129,6 @@ def test_the_median_stands_beside_the_mean_of_few_texts(texts, beside):
     assert (row["interval"] == "") == (texts < 5)
     assert bool(row["median"]) == beside
     if beside:
-        found = inference.median_interval(values)
-        assert row["coverage"] == f"{100 * found.coverage:.1f} %"
-        assert f"[{found.low:.2f}"[:4] in row["median"].replace("−", "-")
+        result = inference.median_interval(values)
+        assert row["coverage"] == f"{100 * result.coverage:.1f} %"
+        assert f"[{result.low:.2f}"[:4] in row["median"].replace("−", "-")

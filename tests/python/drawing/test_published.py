@@ -24,9 +24,9 @@ def tiny():
 
 
 def test_a_run_without_rows_says_so():
-    whole = made.make_study()
-    empty = {name: whole.table(name).iloc[:0] for name in whole.tables()}
-    compared = compare_published(Results(empty, study=whole.study))
+    results = made.make_study()
+    empty = {name: results.table(name).iloc[:0] for name in results.tables()}
+    compared = compare_published(Results(empty, study=results.study))
     assert str(compared) == "The run holds no model to compare."
 
 
@@ -64,11 +64,11 @@ def test_every_number_says_where_it_was_printed():
     ],
 )
 def test_numbers_are_those_printed(model, quantity, layer, statistic, value):
-    found = NUMBERS[
+    result = NUMBERS[
         (NUMBERS["model"] == model) & (NUMBERS["quantity"] == quantity) & (NUMBERS["layer"] == layer)
         & (NUMBERS["statistic"] == statistic) & (NUMBERS["table"] != "talk")
     ]  # fmt: skip
-    assert found["value"].tolist() == [pytest.approx(value, abs=1e-12)]
+    assert result["value"].tolist() == [pytest.approx(value, abs=1e-12)]
 
 
 def test_the_last_digit_of_every_printed_number_is_there():
@@ -76,8 +76,8 @@ def test_the_last_digit_of_every_printed_number_is_there():
     assert len(single) > 90
     for number in single.itertuples():
         assert number.value == pytest.approx(float(number.printed), abs=1e-12), number
-    both = NUMBERS[NUMBERS["printed"].str.contains(r"\+-")]
-    for number in both.itertuples():
+    with_spread = NUMBERS[NUMBERS["printed"].str.contains(r"\+-")]
+    for number in with_spread.itertuples():
         mean, spread = number.printed.split("+-")
         assert number.value == float(mean if number.statistic == "mean" else spread)
 
@@ -95,18 +95,18 @@ def test_names_of_one_model_meet():
 
 
 def test_means_and_differences_are_exact(tiny):
-    found = row(tiny, published_model="LLaMA-3.2-3B", quantity="beta_0", published_layer=7, statistic="mean")
-    assert (found["layer"], found["measured"], found["exact"]) == (1, 30.0, 40.0)
-    assert found["difference"] == 30.0 - 26.41
-    assert (found["low"], found["high"], found["sentences"]) == (30.0, 30.0, made.SAMPLES)
-    found = row(tiny, published_model="LLaMA-3.2-3B", quantity="beta_1", published_layer=27)
-    assert (found["measured"], found["exact"]) == (0.0, 5 + 4)
+    result = row(tiny, published_model="LLaMA-3.2-3B", quantity="beta_0", published_layer=7, statistic="mean")
+    assert (result["layer"], result["measured"], result["exact"]) == (1, 30.0, 40.0)
+    assert result["difference"] == 30.0 - 26.41
+    assert (result["low"], result["high"], result["sentences"]) == (30.0, 30.0, made.SAMPLES)
+    result = row(tiny, published_model="LLaMA-3.2-3B", quantity="beta_1", published_layer=27)
+    assert (result["measured"], result["exact"]) == (0.0, 5 + 4)
     levels = np.array(
         [[made.level(0, -1, s, lay) for lay in range(made.LAYERS)] for s in range(made.SAMPLES)]
     )
     where = {"published_model": "LLaMA-3.2-3B", "quantity": "alignment", "published_layer": -1}
-    kept = tiny.table[~tiny.table["origin"].str.contains("talk")]
-    only = type(tiny)(kept)
+    rows_in_print = tiny.table[~tiny.table["origin"].str.contains("talk")]
+    only = type(tiny)(rows_in_print)
     for statistic, function in (("median", np.median), ("std", np.std), ("min", np.min), ("max", np.max)):
         assert row(only, **where, statistic=statistic)["measured"] == pytest.approx(
             function(-levels), abs=1e-12
@@ -114,12 +114,12 @@ def test_means_and_differences_are_exact(tiny):
         assert row(only, **where, statistic=statistic)["exact"] == pytest.approx(
             function(levels - 0.3), abs=1e-12
         )
-    found = row(only, **where, statistic="mean")
-    assert found["measured"] == pytest.approx(-levels.mean(), abs=1e-12)
-    assert found["difference"] == pytest.approx(-levels.mean() + 0.2923, abs=1e-12)
-    assert found["low"] < found["measured"] < found["high"]
-    found = row(only, **where, statistic="trend")
-    assert (found["measured"], found["exact"]) == (pytest.approx(-1), pytest.approx(1))
+    result = row(only, **where, statistic="mean")
+    assert result["measured"] == pytest.approx(-levels.mean(), abs=1e-12)
+    assert result["difference"] == pytest.approx(-levels.mean() + 0.2923, abs=1e-12)
+    assert result["low"] < result["measured"] < result["high"]
+    result = row(only, **where, statistic="trend")
+    assert (result["measured"], result["exact"]) == (pytest.approx(-1), pytest.approx(1))
 
 
 def test_counts_of_heads_tokens_and_tests(tiny):
@@ -132,9 +132,9 @@ def test_counts_of_heads_tokens_and_tests(tiny):
     qwen = {"published_model": "Qwen-2.5-7B"}
     assert row(tiny, **qwen, quantity="top_token", token="the", published_layer=0)["measured"] == 0.0
     assert row(tiny, **qwen, quantity="same_key_in_all_heads", published_layer=7)["measured"] == 1.0
-    found = row(tiny, **llama, quantity="significant_layer_pairs")
+    result = row(tiny, **llama, quantity="significant_layer_pairs")
     # p = 0.01 other: all ten below 0.05; Holm's 0.02 other: other 1 and 2 stay, one and two pairs
-    assert (found["measured"], found["exact"]) == (10.0, 3.0)
+    assert (result["measured"], result["exact"]) == (10.0, 3.0)
 
 
 def test_another_model_is_said_to_be_one(tiny):
@@ -143,12 +143,12 @@ def test_another_model_is_said_to_be_one(tiny):
     assert "tiny is not LLaMA-3.2-3B or Qwen-2.5-7B: the differences below are between models" in str(tiny)
     encoder = compare_published(made.make_study(("e",), causal=False), draws=10)
     assert set(encoder.table["published_model"]) == {"XLM-R-large"}
-    own = compare_published(made.make_study(("meta-llama/Llama-3.2-3B",)), draws=10)
-    assert set(own.table["published_model"]) == {"LLaMA-3.2-3B"}
-    assert own.table["same_model"].all()
-    assert "is the published LLaMA-3.2-3B by name" in str(own)
-    one = compare_published(made.make_study(("tiny",)), against="xlm-roberta-large", draws=10)
-    assert set(one.table["published_model"]) == {"XLM-R-large"}
+    comparison = compare_published(made.make_study(("meta-llama/Llama-3.2-3B",)), draws=10)
+    assert set(comparison.table["published_model"]) == {"LLaMA-3.2-3B"}
+    assert comparison.table["same_model"].all()
+    assert "is the published LLaMA-3.2-3B by name" in str(comparison)
+    comparison = compare_published(made.make_study(("tiny",)), against="xlm-roberta-large", draws=10)
+    assert set(comparison.table["published_model"]) == {"XLM-R-large"}
     with pytest.raises(MissingError, match="'gpt2' was not published"):
         compare_published(made.make_study(), against="gpt2")
     with pytest.raises(MissingError, match=r"no published numbers of 'ruscio'; did you mean 'ruscio202\d'"):
@@ -158,14 +158,16 @@ def test_another_model_is_said_to_be_one(tiny):
 def test_a_run_without_the_published_protocol_still_stands_beside():
     full = made.make_study()
     heads = full.table("heads")
-    found = compare_published(
+    result = compare_published(
         Results({"heads": heads[heads["protocol"] == "exact"], "samples": full.table("samples")}),
         "ruscio2025",
         draws=10,
     )
-    assert found.table["measured"].drop(found.table.index[found.table["quantity"] == "tokens"]).isna().all()
-    assert found.table["exact"].notna().any()
-    assert "no rows of protocol ruscio2025" in str(found)
+    assert (
+        result.table["measured"].drop(result.table.index[result.table["quantity"] == "tokens"]).isna().all()
+    )
+    assert result.table["exact"].notna().any()
+    assert "no rows of protocol ruscio2025" in str(result)
     with pytest.raises(MissingError, match="no table 'heads'"):
         compare_published(Results({}), "ruscio2025")
 
@@ -181,22 +183,24 @@ def test_a_paper_of_another_study_or_none_is_refused_in_words():
         {"model": ["Pythia-2.8B"], "revision": [""], "step": [-1], "metric": ["rho"], "mean": [-0.5]}
         | {"low": [-0.6], "high": [-0.4], "samples": [3]}
     )
-    found = compare_published(Results({"phases": phases}, study={"study": "wavelet_heads"}))
-    assert set(found.table["measured"].dropna()) == {-0.5}
+    result = compare_published(Results({"phases": phases}, study={"study": "wavelet_heads"}))
+    assert set(result.table["measured"].dropna()) == {-0.5}
 
 
 def test_the_command_writes_text_json_and_csv(tmp_path):
     folder = tmp_path / "run"
     made.make_study().save(folder)
     call = CliRunner().invoke
-    found = call(app, ["compare", str(folder), "--published", "ruscio2025", "--csv", str(tmp_path / "c.csv")])
-    assert found.exit_code == 0, found.output
-    assert "tiny beside LLaMA-3.2-3B" in found.stdout
-    assert "26.41" in found.stdout
+    result = call(
+        app, ["compare", str(folder), "--published", "ruscio2025", "--csv", str(tmp_path / "c.csv")]
+    )
+    assert result.exit_code == 0, result.output
+    assert "tiny beside LLaMA-3.2-3B" in result.stdout
+    assert "26.41" in result.stdout
     table = pd.read_csv(tmp_path / "c.csv")
-    found = json.loads(call(app, ["compare", str(folder), "--published", "ruscio2025", "--json"]).stdout)
-    assert len(found["rows"]) == len(table)
-    assert found["rows"][0]["published"] == 26.41
-    assert found["statements"]
+    answer = json.loads(call(app, ["compare", str(folder), "--published", "ruscio2025", "--json"]).stdout)
+    assert len(answer["rows"]) == len(table)
+    assert answer["rows"][0]["published"] == 26.41
+    assert answer["statements"]
     assert call(app, ["compare", str(folder)]).exit_code == 2
     assert call(app, ["compare", str(folder), str(folder), "--published", "ruscio2025"]).exit_code == 2

@@ -89,7 +89,9 @@ def test_nothing_is_fetched(html: str) -> None:
 def test_every_section_is_there_and_in_the_contents(html: str) -> None:
     page = Page(html)
     ids = {attributes.get("id") for tag, attributes in page.tags if tag in ("h1", "h2")}
-    links = {own["href"] for tag, own in page.tags if tag == "a" and "download" not in own}
+    links = {
+        attributes["href"] for tag, attributes in page.tags if tag == "a" and "download" not in attributes
+    }
     assert links == {f"#{name}" for name in ids}
     missing = {"reference", "fisher", "frames", "published"}  # this run has no such tables
     always = {"summary", "quantities", "inputs", "provenance"}
@@ -112,8 +114,8 @@ TEXT = range(made.SAMPLES // 2)
 
 def test_numbers_are_those_of_the_tables() -> None:
     results = made.make_results()
-    wanted = [("fiedler_value", None), ("betti_0", 0.02)]
-    rows = number_rows(measured_heads(results, wanted), results.table("baselines"), wanted)
+    expected = [("fiedler_value", None), ("betti_0", 0.02)]
+    rows = number_rows(measured_heads(results, expected), results.table("baselines"), expected)
     first = rows[0]
     values = [made.value(64, s, lay, h) / 2 for s in TEXT for lay in (0, 1) for h in (0, 1)]
     before = [made.value(0, s, lay, h) / 2 for s in TEXT for lay in (0, 1) for h in (0, 1)]
@@ -136,13 +138,13 @@ def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypa
     results = made.make_results(steps=(-1,))
     heads = results.table("heads")
     mean = heads[heads["head"] == 0].assign(protocol="ruscio2025", betti_0=12.0)
-    both = Results(
+    results_of_both = Results(
         {"samples": results.table("samples"), "heads": pd.concat([heads, mean], ignore_index=True)},
         study=results.study,
     )
-    means = all_means({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
+    means = all_means({"heads": results_of_both.table("heads")}, "ruscio2025").to_numpy().tolist()
     assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", str(made.SAMPLES)] in means
-    text = "".join(opened(both, tmp_path).text)
+    text = "".join(opened(results_of_both, tmp_path).text)
     assert "Published protocol" in text
     assert "for every causal model" in text
 
@@ -189,8 +191,8 @@ def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -
 def test_a_report_of_an_encoder_says_nothing_of_causal_models(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
     results = tables.make_study(causal=False)
-    kept = {name: results.table(name) for name in ("samples", "heads", "layers", "frames")}
-    text = "".join(opened(Results(kept, study=results.study), tmp_path).text)
+    stored = {name: results.table(name) for name in ("samples", "heads", "layers", "frames")}
+    text = "".join(opened(Results(stored, study=results.study), tmp_path).text)
     assert "The published reading is by token string" in text
     assert "for every causal model whose kept tokens" not in text
     assert "times a factor below" not in text
@@ -214,10 +216,10 @@ def test_the_published_alignment_of_a_causal_map_is_the_exact_one_made_smaller()
 
 def test_tests_are_those_of_the_statistics_module() -> None:
     results = tables.make_study()
-    asked = {
+    tables_of_questions = {
         question.title: question for question in questions({"ablation": results.table("ablation")}, None)
     }
-    need = asked["Does the model need its sinks?"]
+    need = tables_of_questions["Does the model need its sinks?"]
     place = need.frame["compared"].tolist().index("tiny: sinks − other keys")
     sinks = need.frame.loc[place, ["quantity", "difference", "n"]].tolist()
     assert sinks == ["KL of the output (nats)", "0.350", 6]
@@ -225,9 +227,9 @@ def test_tests_are_those_of_the_statistics_module() -> None:
     layers = questions({"layer_tests": results.table("layer_tests")}, None)[0].frame
     assert layers.iloc[0, 2] == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
     heads = measured_heads(tables.make_study(("a", "b")))
-    found = questions({}, heads)[0].frame.loc[0]
+    result = questions({}, heads)[0].frame.loc[0]
     # six equal differences of one family: Holm multiplies the smallest p by its size
-    assert found[["compared", "difference", "p"]].tolist() == ["a − b", "−0.020", "< 0.001"]
+    assert result[["compared", "difference", "p"]].tolist() == ["a − b", "−0.020", "< 0.001"]
 
 
 def test_tests_against_nulls_are_the_stored_ones() -> None:
@@ -243,30 +245,34 @@ def test_tests_against_nulls_are_the_stored_ones() -> None:
         {"scope": "head_mean"},
         {"protocol": "ruscio2025"},
     ]
-    (asked,) = questions({"null_tests": pd.DataFrame([row, *({**row, **one} for one in others)])}, None)
-    assert asked.frame["compared"].tolist() == ["tiny − random weights", "tiny − rows shuffled"]
-    assert set(asked.frame["quantity"]) == {"attention to first key"}
-    assert asked.frame[["p", "Holm", "B-H", "n"]].to_numpy().tolist() == [
+    (question,) = questions(
+        {"null_tests": pd.DataFrame([row, *({**row, **other} for other in others)])}, None
+    )
+    assert question.frame["compared"].tolist() == ["tiny − random weights", "tiny − rows shuffled"]
+    assert set(question.frame["quantity"]) == {"attention to first key"}
+    assert question.frame[["p", "Holm", "B-H", "n"]].to_numpy().tolist() == [
         ["–", "–", "–", 2],
         ["< 0.001", "0.011", "0.004", 6],
     ]
-    assert asked.certain == (1,)
+    assert question.certain == (1,)
 
 
 def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
     results = tables.make_study()
     means = results.table("head_means").assign(series="text").astype({"bar_count_0": "Int64"})
     means.loc[(means["sample"] == 0) & (means["protocol"] == "ruscio2025"), "bar_count_0"] = pd.NA
-    wanted = [
+    expected = [
         ProtocolComparison("head_means", "bar_count_0", "bars"),
         ProtocolComparison("head_means", "nonsense", "none"),
     ]
-    row = pair_rows({"head_means": means}, wanted, "ruscio2025")
-    assert [(one["label"], one["exact"], one["published"]) for one in row] == [("bars", "40.0", "30.0")]
-    wanted = [ProtocolComparison("head_means", "mp_ks", "law", "marchenko_pastur_deviation")]
-    (row,) = pair_rows({"head_means": means}, wanted, "ruscio2025")
-    own = means[means["protocol"] == "ruscio2025"]
-    assert row["published"] == number(own["marchenko_pastur_deviation"].mean())
+    row = pair_rows({"head_means": means}, expected, "ruscio2025")
+    assert [(cells["label"], cells["exact"], cells["published"]) for cells in row] == [
+        ("bars", "40.0", "30.0")
+    ]
+    expected = [ProtocolComparison("head_means", "mp_ks", "law", "marchenko_pastur_deviation")]
+    (row,) = pair_rows({"head_means": means}, expected, "ruscio2025")
+    rows_of_protocol = means[means["protocol"] == "ruscio2025"]
+    assert row["published"] == number(rows_of_protocol["marchenko_pastur_deviation"].mean())
 
 
 def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> None:
@@ -284,9 +290,9 @@ def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> N
     # Two blocks of 100 parameters; 4, 8, ..., 20, so 12 in the mean and 12/200 a parameter.
     (row,) = table.drop(columns="95 % interval").to_numpy().tolist()
     assert row == ["m", "mlp", "200", "12.0", "0.060", "4.00", "18.0"]
-    known = attnscope.inference.bootstrap([4.0, 8.0, 12.0, 16.0, 20.0], draws=20_000)
+    interval = attnscope.inference.bootstrap([4.0, 8.0, 12.0, 16.0, 20.0], draws=20_000)
     low, high = (float(end) for end in table["95 % interval"].iloc[0].strip("[]").split(", "))
-    assert (low, high) == pytest.approx((known.low, known.high), rel=0.25)
+    assert (low, high) == pytest.approx((interval.low, interval.high), rel=0.25)
     assert fisher({}) is None
 
 
@@ -319,9 +325,9 @@ def test_emergence_and_frames_have_report_tables() -> None:
 
 
 def test_what_is_not_there_is_named_and_columns_that_say_nothing_are_left_out():
-    said = {"git": None, "models": {"m": {"commit": ""}}, "non_finite": {}, "skipped": [], "seed": 0}
-    nothing = dict.fromkeys(("git", "models · m · commit", "non_finite", "skipped"), "none")
-    assert dict(_flat(said)) == {**nothing, "seed": "0"}
+    provenance = {"git": None, "models": {"m": {"commit": ""}}, "non_finite": {}, "skipped": [], "seed": 0}
+    empty = dict.fromkeys(("git", "models · m · commit", "non_finite", "skipped"), "none")
+    assert dict(_flat(provenance)) == {**empty, "seed": "0"}
     table = pd.DataFrame({"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "x": [1.0, 2.0]})
     assert list(further("t", table).frame) == ["model", "x"]
     assert list(further("t", table.assign(step=[0, 1])).frame) == ["model", "step", "x"]
@@ -363,13 +369,13 @@ def test_models_of_different_sizes_are_reported_one_by_one():
 
 
 def test_the_first_page_ranks_heads_by_the_studys_quantity():
-    found = strongest_heads(StudyPage(made.make_results(group="text"), {}), "sink_share")
-    assert found.frame["head"].tolist() == ["L1H1", "L0H1", "L1H0", "L0H0"]
+    result = strongest_heads(StudyPage(made.make_results(group="text"), {}), "sink_share")
+    assert result.frame["head"].tolist() == ["L1H1", "L0H1", "L1H0", "L0H0"]
     means = [np.mean([made.value(64, sample, *place) for sample in range(made.SAMPLES)])
              for place in ((1, 1), (0, 1), (1, 0), (0, 0))]  # fmt: skip
-    assert found.frame["attention to first key"].tolist() == [number(mean) for mean in means]
-    assert set(found.frame["n"]) == {"12"}
-    assert "Intervals hold for all heads at once" in found.caption
+    assert result.frame["attention to first key"].tolist() == [number(mean) for mean in means]
+    assert set(result.frame["n"]) == {"12"}
+    assert "Intervals hold for all heads at once" in result.caption
     few = strongest_heads(StudyPage(made.make_results(), {}), "sink_share")
     assert "95 % interval" not in few.frame
     assert "Fewer than 10 texts" in few.caption

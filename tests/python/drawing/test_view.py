@@ -54,10 +54,10 @@ def page():
 @pytest.fixture(scope="module")
 def clicked(page, tmp_path_factory):
     ends = "[endLabels(0.12345, 0.12346), endLabels(0.5, 2), endLabels(0.5, 0.5)]"
-    everything = (
+    heads_and_maps = (
         f"{{graphs: {GRAPHS}, matrix: Array.from(state.map.matrix), title: document.title, ends: {ends}}}"
     )
-    return looked_at(page, tmp_path_factory.mktemp("clicked"), script=CLICK + probe(everything))
+    return looked_at(page, tmp_path_factory.mktemp("clicked"), script=CLICK + probe(heads_and_maps))
 
 
 @in_a_browser
@@ -79,8 +79,8 @@ def test_the_graph_at_a_threshold_is_that_of_the_kernels(clicked):
     for threshold, facts, lines in clicked.probe["graphs"]:
         betti = asc.betti_numbers(attention()[1, 2], [threshold])[0].tolist()
         edges = round(float(asc.graph_statistics(attention()[1, 2], [threshold]).density) * N * (N - 1) / 2)
-        found = list(map(int, re.search(r"(\d+) of \d+ pairs.* β₀ (\d+) · β₁ (\d+)", facts).groups()))
-        assert found == [edges, *betti], threshold
+        result = list(map(int, re.search(r"(\d+) of \d+ pairs.* β₀ (\d+) · β₁ (\d+)", facts).groups()))
+        assert result == [edges, *betti], threshold
         assert lines == edges
     assert len({facts for _, facts, _ in clicked.probe["graphs"]}) > 2
 
@@ -104,36 +104,36 @@ def test_tokens_that_look_like_markup_stay_text(clicked):
 @pytest.mark.parametrize(("dtype", "causal"), [(torch.bfloat16, True), (torch.float16, False)], ids=str)
 def test_an_address_opens_a_head_and_every_entry_arrives(tmp_path, dtype, causal):
     maps = attention(dtype, causal)
-    found = looked_at(
+    result = looked_at(
         asc.view(maps),
         tmp_path,
         "#layer=2&head=1&metric=stable_rank",
         probe("[Array.from(state.map.matrix), valueOf(state.metric, 2, 1)]"),
     )
-    assert found.text["head-title"] == "Layer 2, head 1"
-    assert found.pressed == [(2, 1)]
-    assert np.array_equal(np.array(found.probe[0]).reshape(N, N), maps[2, 1].double().numpy())
-    assert found.probe[1] == pytest.approx(float(asc.stable_rank(maps[2, 1])), rel=1e-5)
-    assert f"stable rank{found.probe[1]:.3g}" in found.text["numbers"]
+    assert result.text["head-title"] == "Layer 2, head 1"
+    assert result.pressed == [(2, 1)]
+    assert np.array_equal(np.array(result.probe[0]).reshape(N, N), maps[2, 1].double().numpy())
+    assert result.probe[1] == pytest.approx(float(asc.stable_rank(maps[2, 1])), rel=1e-5)
+    assert f"stable rank{result.probe[1]:.3g}" in result.text["numbers"]
 
 
 @in_a_browser
 def test_results_without_matrices_open_on_the_strongest_head(tmp_path):
     results = asc.analyze(tiny("llama"), [[1, 2, 3, 4, 5]], ["sink_share"])
-    found = looked_at(asc.view(results), tmp_path, "", probe("data.maps.length"))
+    result = looked_at(asc.view(results), tmp_path, "", probe("data.maps.length"))
     strongest = results["heads"].set_index(["layer", "head"])["sink_share"].idxmax()
-    assert found.pressed == [strongest]
-    assert found.probe == 0
+    assert result.pressed == [strongest]
+    assert result.probe == 0
 
 
 @in_a_browser
 def test_stored_results_show_the_matrices_that_the_run_kept_and_say_why_others_are_missing(tmp_path):
     page = asc.view(made.make_results(token=EVIL, group=EVIL))
-    kept = looked_at(page, tmp_path, "#layer=1&head=0", probe("Array.from(state.map.matrix)"))
-    assert np.allclose(np.array(kept.probe).reshape(N, N), made.attention(), rtol=1e-7, atol=0)
-    assert EVIL in kept.text["tokens"]
-    assert EVIL in kept.text["input"]
-    assert "why" not in kept.text
+    shown_matrix = looked_at(page, tmp_path, "#layer=1&head=0", probe("Array.from(state.map.matrix)"))
+    assert np.allclose(np.array(shown_matrix.probe).reshape(N, N), made.attention(), rtol=1e-7, atol=0)
+    assert EVIL in shown_matrix.text["tokens"]
+    assert EVIL in shown_matrix.text["input"]
+    assert "why" not in shown_matrix.text
     other = looked_at(page, tmp_path, "#layer=0&head=1")
     assert "matrices of L1H0 only" in other.text["why"]
     assert "hidden" in other.attributes["of-matrix"]
@@ -141,18 +141,18 @@ def test_stored_results_show_the_matrices_that_the_run_kept_and_say_why_others_a
 
 @in_a_browser
 def test_results_without_matrices_say_what_to_do(tmp_path):
-    whole = made.make_results()
-    bare = Results({name: whole.table(name) for name in ("heads", "samples")})
-    found = looked_at(asc.view(bare), tmp_path, "#layer=0&head=1")
-    assert "numbers, not attention matrices" in found.text["why"]
-    assert found.pressed == [(0, 1)]
+    results = made.make_results()
+    bare = Results({name: results.table(name) for name in ("heads", "samples")})
+    result = looked_at(asc.view(bare), tmp_path, "#layer=0&head=1")
+    assert "numbers, not attention matrices" in result.text["why"]
+    assert result.pressed == [(0, 1)]
 
 
 def test_maps_hold_the_metrics(page):
     maps, contents = attention(), page.contents
     values = {
-        one["name"]: torch.tensor(grid)
-        for one, grid in zip(contents["metrics"], contents["values"][0][0], strict=True)
+        metric["name"]: torch.tensor(grid)
+        for metric, grid in zip(contents["metrics"], contents["values"][0][0], strict=True)
     }
     expected = {
         "fiedler_value": asc.fiedler_value(maps),
@@ -164,7 +164,9 @@ def test_maps_hold_the_metrics(page):
     }
     for name, value in expected.items():
         torch.testing.assert_close(values[name].double(), value, rtol=1e-5, atol=1e-6)
-    uniform = dict(zip((one["name"] for one in contents["metrics"]), contents["uniform"][0], strict=True))
+    uniform = dict(
+        zip((metric["name"] for metric in contents["metrics"]), contents["uniform"][0], strict=True)
+    )
     assert uniform["sink_share"] == pytest.approx(sum(1 / k for k in range(1, N + 1)) / N, rel=1e-5)
 
 
@@ -172,7 +174,7 @@ def test_stored_maps_are_means_over_samples_at_their_checkpoint_and_input():
     contents = asc.view(made.make_results()).contents
     assert contents["checkpoints"] == ["step 0", "step 2", "step 64"]
     assert contents["inputs"] == ["text", "copying"]
-    names = [one["name"] for one in contents["metrics"]]
+    names = [metric["name"] for metric in contents["metrics"]]
     half = made.SAMPLES // 2
     for checkpoint, step in enumerate(made.STEPS):
         for group, samples in enumerate([range(half), range(half, made.SAMPLES)]):
@@ -189,11 +191,11 @@ def test_stored_maps_are_means_over_samples_at_their_checkpoint_and_input():
 
 
 def test_counts_of_non_finite_maps_are_left_out_of_means():
-    whole = made.make_results()
-    heads = whole.table("heads").assign(sink_count=2)
+    results = made.make_results()
+    heads = results.table("heads").assign(sink_count=2)
     heads.loc[heads["sample"] == 0, "sink_count"] = -1
-    contents = asc.view(Results({"heads": heads, "samples": whole.table("samples")})).contents
-    at = [one["name"] for one in contents["metrics"]].index("sink_count")
+    contents = asc.view(Results({"heads": heads, "samples": results.table("samples")})).contents
+    at = [metric["name"] for metric in contents["metrics"]].index("sink_count")
     assert contents["values"][0][0][at] == [[2.0] * made.HEADS] * made.LAYERS
 
 
@@ -218,7 +220,10 @@ def test_a_notebook_gets_the_page_in_a_frame(page):
 def test_a_full_page_says_what_it_left_out():
     room = 2 * (N * (N + 1) // 2) * 16 // 3
     contents = asc.view(attention(), max_bytes=room).contents
-    assert [(one["layer"], one["head"]) for one in contents["maps"]] == [(0, 0), (0, 1)]
+    assert [(attention_map["layer"], attention_map["head"]) for attention_map in contents["maps"]] == [
+        (0, 0),
+        (0, 1),
+    ]
     assert "first 2 of 12" in contents["notes"][0]
 
 
@@ -296,15 +301,15 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
     assert asc.view(results).contents["maps"] == []
     page = asc.view(asc.load(results.path), sample=2)
     assert len(page.contents["maps"]) == 2 * 4
-    assert {one["sample"] for one in page.contents["maps"]} == {2}
+    assert {attention_map["sample"] for attention_map in page.contents["maps"]} == {2}
     if CHROMIUM is not None:
-        found = looked_at(page, tmp_path, "#layer=1&head=2", probe("Array.from(state.map.matrix)"))
+        result = looked_at(page, tmp_path, "#layer=1&head=2", probe("Array.from(state.map.matrix)"))
         from transformers import AutoModelForCausalLM
 
         ids = torch.tensor([list(results.table("samples")["token_ids"][2])])
         with asc.capture(AutoModelForCausalLM.from_pretrained(model).eval()) as recording:
             maps = [layer.attention[0].clone() for layer in recording.run(input_ids=ids)]
-        assert np.allclose(np.array(found.probe), maps[1][2].numpy().ravel(), atol=1e-6)
+        assert np.allclose(np.array(result.probe), maps[1][2].numpy().ravel(), atol=1e-6)
     with pytest.raises(ResultsError, match="no sample 7, only 0 to 2"):
         asc.view(results, sample=7)
     with pytest.raises(ValueError, match="sample does not go with tensors"):
@@ -323,12 +328,15 @@ def test_arrays_are_maps():
 
 
 def test_columns_of_the_other_protocol_are_not_shown():
-    whole = made.make_results()
-    heads = whole.table("heads").assign(entropy_bits=np.nan, strongest_key=-1)
+    results = made.make_results()
+    heads = results.table("heads").assign(entropy_bits=np.nan, strongest_key=-1)
     other = heads.assign(protocol="ruscio2025", entropy_bits=1.5, strongest_key=3, fiedler_value=np.nan)
-    samples = whole.table("samples")
+    samples = results.table("samples")
     names = [
-        {one["name"] for one in asc.view(Results({"heads": table, "samples": samples})).contents["metrics"]}
+        {
+            metric["name"]
+            for metric in asc.view(Results({"heads": table, "samples": samples})).contents["metrics"]
+        }
         for table in (pd.concat([heads, other], ignore_index=True), other)
     ]
     assert "fiedler_value" in names[0]
@@ -338,31 +346,35 @@ def test_columns_of_the_other_protocol_are_not_shown():
 
 
 def test_graphs_without_rows_leave_the_heads():
-    whole = made.make_results()
-    graphs = whole.table("graphs")
-    tables = {"heads": whole.table("heads"), "graphs": graphs.iloc[:0]}
+    results = made.make_results()
+    graphs = results.table("graphs")
+    tables = {"heads": results.table("heads"), "graphs": graphs.iloc[:0]}
     contents = asc.view(Results(tables)).contents
     assert {metric["group"] for metric in contents["metrics"]} == {"heads"}
 
 
 def test_a_run_of_the_published_protocol_alone_says_so():
-    whole = made.make_results()
-    heads = whole.table("heads").assign(protocol="ruscio2025")
-    contents = asc.view(Results({"heads": heads, "samples": whole.table("samples")})).contents
+    results = made.make_results()
+    heads = results.table("heads").assign(protocol="ruscio2025")
+    contents = asc.view(Results({"heads": heads, "samples": results.table("samples")})).contents
     assert contents["notes"] == ["The numbers are those of protocol ruscio2025."]
 
 
 def test_betti_numbers_and_outliers_come_from_the_kernels():
     maps = attention()
-    found = next(one for one in asc.view(maps).contents["maps"] if (one["layer"], one["head"]) == (1, 2))
+    result = next(
+        attention_map
+        for attention_map in asc.view(maps).contents["maps"]
+        if (attention_map["layer"], attention_map["head"]) == (1, 2)
+    )
     for threshold in (0.5, 0.1, 0.02, 0.003):
         scale = 1 - threshold
-        steps = [step[1:] for step in found["betti"] if step[0] <= scale]
+        steps = [step[1:] for step in result["betti"] if step[0] <= scale]
         assert steps[-1] == asc.betti_numbers(maps[1, 2], [threshold])[0].tolist()
     law = asc.marchenko_pastur(maps[1, 2])
-    assert found["spectrum"]["outliers"] == int(law.outliers)
-    assert found["spectrum"]["ks"] == pytest.approx(float(law.ks), rel=1e-5)
-    below, above = sorted(found["spectrum"]["between"])
+    assert result["spectrum"]["outliers"] == int(law.outliers)
+    assert result["spectrum"]["ks"] == pytest.approx(float(law.ks), rel=1e-5)
+    below, above = sorted(result["spectrum"]["between"])
     assert above - below == pytest.approx(float(law.ks), abs=2e-4)
 
 

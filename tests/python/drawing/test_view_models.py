@@ -33,12 +33,17 @@ def test_a_model_and_a_text_are_a_page():
     page = asc.view(model, ids, head=(1, 2))
     with asc.capture(model) as recording:
         maps = [layer.attention[0].clone() for layer in recording.run(input_ids=torch.tensor([ids]))]
-    stored = {(one["layer"], one["head"]): one for one in page.contents["maps"]}
+    stored = {
+        (attention_map["layer"], attention_map["head"]): attention_map
+        for attention_map in page.contents["maps"]
+    }
     assert sorted(stored) == [(layer, head) for layer in range(2) for head in range(4)]
-    assert stored[1, 2]["tokens"] == [str(one) for one in ids]
-    share = next(at for at, one in enumerate(page.contents["metrics"]) if one["name"] == "sink_share")
+    assert stored[1, 2]["tokens"] == [str(token_id) for token_id in ids]
+    share = next(at for at, metric in enumerate(page.contents["metrics"]) if metric["name"] == "sink_share")
     shown = np.array(page.contents["values"][0][0][share], dtype=float)
-    assert np.allclose(shown, [asc.sink_share(one).share.numpy() for one in maps], rtol=1e-5)
+    assert np.allclose(
+        shown, [asc.sink_share(attention_map).share.numpy() for attention_map in maps], rtol=1e-5
+    )
     assert page.contents["open"] == [1, 2]
 
 
@@ -68,9 +73,9 @@ def test_an_encoder_decoder_has_three_kinds_of_attention(tmp_path):
     model = T5ForConditionalGeneration(T5Config(**shape)).eval()
     page = asc.view(model, ([3, 4, 5, 6, 7], [1, 9, 10]))
     assert page.contents["inputs"] == ["encoder", "decoder", "cross"]
-    crossing = [one for one in page.contents["maps"] if one["input"] == 2]
+    crossing = [attention_map for attention_map in page.contents["maps"] if attention_map["input"] == 2]
     assert len(crossing) == 3 * 4
-    assert all(len(one["tokens"]) == 5 and len(one["queries"]) == 3 for one in crossing)
+    assert all(len(page_map["tokens"]) == 5 and len(page_map["queries"]) == 3 for page_map in crossing)
     assert all(cell is None for metric in page.contents["values"][0][2] for row in metric for cell in row)
     if CHROMIUM is not None:
         script = "state.input = 2; at('input').value = 2; choose(2, 1); " + probe(
@@ -130,11 +135,11 @@ def test_raw_marks_of_vocabularies_are_text():
 
 
 def test_a_mean_with_an_infinite_sample_is_infinite():
-    whole = made.make_results()
-    heads = whole.table("heads")
+    results = made.make_results()
+    heads = results.table("heads")
     heads.loc[(heads["sample"] == 1) & (heads["layer"] == 0) & (heads["head"] == 1), "mp_ks"] = np.inf
-    page = asc.view(Results({"heads": heads, "samples": whole.table("samples")}))
-    at = [one["name"] for one in page.contents["metrics"]].index("mp_ks")
+    page = asc.view(Results({"heads": heads, "samples": results.table("samples")}))
+    at = [metric["name"] for metric in page.contents["metrics"]].index("mp_ks")
     assert page.contents["values"][0][0][at][0][1] == "Infinity"
     assert "Infinity" not in page.contents["values"][0][1][at][0], "the other input set has none"
     json.dumps(page.contents, allow_nan=False)
@@ -145,7 +150,7 @@ def test_infinity_is_shown_and_colours_leave_it_out(tmp_path):
     page = asc.view(attention())
     page.contents["values"][0][0][0][1][2] = "Infinity"
     box = """document.querySelector('[data-layer="1"][data-head="2"]').getAttribute("aria-label")"""
-    found = looked_at(page, tmp_path, "#layer=1&head=2", probe(f"[{box}, at('scale').textContent]"))
-    assert found.probe[0] == "layer 1 head 2: ∞"
-    assert "Fiedler value∞0.51 of 12" in found.text["numbers"]
-    assert "∞" not in found.probe[1]
+    result = looked_at(page, tmp_path, "#layer=1&head=2", probe(f"[{box}, at('scale').textContent]"))
+    assert result.probe[0] == "layer 1 head 2: ∞"
+    assert "Fiedler value∞0.51 of 12" in result.text["numbers"]
+    assert "∞" not in result.probe[1]

@@ -25,19 +25,19 @@ def lambda2(a, **options):
 @pytest.mark.parametrize("n", [1, 2, *SIZES])
 def test_equals_numpy(n, options):
     maps = [attention_map(n, kind, seed=n) for kind in KINDS]
-    found = asc.fiedler_value(torch.tensor(np.array(maps)), **options).numpy()
+    result = asc.fiedler_value(torch.tensor(np.array(maps)), **options).numpy()
     expected = np.array([lambda2(a, **options) for a in maps])
     # a LAPACK eigenvalue is itself only known to a rounding of the largest one
     largest = max(1.0, max(oracle(a, **options)[-1] for a in maps))
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14 * largest)
+    np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-14 * largest)
 
 
 @pytest.mark.parametrize("n", [255, 639, 640])
 def test_large_maps_equal_numpy(n):
     maps = [attention_map(n, kind, seed=n) for kind in ("causal", "local")]
     for options in ({}, {"normalized": True}):
-        found = asc.fiedler_value(torch.tensor(np.array(maps)), **options).numpy()
-        np.testing.assert_allclose(found, [lambda2(a, **options) for a in maps], rtol=1e-9, atol=1e-14)
+        result = asc.fiedler_value(torch.tensor(np.array(maps)), **options).numpy()
+        np.testing.assert_allclose(result, [lambda2(a, **options) for a in maps], rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -113,8 +113,10 @@ def test_a_result_never_depends_on_its_neighbours(n):
     for options in ({}, {"normalized": True}, {"threshold": 0.02}):
         with pytest.warns(RuntimeWarning):
             together = asc.fiedler_value(a, **options)
-        alone = [asc.fiedler_value(a[i], **options) for i in range(11) if i != 5]
-        assert torch.equal(together[torch.arange(11) != 5].nan_to_num(-7), torch.stack(alone).nan_to_num(-7))
+        single_map = [asc.fiedler_value(a[i], **options) for i in range(11) if i != 5]
+        assert torch.equal(
+            together[torch.arange(11) != 5].nan_to_num(-7), torch.stack(single_map).nan_to_num(-7)
+        )
         assert torch.isnan(together[5])
 
 
@@ -124,12 +126,12 @@ def test_threads_do_not_change_a_bit(n):
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = asc.fiedler_value(a)
+        single_result = asc.fiedler_value(a)
         torch.set_num_threads(2)
         two = asc.fiedler_value(a)
     finally:
         torch.set_num_threads(threads)
-    assert torch.equal(one, two)
+    assert torch.equal(single_result, two)
 
 
 @settings(max_examples=80)
@@ -159,9 +161,9 @@ def test_trained_heads_equal_lapack(model, file):
     maps = np.load(path)["attn"].reshape(-1, 64, 64)
     for n in (17, 32, 48, 64):
         part = np.ascontiguousarray(maps[:, :n, :n])
-        found = asc.fiedler_value(torch.from_numpy(part)).numpy()
+        result = asc.fiedler_value(torch.from_numpy(part)).numpy()
         expected = np.array([lambda2(a) for a in part])
-        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-14)
         fast = asc.fiedler_value(torch.from_numpy(part), precision="fast").numpy()
         np.testing.assert_allclose(fast, expected, rtol=1e-6, atol=1e-14)
 
@@ -187,8 +189,11 @@ def test_two_close_eigenvalues_are_distinguished(split, n, seed):
     # a ring of single edges has λ2 three orders below its largest eigenvalue, all that LAPACK resolves
     bound = n * 2.0**-50 * np.array([weights(a).sum(0).max() for a in maps])
     for precision, tolerance in (("exact", 1e-9), ("fast", 1e-6)):
-        found = asc.fiedler_value(torch.tensor(maps), precision=precision).numpy()
-        assert np.all(np.abs(found - expected) <= tolerance * expected + bound), (found / expected - 1, bound)
+        result = asc.fiedler_value(torch.tensor(maps), precision=precision).numpy()
+        assert np.all(np.abs(result - expected) <= tolerance * expected + bound), (
+            result / expected - 1,
+            bound,
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -218,9 +223,9 @@ def test_strided_views_are_read_in_place_and_untouched(n):
 def test_ragged_lengths_equal_the_leading_blocks():
     a = attention_batch((12,), 50)
     lengths = [50, 1, 2, 3, 33, 32, 33, 40, 50, 7, 33, 33]
-    found = asc.fiedler_value(a, lengths=lengths)
+    result = asc.fiedler_value(a, lengths=lengths)
     for i, m in enumerate(lengths):
-        assert torch.equal(found[i], asc.fiedler_value(a[i, :m, :m])), (i, m)
+        assert torch.equal(result[i], asc.fiedler_value(a[i, :m, :m])), (i, m)
     vectors = asc.fiedler_vector(a, lengths=lengths)
     for i, m in enumerate(lengths):
         assert torch.isnan(vectors[i, m:]).all()
@@ -273,8 +278,8 @@ def test_vectors_equal_lapack(n):
     star[:, 0] = 1.0
     maps = np.array([*maps, bridge, alike, star, np.eye(n)])
     for options in ({}, {"normalized": True}, {"threshold": 0.02}):
-        found = asc.fiedler_vector(torch.tensor(maps), **options).numpy()
-        for a, vector in zip(maps, found, strict=True):
+        result = asc.fiedler_vector(torch.tensor(maps), **options).numpy()
+        for a, vector in zip(maps, result, strict=True):
             w = weights(a, threshold=options.get("threshold"))
             d = w.sum(0)
             laplacian, null = np.diag(d) - w, np.ones(n)
@@ -301,16 +306,16 @@ def test_vectors_do_not_depend_on_company_or_threads():
     try:
         torch.set_num_threads(1)
         with pytest.warns(RuntimeWarning):
-            one = asc.fiedler_vector(a)
+            single_result = asc.fiedler_vector(a)
         torch.set_num_threads(7)
         with pytest.warns(RuntimeWarning):
-            many = asc.fiedler_vector(a)
+            vectors = asc.fiedler_vector(a)
     finally:
         torch.set_num_threads(threads)
-    assert torch.equal(one.nan_to_num(-7), many.nan_to_num(-7))
-    assert torch.isnan(one[4]).all()
+    assert torch.equal(single_result.nan_to_num(-7), vectors.nan_to_num(-7))
+    assert torch.isnan(single_result[4]).all()
     for i in (0, 2, 8):
-        assert torch.equal(asc.fiedler_vector(a[i]), one[i])
+        assert torch.equal(asc.fiedler_vector(a[i]), single_result[i])
 
 
 def test_uniform_causal_attention_and_one_token():

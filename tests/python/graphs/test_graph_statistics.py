@@ -51,10 +51,10 @@ def oracle(a, t):
     }
 
 
-def assert_matches(found, a, thresholds):
+def assert_matches(result, a, thresholds):
     for k, t in enumerate(thresholds):
         for field, expected in oracle(a, t).items():
-            value = getattr(found, field)[..., k].item()
+            value = getattr(result, field)[..., k].item()
             scale = len(a) if field in ("fiedler_value", "laplacian_gap") else 1.0
             assert value == pytest.approx(expected, rel=1e-10, abs=1e-11 * scale, nan_ok=True), (field, t)
 
@@ -74,8 +74,8 @@ def test_more_rows_than_a_byte_counts():
 def test_more_thresholds_than_a_byte_counts():
     a = attention_map(9, "full", seed=4)
     thresholds = np.linspace(0.001, 0.6, 600)[::-1].copy()
-    found = asc.graph_statistics(torch.tensor(a), torch.tensor(thresholds))
-    assert_matches(found, a, thresholds)
+    result = asc.graph_statistics(torch.tensor(a), torch.tensor(thresholds))
+    assert_matches(result, a, thresholds)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -84,11 +84,11 @@ def test_compares_each_entry_as_the_number_it_stands_for(dtype):
     # thresholds that entries meet exactly, and ones just above them in float64
     exact = [float(batch[0, 1, 5, 2]), float(batch[1, 3, 7, 7])]
     thresholds = sorted({t for e in exact for t in (e, np.nextafter(e, 1.0))})
-    found = asc.graph_statistics(batch, thresholds)
+    result = asc.graph_statistics(batch, thresholds)
     for i in range(2):
         for h in range(6):
-            one = asc.GraphStatistics(*(field[i, h] for field in found))
-            assert_matches(one, batch[i, h].double().numpy(), thresholds)
+            single_result = asc.GraphStatistics(*(field[i, h] for field in result))
+            assert_matches(single_result, batch[i, h].double().numpy(), thresholds)
 
 
 def graph(n, edges):
@@ -126,30 +126,34 @@ def test_closed_forms():
 
 
 def test_two_components_have_an_exact_zero_and_the_smaller_half_decides_the_gap():
-    found = asc.graph_statistics(
+    result = asc.graph_statistics(
         graph(7, [(0, 1), (1, 2), (3, 4), (4, 5), (5, 6), (3, 5), (3, 6), (4, 6)]), 0.3
     )
-    assert found.fiedler_value.item() == 0.0
-    assert found.laplacian_gap.item() == pytest.approx(1.0)  # path of 3 against complete of 4
+    assert result.fiedler_value.item() == 0.0
+    assert result.laplacian_gap.item() == pytest.approx(1.0)  # path of 3 against complete of 4
 
 
 def test_no_edge_at_all():
-    found = asc.graph_statistics(torch.eye(5), 0.2)
-    assert found.components.item() == 5
-    assert [f.item() for f in (found.gini, found.in_degree_gini, found.density, found.hub_share)] == [
+    result = asc.graph_statistics(torch.eye(5), 0.2)
+    assert result.components.item() == 5
+    assert [f.item() for f in (result.gini, result.in_degree_gini, result.density, result.hub_share)] == [
         0,
         0,
         0,
         0,
     ]
-    assert not found.effective.item()
+    assert not result.effective.item()
 
 
 def test_small_maps():
-    one = asc.graph_statistics(torch.ones(1, 1), 0.2)
-    assert (one.fiedler_value.item(), one.components.item(), one.gini.item()) == (0, 1, 0)
+    single_result = asc.graph_statistics(torch.ones(1, 1), 0.2)
+    assert (
+        single_result.fiedler_value.item(),
+        single_result.components.item(),
+        single_result.gini.item(),
+    ) == (0, 1, 0)
     for field in ("laplacian_gap", "density", "hub_share", "centralization", "star_likeness"):
-        assert torch.isnan(getattr(one, field)).all(), field
+        assert torch.isnan(getattr(single_result, field)).all(), field
     two = asc.graph_statistics(torch.full((2, 2), 0.5), 0.2)
     assert (two.fiedler_value.item(), two.density.item(), two.hub_share.item()) == (pytest.approx(2), 1, 1)
     for field in ("laplacian_gap", "centralization", "star_likeness"):
@@ -159,17 +163,17 @@ def test_small_maps():
 def test_k_over_n_is_each_maps_own_n():
     a = attention_batch((4,), 12)
     lengths = torch.tensor([12, 7, 3, 1])
-    found = asc.graph_statistics(a, ["1/n", 0.1, "2/n", "4/n"], lengths=lengths)
+    result = asc.graph_statistics(a, ["1/n", 0.1, "2/n", "4/n"], lengths=lengths)
     for i, m in enumerate(lengths.tolist()):
-        own = asc.graph_statistics(
+        single_result = asc.graph_statistics(
             a[i, :m, :m], [1 / m, 0.1, 2 / m, 4 / m] if m > 4 else ["1/n", 0.1, "2/n", "4/n"]
         )
-        for field, value in found._asdict().items():
+        for field, value in result._asdict().items():
             torch.testing.assert_close(
-                value[i], getattr(own, field), equal_nan=True, rtol=0, atol=0, msg=field
+                value[i], getattr(single_result, field), equal_nan=True, rtol=0, atol=0, msg=field
             )
-    assert found.components[3].tolist() == [1, 1, 1, 1]
-    assert found.components[2, 3].item() == 3  # 4/3 is above every entry
+    assert result.components[3].tolist() == [1, 1, 1, 1]
+    assert result.components[2, 3].item() == 3  # 4/3 is above every entry
 
 
 def test_non_finite_maps_leave_their_neighbours_alone():
@@ -177,8 +181,8 @@ def test_non_finite_maps_leave_their_neighbours_alone():
     clean = asc.graph_statistics(a, THRESHOLDS)
     a[1, 0, 4, 9] = float("inf")
     with pytest.warns(RuntimeWarning, match="graph_statistics: 1 of 6 matrices"):
-        found = asc.graph_statistics(a, THRESHOLDS)
-    for field, value in found._asdict().items():
+        result = asc.graph_statistics(a, THRESHOLDS)
+    for field, value in result._asdict().items():
         bad = value[1, 0]
         if value.dtype == torch.int64:
             assert (bad == -1).all()
@@ -214,12 +218,12 @@ def test_threads_do_not_change_a_bit():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = asc.graph_statistics(a, THRESHOLDS)
+        single_result = asc.graph_statistics(a, THRESHOLDS)
         torch.set_num_threads(2)
         two = asc.graph_statistics(a, THRESHOLDS)
     finally:
         torch.set_num_threads(threads)
-    for x, y in zip(one, two, strict=True):
+    for x, y in zip(single_result, two, strict=True):
         assert torch.equal(x, y)
 
 
@@ -227,16 +231,16 @@ def test_threads_do_not_change_a_bit():
 @given(attention_maps(largest=20), st.integers(0, 2**31), st.floats(0.001, 0.9))
 def test_laws(a, seed, threshold):
     n = len(a)
-    found = asc.graph_statistics(torch.tensor(a), [threshold, min(0.95, 2 * threshold)])
+    result = asc.graph_statistics(torch.tensor(a), [threshold, min(0.95, 2 * threshold)])
     order = np.random.default_rng(seed).permutation(n)
     relabelled = asc.graph_statistics(
         torch.tensor(a[np.ix_(order, order)]), [threshold, min(0.95, 2 * threshold)]
     )
-    for x, y in zip(found, relabelled, strict=True):
+    for x, y in zip(result, relabelled, strict=True):
         torch.testing.assert_close(x, y, equal_nan=True, rtol=1e-10, atol=1e-10 * n)
     # more edges never disconnect, and every share stays within its range
-    assert found.components[0] <= found.components[1]
-    assert found.fiedler_value[0] >= found.fiedler_value[1] - 1e-10 * n
+    assert result.components[0] <= result.components[1]
+    assert result.fiedler_value[0] >= result.fiedler_value[1] - 1e-10 * n
     for field in (
         "density",
         "hub_share",
@@ -246,12 +250,12 @@ def test_laws(a, seed, threshold):
         "in_degree_gini",
         "in_degree_centralization",
     ):
-        value = getattr(found, field)
+        value = getattr(result, field)
         assert ((value >= 0) & (value <= 1 + 1e-15) | torch.isnan(value)).all(), field
-    assert ((found.components == 1) == (found.fiedler_value > 1e-10)).all() or n == 1
+    assert ((result.components == 1) == (result.fiedler_value > 1e-10)).all() or n == 1
     # zeros of the thresholded Laplacian count the components
     values = asc.laplacian_eigenvalues(torch.tensor(a), threshold=threshold)
-    assert int((values == 0).sum()) == found.components[0].item()
+    assert int((values == 0).sum()) == result.components[0].item()
 
 
 def test_order_and_repetition_of_thresholds_do_not_matter():
@@ -303,8 +307,8 @@ def test_bad_arguments(arguments, message):
 def test_an_empty_batch_is_an_empty_result():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = asc.graph_statistics(torch.zeros(0, 3, 5, 5), [0.1, 0.2])
-    assert found.components.shape == (0, 3, 2)
+        result = asc.graph_statistics(torch.zeros(0, 3, 5, 5), [0.1, 0.2])
+    assert result.components.shape == (0, 3, 2)
 
 
 def test_signature():

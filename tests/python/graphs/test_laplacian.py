@@ -48,9 +48,9 @@ OPTIONS = [
 def test_equals_numpy(n, options):
     for kind in KINDS:
         a = attention_map(n, kind, seed=n)
-        found = asc.laplacian_eigenvalues(torch.tensor(a), **options).numpy()
+        result = asc.laplacian_eigenvalues(torch.tensor(a), **options).numpy()
         expected = oracle(a, **options)
-        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13 * max(1.0, expected[-1]))
+        np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-13 * max(1.0, expected[-1]))
 
 
 def test_closed_forms():
@@ -104,13 +104,13 @@ def test_relabelling_scaling_trace_and_bounds(a, seed, factor, symmetrize):
 
 def test_k_smallest_and_ragged_lengths():
     a = attention_batch((5,), 9)
-    everything = asc.laplacian_eigenvalues(a)
-    assert torch.equal(asc.laplacian_eigenvalues(a, 3), everything[:, :3])
-    found = asc.laplacian_eigenvalues(a, 4, lengths=[9, 5, 2, 1, 4])
+    all_eigenvalues = asc.laplacian_eigenvalues(a)
+    assert torch.equal(asc.laplacian_eigenvalues(a, 3), all_eigenvalues[:, :3])
+    result = asc.laplacian_eigenvalues(a, 4, lengths=[9, 5, 2, 1, 4])
     for i, m in enumerate([9, 5, 2, 1, 4]):
-        own = asc.laplacian_eigenvalues(a[i, :m, :m], min(m, 4))
-        assert torch.equal(found[i, : min(m, 4)], own)
-        assert torch.isnan(found[i, min(m, 4) :]).all()
+        eigenvalues_of_map = asc.laplacian_eigenvalues(a[i, :m, :m], min(m, 4))
+        assert torch.equal(result[i, : min(m, 4)], eigenvalues_of_map)
+        assert torch.isnan(result[i, min(m, 4) :]).all()
 
 
 def test_gap():
@@ -130,8 +130,8 @@ def test_the_gap_takes_every_option(options):
     for kind in KINDS:
         a = attention_map(12, kind, seed=3)
         values = oracle(a, **options)
-        found = asc.laplacian_gap(torch.tensor(a), **options).item()
-        assert found == pytest.approx(values[2] - values[1], rel=1e-9, abs=1e-12)
+        result = asc.laplacian_gap(torch.tensor(a), **options).item()
+        assert result == pytest.approx(values[2] - values[1], rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -142,10 +142,10 @@ def test_half_types_are_widened_exactly(dtype):
 
 def test_negative_weights_are_not_hidden():
     a = attention_map(8, "full", 2) - 0.2
-    found = asc.laplacian_eigenvalues(torch.tensor(a)).numpy()
+    result = asc.laplacian_eigenvalues(torch.tensor(a)).numpy()
     expected = oracle(a)
     assert expected[0] < -0.1
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
+    np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-13)
     assert torch.isnan(asc.laplacian_eigenvalues(torch.tensor(a), normalized=True)).all()
     with pytest.raises(ValueError, match="must hold finite entries"):
         asc.laplacian_eigenvalues(torch.tensor(a), validate=True)
@@ -156,9 +156,9 @@ def test_non_finite_maps_leave_their_neighbours_alone():
     clean = asc.laplacian_eigenvalues(a)
     a[2, 3, 1] = float("nan")
     with pytest.warns(RuntimeWarning, match="laplacian_eigenvalues: 1 of 4 matrices"):
-        found = asc.laplacian_eigenvalues(a)
-    assert torch.isnan(found[2]).all()
-    assert torch.equal(found[[0, 1, 3]], clean[[0, 1, 3]])
+        result = asc.laplacian_eigenvalues(a)
+    assert torch.isnan(result[2]).all()
+    assert torch.equal(result[[0, 1, 3]], clean[[0, 1, 3]])
 
 
 @pytest.mark.parametrize("n", [4, 33, 130, 258])
@@ -182,8 +182,8 @@ def test_a_result_never_depends_on_its_neighbours_or_threads(n):
                     again = asc.laplacian_eigenvalues(a, **options)
                 assert torch.equal(again.nan_to_num(-7), together.nan_to_num(-7))
             for i in (0, 3, 7, 8, 9, 11, 18):
-                alone = asc.laplacian_eigenvalues(a[i], **options)
-                assert torch.equal(alone.nan_to_num(-7), together[i].nan_to_num(-7)), i
+                single_result = asc.laplacian_eigenvalues(a[i], **options)
+                assert torch.equal(single_result.nan_to_num(-7), together[i].nan_to_num(-7)), i
             assert torch.isnan(together[5]).all()
     finally:
         torch.set_num_threads(threads)
@@ -201,8 +201,8 @@ def test_strided_views():
 @pytest.mark.parametrize("scale", [1e-250, 1e-60, 1e80, 1e200])
 def test_the_scale_of_the_weights_is_that_of_the_eigenvalues(scale):
     a = attention_batch((3,), 20).double()
-    found = asc.laplacian_eigenvalues(a * scale) / scale
-    torch.testing.assert_close(found, asc.laplacian_eigenvalues(a), rtol=1e-10, atol=1e-13)
+    result = asc.laplacian_eigenvalues(a * scale) / scale
+    torch.testing.assert_close(result, asc.laplacian_eigenvalues(a), rtol=1e-10, atol=1e-13)
 
 
 def test_a_thin_bridge_against_mpmath():
@@ -219,9 +219,9 @@ def test_a_thin_bridge_against_mpmath():
                     exact[i, j] -= mpmath.mpf(a[i, j].item())
                     exact[i, i] += mpmath.mpf(a[i, j].item())
         values = sorted(float(v) for v in mpmath.eigsy(exact, eigvals_only=True))
-    found = asc.laplacian_eigenvalues(a).tolist()
-    assert found[0] == 0.0
-    for ours, true in zip(found, values, strict=True):
+    result = asc.laplacian_eigenvalues(a).tolist()
+    assert result[0] == 0.0
+    for ours, true in zip(result, values, strict=True):
         assert abs(ours - true) < 1e-14
 
 
@@ -232,9 +232,9 @@ def test_trained_heads_equal_lapack(model):
         pytest.skip(f"{path} is absent")
     maps = np.load(path)["attn"].reshape(-1, 64, 64)
     for normalized in (False, True):
-        found = asc.laplacian_eigenvalues(torch.from_numpy(maps), normalized=normalized).numpy()
+        result = asc.laplacian_eigenvalues(torch.from_numpy(maps), normalized=normalized).numpy()
         expected = np.array([oracle(a, normalized=normalized) for a in maps])
-        error = np.abs(found - expected).max(-1) / expected[:, -1]
+        error = np.abs(result - expected).max(-1) / expected[:, -1]
         assert error.max() < 1e-13, f"off by {error.max():.1e} of the largest eigenvalue"
 
 

@@ -36,13 +36,13 @@ def shapes(sizes):
     def complete(n):
         return 1 - np.eye(n)
 
-    found = {}
+    result = {}
     for n in sizes:
         path = of(n, [(i, i + 1) for i in range(n - 1)])
         cycle = of(n, [(i, (i + 1) % n) for i in range(n)])
         grid = of(n, [(i, i + 1) for i in range(n - 1) if (i + 1) % 8] + [(i, i + 8) for i in range(n - 8)])
         half = n // 2
-        found |= {
+        result |= {
             f"empty {n}": np.zeros((n, n)),
             f"complete {n}": complete(n),
             f"one edge less {n}": complete(n) - of(n, [(0, n - 1)]),
@@ -66,7 +66,7 @@ def shapes(sizes):
             f"middling {n}": sparse(n, n / 2),
             f"regular {n}": of(n, [(i, (i + k) % n) for i in range(n) for k in (1, 2, 5) if k < n]),
         }
-    return {name: a * (1 - np.eye(len(a))) for name, a in found.items()}
+    return {name: a * (1 - np.eye(len(a))) for name, a in result.items()}
 
 
 # Up to 256 nodes graphs are solved together, larger ones alone.
@@ -77,13 +77,13 @@ def test_spectra_of_many_shapes_equal_numpys(sizes):
     for name, a in shapes(sizes).items():
         n = len(a)
         order = np.random.default_rng(n).permutation(n)
-        found = asc.graph_statistics(torch.tensor(0.5 * a[np.ix_(order, order)]), [0.5])
+        result = asc.graph_statistics(torch.tensor(0.5 * a[np.ix_(order, order)]), [0.5])
         values = np.linalg.eigvalsh(np.diag(a.sum(0)) - a)
         bound = 4e-15 * n * max(1, a.sum(0).max())
-        assert found.fiedler_value.item() == pytest.approx(values[1], rel=1e-9, abs=bound), name
-        assert found.laplacian_gap.item() == pytest.approx(values[2] - values[1], rel=0, abs=2 * bound), name
-        assert found.components.item() == connected_components(a)[0], name
-        assert (found.fiedler_value.item() == 0) == (found.components.item() > 1), name
+        assert result.fiedler_value.item() == pytest.approx(values[1], rel=1e-9, abs=bound), name
+        assert result.laplacian_gap.item() == pytest.approx(values[2] - values[1], rel=0, abs=2 * bound), name
+        assert result.components.item() == connected_components(a)[0], name
+        assert (result.fiedler_value.item() == 0) == (result.components.item() > 1), name
 
 
 @pytest.mark.parametrize("n", [12, 33, 70, pytest.param(150, marks=pytest.mark.slow), 270])
@@ -97,18 +97,21 @@ def test_a_graph_has_the_same_bits_in_any_company(n):
             for kind in ("full", "causal", "local")
         ]
     )
-    for k, one in enumerate(a):
-        one[rng.choice(n, k, replace=False)] += 0.06
+    for k, map_of_batch in enumerate(a):
+        map_of_batch[rng.choice(n, k, replace=False)] += 0.06
     a = torch.tensor(a)
     thresholds = [0.005, 0.01, 0.02, 0.05]
     together = asc.graph_statistics(a, thresholds)
     for k in rng.permutation(len(a)):
-        alone = asc.graph_statistics(a[k], thresholds)
-        one = [asc.graph_statistics(a[k], t) for t in thresholds]
+        single_result = asc.graph_statistics(a[k], thresholds)
+        statistics = [asc.graph_statistics(a[k], t) for t in thresholds]
         for field in ("fiedler_value", "laplacian_gap"):
-            assert torch.equal(getattr(together, field)[k], getattr(alone, field)), (field, k)
-            for place, single in enumerate(one):
-                assert getattr(single, field).item() == getattr(alone, field)[place].item(), (field, k)
+            assert torch.equal(getattr(together, field)[k], getattr(single_result, field)), (field, k)
+            for place, single in enumerate(statistics):
+                assert getattr(single, field).item() == getattr(single_result, field)[place].item(), (
+                    field,
+                    k,
+                )
     backwards = asc.graph_statistics(a.flip(0), thresholds)
     assert torch.equal(backwards.fiedler_value.flip(0), together.fiedler_value)
     assert torch.equal(backwards.laplacian_gap.flip(0), together.laplacian_gap)

@@ -56,8 +56,8 @@ def test_repr_shows_shapes(bars):
 
 
 def test_indexing(bars, batch):
-    for mine, alone in zip(bars[-1, 1], asc.persistence(batch[1, 1])[()], strict=True):
-        np.testing.assert_array_equal(mine, alone)
+    for bar, expected in zip(bars[-1, 1], asc.persistence(batch[1, 1])[()], strict=True):
+        np.testing.assert_array_equal(bar, expected)
     np.testing.assert_array_equal(bars[-2, -3][0], bars[0, 0][0])
     for wrong in (0, (0, 3), (2, 0), (0, -4), (0, 0, 0)):
         with pytest.raises(IndexError):
@@ -116,10 +116,10 @@ def test_statistics_equal_plain_loops(bars):
     longest, spread = asc.max_persistence(bars), asc.persistent_entropy(bars)
     assert count.dtype == torch.int64
     for index in np.ndindex(2, 3):
-        for dimension, own in enumerate(bars[index]):
-            finite = own[np.isfinite(own[:, 1])]
+        for dimension, bar in enumerate(bars[index]):
+            finite = bar[np.isfinite(bar[:, 1])]
             length = finite[:, 1] - finite[:, 0]
-            assert count[index][dimension] == len(own)
+            assert count[index][dimension] == len(bar)
             assert total[index][dimension].item() == pytest.approx(length.sum(), rel=1e-13, abs=0)
             assert longest[index][dimension].item() == (length.max() if len(length) else 0.0)
             expected = entropy(length) if len(length) else 0.0
@@ -145,7 +145,7 @@ def test_betti_curve_equals_a_count(bars):
     assert curve.dtype == torch.int64
     for index in np.ndindex(2, 3):
         for k, scale in enumerate(scales.tolist()):
-            alive = [int(((own[:, 0] <= scale) & (scale < own[:, 1])).sum()) for own in bars[index]]
+            alive = [int(((bar[:, 0] <= scale) & (scale < bar[:, 1])).sum()) for bar in bars[index]]
             assert curve[index][k].tolist() == alive
     with pytest.raises(ValueError, match="scales must be one or more numbers"):
         asc.betti_curve(bars, [])
@@ -170,9 +170,9 @@ def test_non_finite_maps_are_marked(batch):
 
 def test_a_batch_with_one_leading_axis_is_iterated_over(bars, batch):
     row = asc.persistence(batch[0])
-    for own, index in zip(row, range(3), strict=True):
-        np.testing.assert_array_equal(own[0], bars[0, index][0])
-        np.testing.assert_array_equal(own[1], bars[0, index][1])
+    for bars_of_map, index in zip(row, range(3), strict=True):
+        np.testing.assert_array_equal(bars_of_map[0], bars[0, index][0])
+        np.testing.assert_array_equal(bars_of_map[1], bars[0, index][1])
     # an iteration that yields nothing would be taken for maps without bars
     with pytest.raises(TypeError, match=re.escape("of shape (2, 3) are not iterated over")):
         list(bars)

@@ -28,23 +28,23 @@ def test_equal_the_bars_alive(kind, symmetrize, n):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pieces_are_connected_components(kind, dtype):
     a = torch.from_numpy(attention_map(kind, 45, seed=2)).to(dtype)
-    found = asc.betti_numbers(a, THRESHOLDS)
-    assert found.dtype == torch.int64
+    result = asc.betti_numbers(a, THRESHOLDS)
+    assert result.dtype == torch.int64
     for k, threshold in enumerate(THRESHOLDS):
         graph = (weights_of(a) >= threshold) & ~np.eye(45, dtype=bool)
-        assert found[k, 0] == connected_components(graph, directed=False)[0]
+        assert result[k, 0] == connected_components(graph, directed=False)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loops_equal_gudhi_on_the_thresholded_graph(kind):
     a = attention_map(kind, 30, seed=3)
-    found = asc.betti_numbers(torch.from_numpy(a), THRESHOLDS)
+    result = asc.betti_numbers(torch.from_numpy(a), THRESHOLDS)
     for k, threshold in enumerate(THRESHOLDS):
         # Distance 1 inside the graph and 2 outside: what is alive from 1 on is the complex itself.
         distance = np.where(weights_of(a) >= threshold, 1.0, 2.0)
         np.fill_diagonal(distance, 0.0)
         alive = [int(((bars[:, 0] <= 1.0) & (bars[:, 1] > 1.0)).sum()) for bars in gudhi_bars(distance)]
-        assert found[k].tolist() == alive
+        assert result[k].tolist() == alive
 
 
 @settings(max_examples=60)
@@ -84,9 +84,9 @@ def test_closed_forms():
 
 def test_thresholds_in_words_follow_each_maps_length():
     a = torch.full((2, 8, 8), 0.25)
-    found = asc.betti_numbers(a, ["1/n", "2/n", 0.3], lengths=[8, 4])
+    result = asc.betti_numbers(a, ["1/n", "2/n", 0.3], lengths=[8, 4])
     # 2/n is 1/4 of eight tokens (edges of exactly that weight are in) and 1/2 of four.
-    assert found.tolist() == [[[1, 0], [1, 0], [8, 0]], [[1, 0], [4, 0], [4, 0]]]
+    assert result.tolist() == [[[1, 0], [1, 0], [8, 0]], [[1, 0], [4, 0], [4, 0]]]
     assert asc.betti_numbers(torch.ones(2, 2), "4/n").tolist() == [[2, 0]]
 
 
@@ -95,9 +95,9 @@ def test_nan_in_one_map_leaves_other_maps_alone():
     clean = asc.betti_numbers(a, THRESHOLDS)
     a[2, 0, 11] = torch.inf
     with pytest.warns(RuntimeWarning, match="betti_numbers: 1 of 3 matrices"):
-        found = asc.betti_numbers(a, THRESHOLDS)
-    assert (found[2] == -1).all()
-    assert torch.equal(found[:2], clean[:2])
+        result = asc.betti_numbers(a, THRESHOLDS)
+    assert (result[2] == -1).all()
+    assert torch.equal(result[:2], clean[:2])
 
 
 def test_strides_lengths_and_threads():
@@ -112,9 +112,9 @@ def test_strides_lengths_and_threads():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = asc.betti_numbers(big, THRESHOLDS)
+        single_result = asc.betti_numbers(big, THRESHOLDS)
         torch.set_num_threads(2)
-        assert torch.equal(asc.betti_numbers(big, THRESHOLDS), one)
+        assert torch.equal(asc.betti_numbers(big, THRESHOLDS), single_result)
     finally:
         torch.set_num_threads(threads)
 

@@ -27,8 +27,8 @@ from topology_inputs import (
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 
-def assert_bars_equal(found, expected):
-    for dimension, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+def assert_bars_equal(result, expected):
+    for dimension, (ours, theirs) in enumerate(zip(result, expected, strict=True)):
         np.testing.assert_array_equal(ours, theirs, err_msg=f"H{dimension}")
 
 
@@ -80,9 +80,9 @@ def test_deaths_of_components_are_the_minimum_spanning_tree(kind, dtype):
     pairs = np.argwhere(tree.toarray() > 0)
     deaths = np.sort(distance[pairs[:, 0], pairs[:, 1]])
     for max_dimension in (0, 1):
-        found = asc.persistence(a, max_dimension=max_dimension)[()][0]
-        np.testing.assert_array_equal(found[:-1, 1], deaths[deaths > 0])
-        assert found[-1].tolist() == [0.0, np.inf]
+        result = asc.persistence(a, max_dimension=max_dimension)[()][0]
+        np.testing.assert_array_equal(result[:-1, 1], deaths[deaths > 0])
+        assert result[-1].tolist() == [0.0, np.inf]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,12 +90,12 @@ def test_deaths_of_components_are_the_minimum_spanning_tree(kind, dtype):
 def test_components_alone_are_the_components_with_loops(kind, dtype):
     a = torch.from_numpy(attention_map(kind, 37, seed=4)).to(dtype)
     for symmetrize in ("max", "mean", "min"):
-        both = asc.persistence(a, symmetrize=symmetrize)
-        alone = asc.persistence(a, symmetrize=symmetrize, max_dimension=0)
-        own = both.dimension == 0
-        assert not (alone.dimension != 0).any()
-        assert torch.equal(alone.death, both.death[own])
-        assert torch.equal(alone.death_edge, both.death_edge[own])
+        both_results = asc.persistence(a, symmetrize=symmetrize)
+        single_result = asc.persistence(a, symmetrize=symmetrize, max_dimension=0)
+        components = both_results.dimension == 0
+        assert not (single_result.dimension != 0).any()
+        assert torch.equal(single_result.death, both_results.death[components])
+        assert torch.equal(single_result.death_edge, both_results.death_edge[components])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,9 +182,9 @@ def test_closed_forms():
     n = 7
     ring = torch.zeros(n, n, dtype=torch.float64)
     ring[range(n), [*range(1, n), 0]] = 0.75
-    found = asc.persistence(ring)[()]
-    assert found[0].tolist() == [[0.0, 0.25]] * (n - 1) + [[0.0, np.inf]]
-    assert found[1].tolist() == [[0.25, 1.0]]
+    result = asc.persistence(ring)[()]
+    assert result[0].tolist() == [[0.0, 0.25]] * (n - 1) + [[0.0, np.inf]]
+    assert result[1].tolist() == [[0.25, 1.0]]
     star = torch.zeros(n, n)
     star[:, 0] = 1.0
     assert [bars.tolist() for bars in asc.persistence(star)[()]] == [[[0.0, np.inf]], []]
@@ -197,8 +197,8 @@ def test_weights_beyond_the_unit_interval():
     a = torch.zeros(4, 4)
     a[1, 0], a[2, 1], a[3, 2] = 1.004, -0.5, -0.0
     a[0, 3] = -1.0
-    found = asc.persistence(a, symmetrize="max")[()][0]
-    assert found[:, 1].tolist() == [1.0, 1.0, np.inf]  # 1.004 counts as 1; the other larger entries are 0
+    result = asc.persistence(a, symmetrize="max")[()][0]
+    assert result[:, 1].tolist() == [1.0, 1.0, np.inf]  # 1.004 counts as 1; the other larger entries are 0
     negative = torch.full((3, 3), -0.5)
     assert asc.persistence(negative)[()][0][:, 1].tolist() == [1.5, 1.5, np.inf]
 
@@ -252,13 +252,13 @@ def test_results_do_not_depend_on_threads():
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = asc.persistence(a)
+        single_result = asc.persistence(a)
         torch.set_num_threads(2)
         two = asc.persistence(a)
     finally:
         torch.set_num_threads(threads)
     for field in ("birth", "death", "dimension", "birth_edge", "death_edge", "offsets"):
-        assert torch.equal(getattr(one, field), getattr(two, field)), field
+        assert torch.equal(getattr(single_result, field), getattr(two, field)), field
 
 
 def test_hellinger_distances():
@@ -266,10 +266,10 @@ def test_hellinger_distances():
     roots = np.sqrt(a)
     distance = np.linalg.norm(roots[:, None] - roots[None], axis=-1) / np.sqrt(2.0)
     ours = asc.persistence(torch.from_numpy(a), metric="hellinger")[()]
-    for mine, theirs in zip(ours, gudhi_bars(distance), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-14)
-    same = torch.full((5, 5), 0.2)
-    assert asc.persistence(same, metric="hellinger")[()][0].tolist() == [[0.0, np.inf]]
+    for our, theirs in zip(ours, gudhi_bars(distance), strict=True):
+        np.testing.assert_allclose(our, theirs, rtol=0, atol=1e-14)
+    equal_weights = torch.full((5, 5), 0.2)
+    assert asc.persistence(equal_weights, metric="hellinger")[()][0].tolist() == [[0.0, np.inf]]
 
 
 def test_a_hellinger_distance_whose_square_overflows():
@@ -294,9 +294,9 @@ def test_torsion_is_seen_over_z2():
     for (i, x), (j, y) in combinations(enumerate(simplices), 2):
         if x < y or y < x:
             a[i, j] = a[j, i] = 0.5
-    found = asc.persistence(torch.from_numpy(a))[()]
-    assert found[1].tolist() == [[0.5, 0.875]]
-    assert_bars_equal(found, gudhi_bars(dissimilarity(a)))
+    result = asc.persistence(torch.from_numpy(a))[()]
+    assert result[1].tolist() == [[0.5, 0.875]]
+    assert_bars_equal(result, gudhi_bars(dissimilarity(a)))
     assert len(gudhi_bars(dissimilarity(a), field=3)[1]) == 0
 
 
@@ -315,8 +315,8 @@ def test_a_large_map():
     bars = asc.persistence(a)
     tree = minimum_spanning_tree(dissimilarity(a) + 1.0 - np.eye(2048))
     deaths = np.sort(tree.data - 1.0)
-    found = bars[()][0][:-1, 1]
-    np.testing.assert_allclose(found, deaths[-len(found) :], rtol=0, atol=1e-12)
+    result = bars[()][0][:-1, 1]
+    np.testing.assert_allclose(result, deaths[-len(result) :], rtol=0, atol=1e-12)
     assert asc.bar_count(bars)[1] >= 0
 
 

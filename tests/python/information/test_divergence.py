@@ -52,47 +52,47 @@ def removal_oracle(heads, keys):
 @pytest.mark.parametrize("n", [1, 2, 5, 16, 33])
 def test_divergence_equals_scipy(n, causal, dtype):
     heads = maps(2, 3, n, n, causal=causal, dtype=dtype)
-    found = asc.head_divergence(heads)
-    assert found.shape == (2, 3)
-    np.testing.assert_allclose(found, divergence_oracle(heads).mean(-1), rtol=1e-10, atol=1e-15)
+    result = asc.head_divergence(heads)
+    assert result.shape == (2, 3)
+    np.testing.assert_allclose(result, divergence_oracle(heads).mean(-1), rtol=1e-10, atol=1e-15)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("keys", [[0], [0, 3], [], [1, 2, 8]])
 def test_removal_follows_the_definition(keys, dtype):
     heads = maps(2, 3, 9, 9, dtype=dtype)
-    found = asc.sink_removal(heads, keys)
+    result = asc.sink_removal(heads, keys)
     for layer in range(2):
         reduction, excluded, rescaled, pairs = removal_oracle(heads[layer], keys)
-        assert found.kl_reduction[layer].item() == pytest.approx(reduction, rel=1e-10, abs=1e-14)
-        assert found.excluded[layer].tolist() == excluded.tolist()
-        np.testing.assert_allclose(found.attention[layer], rescaled, rtol=1e-14)
-        np.testing.assert_allclose(found.before[layer], [b for b, _ in pairs], rtol=1e-10, atol=1e-15)
-        np.testing.assert_allclose(found.after[layer], [c for _, c in pairs], rtol=1e-10, atol=1e-15)
+        assert result.kl_reduction[layer].item() == pytest.approx(reduction, rel=1e-10, abs=1e-14)
+        assert result.excluded[layer].tolist() == excluded.tolist()
+        np.testing.assert_allclose(result.attention[layer], rescaled, rtol=1e-14)
+        np.testing.assert_allclose(result.before[layer], [b for b, _ in pairs], rtol=1e-10, atol=1e-15)
+        np.testing.assert_allclose(result.after[layer], [c for _, c in pairs], rtol=1e-10, atol=1e-15)
 
 
 def test_keys_per_layer_and_without_maps():
     heads = maps(2, 3, 6, 6)
     keys = torch.zeros(2, 6, dtype=torch.bool)
     keys[0, 0] = keys[1, 3] = True
-    both = asc.sink_removal(heads, keys, keep_attention=False)
-    assert both.attention is None
-    assert both.kl_reduction[0] == asc.sink_removal(heads[0], [0]).kl_reduction
-    assert both.kl_reduction[1] == asc.sink_removal(heads[1], [3]).kl_reduction
+    removal_only = asc.sink_removal(heads, keys, keep_attention=False)
+    assert removal_only.attention is None
+    assert removal_only.kl_reduction[0] == asc.sink_removal(heads[0], [0]).kl_reduction
+    assert removal_only.kl_reduction[1] == asc.sink_removal(heads[1], [3]).kl_reduction
 
 
 def test_nothing_left_is_counted_and_has_no_answer():
     star = torch.zeros(2, 4, 4, dtype=torch.float64)
     star[..., 0] = 1
-    found = asc.sink_removal(star, [0])
-    assert found.excluded.tolist() == [4, 4]
-    assert found.kl_reduction.isnan()
-    assert (found.attention == 0).all()
+    result = asc.sink_removal(star, [0])
+    assert result.excluded.tolist() == [4, 4]
+    assert result.kl_reduction.isnan()
+    assert (result.attention == 0).all()
     # A head without a surviving row is left out of the mean over heads.
     mixed = torch.stack([star[0], maps(4, 4, causal=False)])
-    found = asc.sink_removal(mixed, [0])
-    assert found.excluded.tolist() == [4, 0]
-    assert found.kl_reduction.item() == pytest.approx(removal_oracle(mixed, [0])[0])
+    result = asc.sink_removal(mixed, [0])
+    assert result.excluded.tolist() == [4, 0]
+    assert result.kl_reduction.item() == pytest.approx(removal_oracle(mixed, [0])[0])
 
 
 def test_identical_heads_and_one_head_do_not_diverge():
@@ -122,12 +122,12 @@ def test_masks_cut_what_is_summed():
 def test_ragged_lengths_non_finite_layers_and_strides():
     heads = maps(3, 2, 8, 8)
     lengths = [8, 5, 1]
-    found = asc.head_divergence(heads, lengths=lengths)
+    result = asc.head_divergence(heads, lengths=lengths)
     removed = asc.sink_removal(heads, [0], lengths=lengths)
     for layer, length in enumerate(lengths):
-        alone = heads[layer, :, :length, :length].clone()
-        np.testing.assert_allclose(found[layer], asc.head_divergence(alone), rtol=1e-14)
-        again = asc.sink_removal(alone, [0])
+        single_layer = heads[layer, :, :length, :length].clone()
+        np.testing.assert_allclose(result[layer], asc.head_divergence(single_layer), rtol=1e-14)
+        again = asc.sink_removal(single_layer, [0])
         np.testing.assert_allclose(removed.kl_reduction[layer], again.kl_reduction, rtol=1e-14)
         np.testing.assert_allclose(removed.before[layer], again.before, rtol=1e-14)
         np.testing.assert_allclose(removed.after[layer], again.after, rtol=1e-14)
@@ -136,9 +136,9 @@ def test_ragged_lengths_non_finite_layers_and_strides():
     non_finite = heads.clone()
     non_finite[1, 0, 3, 2] = torch.nan
     with pytest.warns(RuntimeWarning, match="head_divergence: 1 of 3 layers"):
-        found = asc.head_divergence(non_finite)
-    assert found[1].isnan().all()
-    np.testing.assert_array_equal(found[[0, 2]], asc.head_divergence(heads[[0, 2]]))
+        result = asc.head_divergence(non_finite)
+    assert result[1].isnan().all()
+    np.testing.assert_array_equal(result[[0, 2]], asc.head_divergence(heads[[0, 2]]))
     with pytest.warns(RuntimeWarning, match="sink_removal: 1 of 3 layers"):
         removed = asc.sink_removal(non_finite, [0])
     assert removed.excluded[1].tolist() == [-1, -1]
@@ -151,14 +151,14 @@ def test_ragged_lengths_non_finite_layers_and_strides():
 @given(n=st.integers(1, 20), h=st.integers(1, 6), seed=st.integers(0, 10**6), sharpness=st.floats(0, 30))
 def test_laws(n, h, seed, sharpness):
     heads = maps(h, n, n, seed=seed, sharpness=sharpness)
-    found = asc.head_divergence(heads)
-    assert (found >= -1e-12).all()
-    assert (found <= math.log(h) + 1e-12).all()
+    result = asc.head_divergence(heads)
+    assert (result >= -1e-12).all()
+    assert (result <= math.log(h) + 1e-12).all()
     order = torch.randperm(h, generator=torch.Generator().manual_seed(seed))
-    np.testing.assert_allclose(asc.head_divergence(heads[order]), found[order], atol=1e-13)
+    np.testing.assert_allclose(asc.head_divergence(heads[order]), result[order], atol=1e-13)
     # The mean over heads is the Jensen-Shannon divergence: entropy of the mean minus mean entropy.
     gap = asc.attention_entropy(heads.mean(0)).mean() - asc.attention_entropy(heads).mean()
-    assert found.mean().item() == pytest.approx(gap.item(), abs=1e-12)
+    assert result.mean().item() == pytest.approx(gap.item(), abs=1e-12)
 
 
 @pytest.mark.parametrize(

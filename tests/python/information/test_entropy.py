@@ -33,9 +33,9 @@ def oracle(attention):
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 31, 64, 65])
 def test_equals_scipy_for_every_size_and_dtype(n, causal, dtype):
     attention = maps(2, 3, n, n, causal=causal, sharpness=3.0, dtype=dtype)
-    found = asc.attention_entropy(attention)
-    assert found.dtype == torch.float64
-    np.testing.assert_allclose(found, oracle(attention), rtol=1e-12, atol=1e-15)
+    result = asc.attention_entropy(attention)
+    assert result.dtype == torch.float64
+    np.testing.assert_allclose(result, oracle(attention), rtol=1e-12, atol=1e-15)
 
 
 def test_uniform_causal_is_the_log_of_the_row_number():
@@ -74,11 +74,11 @@ def test_strides_are_read_in_place(dtype):
 
 def test_ragged_lengths_cut_each_map():
     attention = maps(3, 9, 9, causal=False)
-    found = asc.attention_entropy(attention, lengths=[9, 4, 1], normalized=True)
+    result = asc.attention_entropy(attention, lengths=[9, 4, 1], normalized=True)
     for index, length in enumerate([9, 4, 1]):
-        alone = asc.attention_entropy(attention[index, :length, :length].clone(), normalized=True)
-        np.testing.assert_array_equal(found[index, :length], alone)
-        assert found[index, length:].isnan().all()
+        single_result = asc.attention_entropy(attention[index, :length, :length].clone(), normalized=True)
+        np.testing.assert_array_equal(result[index, :length], single_result)
+        assert result[index, length:].isnan().all()
 
 
 def test_support_auto_causal_full_and_mask():
@@ -102,9 +102,9 @@ def test_a_non_finite_map_leaves_its_neighbours_alone():
     attention = maps(3, 6, 6)
     attention[1, 2, 1] = torch.nan
     with pytest.warns(RuntimeWarning, match=r"attention_entropy: 1 of 3 matrices"):
-        found = asc.attention_entropy(attention)
-    assert found[1].isnan().all()
-    np.testing.assert_array_equal(found[[0, 2]], asc.attention_entropy(attention[[0, 2]]))
+        result = asc.attention_entropy(attention)
+    assert result[1].isnan().all()
+    np.testing.assert_array_equal(result[[0, 2]], asc.attention_entropy(attention[[0, 2]]))
     with pytest.raises(ValueError, match=r"nan at index \(1, 2, 1\)"):
         asc.attention_entropy(attention, validate=True)
 
@@ -121,12 +121,12 @@ def test_the_input_is_neither_touched_nor_moved():
 @given(n=st.integers(1, 24), seed=st.integers(0, 10**6), sharpness=st.floats(0, 40), causal=st.booleans())
 def test_bounds_and_relabelling(n, seed, sharpness, causal):
     attention = maps(n, n, causal=causal, seed=seed, sharpness=sharpness)
-    found = asc.attention_entropy(attention)
-    assert (found >= -1e-12).all()
-    assert (found <= math.log(n) + 1e-12).all()
+    result = asc.attention_entropy(attention)
+    assert (result >= -1e-12).all()
+    assert (result <= math.log(n) + 1e-12).all()
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     np.testing.assert_allclose(
-        asc.attention_entropy(attention[order][:, order], support="full"), found[order], atol=1e-13
+        asc.attention_entropy(attention[order][:, order], support="full"), result[order], atol=1e-13
     )
 
 

@@ -61,37 +61,37 @@ def sentence(*ids):
 def gradients(model, ids, masked=()):
     """Squared gradients of the next tokens' loss, or of the tokens of an encoder whose places are masked."""
     model.zero_grad()
-    given = torch.tensor([[MASK if place in masked else token for place, token in enumerate(ids)]])
-    logits = model(input_ids=given).logits[0]
+    masked_ids = torch.tensor([[MASK if place in masked else token for place, token in enumerate(ids)]])
+    logits = model(input_ids=masked_ids).logits[0]
     if masked:
         loss = torch.nn.functional.cross_entropy(logits[list(masked)], torch.tensor(ids)[list(masked)])
     else:
         loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]))
     loss.backward()
-    found = {
+    squares = {
         name: 0.0 if p.grad is None else p.grad.double().square().sum().item()
         for name, p in model.named_parameters()
     }
     model.zero_grad()
-    return found
+    return squares
 
 
 def test_the_trace_is_the_mean_squared_gradient(llama):
     first, second = [1, 5, 9, 2, 7], [3, 3, 8]
     table = asc.fisher_trace(llama, [sentence(*first), sentence(*second)])
-    one, other = gradients(llama, first), gradients(llama, second)
+    first_gradients, other = gradients(llama, first), gradients(llama, second)
     places = group_parameters(llama)
     for _, row in table.iterrows():
-        own = [name for name, place in places.items() if place == (row["layer"], row["group"])]
-        expected = sum(one[name] + other[name] for name in own) / 2
+        names = [name for name, place in places.items() if place == (row["layer"], row["group"])]
+        expected = sum(first_gradients[name] + other[name] for name in names) / 2
         assert row["trace"] == pytest.approx(expected, rel=1e-5)
-        count = sum(dict(llama.named_parameters())[name].numel() for name in own)
+        count = sum(dict(llama.named_parameters())[name].numel() for name in names)
         assert row["parameters"] == count
         assert row["trace_per_parameter"] == pytest.approx(expected / count, rel=1e-5)
     assert set(table["n"]) == {2}
-    each = asc.fisher_trace(llama, [sentence(*first), sentence(*second)], per_sentence=True)
-    total = each.groupby("sample")["trace"].sum()
-    assert total[0] == pytest.approx(sum(one.values()), rel=1e-5)
+    traces_by_text = asc.fisher_trace(llama, [sentence(*first), sentence(*second)], per_sentence=True)
+    total = traces_by_text.groupby("sample")["trace"].sum()
+    assert total[0] == pytest.approx(sum(first_gradients.values()), rel=1e-5)
     assert total[1] == pytest.approx(sum(other.values()), rel=1e-5)
 
 
@@ -103,8 +103,8 @@ def test_every_parameter_has_its_place(llama, bert):
     assert places["model.norm.weight"] == (-1, "norm")
     assert places["lm_head.weight"] == (-1, "embedding")
     assert places["model.embed_tokens.weight"] == (-1, "embedding")
-    own = torch.nn.ModuleDict({"positions": torch.nn.Embedding(2, 2), "attn": torch.nn.Linear(2, 2)})
-    places = group_parameters(torch.nn.ModuleDict({"h": torch.nn.ModuleList([own])}))
+    module = torch.nn.ModuleDict({"positions": torch.nn.Embedding(2, 2), "attn": torch.nn.Linear(2, 2)})
+    places = group_parameters(torch.nn.ModuleDict({"h": torch.nn.ModuleList([module])}))
     assert places["h.0.positions.weight"] == (0, "embedding")
     assert places["h.0.attn.bias"] == (0, "attention")
     places = group_parameters(bert)
@@ -116,13 +116,13 @@ def test_every_parameter_has_its_place(llama, bert):
 def test_padding_is_not_predicted_and_short_sentences_are_left_out(llama):
     plain = asc.fisher_trace(llama, [sentence(4, 6, 8)])
     padded = {"input_ids": torch.tensor([[4, 6, 8, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
-    found = asc.fisher_trace(llama, [sentence(4), padded])
-    np.testing.assert_allclose(found["trace"], plain["trace"], rtol=1e-4)
-    assert set(found["n"]) == {1}
+    result = asc.fisher_trace(llama, [sentence(4), padded])
+    np.testing.assert_allclose(result["trace"], plain["trace"], rtol=1e-4)
+    assert set(result["n"]) == {1}
     # Rotary positions are relative, so that padding in front changes nothing either.
     mask = torch.tensor([[0, 0, 1, 1, 1]])
-    found = asc.fisher_trace(llama, [{"input_ids": torch.tensor([[0, 0, 4, 6, 8]]), "attention_mask": mask}])
-    np.testing.assert_allclose(found["trace"], plain["trace"], rtol=1e-3)
+    result = asc.fisher_trace(llama, [{"input_ids": torch.tensor([[0, 0, 4, 6, 8]]), "attention_mask": mask}])
+    np.testing.assert_allclose(result["trace"], plain["trace"], rtol=1e-3)
     two = asc.fisher_trace(llama, [sentence(4, 6)])
     assert two["trace"].sum() == pytest.approx(sum(gradients(llama, [4, 6]).values()), rel=1e-5)
     with pytest.raises(ValueError, match=r"^fisher_trace: texts hold no sentence of two tokens"):
@@ -131,39 +131,47 @@ def test_padding_is_not_predicted_and_short_sentences_are_left_out(llama):
 
 def test_text_is_tokenized_and_cut(llama):
     plain = asc.fisher_trace(llama, [sentence(4, 6, 8), sentence(1, 2)])
-    found = asc.fisher_trace(llama, ["e g i k m", "b c"], tokenizer=Tokenizer(), max_tokens=3)
-    assert found.equals(plain)
-    whole = asc.fisher_trace(llama, ["e g i"], tokenizer=Tokenizer())
-    assert whole.equals(asc.fisher_trace(llama, [sentence(4, 6, 8)]))
+    result = asc.fisher_trace(llama, ["e g i k m", "b c"], tokenizer=Tokenizer(), max_tokens=3)
+    assert result.equals(plain)
+    full_traces = asc.fisher_trace(llama, ["e g i"], tokenizer=Tokenizer())
+    assert full_traces.equals(asc.fisher_trace(llama, [sentence(4, 6, 8)]))
 
 
 def test_parameters_that_the_loss_does_not_see_count_as_they_are(llama):
     model = copy.deepcopy(llama)
     model.model.layers[1].spare = torch.nn.Parameter(torch.ones(3))
     plain = asc.fisher_trace(llama, [sentence(4, 6, 8)]).set_index(["layer", "group"])
-    found = asc.fisher_trace(model, [sentence(4, 6, 8)]).set_index(["layer", "group"])
-    np.testing.assert_allclose(found["trace"], plain["trace"], rtol=1e-6)
-    more = found["parameters"] - plain["parameters"]
-    assert more[more != 0].to_dict() == {(1, "mlp"): 3}
+    result = asc.fisher_trace(model, [sentence(4, 6, 8)]).set_index(["layer", "group"])
+    np.testing.assert_allclose(result["trace"], plain["trace"], rtol=1e-6)
+    difference = result["parameters"] - plain["parameters"]
+    assert difference[difference != 0].to_dict() == {(1, "mlp"): 3}
 
 
 def test_one_row_for_each_sentence_and_group(llama):
-    found = asc.fisher_trace(llama, [sentence(1, 5, 9), sentence(3, 3)], per_sentence=True)
-    assert list(found) == ["sample", "tokens", "layer", "group", "parameters", "trace", "trace_per_parameter"]
-    assert len(found) == 2 * found[["layer", "group"]].drop_duplicates().shape[0]
-    np.testing.assert_allclose(found["trace_per_parameter"] * found["parameters"], found["trace"])
+    result = asc.fisher_trace(llama, [sentence(1, 5, 9), sentence(3, 3)], per_sentence=True)
+    assert list(result) == [
+        "sample",
+        "tokens",
+        "layer",
+        "group",
+        "parameters",
+        "trace",
+        "trace_per_parameter",
+    ]
+    assert len(result) == 2 * result[["layer", "group"]].drop_duplicates().shape[0]
+    np.testing.assert_allclose(result["trace_per_parameter"] * result["parameters"], result["trace"])
 
 
 def test_sampled_labels_are_seeded_and_the_model_is_left_alone(llama):
     llama.lm_head.weight.requires_grad_(False)
     llama.train()
     try:
-        one = asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled")
+        traces = asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled")
         again = asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled")
         other = asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled", seed=1)
-        assert one.equals(again)
-        assert one.equals(asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled", seed=0))
-        assert not one.equals(other)
+        assert traces.equals(again)
+        assert traces.equals(asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled", seed=0))
+        assert not traces.equals(other)
         assert llama.training
         assert not llama.lm_head.weight.requires_grad
         assert all(parameter.grad is None for parameter in llama.parameters())
@@ -184,18 +192,18 @@ def test_labels_are_drawn_from_the_models_own_predictions(llama):
 
 def test_the_masked_tokens_are_scored_and_no_others(bert):
     ids = [1, 2, 3, 4, 5, 6]
-    everything = asc.fisher_trace(bert, [sentence(*ids)], tokenizer=Tokenizer(), mask_share=1.0)
+    full_traces = asc.fisher_trace(bert, [sentence(*ids)], tokenizer=Tokenizer(), mask_share=1.0)
     expected = sum(gradients(bert, ids, masked=range(6)).values())
-    assert everything["trace"].sum() == pytest.approx(expected, rel=1e-5)
+    assert full_traces["trace"].sum() == pytest.approx(expected, rel=1e-5)
     padded = {"input_ids": torch.tensor([[*ids, 0, 0]]), "attention_mask": torch.tensor([[1] * 6 + [0] * 2])}
-    found = asc.fisher_trace(bert, [padded], tokenizer=Tokenizer(), mask_share=1.0)
-    np.testing.assert_allclose(found["trace"], everything["trace"], rtol=1e-4)
-    one = [sum(gradients(bert, ids, masked=[place]).values()) for place in range(6)]
+    result = asc.fisher_trace(bert, [padded], tokenizer=Tokenizer(), mask_share=1.0)
+    np.testing.assert_allclose(result["trace"], full_traces["trace"], rtol=1e-4)
+    squares_by_place = [sum(gradients(bert, ids, masked=[place]).values()) for place in range(6)]
     hit = set()
     for seed in range(3):
         options = {"tokenizer": Tokenizer(), "mask_share": 1e-9, "seed": seed}
         trace = asc.fisher_trace(bert, [sentence(*ids)], **options)["trace"].sum()
-        near = [place for place in range(6) if trace == pytest.approx(one[place], rel=1e-5)]
+        near = [place for place in range(6) if trace == pytest.approx(squares_by_place[place], rel=1e-5)]
         assert len(near) == 1
         hit |= set(near)
     assert len(hit) > 1
@@ -252,29 +260,29 @@ def test_output_kl_equals_a_mask_given_by_hand(llama):
     ids = torch.randint(0, 31, (3, 9), generator=torch.Generator().manual_seed(1))
     removed = torch.zeros(3, 9, dtype=torch.bool)
     removed[:, 0] = removed[1, 4] = True
-    found = asc.output_kl(llama, {"input_ids": ids}, removed)
+    result = asc.output_kl(llama, {"input_ids": ids}, removed)
     with torch.no_grad():
         p = llama(ids).logits.double().log_softmax(-1)
         q = llama(ids, attention_mask=four_dimensional(ids, removed)).logits.double().log_softmax(-1)
     kl = (p.exp() * (p - q)).sum(-1).mean(-1)
-    np.testing.assert_allclose(found.kl, kl, rtol=1e-3, atol=1e-9)
-    assert (found.kl > 1e-6).all()
-    for log_p, loss in ((p, found.loss_before), (q, found.loss_after)):
+    np.testing.assert_allclose(result.kl, kl, rtol=1e-3, atol=1e-9)
+    assert (result.kl > 1e-6).all()
+    for log_p, loss in ((p, result.loss_before), (q, result.loss_after)):
         token = log_p[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
         np.testing.assert_allclose(loss, -token.mean(-1), rtol=1e-5)
-    assert torch.equal(found.loss_change, found.loss_after - found.loss_before)
+    assert torch.equal(result.loss_change, result.loss_after - result.loss_before)
     again = asc.output_kl(llama, {"input_ids": ids}, [0])
-    assert again.kl[0].item() == pytest.approx(found.kl[0].item())
-    assert again.kl[1] != found.kl[1]
+    assert again.kl[0].item() == pytest.approx(result.kl[0].item())
+    assert again.kl[1] != result.kl[1]
     assert torch.equal(again.kl, asc.output_kl(llama, {"input_ids": ids}, [-9]).kl)
 
 
 def test_hiding_nothing_changes_nothing_and_the_model_is_restored(llama):
     ids = torch.arange(12).reshape(2, 6)
     name = llama.config._attn_implementation
-    found = asc.output_kl(llama, {"input_ids": ids}, [])
-    assert (found.kl == 0).all()
-    assert (found.loss_change == 0).all()
+    result = asc.output_kl(llama, {"input_ids": ids}, [])
+    assert (result.kl == 0).all()
+    assert (result.loss_change == 0).all()
     assert llama.config._attn_implementation == name
 
 
@@ -289,9 +297,9 @@ def test_left_padding_counts_positions_from_the_first_real_token(llama):
 
 
 def test_encoders_have_no_next_token(bert):
-    found = asc.output_kl(bert, {"input_ids": torch.arange(8).reshape(1, 8)}, [0, 7])
-    assert found.kl.item() > 0
-    assert math.isnan(found.loss_before.item())
+    result = asc.output_kl(bert, {"input_ids": torch.arange(8).reshape(1, 8)}, [0, 7])
+    assert result.kl.item() > 0
+    assert math.isnan(result.loss_before.item())
 
 
 def test_bad_keys_and_models_are_named(llama):
@@ -317,8 +325,10 @@ def trace_by_enumeration(model, ids):
     log_p = logits.log_softmax(-1)
     for token in log_p:
         for entry in token:
-            found = torch.autograd.grad(entry, list(model.parameters()), retain_graph=True, allow_unused=True)
-            for name, gradient in zip(total, found, strict=True):
+            gradients = torch.autograd.grad(
+                entry, list(model.parameters()), retain_graph=True, allow_unused=True
+            )
+            for name, gradient in zip(total, gradients, strict=True):
                 if gradient is not None:
                     total[name] += entry.exp().item() * gradient.double().square().sum().item()
     return total
@@ -327,19 +337,23 @@ def trace_by_enumeration(model, ids):
 @pytest.mark.slow
 def test_sampled_labels_estimate_the_fisher_information_per_token(llama):
     first, second = [1, 5, 9, 2, 7, 4, 20], [3, 3, 8]
-    each = [trace_by_enumeration(llama, ids) for ids in (first, second)]
+    traces_by_text = [trace_by_enumeration(llama, ids) for ids in (first, second)]
     places = group_parameters(llama)
     texts = [sentence(*first), sentence(*second)]
-    found = asc.fisher_trace(llama, texts, labels="sampled", draws=300).set_index(["layer", "group"])
-    for place, row in found.iterrows():
-        own = [name for name, where in places.items() if where == place]
-        expected = sum(one[name] for one in each for name in own) / 8  # six and two predicted tokens
+    result = asc.fisher_trace(llama, texts, labels="sampled", draws=300).set_index(["layer", "group"])
+    for place, row in result.iterrows():
+        names = [name for name, where in places.items() if where == place]
+        expected = (
+            sum(traces[name] for traces in traces_by_text for name in names) / 8
+        )  # six and two predicted tokens
         assert row["trace"] == pytest.approx(expected, rel=0.2)
-    assert set(found["n"]) == {2}
-    alone = asc.fisher_trace(llama, texts, labels="sampled", draws=300, per_sentence=True)
-    assert alone.groupby("sample")["tokens"].first().tolist() == [6, 2]
-    pooled = alone.assign(weighted=alone["trace"] * alone["tokens"]).groupby(["layer", "group"])["weighted"]
-    np.testing.assert_allclose(pooled.sum() / 8, found["trace"], rtol=1e-12)
+    assert set(result["n"]) == {2}
+    single_traces = asc.fisher_trace(llama, texts, labels="sampled", draws=300, per_sentence=True)
+    assert single_traces.groupby("sample")["tokens"].first().tolist() == [6, 2]
+    pooled = single_traces.assign(weighted=single_traces["trace"] * single_traces["tokens"]).groupby(
+        ["layer", "group"]
+    )["weighted"]
+    np.testing.assert_allclose(pooled.sum() / 8, result["trace"], rtol=1e-12)
 
 
 def test_texts_of_different_length_agree_per_token(llama):

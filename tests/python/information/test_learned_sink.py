@@ -20,15 +20,15 @@ def layers(support="causal", seed=0):
     seen = torch.ones(11, 11, dtype=torch.bool)
     seen = BAND if isinstance(support, torch.Tensor) else seen.tril() if support == "causal" else seen
     sink = torch.tensor([-1.0, 1.0, 3.0], dtype=torch.float64).reshape(1, 3, 1, 1).expand(2, 3, 11, 1)
-    every = torch.cat([logits.masked_fill(~seen, -math.inf), sink], -1).softmax(-1)
-    return every[..., :-1].contiguous(), every[..., -1].contiguous(), seen.numpy()
+    rows_with_sink = torch.cat([logits.masked_fill(~seen, -math.inf), sink], -1).softmax(-1)
+    return rows_with_sink[..., :-1].contiguous(), rows_with_sink[..., -1].contiguous(), seen.numpy()
 
 
 def rows(maps, mass, seen, text, head, i):
     """One query's distribution over its visible keys and the learned sink."""
     size = int(LENGTHS[text])
-    own = maps[text, head, i, :size].numpy()[seen[i, :size]]
-    return np.append(own, mass[text, head, i])
+    row = maps[text, head, i, :size].numpy()[seen[i, :size]]
+    return np.append(row, mass[text, head, i])
 
 
 SUPPORTS = pytest.mark.parametrize("support", ["causal", "full", BAND], ids=["causal", "full", "window"])
@@ -55,7 +55,7 @@ def test_entropy_and_divergence(support):
     torch.testing.assert_close(measured["plain"], plain)
     for text, size in enumerate(LENGTHS.tolist()):
         for head in range(3):
-            each = []
+            traces = []
             for i in range(size):
                 p = rows(maps, mass, seen, text, head, i)
                 assert p.sum() <= 1 + 1e-12
@@ -63,8 +63,8 @@ def test_entropy_and_divergence(support):
                 assert entropy[text, head, i].item() == pytest.approx(h, rel=1e-12)
                 assert normalized[text, head, i].item() == pytest.approx(h / math.log(len(p)), rel=1e-12)
                 q = np.mean([rows(maps, mass, seen, text, other, i) for other in range(3)], 0)
-                each.append(kl(p, q))
-            assert divergence[text, head].item() == pytest.approx(np.mean(each), rel=1e-10)
+                traces.append(kl(p, q))
+            assert divergence[text, head].item() == pytest.approx(np.mean(traces), rel=1e-10)
     assert entropy[1, :, 8:].isnan().all()
     assert (divergence >= 0).all()
     assert (divergence <= math.log(3)).all()
@@ -78,22 +78,22 @@ def test_removal(support):
     keys = torch.zeros(2, 11, dtype=torch.bool)
     keys[0, [0, 4]] = True
     keys[1, 1] = True
-    found = asc.sink_removal(maps, keys, sink_mass=mass, support=support, lengths=LENGTHS)
-    assert found.excluded.sum() == 0  # what the learned sink takes is always left
+    result = asc.sink_removal(maps, keys, sink_mass=mass, support=support, lengths=LENGTHS)
+    assert result.excluded.sum() == 0  # what the learned sink takes is always left
     for text, size in enumerate(LENGTHS.tolist()):
         for head in range(3):
             before, after = [], []
             for i in range(size):
                 stays = ~keys[text, :size].numpy()[seen[i, :size]]
                 p = [rows(maps, mass, seen, text, other, i) for other in range(3)]
-                r = [one * np.append(stays, True) for one in p]
-                r = [one / one.sum() for one in r]
+                r = [row * np.append(stays, True) for row in p]
+                r = [row / row.sum() for row in r]
                 before.append(kl(p[head], np.mean(p, 0)))
                 after.append(kl(r[head], np.mean(r, 0)))
-                kept = found.attention[text, head, i, :size].numpy()[seen[i, :size]]
-                np.testing.assert_allclose(kept, r[head][:-1], rtol=1e-12)
-            assert found.before[text, head].item() == pytest.approx(np.mean(before), rel=1e-10)
-            assert found.after[text, head].item() == pytest.approx(np.mean(after), rel=1e-10)
+                rescaled = result.attention[text, head, i, :size].numpy()[seen[i, :size]]
+                np.testing.assert_allclose(rescaled, r[head][:-1], rtol=1e-12)
+            assert result.before[text, head].item() == pytest.approx(np.mean(before), rel=1e-10)
+            assert result.after[text, head].item() == pytest.approx(np.mean(after), rel=1e-10)
 
 
 @SUPPORTS
@@ -104,9 +104,11 @@ def test_top_mass_and_share(support, k):
     top, share = asc.top_mass(maps, k, **options), asc.sink_share(maps, queries=5, **options)
     for text, size in enumerate(LENGTHS.tolist()):
         for head in range(3):
-            own = np.where(seen[:size, :size], maps[text, head, :size, :size].numpy(), 0).sum(0)
-            every = np.sort(np.append(own, mass[text, head, :size].sum()))[::-1]
-            assert top[text, head].item() == pytest.approx(every[:k].sum() / every.sum(), rel=1e-12)
+            incoming = np.where(seen[:size, :size], maps[text, head, :size, :size].numpy(), 0).sum(0)
+            sorted_masses = np.sort(np.append(incoming, mass[text, head, :size].sum()))[::-1]
+            assert top[text, head].item() == pytest.approx(
+                sorted_masses[:k].sum() / sorted_masses.sum(), rel=1e-12
+            )
             learned = mass[text, head, size - 5 : size].mean().item()
             assert share.learned[text, head].item() == pytest.approx(learned, rel=1e-12)
     plain = asc.sink_share(maps, queries=5, support=support, lengths=LENGTHS[:, None])
@@ -138,8 +140,10 @@ def test_lengths_of_a_layer_may_be_given_for_its_heads():
         assert torch.equal(
             asc.head_divergence(maps, lengths=by_layer), asc.head_divergence(maps, lengths=by_head)
         )
-        one, other = (asc.sink_removal(maps, [0], lengths=each).before for each in (by_layer, by_head))
-        assert torch.equal(one, other)
+        first, other = (
+            asc.sink_removal(maps, [0], lengths=lengths).before for lengths in (by_layer, by_head)
+        )
+        assert torch.equal(first, other)
     with pytest.raises(ValueError, match="lengths of the heads of one layer must be equal, got"):
         asc.head_divergence(maps, lengths=torch.tensor([[11, 11, 11], [8, 8, 7]]))
 

@@ -43,8 +43,8 @@ def oracle(a, seen, alpha=0.01):
     required = max(3, 0.4 * count.max())
     eligible = count >= required - 1e-9
     sinks, excess = np.zeros(n, bool), np.full(n, np.nan)
-    own = [a[i][far[i]] if far[i].any() else np.zeros(1) for i in range(n)]
-    means, variances, tops = ([float(f(row)) for row in own] for f in (np.mean, np.var, np.max))
+    far_entries = [a[i][far[i]] if far[i].any() else np.zeros(1) for i in range(n)]
+    means, variances, tops = ([float(f(row)) for row in far_entries] for f in (np.mean, np.var, np.max))
     for j in range(n):
         rows = np.flatnonzero(far[:, j])
         if not len(rows):
@@ -86,16 +86,16 @@ def test_equal_to_loops_for_every_size_support_and_dtype(n, support, dtype):
     attention = torch.stack([softmax(2 * normal(n, n, seed=s), words) for s in range(3)])
     attention[1] = with_key(normal(n, n), 0, 0.4, words)
     attention = attention.to(dtype)
-    found = asc.sink_test(attention, support=words)
-    for one, sinks, excess, eligible in zip(
-        attention, found.sinks, found.excess, found.eligible, strict=True
+    result = asc.sink_test(attention, support=words)
+    for values, sinks, excess, eligible in zip(
+        attention, result.sinks, result.excess, result.eligible, strict=True
     ):
-        expected = oracle(one.double(), mask_of(words, n))
+        expected = oracle(values.double(), mask_of(words, n))
         assert sinks.tolist() == expected[0].tolist()
         np.testing.assert_allclose(excess, expected[1], rtol=1e-11, atol=1e-15)
         assert eligible.tolist() == expected[2].tolist()
-    best = np.where(found.sinks, found.mean, -np.inf)
-    assert found.position.tolist() == [int(np.argmax(row)) if row.max() > 0 else -1 for row in best]
+    best = np.where(result.sinks, result.mean, -np.inf)
+    assert result.position.tolist() == [int(np.argmax(row)) if row.max() > 0 else -1 for row in best]
 
 
 def test_strides_lengths_and_what_a_bad_map_touches():
@@ -104,39 +104,39 @@ def test_strides_lengths_and_what_a_bad_map_touches():
     wide = torch.zeros(3, 80, 120, dtype=torch.float64)
     wide[:, ::2, ::3] = attention
     for other in (wide[:, ::2, ::3], attention.mT.contiguous().mT):
-        for name, one, again in zip(plain._fields, plain, asc.sink_test(other), strict=True):
-            np.testing.assert_allclose(one.double(), again.double(), rtol=1e-12, err_msg=name)
+        for name, values, again in zip(plain._fields, plain, asc.sink_test(other), strict=True):
+            np.testing.assert_allclose(values.double(), again.double(), rtol=1e-12, err_msg=name)
     cut = asc.sink_test(attention, lengths=[40, 17, 1])
-    alone = asc.sink_test(attention[1, :17, :17])
-    np.testing.assert_array_equal(cut.mass[1, :17], alone.mass)
-    assert cut.position.tolist() == [0, alone.position.item(), -1]
+    single_result = asc.sink_test(attention[1, :17, :17])
+    np.testing.assert_array_equal(cut.mass[1, :17], single_result.mass)
+    assert cut.position.tolist() == [0, single_result.position.item(), -1]
     assert cut.untested.tolist() == [False, False, True]
     assert cut.mass[1, 17:].isnan().all()
     assert not cut.eligible[1, 17:].any()
     bad = attention.clone()
     bad[1, 30, 2] = math.nan
     with pytest.warns(asc._warn.NonFiniteWarning):
-        found = asc.sink_test(bad)
-    assert found.untested.tolist() == [False, True, False]
-    assert not found.sinks[1].any()
-    for field, whole in zip(found, plain, strict=True):
-        np.testing.assert_array_equal(field[[0, 2]], whole[[0, 2]])
+        result = asc.sink_test(bad)
+    assert result.untested.tolist() == [False, True, False]
+    assert not result.sinks[1].any()
+    for field, values in zip(result, plain, strict=True):
+        np.testing.assert_array_equal(field[[0, 2]], values[[0, 2]])
 
 
 def test_arguments():
     with pytest.raises(ValueError, match=r"sink_test: alpha must lie strictly between 0 and 1, got 1"):
         asc.sink_test(torch.eye(4), alpha=1)
-    found = asc.sink_test(torch.eye(4).expand(2, 4, 4))
+    result = asc.sink_test(torch.eye(4).expand(2, 4, 4))
     with pytest.raises(ValueError, match="sink_sums: label must be one of 'start', 'end', 'token', got 'x'"):
-        asc.sink_sums(found, label="x")
+        asc.sink_sums(result, label="x")
     with pytest.raises(ValueError, match="sink_sums: tokens must hold 2 texts, got 0"):
-        asc.sink_sums(found, label="token")
+        asc.sink_sums(result, label="token")
     with pytest.raises(ValueError, match=r"sink_sums: maps must have an axis of texts, .*\(4,\)"):
         asc.sink_sums(asc.sink_test(torch.eye(4)))
     with pytest.raises(ValueError, match="pooled_sinks: texts must be at least 1, got 0"):
-        asc.pooled_sinks(asc.sink_sums(found), texts=0)
+        asc.pooled_sinks(asc.sink_sums(result), texts=0)
     with pytest.raises(ValueError, match="pooled_sinks: sums has no column 'layer'"):
-        asc.pooled_sinks(asc.sink_sums(found), texts=2, by=["layer"])
+        asc.pooled_sinks(asc.sink_sums(result), texts=2, by=["layer"])
 
 
 # Heads without a sink ------------------------------------------------------------------------------------
@@ -175,11 +175,11 @@ def regimes(n, support):
 def test_heads_without_a_sink_have_none(n, support):
     answer = {}
     for name, attention in regimes(n, support).items():
-        found = asc.sink_test(attention, support=support)
-        assert not found.untested.any()
-        answer[name] = (found.position >= 0).double().mean().item()
-        pooled = asc.pooled_sinks(asc.sink_sums(found._replace(
-            **{field: getattr(found, field)[:, None] for field in found._fields}
+        result = asc.sink_test(attention, support=support)
+        assert not result.untested.any()
+        answer[name] = (result.position >= 0).double().mean().item()
+        pooled = asc.pooled_sinks(asc.sink_sums(result._replace(
+            **{field: getattr(result, field)[:, None] for field in result._fields}
         )), texts=len(attention))  # fmt: skip
         assert not pooled["sink"].any(), name
     print(n, support, answer)
@@ -192,16 +192,16 @@ def test_windows_have_none(n, share):
     band = window(n, max(2, round(share * n)))
     for sharpness in (0.0, 1.0, 4.0):
         attention = softmax(sharpness * normal(HEADS, n, n, seed=3), band)
-        found = asc.sink_test(attention[:, None], support=band)
-        assert not found.sinks.any()
-        assert not asc.pooled_sinks(asc.sink_sums(found), texts=HEADS)["sink"].any()
+        result = asc.sink_test(attention[:, None], support=band)
+        assert not result.sinks.any()
+        assert not asc.pooled_sinks(asc.sink_sums(result), texts=HEADS)["sink"].any()
 
 
 def test_a_window_that_leaves_no_key_is_untested():
     band = window(64, 6)  # keys farther than 6 are far
-    found = asc.sink_test(softmax(normal(64, 64), band), support=band)
-    assert found.untested.item()
-    assert found.position.item() == -1
+    result = asc.sink_test(softmax(normal(64, 64), band), support=band)
+    assert result.untested.item()
+    assert result.position.item() == -1
 
 
 # Heads with one ------------------------------------------------------------------------------------------
@@ -209,14 +209,14 @@ def test_a_window_that_leaves_no_key_is_untested():
 
 @pytest.mark.parametrize(("n", "mass", "least"), [(33, 0.3, 1), (64, 0.1, 1), (64, 0.3, 1), (128, 0.05, 1)])
 def test_a_first_key_is_found(n, mass, least):
-    found = asc.sink_test(with_key(normal(HEADS, n, n), 0, mass))
-    assert (found.position == 0).double().mean() >= least
-    assert found.sinks.sum(-1).max() == 1
+    result = asc.sink_test(with_key(normal(HEADS, n, n), 0, mass))
+    assert (result.position == 0).double().mean() >= least
+    assert result.sinks.sum(-1).max() == 1
 
 
 def test_power_falls_with_sharpness_as_the_page_says():
-    found = asc.sink_test(with_key(3 * normal(HEADS, 128, 128), 0, 0.05))
-    assert (found.position == 0).double().mean() < 0.2
+    result = asc.sink_test(with_key(3 * normal(HEADS, 128, 128), 0, 0.05))
+    assert (result.position == 0).double().mean() < 0.2
 
 
 def test_heads_whose_logits_depend_on_the_key_alone_have_sinks():
@@ -228,10 +228,10 @@ def test_a_random_key_of_each_text_is_found_there_and_not_pooled_by_position():
     n, texts = 64, 40
     keys = torch.randint(0, n // 3, (texts,), generator=torch.Generator().manual_seed(1))
     attention = torch.stack([with_key(normal(n, n, seed=s), int(k), 0.3) for s, k in enumerate(keys)])
-    found = asc.sink_test(attention[:, None])
-    assert (found.position[:, 0] == keys).double().mean() > 0.95
+    result = asc.sink_test(attention[:, None])
+    assert (result.position[:, 0] == keys).double().mean() > 0.95
     for label in ("start", "end"):
-        assert not asc.pooled_sinks(asc.sink_sums(found, label=label), texts=texts)["sink"].any()
+        assert not asc.pooled_sinks(asc.sink_sums(result, label=label), texts=texts)["sink"].any()
 
 
 def test_a_special_token_in_the_first_half_of_each_text_is_pooled_by_token():
@@ -242,8 +242,8 @@ def test_a_special_token_in_the_first_half_of_each_text_is_pooled_by_token():
     for text, key in zip(tokens, keys, strict=True):
         text[key] = "special"
     attention = torch.stack([with_key(normal(n, n, seed=s), int(k), 0.1) for s, k in enumerate(keys)])
-    found = asc.sink_test(attention[:, None])
-    pooled = asc.pooled_sinks(asc.sink_sums(found, label="token", tokens=tokens), texts=texts)
+    result = asc.sink_test(attention[:, None])
+    pooled = asc.pooled_sinks(asc.sink_sums(result, label="token", tokens=tokens), texts=texts)
     assert pooled["label"][pooled["sink"]].tolist() == ["special"]
 
 
@@ -252,14 +252,14 @@ def test_labels_from_the_end_follow_the_lengths():
     attention = torch.zeros(5, 64, 64, dtype=torch.float64)
     for text, size in enumerate(lengths):
         attention[text, :size, :size] = with_key(normal(size, size, seed=text), size - 1, 0.4, "full")
-    found = asc.sink_test(attention[:, None], lengths=torch.tensor(lengths)[:, None], support="full")
-    pooled = asc.pooled_sinks(asc.sink_sums(found, label="end", lengths=torch.tensor(lengths)), texts=5)
+    result = asc.sink_test(attention[:, None], lengths=torch.tensor(lengths)[:, None], support="full")
+    pooled = asc.pooled_sinks(asc.sink_sums(result, label="end", lengths=torch.tensor(lengths)), texts=5)
     assert pooled["label"][pooled["sink"]].tolist() == [-1]
-    by_start = asc.pooled_sinks(asc.sink_sums(found, lengths=lengths), texts=5)
+    by_start = asc.pooled_sinks(asc.sink_sums(result, lengths=lengths), texts=5)
     assert not by_start["sink"].any()
     # Two batches below each other say what one says.
     halves = [
-        asc.sink_sums(asc.SinkTest(*(field[part] for field in found)), label="end", lengths=lengths[part])
+        asc.sink_sums(asc.SinkTest(*(field[part] for field in result)), label="end", lengths=lengths[part])
         for part in (slice(0, 2), slice(2, 5))
     ]
     import pandas as pd
@@ -272,19 +272,19 @@ def test_pooling_follows_the_words_of_the_rule():
     """Sums, eligible labels and shares of texts, counted by hand on a table."""
     n, texts = 12, 7
     attention = torch.stack([with_key(normal(2, n, n, seed=s), 0, 0.5) for s in range(texts)])
-    found = asc.sink_test(attention)
-    pooled = asc.pooled_sinks(asc.sink_sums(found), texts=texts).set_index(["map", "label"])
+    result = asc.sink_test(attention)
+    pooled = asc.pooled_sinks(asc.sink_sums(result), texts=texts).set_index(["map", "label"])
     for head in range(2):
-        labels = np.flatnonzero(found.eligible[:, head].sum(0) >= max(texts / 2, 3))
+        labels = np.flatnonzero(result.eligible[:, head].sum(0) >= max(texts / 2, 3))
         level = math.log(len(labels) / 0.01)
         for key in labels:
             mass, expected, variance, uniform, queries = (
-                float(getattr(found, field)[:, head, key].sum())
+                float(getattr(result, field)[:, head, key].sum())
                 for field in ("mass", "expected", "variance", "uniform", "queries")
             )
-            linear = level * float(found.largest[:, head, key].max()) / 3
+            linear = level * float(result.largest[:, head, key].max()) / 3
             threshold = linear + math.sqrt(linear**2 + 2 * variance * level)
-            above = (found.mass[:, head, key] > 2 * found.uniform[:, head, key]).double().mean()
+            above = (result.mass[:, head, key] > 2 * result.uniform[:, head, key]).double().mean()
             row = pooled.loc[(head, key)]
             assert row["sink"] == (mass - expected >= threshold and mass > 2 * uniform and above > 0.5)
             assert row["excess"] == pytest.approx((mass - expected) / queries)
@@ -297,14 +297,14 @@ def test_the_examples_of_gpt2_pooled():
         pytest.skip(f"no maps of GPT-2 at {DATA}")
     import pandas as pd
 
-    sums, alone = [], 0
+    sums, tested_alone = [], 0
     for path in sorted(DATA.glob("ex*.npz")):
-        found = asc.sink_test(torch.from_numpy(np.load(path)["attn_softmax"]).reshape(1, 144, *[
+        result = asc.sink_test(torch.from_numpy(np.load(path)["attn_softmax"]).reshape(1, 144, *[
             np.load(path)["attn_softmax"].shape[-1]] * 2))  # fmt: skip
-        sums.append(asc.sink_sums(found))
-        alone += int((found.position >= 0).sum())
+        sums.append(asc.sink_sums(result))
+        tested_alone += int((result.position >= 0).sum())
     pooled = asc.pooled_sinks(pd.concat(sums), texts=5)
-    print("heads with a sink:", pooled["sink"].sum(), "of 144; in single texts:", alone, "of 720")
+    print("heads with a sink:", pooled["sink"].sum(), "of 144; in single texts:", tested_alone, "of 720")
     assert 95 <= pooled["sink"].sum() <= 110
     assert set(pooled["label"][pooled["sink"]]) == {0}
 
@@ -330,26 +330,28 @@ def test_position_tokens_and_excess_are_fields_of_the_test(lengths, support):
     logits[..., 0] += 4
     attention = softmax(logits) if support == "auto" else logits.softmax(-1)
     options = {"lengths": lengths, "support": support}
-    whole = asc.sink_test(attention, alpha=0.02, **options)
-    assert whole.sinks.any()
-    assert torch.equal(asc.sink_position(attention, alpha=0.02, **options), whole.position)
-    assert torch.equal(asc.sink_tokens(attention, alpha=0.02, **options), whole.sinks)
-    assert torch.equal(asc.sink_excess(attention, **options).nan_to_num(7), whole.excess.nan_to_num(7))
+    pooled_result = asc.sink_test(attention, alpha=0.02, **options)
+    assert pooled_result.sinks.any()
+    assert torch.equal(asc.sink_position(attention, alpha=0.02, **options), pooled_result.position)
+    assert torch.equal(asc.sink_tokens(attention, alpha=0.02, **options), pooled_result.sinks)
+    assert torch.equal(
+        asc.sink_excess(attention, **options).nan_to_num(7), pooled_result.excess.nan_to_num(7)
+    )
     # what else one read of the maps answers stands beside them
     together = asc.measure(
         attention, ["sink_position", "sink_tokens", "sink_excess", "sink_share", "sink_rate"], **options
     )
     assert torch.equal(together["sink_position"], asc.sink_position(attention, **options))
-    assert torch.equal(together["sink_excess"].nan_to_num(7), whole.excess.nan_to_num(7))
+    assert torch.equal(together["sink_excess"].nan_to_num(7), pooled_result.excess.nan_to_num(7))
 
 
 def test_beside_what_one_read_answers_the_position_is_that_of_the_test():
     """The largest key of uniform attention is the first, and no sink."""
     uniform = softmax(torch.zeros(40, 40, dtype=torch.float64))
-    found = asc.measure(uniform, ["sink_share", "sink_rate", "sink_position"])
-    assert found["sink_position"].item() == -1
-    asked = {"sink_share": {}, "sink_rate": {}, "sink_position": {"rule": "largest"}}
-    assert asc.measure(uniform, asked)["sink_position"].item() == 0
+    result = asc.measure(uniform, ["sink_share", "sink_rate", "sink_position"])
+    assert result["sink_position"].item() == -1
+    metrics = {"sink_share": {}, "sink_rate": {}, "sink_position": {"rule": "largest"}}
+    assert asc.measure(uniform, metrics)["sink_position"].item() == 0
 
 
 def test_a_warning_carries_the_name_of_the_function():
@@ -360,16 +362,16 @@ def test_a_warning_carries_the_name_of_the_function():
             function(attention)
 
 
-@pytest.mark.parametrize(("times", "found"), [(1.7, False), (2.3, True)])
-def test_a_sink_has_more_than_twice_what_uniform_attention_gives(times, found):
+@pytest.mark.parametrize(("times", "has_sink"), [(1.7, False), (2.3, True)])
+def test_a_sink_has_more_than_twice_what_uniform_attention_gives(times, has_sink):
     """However many texts say that a key gets more than its neighbours."""
     n = 300
     a = torch.ones(n, n, dtype=torch.float64).tril()
     a[2:, 0] = times * torch.arange(2, n) / (torch.arange(3, n + 1) - times)  # this many times 1/(i + 1)
     a = (a / a.sum(-1, keepdim=True)).expand(6, 1, n, n)
-    one = asc.sink_test(a[0, 0])
-    assert one.excess[0] * one.queries[0] > one.threshold[0]
-    assert one.sinks[0].item() is found
+    single_result = asc.sink_test(a[0, 0])
+    assert single_result.excess[0] * single_result.queries[0] > single_result.threshold[0]
+    assert single_result.sinks[0].item() is has_sink
     pooled = asc.pooled_sinks(asc.sink_sums(asc.sink_test(a)), texts=6).set_index("label").loc[0]
     assert pooled["excess"] > pooled["threshold"]
-    assert pooled["sink"] == found
+    assert pooled["sink"] == has_sink

@@ -83,15 +83,15 @@ def test_equal_to_numpy_for_every_size_and_dtype(n, causal, dtype):
     alpha, tokens = asc.incoming_attention(attention), asc.sink_tokens(attention, rule="frequency")
     shares = asc.sink_share(attention, first=min(2, n), queries=7)
     top, position = asc.top_mass(attention, min(3, n)), asc.sink_position(attention, rule="largest")
-    for index, one in enumerate(attention):
-        expected = incoming_oracle(one)
+    for index, map_of_text in enumerate(attention):
+        expected = incoming_oracle(map_of_text)
         np.testing.assert_allclose(alpha[index], expected, rtol=1e-13)
-        assert tokens[index].tolist() == tokens_oracle(one)
-        expected = share_oracle(one, first=min(2, n), queries=7)
+        assert tokens[index].tolist() == tokens_oracle(map_of_text)
+        expected = share_oracle(map_of_text, first=min(2, n), queries=7)
         np.testing.assert_allclose([shares.share[index], shares.uniform[index]], expected, rtol=1e-13)
-        mass = np.sort(one.double().numpy().sum(0))[::-1]
+        mass = np.sort(map_of_text.double().numpy().sum(0))[::-1]
         np.testing.assert_allclose(top[index], mass[: min(3, n)].sum() / mass.sum(), rtol=1e-13)
-        assert position[index] == position_oracle(one)
+        assert position[index] == position_oracle(map_of_text)
     assert torch.equal(asc.sink_rate(attention, epsilon=0.2), alpha[:, 0] > 0.2)
 
 
@@ -103,8 +103,8 @@ def test_supports(support, causal):
         asc.incoming_attention(attention, support=support), incoming_oracle(attention, support), rtol=1e-13
     )
     for tau in (None, 0.05):
-        found = asc.sink_tokens(attention, support=support, tau=tau, gamma=0.3, rule="frequency")
-        assert found.tolist() == tokens_oracle(attention, support, tau=tau, gamma=0.3)
+        result = asc.sink_tokens(attention, support=support, tau=tau, gamma=0.3, rule="frequency")
+        assert result.tolist() == tokens_oracle(attention, support, tau=tau, gamma=0.3)
     shares = asc.sink_share(attention, support=support, first=3)
     np.testing.assert_allclose(shares[:2], share_oracle(attention, support, first=3), rtol=1e-13)
     assert asc.sink_position(attention, support=support, rule="largest") == position_oracle(
@@ -144,10 +144,10 @@ def test_uniform_causal_closed_forms():
 def test_the_ends_of_every_range_are_in_it(causal):
     attention = maps(20, 20, causal=causal, sharpness=2.0, seed=3)
     for gamma, visibility in [(1.0, "0"), (1.0, "1"), (0.05, "0"), (0.05, "1")]:
-        found = asc.sink_tokens(
+        result = asc.sink_tokens(
             attention, tau=0.04, gamma=gamma, min_visibility=float(visibility), rule="frequency"
         )
-        assert found.tolist() == tokens_oracle(attention, tau=0.04, gamma=gamma, min_visibility=visibility)
+        assert result.tolist() == tokens_oracle(attention, tau=0.04, gamma=gamma, min_visibility=visibility)
         position = asc.sink_position(attention, min_visibility=float(visibility), rule="largest")
         assert position == position_oracle(attention, min_visibility=visibility)
     for queries in (1, 20, 2**40):
@@ -186,15 +186,15 @@ def test_ragged_lengths_strides_and_expanded_maps():
     shares = asc.sink_share(attention, first=3, lengths=lengths)
     position = asc.sink_position(attention, lengths=lengths, rule="largest")
     for index, length in enumerate(lengths):
-        alone = attention[index, :length, :length].clone()
-        np.testing.assert_array_equal(alpha[index, :length], asc.incoming_attention(alone))
+        single_map = attention[index, :length, :length].clone()
+        np.testing.assert_array_equal(alpha[index, :length], asc.incoming_attention(single_map))
         assert alpha[index, length:].isnan().all()
         assert not tokens[index, length:].any()
-        assert tokens[index, :length].tolist() == tokens_oracle(alone)
+        assert tokens[index, :length].tolist() == tokens_oracle(single_map)
         np.testing.assert_allclose(
-            [shares.share[index], shares.uniform[index]], share_oracle(alone, first=3), rtol=1e-14
+            [shares.share[index], shares.uniform[index]], share_oracle(single_map, first=3), rtol=1e-14
         )
-        assert position[index] == position_oracle(alone)
+        assert position[index] == position_oracle(single_map)
     rate = asc.sink_rate(attention, position=5, epsilon=1e-6, lengths=lengths)
     assert rate.tolist() == [True, False, False]
     wide = torch.zeros(3, 18, 27, dtype=torch.float64)
@@ -220,9 +220,9 @@ def test_a_non_finite_map_leaves_its_neighbours_alone():
     np.testing.assert_array_equal(alpha[[0, 2]], asc.incoming_attention(clean))
     for function in (asc.sink_rate, asc.sink_tokens, asc.sink_position, asc.top_mass):
         with pytest.warns(RuntimeWarning, match=f"{function.__name__}: 1 of 3"):
-            found = function(attention)
-        assert torch.equal(found[[0, 2]], function(clean))
-        assert not found[1].nan_to_num(nan=0).clamp(min=0).any()
+            result = function(attention)
+        assert torch.equal(result[[0, 2]], function(clean))
+        assert not result[1].nan_to_num(nan=0).clamp(min=0).any()
     with pytest.warns(RuntimeWarning, match="sink_share: 1 of 3"):
         assert asc.sink_share(attention).boost.isnan().tolist() == [False, True, False]
     with pytest.raises(ValueError, match=r"inf at index \(1, 7, 0\)"):
@@ -289,21 +289,25 @@ def test_a_short_map_alone_answers_as_it_does_inside_a_batch(function, options):
     lengths = [1, 3, 6]
     together = getattr(asc, function)(batch, lengths=lengths, **options)
     for place, n in enumerate(lengths):
-        alone = getattr(asc, function)(batch[place, :n, :n].contiguous(), **options)
-        parts = [(together, alone)] if isinstance(alone, torch.Tensor) else zip(together, alone, strict=True)
-        for inside, own in parts:
-            assert own.dtype == inside.dtype
-            assert own.item() == inside[place].item()
+        single_result = getattr(asc, function)(batch[place, :n, :n].contiguous(), **options)
+        parts = (
+            [(together, single_result)]
+            if isinstance(single_result, torch.Tensor)
+            else zip(together, single_result, strict=True)
+        )
+        for inside, expected_part in parts:
+            assert expected_part.dtype == inside.dtype
+            assert expected_part.item() == inside[place].item()
         measured = asc.measure(batch[place, :n, :n], {function: options})[function]
-        assert str(measured) == str(alone)
+        assert str(measured) == str(single_result)
 
 
 def test_fewer_keys_than_asked_for_are_all_of_them():
-    one = torch.ones(1, 1)
-    assert asc.top_mass(one, 4).item() == 1
-    assert [field.item() for field in asc.sink_share(one, first=4)] == [1, 1, 1, 0]
-    assert not asc.sink_rate(one, position=1).item()
-    assert asc.sink_rate(one, position=0).item()
+    single_token = torch.ones(1, 1)
+    assert asc.top_mass(single_token, 4).item() == 1
+    assert [field.item() for field in asc.sink_share(single_token, first=4)] == [1, 1, 1, 0]
+    assert not asc.sink_rate(single_token, position=1).item()
+    assert asc.sink_rate(single_token, position=0).item()
     three = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
     assert asc.top_mass(three, 7).tolist() == [1, 1]
     assert asc.sink_share(three, first=4).share.tolist() == pytest.approx([1, 1])

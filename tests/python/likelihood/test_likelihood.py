@@ -40,17 +40,17 @@ def batch(vocabulary=VOCABULARY, n=13, batch=3, lengths=(13, 9, 2)):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
 def test_the_mean_is_the_models_own_loss(name):
     model, inputs = tiny(name), batch()
-    found = asc.token_likelihood(model, inputs)
+    result = asc.token_likelihood(model, inputs)
     for row, length in enumerate((13, 9, 2)):
         ids = inputs["input_ids"][row : row + 1, :length]
         with torch.no_grad():
             loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.item()
-        assert -found.log_likelihood[row, 1:length].mean().item() == pytest.approx(loss, abs=1e-5)
+        assert -result.log_likelihood[row, 1:length].mean().item() == pytest.approx(loss, abs=1e-5)
     undefined = inputs["attention_mask"] == 0
     undefined[:, 0] = True
-    assert torch.equal(found.log_likelihood.isnan(), undefined)
-    assert torch.equal(found.entropy.isnan(), undefined)
-    assert torch.equal(found.rank == -1, undefined)
+    assert torch.equal(result.log_likelihood.isnan(), undefined)
+    assert torch.equal(result.entropy.isnan(), undefined)
+    assert torch.equal(result.rank == -1, undefined)
 
 
 @pytest.mark.parametrize("folder", ["stories260K/hf", "llama2xs/hf"])
@@ -64,45 +64,45 @@ def test_the_loss_of_trained_models(folder):
     ]
     with torch.no_grad():
         loss = model(input_ids=ids, labels=ids).loss.item()
-    found = asc.token_likelihood(model, {"input_ids": ids})
-    assert -found.log_likelihood[0, 1:].mean().item() == pytest.approx(loss, abs=1e-5)
+    result = asc.token_likelihood(model, {"input_ids": ids})
+    assert -result.log_likelihood[0, 1:].mean().item() == pytest.approx(loss, abs=1e-5)
 
 
 def test_entropy_and_rank_against_a_sort_of_full_logits():
     model, inputs = tiny("llama"), batch()
-    found = asc.token_likelihood(model, inputs)
+    result = asc.token_likelihood(model, inputs)
     with torch.no_grad():
         q = model(**inputs).logits.double().softmax(-1)
     assert torch.allclose(q.sum(-1), torch.ones(3, 13, dtype=torch.float64), atol=1e-12)
     expected = -(q * q.log()).sum(-1)[:, :-1]
     real = inputs["attention_mask"][:, 1:].bool()
-    torch.testing.assert_close(found.entropy[:, 1:][real], expected[real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.entropy[:, 1:][real], expected[real], atol=1e-5, rtol=0)
     for row, column in real.nonzero().tolist():
         guesses = q[row, column].sort(descending=True).indices.tolist()
-        assert guesses.index(inputs["input_ids"][row, column + 1]) == found.rank[row, column + 1]
+        assert guesses.index(inputs["input_ids"][row, column + 1]) == result.rank[row, column + 1]
 
 
 def test_from_the_left_nothing_to_the_right_plays_a_part():
     model, inputs = tiny("gpt2"), batch(lengths=(13, 13, 13))
-    found = asc.token_likelihood(model, inputs).log_likelihood
+    result = asc.token_likelihood(model, inputs).log_likelihood
     inputs["input_ids"][:, 8:] = 7
     changed = asc.token_likelihood(model, inputs).log_likelihood
-    assert torch.equal(found[:, 1:8], changed[:, 1:8])
-    assert not torch.allclose(found[:, 8:], changed[:, 8:])
+    assert torch.equal(result[:, 1:8], changed[:, 1:8])
+    assert not torch.allclose(result[:, 8:], changed[:, 8:])
 
 
 def test_blocks_of_rows_change_nothing(monkeypatch):
     model, inputs = tiny("llama"), batch()
-    whole = asc.token_likelihood(model, inputs)
+    full_result = asc.token_likelihood(model, inputs)
     monkeypatch.setattr(token_module, "_LOGIT_BYTES", 1)
     monkeypatch.setattr(token_module, "_PASS_TOKENS", 1)
-    for one, other in zip(whole, asc.token_likelihood(model, inputs), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=0, equal_nan=True)
+    for actual, other in zip(full_result, asc.token_likelihood(model, inputs), strict=True):
+        torch.testing.assert_close(actual, other, atol=1e-5, rtol=0, equal_nan=True)
 
 
 def test_a_masked_model_against_an_explicit_loop_of_masks():
     model, inputs = bert(), batch(len(TOKENIZER))
-    found = asc.token_likelihood(model, inputs, tokenizer=TOKENIZER)
+    result = asc.token_likelihood(model, inputs, tokenizer=TOKENIZER)
     for row, length in enumerate((13, 9, 2)):
         for place in range(length):
             ids = inputs["input_ids"][row : row + 1, :length].clone()
@@ -110,23 +110,23 @@ def test_a_masked_model_against_an_explicit_loop_of_masks():
             ids[0, place] = TOKENIZER.mask_token_id
             with torch.no_grad():
                 log_q = model(input_ids=ids).logits[0, place].double().log_softmax(-1)
-            assert found.log_likelihood[row, place].item() == pytest.approx(log_q[token].item(), abs=1e-5)
-            assert found.rank[row, place] == (log_q > log_q[token]).sum()
-            assert found.entropy[row, place].item() == pytest.approx(
+            assert result.log_likelihood[row, place].item() == pytest.approx(log_q[token].item(), abs=1e-5)
+            assert result.rank[row, place] == (log_q > log_q[token]).sum()
+            assert result.entropy[row, place].item() == pytest.approx(
                 -(log_q.exp() * log_q).sum().item(), abs=1e-5
             )
-    assert torch.equal(found.rank == -1, inputs["attention_mask"] == 0)
+    assert torch.equal(result.rank == -1, inputs["attention_mask"] == 0)
 
 
 def test_own_is_the_unmasked_pass():
     model, inputs = bert(), batch(len(TOKENIZER))
-    found = asc.token_likelihood(model, inputs, context="own")
+    result = asc.token_likelihood(model, inputs, context="own")
     with torch.no_grad():
         log_q = model(**inputs).logits.double().log_softmax(-1)
     expected = log_q.gather(-1, inputs["input_ids"][..., None])[..., 0]
     real = inputs["attention_mask"].bool()
-    torch.testing.assert_close(found.log_likelihood[real], expected[real], atol=1e-5, rtol=0)
-    assert found.log_likelihood[~real].isnan().all()
+    torch.testing.assert_close(result.log_likelihood[real], expected[real], atol=1e-5, rtol=0)
+    assert result.log_likelihood[~real].isnan().all()
 
 
 SPANS = torch.tensor([[4, 7], [2, 3], [-1, -1]])
@@ -135,14 +135,14 @@ SPANS = torch.tensor([[4, 7], [2, 3], [-1, -1]])
 def test_words_of_a_causal_model_are_sums_of_their_tokens():
     model, inputs = tiny("llama"), batch()
     tokens = asc.token_likelihood(model, inputs).log_likelihood
-    found = asc.word_likelihood(model, inputs, SPANS)
+    result = asc.word_likelihood(model, inputs, SPANS)
     expected = torch.stack([tokens[0, 4:7].sum(), tokens[1, 2]])
-    torch.testing.assert_close(found.log_likelihood[:2], expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.per_piece[:2], expected / torch.tensor([3, 1]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.log_likelihood[:2], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.per_piece[:2], expected / torch.tensor([3, 1]), atol=1e-5, rtol=0)
     torch.testing.assert_close(
-        found.two_sided[:2], torch.stack([tokens[0, 4:].sum(), tokens[1, 2:9].sum()]), atol=1e-5, rtol=0
+        result.two_sided[:2], torch.stack([tokens[0, 4:].sum(), tokens[1, 2:9].sum()]), atol=1e-5, rtol=0
     )
-    assert all(field[2].isnan() for field in found)
+    assert all(field[2].isnan() for field in result)
     first = asc.word_likelihood(model, inputs, [[0, 2], [0, 1], [1, 2]])
     assert first.log_likelihood.isnan().tolist() == [True, True, False]
 
@@ -161,7 +161,7 @@ def test_two_sided_differences_are_log_odds_given_both_sides():
 
 def test_the_chain_of_masks_against_a_loop():
     model, inputs = bert(), batch(len(TOKENIZER))
-    found = asc.word_likelihood(model, inputs, SPANS, tokenizer=TOKENIZER)
+    result = asc.word_likelihood(model, inputs, SPANS, tokenizer=TOKENIZER)
     expected = []
     for row, length in ((0, 13), (1, 9)):
         start, stop = SPANS[row].tolist()
@@ -173,10 +173,10 @@ def test_the_chain_of_masks_against_a_loop():
             with torch.no_grad():
                 total += model(input_ids=ids).logits[0, place].double().log_softmax(-1)[token].item()
         expected.append(total)
-    assert found.log_likelihood[:2].tolist() == pytest.approx(expected, abs=1e-5)
-    assert found.per_piece[:2].tolist() == pytest.approx([expected[0] / 3, expected[1]], abs=1e-5)
-    assert found.two_sided.isnan().all()
-    assert found.log_likelihood[2].isnan()
+    assert result.log_likelihood[:2].tolist() == pytest.approx(expected, abs=1e-5)
+    assert result.per_piece[:2].tolist() == pytest.approx([expected[0] / 3, expected[1]], abs=1e-5)
+    assert result.two_sided.isnan().all()
+    assert result.log_likelihood[2].isnan()
 
 
 def test_for_words_of_one_piece_masked_with_and_without_the_chain_are_equal():
@@ -196,19 +196,19 @@ def test_own_words_are_sums_of_own_tokens():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_and_answers_in_float64(dtype):
     model, inputs = tiny("llama").to(dtype), batch()
-    found = asc.token_likelihood(model, inputs)
+    result = asc.token_likelihood(model, inputs)
     with torch.no_grad():
         log_q = model(**inputs).logits.double().log_softmax(-1)
-    assert found.log_likelihood.dtype == torch.float64
+    assert result.log_likelihood.dtype == torch.float64
     expected = log_q[0, :-1].gather(-1, inputs["input_ids"][0, 1:, None])[:, 0]
-    torch.testing.assert_close(found.log_likelihood[0, 1:], expected, atol=0.05, rtol=0)
+    torch.testing.assert_close(result.log_likelihood[0, 1:], expected, atol=0.05, rtol=0)
 
 
 def test_a_model_in_training_mode_is_run_without_dropout_and_left_as_it_was():
     model = bert(hidden_dropout_prob=0.5).train()
     inputs = batch(len(TOKENIZER))
-    one, other = (asc.token_likelihood(model, inputs, context="own").log_likelihood for _ in range(2))
-    assert torch.equal(one.nan_to_num(), other.nan_to_num())
+    first, other = (asc.token_likelihood(model, inputs, context="own").log_likelihood for _ in range(2))
+    assert torch.equal(first.nan_to_num(), other.nan_to_num())
     assert model.training
 
 
@@ -216,11 +216,11 @@ def test_a_model_around_its_base_still_has_a_likelihood():
     """OPT's head is reached behind its decoder, with a note."""
     model, inputs = tiny("opt"), batch()
     with pytest.warns(RuntimeWarning, match="goes past its base_model"):
-        found = asc.token_likelihood(model, inputs).log_likelihood
+        result = asc.token_likelihood(model, inputs).log_likelihood
     with torch.no_grad():
         log_q = model(**inputs).logits.double().log_softmax(-1)
     expected = log_q[0, :-1].gather(-1, inputs["input_ids"][0, 1:, None])[:, 0]
-    torch.testing.assert_close(found[0, 1:], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(result[0, 1:], expected, atol=1e-5, rtol=0)
 
 
 CAUSAL, MASKED = tiny("llama"), bert()
@@ -231,10 +231,10 @@ def test_bad_input_is_named(function):
     inputs = batch()
 
     def call(model, changed=None, **options):
-        given = changed if changed is not None else inputs
+        model_inputs = changed if changed is not None else inputs
         if function == "word_likelihood":
-            return asc.word_likelihood(model, given, SPANS, **options)
-        return asc.token_likelihood(model, given, **options)
+            return asc.word_likelihood(model, model_inputs, SPANS, **options)
+        return asc.token_likelihood(model, model_inputs, **options)
 
     for model, changed, options, words in (
         (

@@ -38,32 +38,32 @@ POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 0, 1, 2]] * 3)
 def test_segments_of_a_masked_model_go_with_their_texts():
     model = build("BertForMaskedLM")
     inputs = {"input_ids": IDS, "attention_mask": MASK, "token_type_ids": SEGMENTS}
-    found = asc.token_likelihood(model, inputs, tokenizer=TOKENIZER)
-    own = asc.token_likelihood(model, inputs, context="own").log_likelihood
+    result = asc.token_likelihood(model, inputs, tokenizer=TOKENIZER)
+    likelihood = asc.token_likelihood(model, inputs, context="own").log_likelihood
     right = log_softmax(model, **inputs).gather(-1, IDS[..., None])[..., 0]
-    torch.testing.assert_close(own[MASK.bool()], right[MASK.bool()])
+    torch.testing.assert_close(likelihood[MASK.bool()], right[MASK.bool()])
     for text, column in MASK.nonzero().tolist():
         masked = IDS[text : text + 1].clone()
         masked[0, column] = TOKENIZER.mask_token_id
         rest = {name: tensor[text : text + 1] for name, tensor in inputs.items() if name != "input_ids"}
         want = log_softmax(model, input_ids=masked, **rest)[0, column, IDS[text, column]]
-        assert abs(found.log_likelihood[text, column] - want) < 1e-5
+        assert abs(result.log_likelihood[text, column] - want) < 1e-5
     # a word of one piece has its token's likelihood, and a text without a word none
     words = asc.word_likelihood(model, inputs, [[-1, -1], [2, 3], [4, 5]], tokenizer=TOKENIZER)
     assert torch.isnan(words.log_likelihood[0])
     for text, column in ((1, 2), (2, 4)):
-        assert abs(words.log_likelihood[text] - found.log_likelihood[text, column]) < 1e-5
+        assert abs(words.log_likelihood[text] - result.log_likelihood[text, column]) < 1e-5
 
 
 def test_positions_of_packed_texts_reach_a_causal_model():
     model = build("LlamaForCausalLM")
     inputs = {"input_ids": IDS, "attention_mask": MASK, "position_ids": POSITIONS}
-    found = asc.token_likelihood(model, inputs).log_likelihood
+    result = asc.token_likelihood(model, inputs).log_likelihood
     right = log_softmax(model, **inputs)[:, :-1].gather(-1, IDS[:, 1:, None])[..., 0]
     real = MASK[:, 1:].bool()
-    torch.testing.assert_close(found[:, 1:][real], right[real], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result[:, 1:][real], right[real], rtol=1e-5, atol=1e-6)
     plain = asc.token_likelihood(model, {"input_ids": IDS, "attention_mask": MASK}).log_likelihood
-    assert (found - plain)[0, 5:].abs().max() > 1e-3
+    assert (result - plain)[0, 5:].abs().max() > 1e-3
 
 
 def test_replacements_are_ranked_under_the_same_inputs():
@@ -72,33 +72,35 @@ def test_replacements_are_ranked_under_the_same_inputs():
     seen = torch.tensor([[0, 0, 0, 0, 1, 1, 1]])
     for segments in (torch.zeros_like(ids), seen):
         inputs = {"input_ids": ids, "token_type_ids": segments}
-        found = asc.replacements(model, inputs, [[3, 4]], ["highest"], tokenizer=TOKENIZER)
+        result = asc.replacements(model, inputs, [[3, 4]], ["highest"], tokenizer=TOKENIZER)
         masked = ids.clone()
         masked[0, 3] = TOKENIZER.mask_token_id
         want = log_softmax(model, input_ids=masked, token_type_ids=segments)[0, 3]
-        assert abs(found.log_likelihood[0, 0] - want[found.input_ids[0, 0, 3]]) < 1e-5
+        assert abs(result.log_likelihood[0, 0] - want[result.input_ids[0, 0, 3]]) < 1e-5
 
 
 def test_texts_are_read_as_elsewhere():
     model = build("LlamaForCausalLM")
     texts = ["one two cat", "old six"]
     ragged = TOKENIZER(texts)
-    found, lists = (asc.token_likelihood(model, one, tokenizer=TOKENIZER) for one in (texts, dict(ragged)))
-    assert found.log_likelihood.shape == (2, 5)
-    torch.testing.assert_close(found.log_likelihood, lists.log_likelihood, equal_nan=True)
-    alone = asc.token_likelihood(model, {"input_ids": torch.tensor([ragged["input_ids"][1]])})
-    torch.testing.assert_close(found.log_likelihood[1, :4], alone.log_likelihood[0], equal_nan=True)
+    result, lists = (
+        asc.token_likelihood(model, inputs, tokenizer=TOKENIZER) for inputs in (texts, dict(ragged))
+    )
+    assert result.log_likelihood.shape == (2, 5)
+    torch.testing.assert_close(result.log_likelihood, lists.log_likelihood, equal_nan=True)
+    single_result = asc.token_likelihood(model, {"input_ids": torch.tensor([ragged["input_ids"][1]])})
+    torch.testing.assert_close(result.log_likelihood[1, :4], single_result.log_likelihood[0], equal_nan=True)
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "words"),
+    ("kind", "further_inputs", "words"),
     [
         ("LlamaForCausalLM", {"bbox": torch.zeros(3, 9, 4)}, "LlamaForCausalLM takes no bbox"),
         ("LlamaForCausalLM", {"token_type_ids": SEGMENTS}, "LlamaForCausalLM takes no token_type_ids"),
         ("GPT2LMHeadModel", {}, "texts of 9 tokens are longer than the 8 positions of GPT2LMHeadModel"),
     ],
 )
-def test_what_cannot_be_handed_on_is_refused(kind, more, words):
+def test_what_cannot_be_handed_on_is_refused(kind, further_inputs, words):
     if kind == "GPT2LMHeadModel":
         model = transformers.GPT2LMHeadModel(
             transformers.GPT2Config(vocab_size=V, n_positions=8, n_embd=16, n_layer=1, n_head=2)
@@ -106,7 +108,7 @@ def test_what_cannot_be_handed_on_is_refused(kind, more, words):
     else:
         model = build(kind)
     with pytest.raises(ValueError, match=f"token_likelihood: {words}"):
-        asc.token_likelihood(model, {"input_ids": IDS, "attention_mask": MASK, **more})
+        asc.token_likelihood(model, {"input_ids": IDS, "attention_mask": MASK, **further_inputs})
 
 
 def peft_model(kind):
@@ -134,10 +136,10 @@ def test_prompt_learning_is_part_of_the_model(kind):
     logits = log_softmax(model, input_ids=ids)
     assert logits.shape[1] == (9 + 4 if kind in ("prompt", "p-tuning") else 9)
     right = logits[:, -9:][:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
-    found = asc.token_likelihood(model, {"input_ids": ids}).log_likelihood[:, 1:]
-    torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-6)
+    result = asc.token_likelihood(model, {"input_ids": ids}).log_likelihood[:, 1:]
+    torch.testing.assert_close(result, right, rtol=1e-5, atol=1e-6)
     bare = asc.token_likelihood(model.get_base_model(), {"input_ids": ids}).log_likelihood[:, 1:]
-    assert kind == "lora" or (found - bare).abs().max() > 1e-4
+    assert kind == "lora" or (result - bare).abs().max() > 1e-4
 
     virtual = [f"<virtual {place}>" for place in range(4)]
     names = [str(token) for token in ids[0].tolist()]

@@ -19,7 +19,7 @@ from models import tiny
 DATA = Path(__file__).resolve().parents[4] / "shared/data"
 NAMED = ["lowest", "low", "mid", "high", "highest"]
 MODES = [*NAMED, "nats:3", "nats:6"]
-WORDS = [one + two + "x" for one in LETTERS for two in "aeiou"]
+WORDS = [letter + two + "x" for letter in LETTERS for two in "aeiou"]
 PIECES = word_pieces(*WORDS)
 BLANKS = blanks(*(f"▁{word}" for word in WORDS))
 TEXTS = ["bax cex dix fox gux hax kexab zix", "dix gux kexo pax qex lix zux bax aex"]
@@ -48,8 +48,10 @@ def encoded(tokenizer, texts=TEXTS):
     ids = [tokenizer(text)["input_ids"] for text in texts]
     n = max(map(len, ids))
     return {
-        "input_ids": torch.tensor([[*one, *[0] * (n - len(one))] for one in ids]),
-        "attention_mask": torch.tensor([[1] * len(one) + [0] * (n - len(one)) for one in ids]),
+        "input_ids": torch.tensor([[*token_ids, *[0] * (n - len(token_ids))] for token_ids in ids]),
+        "attention_mask": torch.tensor(
+            [[1] * len(token_ids) + [0] * (n - len(token_ids)) for token_ids in ids]
+        ),
     }
 
 
@@ -84,9 +86,11 @@ def by_hand(model, tokenizer, inputs, spans, row, mode, seed=0, sample=None, sam
             logits = model(input_ids=torch.tensor([read])).logits[0, at].double()
         log_q = logits.log_softmax(-1).numpy()
         allowed = [
-            one
-            for one in range(len(tokenizer))
-            if one not in outside and one not in special and (not same_form or kinds[one] == kinds[real])
+            index
+            for index in range(len(tokenizer))
+            if index not in outside
+            and index not in special
+            and (not same_form or kinds[index] == kinds[real])
         ]
         order = np.array(allowed)[np.lexsort((allowed, logits.numpy()[allowed]))]
         count = len(order)
@@ -111,36 +115,36 @@ def by_hand(model, tokenizer, inputs, spans, row, mode, seed=0, sample=None, sam
 @pytest.mark.parametrize("candidates", ["same_form", "all"])
 def test_every_mode_against_a_sort_of_full_logits(kind, candidates):
     model, tokenizer, inputs, spans = case(kind)
-    found = asc.replacements(
+    result = asc.replacements(
         model, inputs, spans, MODES, tokenizer=tokenizer, candidates=candidates, seed=5, samples=[31, 4]
     )
-    assert found.modes == tuple(MODES)
-    assert found.reasons == ("", "")
+    assert result.modes == tuple(MODES)
+    assert result.reasons == ("", "")
     for row, sample in enumerate((31, 4)):
         for m, mode in enumerate(MODES):
             ids, total, place = by_hand(
                 model, tokenizer, inputs, spans, row, mode, 5, sample, candidates == "same_form"
             )
-            assert found.input_ids[row, m, : len(ids)].tolist() == ids
-            assert found.log_likelihood[row, m].item() == pytest.approx(total, abs=1e-4)
-            assert found.place[row, m].item() == pytest.approx(place, abs=1e-12)
+            assert result.input_ids[row, m, : len(ids)].tolist() == ids
+            assert result.log_likelihood[row, m].item() == pytest.approx(total, abs=1e-4)
+            assert result.place[row, m].item() == pytest.approx(place, abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["causal", "masked"])
 def test_length_never_changes_and_only_the_span_differs(kind):
     model, tokenizer, inputs, spans = case(kind)
-    found = asc.replacements(model, inputs, spans, MODES, tokenizer=tokenizer)
-    before = inputs["input_ids"][:, None].expand_as(found.input_ids)
+    result = asc.replacements(model, inputs, spans, MODES, tokenizer=tokenizer)
+    before = inputs["input_ids"][:, None].expand_as(result.input_ids)
     columns = torch.arange(before.shape[-1])
     outside = (columns < spans[:, :1]) | (columns >= spans[:, 1:])
-    assert found.input_ids.shape == (2, len(MODES), inputs["input_ids"].shape[1])
+    assert result.input_ids.shape == (2, len(MODES), inputs["input_ids"].shape[1])
     assert torch.equal(
-        found.input_ids[outside[:, None].expand_as(before)], before[outside[:, None].expand_as(before)]
+        result.input_ids[outside[:, None].expand_as(before)], before[outside[:, None].expand_as(before)]
     )
     kinds = forms(tokenizer)
     for row in range(2):
         inside = ~outside[row]
-        new, old = found.input_ids[row][:, inside], inputs["input_ids"][row, inside]
+        new, old = result.input_ids[row][:, inside], inputs["input_ids"][row, inside]
         assert (new < len(tokenizer)).all()
         assert (kinds[new] == kinds[old]).all()
         assert not set(new.flatten().tolist()) & set(inputs["input_ids"][row, outside[row]].tolist())
@@ -149,15 +153,15 @@ def test_length_never_changes_and_only_the_span_differs(kind):
 def test_the_likelihood_is_that_of_the_variant():
     for kind in ("causal", "masked"):
         model, tokenizer, inputs, spans = case(kind)
-        found = asc.replacements(model, inputs, spans, NAMED, tokenizer=tokenizer)
+        result = asc.replacements(model, inputs, spans, NAMED, tokenizer=tokenizer)
         for m in range(len(NAMED)):
-            variant = {**inputs, "input_ids": found.input_ids[:, m]}
+            variant = {**inputs, "input_ids": result.input_ids[:, m]}
             again = asc.word_likelihood(model, variant, spans, tokenizer=tokenizer).log_likelihood
-            torch.testing.assert_close(found.log_likelihood[:, m], again, atol=1e-4, rtol=0)
-        single = found.log_likelihood[1]  # of one piece, so that the modes are in order
+            torch.testing.assert_close(result.log_likelihood[:, m], again, atol=1e-4, rtol=0)
+        single = result.log_likelihood[1]  # of one piece, so that the modes are in order
         assert (single.diff() >= 0).all()
-        assert found.place[1, 0] == 0
-        assert found.place[1, -1] == 1
+        assert result.place[1, 0] == 0
+        assert result.place[1, -1] == 1
 
 
 def test_the_same_ids_whatever_the_batch_and_the_order():
@@ -167,11 +171,11 @@ def test_the_same_ids_whatever_the_batch_and_the_order():
     other = asc.replacements(model, turned, spans.flip(0), MODES, tokenizer=tokenizer, samples=[9, 8])
     assert torch.equal(together.input_ids, other.input_ids.flip(0))
     for row, sample in enumerate((8, 9)):
-        one = {name: tensor[row : row + 1] for name, tensor in inputs.items()}
-        alone = asc.replacements(
-            model, one, spans[row : row + 1], MODES[::-1], tokenizer=tokenizer, samples=[sample]
+        row_inputs = {name: tensor[row : row + 1] for name, tensor in inputs.items()}
+        single_result = asc.replacements(
+            model, row_inputs, spans[row : row + 1], MODES[::-1], tokenizer=tokenizer, samples=[sample]
         )
-        assert torch.equal(alone.input_ids[0].flip(0), together.input_ids[row])
+        assert torch.equal(single_result.input_ids[0].flip(0), together.input_ids[row])
     drawn = {
         tuple(
             asc.replacements(model, inputs, spans, ["mid"], tokenizer=tokenizer, seed=seed)
@@ -188,13 +192,13 @@ def test_ties_go_by_id_and_nats_to_the_less_likely():
     model.lm_head.weight.data.zero_()
     inputs = encoded(BLANKS)
     spans = asc.word_spans(BLANKS, TEXTS, ["kexab", "lix"], inputs=inputs, max_pieces=9).spans
-    found = asc.replacements(model, inputs, spans, ["lowest", "highest", "nats:3"], tokenizer=BLANKS)
+    result = asc.replacements(model, inputs, spans, ["lowest", "highest", "nats:3"], tokenizer=BLANKS)
     ids = set(inputs["input_ids"][1].tolist())
-    begins = [one for one, kind in enumerate(forms(BLANKS)) if kind == 1 and one not in ids]
+    begins = [token_id for token_id, kind in enumerate(forms(BLANKS)) if kind == 1 and token_id not in ids]
     column = int(spans[1, 0])
     real = int(inputs["input_ids"][1, column])
     allowed = sorted({*begins, real})
-    assert found.input_ids[1, :, column].tolist() == [allowed[0], allowed[-1], allowed[0]]
+    assert result.input_ids[1, :, column].tolist() == [allowed[0], allowed[-1], allowed[0]]
 
 
 def test_special_and_padded_rows_are_never_chosen_however_unlikely():
@@ -206,9 +210,9 @@ def test_special_and_padded_rows_are_never_chosen_however_unlikely():
     inputs = encoded(PIECES)
     spans = asc.word_spans(PIECES, TEXTS, ["kexab", "lix"], inputs=inputs).spans
     for candidates in ("same_form", "all"):
-        found = asc.replacements(model, inputs, spans, NAMED, tokenizer=PIECES, candidates=candidates)
+        result = asc.replacements(model, inputs, spans, NAMED, tokenizer=PIECES, candidates=candidates)
         for row in range(2):
-            new = found.input_ids[row][:, spans[row, 0] : spans[row, 1]]
+            new = result.input_ids[row][:, spans[row, 0] : spans[row, 1]]
             assert ((new >= 5) & (new < len(PIECES))).all()
 
 
@@ -218,12 +222,12 @@ def test_a_text_without_candidates_is_left_out_with_its_reason_and_its_neighbour
     text = "abcdefghijklmnopqrstuvwxyz ABCDEFGHIJKLMNOPQRSTUVWXYZ cat sat"
     inputs = encoded(tokenizer, [text, "a cat sat", "one"])
     spans = torch.tensor([[55, 58], [3, 6], [-1, -1]])
-    found = asc.replacements(model, inputs, spans, MODES, tokenizer=tokenizer)
-    assert found.reasons == ("few candidates", "", "no word")
-    assert found.log_likelihood.isnan().all(1).tolist() == [True, False, True]
-    assert found.place.isnan().all(1).tolist() == [True, False, True]
-    assert torch.equal(found.input_ids[0], inputs["input_ids"][:1].expand(len(MODES), -1))
-    alone = asc.replacements(
+    result = asc.replacements(model, inputs, spans, MODES, tokenizer=tokenizer)
+    assert result.reasons == ("few candidates", "", "no word")
+    assert result.log_likelihood.isnan().all(1).tolist() == [True, False, True]
+    assert result.place.isnan().all(1).tolist() == [True, False, True]
+    assert torch.equal(result.input_ids[0], inputs["input_ids"][:1].expand(len(MODES), -1))
+    single_result = asc.replacements(
         model,
         {name: tensor[1:2, :10] for name, tensor in inputs.items()},
         spans[1:2],
@@ -231,22 +235,22 @@ def test_a_text_without_candidates_is_left_out_with_its_reason_and_its_neighbour
         tokenizer=tokenizer,
         samples=[1],
     )
-    assert torch.equal(alone.input_ids[0], found.input_ids[1, :, :10])
+    assert torch.equal(single_result.input_ids[0], result.input_ids[1, :, :10])
 
 
 def test_a_piece_of_no_form_leaves_the_text_out():
     model, tokenizer, inputs, _ = case("masked")
     inputs["input_ids"][0, 4] = tokenizer.convert_tokens_to_ids(".")
-    found = asc.replacements(model, inputs, [[4, 5], [4, 5]], ["mid"], tokenizer=tokenizer)
-    assert found.reasons == ("a piece is no text of letters", "")
+    result = asc.replacements(model, inputs, [[4, 5], [4, 5]], ["mid"], tokenizer=tokenizer)
+    assert result.reasons == ("a piece is no text of letters", "")
     free = asc.replacements(model, inputs, [[4, 5], [4, 5]], ["mid"], tokenizer=tokenizer, candidates="all")
     assert free.reasons == ("", "")
 
 
 def test_a_causal_model_says_nothing_of_the_first_token():
     model, tokenizer, inputs, _ = case("causal")
-    found = asc.replacements(model, inputs, [[0, 1], [4, 5]], ["mid"], tokenizer=tokenizer, candidates="all")
-    assert found.reasons == ("nothing before the word", "")
+    result = asc.replacements(model, inputs, [[0, 1], [4, 5]], ["mid"], tokenizer=tokenizer, candidates="all")
+    assert result.reasons == ("nothing before the word", "")
 
 
 def test_bad_input_is_named():
@@ -285,9 +289,9 @@ def test_on_trained_models_likely_words_are_likelier(folder):
     inputs = encoded(tokenizer, texts)
     spans = asc.word_spans(tokenizer, texts, inputs=inputs)
     assert all(spans.words)
-    found = asc.replacements(model, inputs, spans.spans, NAMED, tokenizer=tokenizer)
-    assert (found.log_likelihood[:, 4] > found.log_likelihood[:, 0] + 5).all()
+    result = asc.replacements(model, inputs, spans.spans, NAMED, tokenizer=tokenizer)
+    assert (result.log_likelihood[:, 4] > result.log_likelihood[:, 0] + 5).all()
     for row in range(2):
         ids, total, _ = by_hand(model, tokenizer, inputs, spans.spans, row, "mid", 0, row)
-        assert found.input_ids[row, 2, : len(ids)].tolist() == ids
-        assert found.log_likelihood[row, 2].item() == pytest.approx(total, abs=1e-3)
+        assert result.input_ids[row, 2, : len(ids)].tolist() == ids
+        assert result.log_likelihood[row, 2].item() == pytest.approx(total, abs=1e-3)

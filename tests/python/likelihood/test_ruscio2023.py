@@ -31,11 +31,11 @@ def test_the_draw_leaves_the_global_generator_alone_and_is_that_of_a_seeded_one(
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    found = drawn_ranks(1000, "mid", 4)
+    result = drawn_ranks(1000, "mid", 4)
     assert torch.equal(torch.rand(3), expected)
     with torch.random.fork_rng():
         torch.manual_seed(42)
-        assert torch.equal(found, torch.randint(333, 666, (4,)))
+        assert torch.equal(result, torch.randint(333, 666, (4,)))
 
 
 def logits_and_inputs(batch=3, n=8, vocabulary=40):
@@ -51,36 +51,36 @@ SPANS = torch.tensor([[2, 5], [1, 2], [-1, -1]])
 
 def test_replacements_are_ids_of_those_ranks_at_their_own_position():
     logits, inputs = logits_and_inputs()
-    found = protocol.replacements(logits, inputs, SPANS)
-    assert found.shape == (3, 5, 8)
+    result = protocol.replacements(logits, inputs, SPANS)
+    assert result.shape == (3, 5, 8)
     for text, (start, stop) in enumerate(SPANS[:2].tolist()):
         for m, mode in enumerate(protocol.MODES):
             expected = inputs["input_ids"][text].clone()
             for k, rank in enumerate(drawn_ranks(40, mode, stop - start).tolist()):
                 probability = logits[text, start + k].softmax(-1).numpy()
                 expected[start + k] = int(np.lexsort((np.arange(40), probability))[rank])
-            assert torch.equal(found[text, m], expected)
-    assert torch.equal(found[2], inputs["input_ids"][2:].expand(5, -1))
+            assert torch.equal(result[text, m], expected)
+    assert torch.equal(result[2], inputs["input_ids"][2:].expand(5, -1))
     with pytest.raises(ValueError, match=r"ruscio2023.replacements: unknown mode 'hgh'; did you mean 'high'"):
         protocol.replacements(logits, inputs, SPANS, ["hgh"])
 
 
 def test_probabilities_are_those_of_the_unmasked_pass():
     logits, inputs = logits_and_inputs()
-    found = protocol.token_probability(logits, inputs, SPANS)
+    result = protocol.token_probability(logits, inputs, SPANS)
     p = logits.softmax(-1).gather(-1, inputs["input_ids"][..., None])[..., 0].numpy()
-    assert found.probability.dtype == torch.float32
-    np.testing.assert_allclose(found.probability[0], p[0], rtol=1e-6)
-    assert found.probability[1].isnan().tolist() == [False] * 5 + [True] * 3
-    assert found.inner_mean[0].item() == pytest.approx(p[0, 2:5].mean(), rel=1e-6)
-    assert found.inner_std[0].item() == pytest.approx(p[0, 2:5].std(ddof=1), rel=1e-5)
-    assert found.inner_product[0].item() == pytest.approx(p[0, 2:5].prod(), rel=1e-5)
+    assert result.probability.dtype == torch.float32
+    np.testing.assert_allclose(result.probability[0], p[0], rtol=1e-6)
+    assert result.probability[1].isnan().tolist() == [False] * 5 + [True] * 3
+    assert result.inner_mean[0].item() == pytest.approx(p[0, 2:5].mean(), rel=1e-6)
+    assert result.inner_std[0].item() == pytest.approx(p[0, 2:5].std(ddof=1), rel=1e-5)
+    assert result.inner_product[0].item() == pytest.approx(p[0, 2:5].prod(), rel=1e-5)
     rest = np.delete(p[1, :5], 1)
-    assert found.outer_mean[1].item() == pytest.approx(rest.mean(), rel=1e-6)
-    assert found.outer_std[1].item() == pytest.approx(rest.std(ddof=1), rel=1e-5)
-    assert found.inner_mean[1].item() == pytest.approx(p[1, 1], rel=1e-6)
-    assert found.inner_std[1].isnan()  # of one token
-    assert all(field[2].isnan() for field in found[1:])
+    assert result.outer_mean[1].item() == pytest.approx(rest.mean(), rel=1e-6)
+    assert result.outer_std[1].item() == pytest.approx(rest.std(ddof=1), rel=1e-5)
+    assert result.inner_mean[1].item() == pytest.approx(p[1, 1], rel=1e-6)
+    assert result.inner_std[1].isnan()  # of one token
+    assert all(field[2].isnan() for field in result[1:])
 
 
 def test_an_encoder_gives_its_logits_and_a_causal_model_is_refused_in_words():
@@ -110,24 +110,24 @@ def maps(*shape, seed=0):
 
 def test_outer_is_a_function_of_inner_and_the_mean_of_the_number_of_tokens():
     attention, spans = maps(4, 9, 9), torch.tensor([[2, 5], [0, 1], [3, 8], [8, 9]])
-    found = protocol.span_attention(attention, spans)
+    result = protocol.span_attention(attention, spans)
     n, m = 9, spans[:, 1] - spans[:, 0]
-    torch.testing.assert_close(found.mean, torch.full((4,), 1 / 9, dtype=torch.float64), atol=1e-15, rtol=0)
+    torch.testing.assert_close(result.mean, torch.full((4,), 1 / 9, dtype=torch.float64), atol=1e-15, rtol=0)
     inner = [float(a[s:e, s:e].mean()) for a, (s, e) in zip(attention, spans.tolist(), strict=True)]
-    assert found.inner.tolist() == pytest.approx(inner, abs=1e-15)
-    torch.testing.assert_close(found.outer, (n - m**2 * found.inner) / (n**2 - m**2), atol=1e-14, rtol=0)
+    assert result.inner.tolist() == pytest.approx(inner, abs=1e-15)
+    torch.testing.assert_close(result.outer, (n - m**2 * result.inner) / (n**2 - m**2), atol=1e-14, rtol=0)
     exact = asc.span_attention(attention, spans, support="full")
-    torch.testing.assert_close(n * found.inner, exact.boost, atol=1e-13, rtol=0)
-    torch.testing.assert_close(m * found.inner, exact.share, atol=1e-14, rtol=0)
+    torch.testing.assert_close(n * result.inner, exact.boost, atol=1e-13, rtol=0)
+    torch.testing.assert_close(m * result.inner, exact.share, atol=1e-14, rtol=0)
 
 
 def test_lengths_cut_maps_and_a_map_without_a_word_is_nan():
     attention = maps(2, 9, 9)
     attention[0, :6, :6] = maps(6, 6)
-    found = protocol.span_attention(attention, [[2, 5], [-1, -1]], lengths=[6, 9])
-    alone = protocol.span_attention(attention[0, :6, :6], [2, 5])
-    for field, own in zip(found, alone, strict=True):
-        assert field[0].item() == pytest.approx(own.item(), abs=1e-15)
+    result = protocol.span_attention(attention, [[2, 5], [-1, -1]], lengths=[6, 9])
+    single_result = protocol.span_attention(attention[0, :6, :6], [2, 5])
+    for field, expected in zip(result, single_result, strict=True):
+        assert field[0].item() == pytest.approx(expected.item(), abs=1e-15)
         assert field[1].isnan()
     assert protocol.span_attention(attention[0], [0, 9]).outer.isnan()
     with pytest.raises(ValueError, match=r"spans of shape \(3, 2\) do not broadcast to \(2, 2\)"):
@@ -136,14 +136,14 @@ def test_lengths_cut_maps_and_a_map_without_a_word_is_nan():
 
 def test_the_test_of_rows_is_scipys_on_the_keys_outside():
     real, replaced, (start, stop) = maps(11, 11, seed=1), maps(11, 11, seed=2), (3, 5)
-    found = protocol.mann_whitney(real, replaced, (start, stop))
-    one, other = (np.delete(m[start:stop].mean(0).numpy(), [3, 4]) for m in (real, replaced))
-    expected = stats.mannwhitneyu(one, other, alternative="two-sided")
-    assert (found.u_real, found.p_value) == (expected.statistic, expected.pvalue)
-    assert found.u_real + found.u_replaced == 81
-    assert found.difference_mean == pytest.approx(0, abs=1e-15)
+    result = protocol.mann_whitney(real, replaced, (start, stop))
+    first, other = (np.delete(m[start:stop].mean(0).numpy(), [3, 4]) for m in (real, replaced))
+    expected = stats.mannwhitneyu(first, other, alternative="two-sided")
+    assert (result.u_real, result.p_value) == (expected.statistic, expected.pvalue)
+    assert result.u_real + result.u_replaced == 81
+    assert result.difference_mean == pytest.approx(0, abs=1e-15)
     difference = (real[start:stop].mean(0) - replaced[start:stop].mean(0)).numpy()
-    assert found.difference_std == pytest.approx(difference.std(ddof=1), abs=1e-14)
+    assert result.difference_std == pytest.approx(difference.std(ddof=1), abs=1e-14)
     with pytest.raises(
         ValueError, match=r"span must hold 0 <= start < stop <= 11 and leave a token, got \(0, 11\)"
     ):
@@ -167,8 +167,8 @@ def test_correlation_is_spearmans_but_for_its_epsilon():
 
 def test_the_best_layer_is_chosen_among_modes_that_make_the_word_less_probable():
     rho = np.array([[0.1, 0.3, 0.9], [0.5, np.nan, 0.95]])
-    found = protocol.best_layers(rho, [0.1, 0.2, 0.9], 0.8, ["lowest", "mid", "highest"])
-    assert found == (1, "lowest", 0.5)
+    result = protocol.best_layers(rho, [0.1, 0.2, 0.9], 0.8, ["lowest", "mid", "highest"])
+    assert result == (1, "lowest", 0.5)
     assert protocol.best_layers(rho, [0.9] * 3, 0.8, ["a", "b", "c"]).layer == -1
     with pytest.raises(ValueError, match=r"must have shape \[L, 2\] of 2 modes, got \(2, 3\)"):
         protocol.best_layers(rho, [0.1, 0.2], 0.8, ["a", "b"])
@@ -182,6 +182,6 @@ def test_spans_are_the_ids_of_the_bare_lemma_and_only_then_of_the_others():
     assert protocol.find_span(tokenizer, ids, "dog") == (-1, -1)
     marked = byte_letters(" cat", "cat", " cats", "-cat")
     assert protocol.find_span(marked, marked("a cat")["input_ids"], "cat") == (1, 2)  # behind a blank
-    both = marked("cat a cat")["input_ids"]
-    assert protocol.find_span(marked, both, "cat") == (0, 1)  # the bare one alone is looked for
+    token_ids = marked("cat a cat")["input_ids"]
+    assert protocol.find_span(marked, token_ids, "cat") == (0, 1)  # the bare one alone is looked for
     assert protocol.find_span(marked, marked("a cat a cat")["input_ids"], "cat") == (-1, -1)

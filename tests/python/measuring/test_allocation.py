@@ -105,11 +105,11 @@ def test_memory_that_runs_out_is_a_memory_error_and_the_process_goes_on():
         [sys.executable, "-c", STARVED], capture_output=True, text=True, env={**os.environ, **heap}
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    print(found)
-    assert set(found) == set(metric_names())
-    assert set(found.values()) <= {"done", "MemoryError"}, found
-    assert sum(what == "MemoryError" for what in found.values()) > 15
+    answer = json.loads(done.stdout.splitlines()[-1])
+    print(answer)
+    assert set(answer) == set(metric_names())
+    assert set(answer.values()) <= {"done", "MemoryError"}, answer
+    assert sum(outcome == "MemoryError" for outcome in answer.values()) > 15
 
 
 def huge(n, *leading):
@@ -123,9 +123,9 @@ def test_more_entries_than_32_bits_count():
     attention = huge(n)
     assert asc.sink_share(attention, support="full").share.item() == pytest.approx(1 / n, rel=1e-6)
     assert asc.top_mass(attention, 1).item() == pytest.approx(1 / n, rel=1e-3)
-    many = huge(1500, 1000)  # batch * n * n > 2**31
-    assert many.numel() > 2**31
-    rates = asc.sink_rate(many)
+    many_maps = huge(1500, 1000)  # batch * n * n > 2**31
+    assert many_maps.numel() > 2**31
+    rates = asc.sink_rate(many_maps)
     assert rates.shape == (1000,)
     assert not rates.any()
 
@@ -149,7 +149,7 @@ def test_a_call_that_exceeds_the_machine_is_announced(monkeypatch):
             warnings.simplefilter("always")
             warnings.simplefilter("ignore", NotAttentionWarning)
             _checks.attention_argument(name, attention, **options)
-        return [(str(one.message), one.filename) for one in caught]
+        return [(str(warning.message), warning.filename) for warning in caught]
 
     ((message, file),) = announced("fiedler_value")
     assert message == (
@@ -264,9 +264,9 @@ def test_results_that_exceed_the_machine_are_announced(monkeypatch, name, option
 def test_ten_thousand_maps_need_no_more_memory_than_five_hundred(fresh):
     run = fresh(STEADY)
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
+    answer = json.loads(run.stdout)
     # graph_statistics returns twelve fields of 10,000 x 2; everything else is smaller.
-    assert max(found["growth"].values()) < 6e6, found
+    assert max(answer["growth"].values()) < 6e6, answer
 
 
 def test_tables_take_memory_from_the_c_library_and_their_own_allocator_comes_back():

@@ -36,8 +36,8 @@ def test_numbers_per_map_threshold_and_token(llama):
     maps = eager_maps(llama, ids)
     heads, graphs, vectors = (results.to_xarray("heads"), results.table("graphs"), results.table("vectors"))
     for layer, attention in enumerate(maps):
-        found = heads["fiedler_value"].sel(layer=layer, head=range(4)).squeeze()
-        np.testing.assert_allclose(found, asc.fiedler_value(attention), rtol=1e-6)
+        values = heads["fiedler_value"].sel(layer=layer, head=range(4)).squeeze()
+        np.testing.assert_allclose(values, asc.fiedler_value(attention), rtol=1e-6)
         np.testing.assert_allclose(
             mean["fiedler_value"].sel(layer=layer).squeeze(),
             asc.fiedler_value(attention.double().mean(1)),
@@ -61,12 +61,14 @@ def test_numbers_per_map_threshold_and_token(llama):
 
 def test_padding_changes_nothing(llama):
     inputs = text(llama, padding="right", batch=2, n=20)
-    both = asc.analyze(llama, inputs, ["fiedler_value", "attention_entropy"])
-    assert both.table("samples")["n_tokens"].tolist() == [20, 11]
-    alone = asc.analyze(llama, inputs["input_ids"][1:, :11], ["fiedler_value", "attention_entropy"])
-    padded = both.table("heads").query("sample == 1").reset_index(drop=True)
-    np.testing.assert_allclose(padded["fiedler_value"], alone.table("heads")["fiedler_value"], rtol=1e-4)
-    rows = both.table("vectors").query("sample == 1")
+    padded_results = asc.analyze(llama, inputs, ["fiedler_value", "attention_entropy"])
+    assert padded_results.table("samples")["n_tokens"].tolist() == [20, 11]
+    single_results = asc.analyze(llama, inputs["input_ids"][1:, :11], ["fiedler_value", "attention_entropy"])
+    padded = padded_results.table("heads").query("sample == 1").reset_index(drop=True)
+    np.testing.assert_allclose(
+        padded["fiedler_value"], single_results.table("heads")["fiedler_value"], rtol=1e-4
+    )
+    rows = padded_results.table("vectors").query("sample == 1")
     assert rows["index"].max() == 10
     assert rows["entropy"].notna().all()
 
@@ -130,8 +132,8 @@ def test_what_is_no_model_is_refused(tmp_path):
 @pytest.mark.parametrize("kind", ["object", "path", "text"])
 def test_a_tokenizer_beside_a_model(llama, tmp_path, kind):
     folder = model_folder(tmp_path / "tiny")
-    given = {"object": tokenizer(), "path": folder, "text": str(folder)}[kind]
-    results = asc.analyze(llama, "the cat sat", "fiedler_value", tokenizer=given)
+    tokenizer_argument = {"object": tokenizer(), "path": folder, "text": str(folder)}[kind]
+    results = asc.analyze(llama, "the cat sat", "fiedler_value", tokenizer=tokenizer_argument)
     assert list(results.table("samples")["tokens"][0]) == ["<s>", "the", "cat", "sat"]
 
 
@@ -146,8 +148,8 @@ def test_what_is_no_tokenizer_is_refused(llama):
 def test_metrics_that_need_states(llama, space):
     ids = text(llama, batch=2, n=9)["input_ids"]
     # a metric of attention alone may stand beside them
-    asked = ["geometric_semantic_alignment", "reference_influence", "fiedler_value"]
-    results = asc.analyze(llama, ids, asked, space=space)
+    metrics = ["geometric_semantic_alignment", "reference_influence", "fiedler_value"]
+    results = asc.analyze(llama, ids, metrics, space=space)
     heads, vectors = results.to_xarray("heads"), results.table("vectors")
     means = results.to_xarray("head_means")
     with torch.no_grad(), asc.capture(llama, sites=("attention", space)) as recording:
@@ -155,15 +157,15 @@ def test_metrics_that_need_states(llama, space):
             maps = layer.matrices()
             states = layer.states(space, per_head=True) if space == "value" else layer.states(space)[:, None]
             states = states.expand(*maps.shape[:2], *states.shape[2:])
-            found = heads[f"alignment_{space}"].sel(layer=layer.index, head=range(4)).squeeze()
+            values = heads[f"alignment_{space}"].sel(layer=layer.index, head=range(4)).squeeze()
             want = asc.geometric_semantic_alignment(maps, states)
-            np.testing.assert_allclose(found, want, rtol=1e-12)
+            np.testing.assert_allclose(values, want, rtol=1e-12)
             mean = means[f"alignment_{space}"].sel(layer=layer.index).squeeze()
             assert np.isnan(mean).all() == (space == "value")
             want = asc.reference_influence(maps, states, asc.sink_tokens(maps)).directional
-            own = vectors[vectors["layer"] == layer.index]
+            rows_of_layer = vectors[vectors["layer"] == layer.index]
             np.testing.assert_allclose(
-                own.sort_values(["sample", "head", "index"])["reference_directional"],
+                rows_of_layer.sort_values(["sample", "head", "index"])["reference_directional"],
                 want.flatten(), rtol=1e-12,
             )  # fmt: skip
 
@@ -187,19 +189,19 @@ def test_options_of_states_are_checked(llama):
 
 def test_every_metric_has_its_own_thresholds_and_name(llama):
     ids = text(llama, batch=1, n=9)["input_ids"]
-    asked = {
+    metrics = {
         "low": {"metric": "betti_numbers", "thresholds": [0.1, "2/n"]},
         "graph_statistics": {"thresholds": [0.1, 0.3]},
     }
-    graphs = asc.analyze(llama, ids, asked).table("graphs")
-    own = graphs[(graphs["layer"] == 1) & (graphs["head"] == 2)].set_index("threshold")
-    assert own.index.tolist() == [0.1, 2 / 9, 0.3]
+    graphs = asc.analyze(llama, ids, metrics).table("graphs")
+    rows_of_head = graphs[(graphs["layer"] == 1) & (graphs["head"] == 2)].set_index("threshold")
+    assert rows_of_head.index.tolist() == [0.1, 2 / 9, 0.3]
     attention = eager_maps(llama, ids)[1][0, 2]
     betti = asc.betti_numbers(attention, [0.1, 2 / 9])
-    assert own["low_0"].tolist() == [*betti[:, 0].tolist(), pd.NA]
-    assert own["low_1"].tolist() == [*betti[:, 1].tolist(), pd.NA]
+    assert rows_of_head["low_0"].tolist() == [*betti[:, 0].tolist(), pd.NA]
+    assert rows_of_head["low_1"].tolist() == [*betti[:, 1].tolist(), pd.NA]
     density = asc.graph_statistics(attention, [0.1, 0.3]).density.tolist()
-    np.testing.assert_array_equal(own["density"], [density[0], np.nan, density[1]])
+    np.testing.assert_array_equal(rows_of_head["density"], [density[0], np.nan, density[1]])
 
 
 def test_two_tokens_are_not_taken_for_two_dimensions(llama):
@@ -212,8 +214,8 @@ def test_two_tokens_are_not_taken_for_two_dimensions(llama):
 
 def test_vectors_of_different_lengths_share_a_table(llama):
     inputs = text(llama, padding="right", batch=2, n=20)
-    asked = {"attention_entropy": {}, "smallest": {"metric": "laplacian_eigenvalues", "k": 13}}
-    rows = asc.analyze(llama, inputs, asked).table("vectors")
+    metrics = {"attention_entropy": {}, "smallest": {"metric": "laplacian_eigenvalues", "k": 13}}
+    rows = asc.analyze(llama, inputs, metrics).table("vectors")
     short = rows[(rows["sample"] == 1) & (rows["layer"] == 0) & (rows["head"] == 0)]
     assert short["index"].tolist() == list(range(13))
     assert short["entropy"].notna().tolist() == [True] * 11 + [False] * 2
@@ -243,8 +245,8 @@ def test_a_layer_that_is_not_there_is_an_argument_out_of_range(llama):
 def test_a_text_longer_than_the_context_is_cut_and_said(llama):
     longest = llama.config.max_position_embeddings
     with pytest.warns(RuntimeWarning, match=rf"1 of 2 texts were longer than {longest} tokens and are cut"):
-        found = asc.analyze(llama, [[1, 2, 3], [1] * (longest + 1)], ["sink_share"])
-    assert found["samples"]["truncated"].tolist() == [False, True]
+        results = asc.analyze(llama, [[1, 2, 3], [1] * (longest + 1)], ["sink_share"])
+    assert results["samples"]["truncated"].tolist() == [False, True]
 
 
 @pytest.fixture(scope="module")
@@ -267,14 +269,14 @@ def test_every_metric_that_is_accepted_has_a_finite_number(sharp):
         except ValueError as error:
             refused[name] = str(error)
             continue
-        tables = [results.table(one) for one in results.tables() if one != "samples"]
+        tables = [results.table(name) for name in results.tables() if name != "samples"]
         numbers = [
             table[column].dropna().astype(float)
             for table in tables
             for column in table.select_dtypes("number")
             if column not in ("step", "sample", "layer", "head", "n_tokens", "index", "threshold")
         ]
-        assert any(np.isfinite(one).any() for one in numbers), name
+        assert any(np.isfinite(number).any() for number in numbers), name
         if name != "reference_influence":  # of queries outside a head's sinks, where it has some
             assert results.left_out.empty, (name, results.left_out.to_dict())
     assert set(refused) == {"betti_curve", "morlet_scalogram", "scale_sensitivity", "span_attention"}
@@ -287,9 +289,9 @@ def test_scores_are_captured_for_what_reads_them(llama):
     with asc.capture(llama, sites=("attention", "scores")) as recording, torch.no_grad():
         for layer in recording.run(input_ids=ids):
             want = asc.offset_fit(layer.scores)
-            own = heads.sel(layer=layer.index, head=range(4)).squeeze()
-            np.testing.assert_allclose(own["offset_r2"], want.r2[0], rtol=1e-12)
-            np.testing.assert_allclose(own["offset_r2_added"], want.added[0], rtol=1e-9)
+            values_of_layer = heads.sel(layer=layer.index, head=range(4)).squeeze()
+            np.testing.assert_allclose(values_of_layer["offset_r2"], want.r2[0], rtol=1e-12)
+            np.testing.assert_allclose(values_of_layer["offset_r2_added"], want.added[0], rtol=1e-9)
 
 
 def test_columns_without_a_value_are_left_out_with_a_reason(tmp_path):
@@ -301,14 +303,14 @@ def test_columns_without_a_value_are_left_out_with_a_reason(tmp_path):
     reasons = results.left_out.set_index("column")["reason"]
     assert reasons["offset_r2"].startswith("scores are not captured: capture: BloomModel does not let")
     assert "fewer than 8 tokens" in reasons["mp_ks"]
-    kept = {column for name in results.tables() for column in results.table(name)}
-    assert not kept & set(reasons.index)
-    assert {"fiedler_value", "alignment_hidden", "entropy"} <= kept
+    stored_columns = {column for name in results.tables() for column in results.table(name)}
+    assert not stored_columns & set(reasons.index)
+    assert {"fiedler_value", "alignment_hidden", "entropy"} <= stored_columns
     stored = asc.load(results.save(tmp_path / "run").path)
     pd.testing.assert_frame_equal(stored.left_out, results.left_out)
     # a column that was asked for stays, and is null
     with pytest.warns(RuntimeWarning, match=words):
-        asked = asc.analyze(bloom, ids, ["marchenko_pastur"])
-    assert asked["heads"]["mp_ks"].isna().all()
-    assert "mp_ks" in set(asked.left_out["column"])
+        null_results = asc.analyze(bloom, ids, ["marchenko_pastur"])
+    assert null_results["heads"]["mp_ks"].isna().all()
+    assert "mp_ks" in set(null_results.left_out["column"])
     assert asc.analyze(bloom, ids, ["fiedler_value"]).left_out.empty

@@ -58,11 +58,11 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_the_forward_pass_takes_reaches_the_model(case):
-    kind, changes, more = CASES[case]
+    kind, changes, further_inputs = CASES[case]
     if kind == "XLM":
         changes = {**changes, "n_words": 60}
     model = build(kind, **changes)
-    inputs = {"input_ids": IDS, **more}
+    inputs = {"input_ids": IDS, **further_inputs}
     results = asc.analyze(model, inputs, ["fiedler_value"])
     want = captured(model, inputs)
     for got, values in zip(analyzed(results), want, strict=True):
@@ -70,7 +70,9 @@ def test_what_the_forward_pass_takes_reaches_the_model(case):
     without = captured(model, {"input_ids": IDS})
     assert not torch.allclose(want[0], without[0], rtol=1e-3)  # the input matters for this model
     page = asc.view(model, inputs)
-    at = next(place for place, one in enumerate(page.contents["metrics"]) if one["name"] == "fiedler_value")
+    at = next(
+        place for place, metric in enumerate(page.contents["metrics"]) if metric["name"] == "fiedler_value"
+    )
     np.testing.assert_allclose(page.contents["values"][0][0][at][0], want[0][0], rtol=1e-4)
     again = asc.view(results, sample=0)  # the results remember what the sample was read with
     assert again.contents["maps"][0]["entries"] == page.contents["maps"][0]["entries"]
@@ -137,8 +139,8 @@ def test_a_decoder_with_a_text_is_measured_behind_its_encoder():
     assert heads.groupby("layer")["n_tokens"].first().tolist() == [9, 9, 11, 11]
     for got, values in zip(analyzed(results), captured(model, inputs), strict=True):
         np.testing.assert_allclose(got, values.flatten(), rtol=1e-5)
-    alone = asc.analyze(model, {"input_ids": inputs["input_ids"]}, ["fiedler_value"])
-    assert sorted(set(alone["heads"]["layer"])) == [0, 1]
+    text_results = asc.analyze(model, {"input_ids": inputs["input_ids"]}, ["fiedler_value"])
+    assert sorted(set(text_results["heads"]["layer"])) == [0, 1]
 
 
 def test_cross_attention_is_no_map_of_tokens_by_the_same_tokens():
@@ -152,8 +154,8 @@ def test_cross_attention_is_no_map_of_tokens_by_the_same_tokens():
                     layer.measure("fiedler_value")
     page = asc.view(model, inputs).contents
     assert page["inputs"] == ["encoder", "decoder", "cross"]
-    cross = [one for one in page["maps"] if one["input"] == 2]
-    assert {(len(one["tokens"]), len(one["queries"])) for one in cross} == {(9, 11)}
+    cross = [page_map for page_map in page["maps"] if page_map["input"] == 2]
+    assert {(len(page_map["tokens"]), len(page_map["queries"])) for page_map in cross} == {(9, 11)}
     assert all(cell is None for metric in page["values"][0][2] for row in metric for cell in row)
 
 
@@ -262,8 +264,8 @@ def test_an_argument_in_the_place_of_another_is_named():
     held = type("Pipeline", (), {"model": model})()
     with pytest.raises(TypeError, match=r"analyze: model must be .* got Pipeline; .* may be its \.model"):
         asc.analyze(held, IDS, ["fiedler_value"])
-    found = asc.analyze(model, IDS, ["fiedler_value"], layers=0)
-    assert set(found["heads"]["layer"]) == {0}
+    results = asc.analyze(model, IDS, ["fiedler_value"], layers=0)
+    assert set(results["heads"]["layer"]) == {0}
 
 
 def test_a_model_whose_maps_are_no_squares_says_so():

@@ -42,10 +42,10 @@ def call(name, value, **options):
     """What `said` gives, without its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return said(name, value, **options)
+        return error_text(name, value, **options)
 
 
-def said(name, value, **options):
+def error_text(name, value, **options):
     """The metric with plain values for the arguments that have no default."""
     metric = getattr(asc, name)
     shape = () if getattr(value, "is_nested", False) else tuple(getattr(value, "shape", ()))
@@ -76,12 +76,12 @@ def tensors_of(result):
 
 def look_at(name, result):
     """The documented types, on the CPU, without a gradient."""
-    found = tensors_of(result)
-    assert found, f"{name} gives no tensor"
-    for tensor in found:
-        wanted = (torch.float64, torch.int64, torch.bool, torch.int32, torch.int8)
+    tensors = tensors_of(result)
+    assert tensors, f"{name} gives no tensor"
+    for tensor in tensors:
+        dtypes = (torch.float64, torch.int64, torch.bool, torch.int32, torch.int8)
         assert type(tensor) is torch.Tensor, f"{name} gives a {type(tensor).__name__}"
-        assert tensor.dtype in wanted, f"{name} gives {tensor.dtype}"
+        assert tensor.dtype in dtypes, f"{name} gives {tensor.dtype}"
         assert tensor.device.type == "cpu"
         assert not tensor.requires_grad
 
@@ -109,7 +109,7 @@ base = torch.softmax(torch.randn(2, 9, 9, generator=torch.Generator().manual_see
 with torch.inference_mode():
     inference = base.clone()
 # Tensors that hold `base` in another way: the answer is the same.
-SAME = {
+SAME_NUMBERS = {
     "float64": base.double(),
     "requires_grad": base.clone().requires_grad_(),
     "parameter": torch.nn.Parameter(base),
@@ -161,12 +161,12 @@ def equal(a, b):
 def test_the_same_numbers_in_another_tensor_give_the_same_result(name):
     expected = call(name, base)
     look_at(name, expected)
-    for kind, value in SAME.items():
-        found = call(name, value)
-        look_at(name, found)
+    for kind, value in SAME_NUMBERS.items():
+        result = call(name, value)
+        look_at(name, result)
         # A float64 map is the same numbers in another precision, in which ties and sums round otherwise.
         if kind != "float64":
-            assert equal(found, expected), kind
+            assert equal(result, expected), kind
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -191,8 +191,8 @@ def test_a_bad_entry_is_refused_by_its_place_or_counted_in_words(name):
     non_finite[1, 4, 2] = math.nan
     with warnings.catch_warnings(record=True) as words:
         warnings.simplefilter("always")
-        said(name, non_finite)
-    assert any(re.match(rf"{name}: 1 of [12] ", str(one.message)) for one in words)
+        error_text(name, non_finite)
+    assert any(re.match(rf"{name}: 1 of [12] ", str(warning.message)) for warning in words)
     # Behind a map's own length nothing is read.
     other = non_finite.clone()
     other[:, 4:] = other[:, :, 4:] = 0.25
@@ -226,9 +226,9 @@ def test_any_tensor_is_answered_or_refused(name, data):
     dtype = data.draw(st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
     values = data.draw(hnp.arrays(np.float64, shape, elements=st.floats(width=32), fill=st.floats(0, 1)))
     tensor = torch.from_numpy(values).to(dtype)
-    kept = tensor.clone()
+    copy = tensor.clone()
     answered(name, tensor)
-    assert torch.equal(tensor.nan_to_num(), kept.nan_to_num()), "the input was written to"
+    assert torch.equal(tensor.nan_to_num(), copy.nan_to_num()), "the input was written to"
 
 
 WORDS = ["auto", "causal", "full", "max", "mean", "min", "exact", "fast", "permutation", "rows", "", "é"]

@@ -32,7 +32,7 @@ TABLE = pd.DataFrame(
 )
 MAPS = torch.softmax(torch.randn(3, 40, 40, generator=torch.Generator().manual_seed(1)), -1)
 BARS = asc.persistence(MAPS[:, :6, :6])
-FOUND = asc.sink_test(MAPS)
+SINK_TEST = asc.sink_test(MAPS)
 STATES = torch.ones(40, 3).cumsum(0)
 PROFILE = asc.PositionProfile(6, groups=4)
 PROFILE.add(torch.randn(16, 1, 6, 6, generator=torch.Generator().manual_seed(2)), [k // 4 for k in range(16)])
@@ -52,8 +52,8 @@ CALLS = {
     "softmax_harmonics": (2.0, 4),
     "classify_frames": (torch.zeros(4, 3, 2, dtype=torch.int64), [7, 8, 9, 7], True),
     "emergence_step": (TABLE, "x"),
-    "sink_sums": (FOUND,),
-    "pooled_sinks": (asc.sink_sums(FOUND), 3),
+    "sink_sums": (SINK_TEST,),
+    "pooled_sinks": (asc.sink_sums(SINK_TEST), 3),
     "toeplitz_split": (MAPS,),
     "mask_only": (MAPS,),
     "offset_variance": (MAPS,),
@@ -89,15 +89,15 @@ CALLS = {
 }
 OURS = protocols.ruscio2025
 for name in OURS.__all__:
-    taken = (
+    parameters = (
         list(inspect.signature(getattr(OURS, name)).parameters)
         if not inspect.isclass(getattr(OURS, name))
         else []
     )
-    if taken and taken[0] in ("attention", "heads"):
+    if parameters and parameters[0] in ("attention", "heads"):
         plain = {"hidden": STATES, "before": STATES, "after": 2 * STATES, "thresholds": [0.1]}
-        CALLS[f"protocols.ruscio2025.{name}"] = (MAPS[0] if taken[0] == "attention" else MAPS, *(
-            plain[other] for other in taken[1:] if other in plain
+        CALLS[f"protocols.ruscio2025.{name}"] = (MAPS[0] if parameters[0] == "attention" else MAPS, *(
+            plain[other] for other in parameters[1:] if other in plain
         ))  # fmt: skip
 WORDS = {
     "protocols.ruscio2025.sink_tokens": {"rule": "kl"},
@@ -173,12 +173,14 @@ def answered(name, **instead):
             failed = error
     if failed is None:
         return
-    own = name.removeprefix("inference.").removeprefix("protocols.")
+    function_name = name.removeprefix("inference.").removeprefix("protocols.")
     words = str(failed)
-    known = words.startswith((own + ":", *(other + ":" for other in ALSO.get(name, ()))))
-    if own.startswith("ruscio2025."):
-        known = known or words.startswith(("ruscio2025.", *(other + ":" for other in OURS.__all__)))
-    assert known, f"{type(failed).__name__}: {words}"
+    names_itself = words.startswith((function_name + ":", *(other + ":" for other in ALSO.get(name, ()))))
+    if function_name.startswith("ruscio2025."):
+        names_itself = names_itself or words.startswith(
+            ("ruscio2025.", *(other + ":" for other in OURS.__all__))
+        )
+    assert names_itself, f"{type(failed).__name__}: {words}"
 
 
 def arguments(name):
@@ -250,8 +252,8 @@ def test_anything_in_the_place_of_any_argument(name):
 @quick
 @given(data=st.data())
 def test_any_arguments_together(name, data):
-    own = sorted(set(arguments(name)) - set(WORDS.get(name, {})))
-    chosen = data.draw(st.lists(st.sampled_from(own), min_size=1, max_size=3, unique=True))
+    names = sorted(set(arguments(name)) - set(WORDS.get(name, {})))
+    chosen = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True))
     instead = {}
     for key in chosen:
         kind = data.draw(st.sampled_from(sorted(ANYTHING)), label=key)

@@ -46,9 +46,9 @@ def test_every_dtype_and_stride_is_read_exactly(dtype, kind):
 
 
 def test_expanded_batches_share_one_matrix():
-    one = softmax_maps(7, 7)
-    result = asc.fiedler_value(one.expand(3, 2, 7, 7))
-    assert torch.equal(result, asc.fiedler_value(one).expand(3, 2))
+    matrix = softmax_maps(7, 7)
+    result = asc.fiedler_value(matrix.expand(3, 2, 7, 7))
+    assert torch.equal(result, asc.fiedler_value(matrix).expand(3, 2))
     row = torch.full((1, 6), 1 / 6, dtype=torch.float64).expand(6, 6)
     assert asc.fiedler_value(row).item() == pytest.approx(1.0, abs=1e-12)
 

@@ -152,8 +152,8 @@ def test_support_words_and_shapes():
     ids=["numpy number", "0-d array", "2-d array", "0-d tensor", "series", "generator"],
 )
 def test_thresholds_of_every_kind(thresholds):
-    found = asc.betti_numbers(torch.full((3, 3), 0.5), thresholds)
-    assert found.tolist() == [[1, 0]]
+    result = asc.betti_numbers(torch.full((3, 3), 0.5), thresholds)
+    assert result.tolist() == [[1, 0]]
 
 
 def test_a_table_is_an_array():
@@ -236,7 +236,7 @@ HIDDEN = torch.ones(9, 9).triu(1).bool()
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("value", "words"),
     [
         (LOGITS, "rows of 8 of 8 maps .* logits, which softmax"),
         (LOGITS.masked_fill(HIDDEN, -torch.inf), "look like logits"),
@@ -246,9 +246,9 @@ HIDDEN = torch.ones(9, 9).triu(1).bool()
         (3 * MAPS, "divide each row by its sum"),
     ],
 )
-def test_the_cause_is_named(given, words):
+def test_the_cause_is_named(value, words):
     with pytest.warns(NotAttentionWarning, match=words):
-        asc.sink_share(given)
+        asc.sink_share(value)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -284,9 +284,9 @@ def test_rows_that_are_not_numbers_are_another_warnings_matter():
 
 
 def test_a_million_views_of_one_map_are_judged_by_some():
-    many = (MAPS[0, 0] * 2).expand(2**20, 9, 9)
+    many_views = (MAPS[0, 0] * 2).expand(2**20, 9, 9)
     with pytest.warns(NotAttentionWarning, match="rows of 64 of 64 maps"):
-        check_row_sums("f", many, None)
+        check_row_sums("f", many_views, None)
 
 
 def test_singular_values_are_of_any_matrix():

@@ -18,8 +18,8 @@ def test_the_default_device_changes_no_result(name):
     function, arguments = CALLS[name]
     expected = answer(function, arguments)
     with torch.device("meta"):
-        found = answer(function, arguments)
-    assert same(found, expected)
+        result = answer(function, arguments)
+    assert same(result, expected)
 
 
 @pytest.mark.parametrize("name", OF_RESULTS)

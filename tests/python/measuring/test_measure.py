@@ -23,7 +23,7 @@ def maps(*shape, causal=True, seed=0):
     return torch.softmax(logits, -1)
 
 
-def same(a, b):
+def equal_results(a, b):
     if isinstance(a, torch.Tensor):
         return (
             torch.equal(a.nan_to_num(nan=-7), b.nan_to_num(nan=-7))
@@ -31,9 +31,10 @@ def same(a, b):
             else torch.equal(a, b)
         )
     if isinstance(a, tuple):
-        return all(same(x, y) for x, y in zip(a, b, strict=True))
+        return all(equal_results(x, y) for x, y in zip(a, b, strict=True))
     return all(
-        same(getattr(a, name), getattr(b, name)) for name in ("birth", "death", "dimension", "offsets")
+        equal_results(getattr(a, name), getattr(b, name))
+        for name in ("birth", "death", "dimension", "offsets")
     )
 
 
@@ -62,30 +63,32 @@ SIMPLE = [name for name in metric_names() if name not in NEEDS_MORE]
 @pytest.mark.parametrize("name", SIMPLE)
 def test_one_metric_equals_its_function(name):
     attention, options = maps(3, 2, 12, 12), OPTIONS.get(name, {})
-    assert same(asc.measure(attention, {name: options})[name], direct(name, attention, **options))
+    assert equal_results(asc.measure(attention, {name: options})[name], direct(name, attention, **options))
 
 
 def test_all_metrics_at_once_equal_their_functions_on_ragged_lengths():
     attention, lengths = maps(3, 2, 12, 12), torch.tensor([[12], [9], [10]])
-    found = asc.measure(attention, {name: OPTIONS.get(name, {}) for name in SIMPLE}, lengths=lengths)
-    assert list(found) == SIMPLE
+    result = asc.measure(attention, {name: OPTIONS.get(name, {}) for name in SIMPLE}, lengths=lengths)
+    assert list(result) == SIMPLE
     for name in SIMPLE:
-        own = lengths[:, 0] if name == "head_divergence" else lengths
-        assert same(found[name], direct(name, attention, lengths=own, **OPTIONS.get(name, {}))), name
+        layer_lengths = lengths[:, 0] if name == "head_divergence" else lengths
+        assert equal_results(
+            result[name], direct(name, attention, lengths=layer_lengths, **OPTIONS.get(name, {}))
+        ), name
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """The functions that are called, with their options."""
-    made = []
+    calls_made = []
     for name, function in registry().functions.items():
 
-        def call(*given, name=name, function=function, **options):
-            made.append((name[1], options))
-            return function(*given, **options)
+        def call(*arguments, name=name, function=function, **options):
+            calls_made.append((name[1], options))
+            return function(*arguments, **options)
 
         monkeypatch.setitem(registry().functions, name, functools.wraps(function)(call))
-    return made
+    return calls_made
 
 
 def test_shared_work_is_done_once(calls):
@@ -106,17 +109,17 @@ def test_shared_work_is_done_once(calls):
 
 def test_common_options_reach_every_metric_that_takes_them():
     attention = maps(2, 10, 10)
-    found = asc.measure(
+    result = asc.measure(
         attention, ["fiedler_value", "betti_numbers", "stable_rank"], symmetrize="mean", thresholds=[0.2]
     )
-    assert torch.equal(found["betti_numbers"], asc.betti_numbers(attention, [0.2], symmetrize="mean"))
-    assert found["betti_numbers"].shape == (2, 1, 2)
+    assert torch.equal(result["betti_numbers"], asc.betti_numbers(attention, [0.2], symmetrize="mean"))
+    assert result["betti_numbers"].shape == (2, 1, 2)
 
 
 def test_an_option_called_metric_reaches_the_function_that_takes_it():
     attention = maps(2, 9, 9)
     expected = asc.persistence(attention, metric="hellinger")
-    found = asc.measure(
+    result = asc.measure(
         attention,
         {
             "persistence": {"metric": "hellinger"},
@@ -126,10 +129,10 @@ def test_an_option_called_metric_reaches_the_function_that_takes_it():
         },
     )
     for key in ("persistence", "bars"):
-        assert torch.equal(found[key].death, expected.death)
-    assert torch.equal(found["own"].death, asc.persistence(attention).death)
-    assert not torch.equal(found["own"].death, expected.death)
-    assert torch.equal(found["connectivity"], asc.fiedler_value(attention))
+        assert torch.equal(result[key].death, expected.death)
+    assert torch.equal(result["own"].death, asc.persistence(attention).death)
+    assert not torch.equal(result["own"].death, expected.death)
+    assert torch.equal(result["connectivity"], asc.fiedler_value(attention))
     with pytest.raises(ValueError, match="metric must be one of 'attention', 'hellinger', got 'x'"):
         asc.measure(attention, {"persistence": {"metric": "x"}})
 
@@ -187,7 +190,7 @@ def test_betti_numbers_from_bars_equal_their_own(dtype, symmetrize):
     entries = [float(x) for x in a[0, 0, 2:9, 5] if x > 1e-5] + [0.125, 0.25]
     levels = tuple(float(np.nextafter(x, to)) for x in entries for to in (1.0, x, 0.0))
     lengths = torch.tensor([[14, 9], [14, 14], [3, 1], [14, 14], [12, 2]])
-    found = asc.measure(
+    result = asc.measure(
         a,
         {
             "betti_numbers": {"thresholds": levels},
@@ -199,14 +202,14 @@ def test_betti_numbers_from_bars_equal_their_own(dtype, symmetrize):
         lengths=lengths,
     )
     assert torch.equal(
-        found["betti_numbers"], asc.betti_numbers(a, levels, symmetrize=symmetrize, lengths=lengths)
+        result["betti_numbers"], asc.betti_numbers(a, levels, symmetrize=symmetrize, lengths=lengths)
     )
-    assert torch.equal(found["one"], asc.betti_numbers(a, 0.3, symmetrize=symmetrize, lengths=lengths))
-    assert found["betti_numbers"].dtype == torch.int64
+    assert torch.equal(result["one"], asc.betti_numbers(a, 0.3, symmetrize=symmetrize, lengths=lengths))
+    assert result["betti_numbers"].dtype == torch.int64
 
 
 @pytest.mark.parametrize(
-    ("betti", "bars", "dtype", "alone"),
+    ("betti", "bars", "dtype", "own_calls"),
     [
         ({"thresholds": (0.2, 0.5)}, {}, torch.float32, 0),
         ({"thresholds": (0.2, 0.5)}, {}, torch.float64, 1),
@@ -216,25 +219,25 @@ def test_betti_numbers_from_bars_equal_their_own(dtype, symmetrize):
         ({"thresholds": (0.2,)}, {"max_dimension": 0}, torch.float32, 1),
     ],
 )
-def test_betti_numbers_are_read_from_bars_only_where_these_hold_them(calls, betti, bars, dtype, alone):
+def test_betti_numbers_are_read_from_bars_only_where_these_hold_them(calls, betti, bars, dtype, own_calls):
     a = torch.softmax(3 * torch.randn(4, 9, 9, dtype=dtype), -1)
     expected = asc.betti_numbers(a, **betti)
-    found = asc.measure(a, {"betti_numbers": betti, "persistence": bars})
-    assert torch.equal(found["betti_numbers"], expected)
-    assert [name for name, _ in calls].count("betti_numbers") == alone
+    result = asc.measure(a, {"betti_numbers": betti, "persistence": bars})
+    assert torch.equal(result["betti_numbers"], expected)
+    assert [name for name, _ in calls].count("betti_numbers") == own_calls
 
 
 def test_betti_numbers_of_a_non_finite_map_are_its_own_call():
     a = torch.softmax(torch.randn(3, 6, 6), -1)
     a[1, 2, 2] = float("nan")
     with pytest.warns(RuntimeWarning) as warned:
-        found = asc.measure(a, {"betti_numbers": {"thresholds": (0.2,)}, "bar_count": {}})
-    assert {str(one.message).split(" matrices")[0] for one in warned} == {
+        result = asc.measure(a, {"betti_numbers": {"thresholds": (0.2,)}, "bar_count": {}})
+    assert {str(warning.message).split(" matrices")[0] for warning in warned} == {
         "persistence: 1 of 3",
         "betti_numbers: 1 of 3",
     }
-    assert (found["betti_numbers"][1] == -1).all()
-    assert (found["betti_numbers"][[0, 2]] >= 0).all()
+    assert (result["betti_numbers"][1] == -1).all()
+    assert (result["betti_numbers"][[0, 2]] >= 0).all()
 
 
 @pytest.mark.parametrize(
@@ -271,36 +274,38 @@ def test_betti_numbers_of_a_non_finite_map_are_its_own_call():
     ],
 )
 def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
-    attention, made, given = maps(2, 3, 9, 9), [], []
+    attention, reads_made, entropies = maps(2, 3, 9, 9), [], []
     read, divergence = planning.sinks.from_one_read, planning.divergence_of
 
-    def reading(function, tensor, asked, *given):
+    def reading(function, tensor, options, *arguments):
         if function == "measure":
-            made.append(sorted(asked))
-        return read(function, tensor, asked, *given)
+            reads_made.append(sorted(options))
+        return read(function, tensor, options, *arguments)
 
     def diverging(tensor, entropy, **options):
-        given.append(entropy)
+        entropies.append(entropy)
         return divergence(tensor, entropy, **options)
 
     monkeypatch.setattr(planning.sinks, "from_one_read", reading)
     monkeypatch.setattr(planning, "divergence_of", diverging)
-    found = asc.measure(attention, metrics)
-    assert made == reads
-    assert len(given) == ("head_divergence" in metrics and ["attention_entropy"] in reads)
-    assert all(same(one, asc.attention_entropy(attention)) for one in given)
+    result = asc.measure(attention, metrics)
+    assert reads_made == reads
+    assert len(entropies) == ("head_divergence" in metrics and ["attention_entropy"] in reads)
+    assert all(equal_results(entropy, asc.attention_entropy(attention)) for entropy in entropies)
     for key in metrics:
         options = metrics[key] if isinstance(metrics, dict) else {}
-        own = {name: value for name, value in options.items() if name != "metric"}
-        assert same(found[key], direct(options.get("metric", key), attention, **own)), key
+        metric_options = {name: value for name, value in options.items() if name != "metric"}
+        assert equal_results(result[key], direct(options.get("metric", key), attention, **metric_options)), (
+            key
+        )
 
 
 def test_each_divergence_has_the_entropy_of_its_own_support(monkeypatch):
-    attention, given = maps(2, 3, 9, 9), []
+    attention, supports = maps(2, 3, 9, 9), []
     divergence = planning.divergence_of
 
     def diverging(tensor, entropy, **options):
-        given.append(options["support"])
+        supports.append(options["support"])
         return divergence(tensor, entropy, **options)
 
     monkeypatch.setattr(planning, "divergence_of", diverging)
@@ -309,14 +314,14 @@ def test_each_divergence_has_the_entropy_of_its_own_support(monkeypatch):
         "head_divergence": {},
         "attention_entropy": {},
     }
-    found = asc.measure(attention, ask)
-    assert given == ["auto"]
-    assert same(found["x"], asc.head_divergence(attention, support="full"))
-    assert same(found["head_divergence"], asc.head_divergence(attention))
+    result = asc.measure(attention, ask)
+    assert supports == ["auto"]
+    assert equal_results(result["x"], asc.head_divergence(attention, support="full"))
+    assert equal_results(result["head_divergence"], asc.head_divergence(attention))
 
 
 @pytest.mark.parametrize(
-    ("n", "metrics", "wanted"),
+    ("n", "metrics", "eigenvalue_counts"),
     [
         (9, ["laplacian_gap"], [3]),
         (2, ["laplacian_gap"], [2]),
@@ -326,9 +331,9 @@ def test_each_divergence_has_the_entropy_of_its_own_support(monkeypatch):
         (9, {"laplacian_eigenvalues": {"k": 9}, "all": {"metric": "laplacian_eigenvalues", "k": None}}, [9]),
     ],
 )
-def test_as_many_eigenvalues_are_computed_as_are_wanted(calls, n, metrics, wanted):
+def test_as_many_eigenvalues_are_computed_as_are_wanted(calls, n, metrics, eigenvalue_counts):
     asc.measure(maps(2, n, n), metrics)
-    assert [options["k"] for _, options in calls] == wanted
+    assert [options["k"] for _, options in calls] == eigenvalue_counts
 
 
 @pytest.mark.parametrize("array", [torch.Tensor.clone, torch.Tensor.numpy])
@@ -341,49 +346,51 @@ def test_equal_options_are_one_call_and_different_arrays_are_two(calls, array):
     # Of so many entries torch and NumPy print the first and the last.
     masks = torch.ones(2, 40, 40, dtype=torch.bool)
     masks[1, :, 15:25] = False
-    one, other = map(array, masks)
-    assert repr(one) == repr(other)
-    ask = {key: {"metric": "local_global_ratio", "support": seen} for key, seen in (("x", one), ("y", other))}
-    found = asc.measure(attention, ask)
+    first, other = map(array, masks)
+    assert repr(first) == repr(other)
+    ask = {
+        key: {"metric": "local_global_ratio", "support": seen} for key, seen in (("x", first), ("y", other))
+    }
+    result = asc.measure(attention, ask)
     assert [name for name, _ in calls] == ["local_global_ratio", "local_global_ratio"]
-    assert torch.equal(found["x"], asc.local_global_ratio(attention, support=one))
-    assert torch.equal(found["y"], asc.local_global_ratio(attention, support=other))
-    assert not torch.equal(found["x"], found["y"])
+    assert torch.equal(result["x"], asc.local_global_ratio(attention, support=first))
+    assert torch.equal(result["y"], asc.local_global_ratio(attention, support=other))
+    assert not torch.equal(result["x"], result["y"])
 
 
 def test_bars_are_computed_once_for_all_that_they_hold(calls):
     attention = maps(3, 9, 9).float()
     ask = {"bar_count": {}, "x": {"metric": "betti_numbers", "thresholds": (0.2,)}}
     ask["y"] = {"metric": "betti_numbers", "thresholds": (0.1, 0.3)}
-    found = asc.measure(attention, ask)
+    result = asc.measure(attention, ask)
     assert [name for name, _ in calls] == ["persistence"]
-    assert torch.equal(found["y"], asc.betti_numbers(attention, [0.1, 0.3]))
+    assert torch.equal(result["y"], asc.betti_numbers(attention, [0.1, 0.3]))
     calls.clear()
     # Weights of 1 open no bar but the infinite one.
-    found = asc.measure(torch.ones(2, 4, 4), ask)
+    result = asc.measure(torch.ones(2, 4, 4), ask)
     assert [name for name, _ in calls] == ["persistence"]
-    assert found["x"].tolist() == [[[1, 0]]] * 2
+    assert result["x"].tolist() == [[[1, 0]]] * 2
 
 
 def test_the_papers_thresholds_are_taken_where_none_are_given():
     attention = maps(2, 12, 12)
     levels = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
-    found = asc.measure(attention, ["betti_numbers", "graph_statistics"])
-    assert torch.equal(found["betti_numbers"], asc.betti_numbers(attention, levels))
-    assert same(found["graph_statistics"], asc.graph_statistics(attention, levels))
+    result = asc.measure(attention, ["betti_numbers", "graph_statistics"])
+    assert torch.equal(result["betti_numbers"], asc.betti_numbers(attention, levels))
+    assert equal_results(result["graph_statistics"], asc.graph_statistics(attention, levels))
 
 
 def test_one_read_of_a_non_finite_map_speaks_as_measure():
     attention = maps(3, 8, 8)
     attention[1, 4, 2] = torch.nan
     with pytest.warns(RuntimeWarning, match=r"^measure: 1 of 3 matrices") as warned:
-        found = asc.measure(
+        result = asc.measure(
             attention, {"top_mass": {}, "attention_entropy": {}, "sink_position": {"rule": "largest"}}
         )
     assert len(warned) == 1
-    assert found["top_mass"].isnan().tolist() == [False, True, False]
-    assert found["attention_entropy"][1].isnan().all()
-    assert found["sink_position"][1] == -1
+    assert result["top_mass"].isnan().tolist() == [False, True, False]
+    assert result["attention_entropy"][1].isnan().all()
+    assert result["sink_position"][1] == -1
     with pytest.raises(ValueError, match=r"^measure: attention must hold .* got nan at index \(1, 4, 2\)"):
         asc.measure(attention, ["top_mass", "attention_entropy"], validate=True)
 
@@ -394,9 +401,11 @@ def test_lengths_that_do_not_fit_are_named():
         asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=[3, 4, 5, 6])
     with pytest.raises(ValueError, match="heads must have at least three dimensions"):
         asc.measure(maps(8, 8), ["head_divergence"], lengths=4)
-    alone = asc.measure(maps(2, 1, 8, 8), ["head_divergence"], lengths=[[5], [7]])["head_divergence"]
-    assert same(alone, asc.head_divergence(maps(2, 1, 8, 8), lengths=[5, 7]))
+    divergence = asc.measure(maps(2, 1, 8, 8), ["head_divergence"], lengths=[[5], [7]])["head_divergence"]
+    assert equal_results(divergence, asc.head_divergence(maps(2, 1, 8, 8), lengths=[5, 7]))
     for lengths in (5, [[5], [7]], [[5, 5, 5], [7, 7, 7]]):
-        found = asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=lengths)
-        each = [5, 5] if lengths == 5 else [5, 7]
-        assert same(found["head_divergence"], asc.head_divergence(maps(2, 3, 8, 8), lengths=each))
+        result = asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=lengths)
+        text_lengths = [5, 5] if lengths == 5 else [5, 7]
+        assert equal_results(
+            result["head_divergence"], asc.head_divergence(maps(2, 3, 8, 8), lengths=text_lengths)
+        )

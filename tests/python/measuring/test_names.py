@@ -21,42 +21,48 @@ from attnscope.study_api.study import study_class
 from attnscope.view.measured import contents_of_tensors
 
 QUANTITIES = registry().quantities
-EXACT = [one for one in QUANTITIES if one.protocol == "exact"]
+EXACT = [quantity for quantity in QUANTITIES if quantity.protocol == "exact"]
 
 
-def in_words(one):
-    return " ".join(one.identity)
+def in_words(quantity):
+    return " ".join(quantity.identity)
 
 
 def test_no_two_columns_share_a_label():
-    counted = Counter((one.protocol, one.scope, one.label) for one in QUANTITIES)
+    counted = Counter((quantity.protocol, quantity.scope, quantity.label) for quantity in QUANTITIES)
     assert [named for named, times in counted.items() if times > 1] == []
 
 
 def test_a_column_is_described_by_its_name_and_by_its_function():
     page = cache(describe)
-    for one in EXACT:
-        line = f"    {one.name}: {one.label}. {one.meaning}"
-        functions = [each for each in (metric_of(one), *one.also) if not each.startswith("_")]
-        for name in (one.name, *functions):
-            assert line in page(name), (in_words(one), name)
+    for quantity in EXACT:
+        line = f"    {quantity.name}: {quantity.label}. {quantity.meaning}"
+        functions = [
+            function for function in (metric_of(quantity), *quantity.also) if not function.startswith("_")
+        ]
+        for name in (quantity.name, *functions):
+            assert line in page(name), (in_words(quantity), name)
 
 
 def test_a_column_called_as_a_public_function_is_what_that_function_gives():
-    public = [one for one in EXACT if hasattr(asc, one.name)]
+    public = [quantity for quantity in EXACT if hasattr(asc, quantity.name)]
     assert len(public) > 10
-    for one in public:
-        assert one.name in (metric_of(one), *one.also), in_words(one)
+    for quantity in public:
+        assert quantity.name in (metric_of(quantity), *quantity.also), in_words(quantity)
 
 
 def test_analyze_takes_the_name_of_a_column():
     # spans of tokens and prefixes are arguments that no model gives
-    placed = [one for one in EXACT if table_of(one) and not {"word_span", "prefix"} & set(one.needs)]
+    placed = [
+        quantity
+        for quantity in EXACT
+        if table_of(quantity) and not {"word_span", "prefix"} & set(quantity.needs)
+    ]
     assert len(placed) > 100
-    for one in placed:
-        columns = _chosen([one.name], {}).columns
-        assert one.name in {column.name for column in columns}, in_words(one)
-        assert one.identity in {column.identity for column in columns}, in_words(one)
+    for quantity in placed:
+        columns = _chosen([quantity.name], {}).columns
+        assert quantity.name in {column.name for column in columns}, in_words(quantity)
+        assert quantity.identity in {column.identity for column in columns}, in_words(quantity)
 
 
 def test_a_column_that_is_asked_for_comes_alone():
@@ -71,7 +77,7 @@ def test_a_column_that_is_asked_for_comes_alone():
 
 def test_a_function_whose_number_is_a_field_of_another_gives_that_column():
     assert {column.name for column in _chosen(["marchenko_pastur_deviation"], {}).columns} == {"mp_ks"}
-    assert [one.name for one in columns_of("marchenko_pastur_deviation")] == ["mp_ks"]
+    assert [column.name for column in columns_of("marchenko_pastur_deviation")] == ["mp_ks"]
 
 
 def test_measure_says_whose_column_a_name_is():
@@ -79,7 +85,10 @@ def test_measure_says_whose_column_a_name_is():
         asc.measure(torch.eye(4), "mp_ks")
 
 
-LABELS = {one.name: {other.label for other in QUANTITIES if other.name == one.name} for one in QUANTITIES}
+LABELS = {
+    quantity.name: {other.label for other in QUANTITIES if other.name == quantity.name}
+    for quantity in QUANTITIES
+}
 
 
 @pytest.mark.parametrize("study", studies())
@@ -96,21 +105,25 @@ def test_tables_of_studies_call_a_quantity_as_it_is_called(study):
 def test_the_view_calls_quantities_by_their_labels():
     draw = torch.Generator().manual_seed(0)
     maps = torch.randn(1, 2, 9, 9, generator=draw, dtype=torch.float64).softmax(-1)
-    shown = {one["name"]: one["label"] for one in contents_of_tensors(maps, None, 10**7)["metrics"]}
+    shown = {metric["name"]: metric["label"] for metric in contents_of_tensors(maps, None, 10**7)["metrics"]}
     assert len(shown) > 20
-    assert shown == {one.name: one.label for one in EXACT if one.name in shown and one.scope == "map"}
+    assert shown == {
+        quantity.name: quantity.label
+        for quantity in EXACT
+        if quantity.name in shown and quantity.scope == "map"
+    }
 
 
 def test_what_splits_scores_and_states_by_position_is_listed():
-    wanted = {"toeplitz_split", "mask_only", "offset_variance", "offset_fit", "position_share", "rope_bands"}
-    assert wanted <= set(registry().names())
+    names = {"toeplitz_split", "mask_only", "offset_variance", "offset_fit", "position_share", "rope_bands"}
+    assert names <= set(registry().names())
 
 
 def test_a_result_names_its_fields_with_dtype_and_shape():
     class Pair(NamedTuple):
         value: torch.Tensor
         count: torch.Tensor
-        kept: Any
+        items: Any
 
     shown = shown_by_shape(Pair)
     assert shown is Pair

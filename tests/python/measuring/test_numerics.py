@@ -16,7 +16,7 @@ from strategies import EPS, TINY, apart, eigenvalues, exact, hard_maps
 
 HARD = hard_maps()
 ordinary = pytest.mark.parametrize("kind", [kind for kind in HARD if "subnormal" not in kind])
-every = pytest.mark.parametrize("kind", HARD)
+each_kind = pytest.mark.parametrize("kind", HARD)
 
 
 def graph(matrix, rule):
@@ -38,11 +38,11 @@ def laplacian(matrix, rule, normalized):
     for i in range(n):
         for j in range(n):
             if normalized:
-                own = mp.mpf(1) if i == j and degree[i] > 0 else mp.mpf(0)
+                diagonal = mp.mpf(1) if i == j and degree[i] > 0 else mp.mpf(0)
                 edge = w[i, j] / mp.sqrt(degree[i] * degree[j]) if w[i, j] else mp.mpf(0)
             else:
-                own, edge = (degree[i] if i == j else mp.mpf(0)), w[i, j]
-            result[i, j] = own - edge
+                diagonal, edge = (degree[i] if i == j else mp.mpf(0)), w[i, j]
+            result[i, j] = diagonal - edge
     return result, max(degree)
 
 
@@ -52,22 +52,22 @@ def singular_values(matrix):
 
 
 @pytest.mark.parametrize("normalized", [False, True])
-@every
+@each_kind
 def test_laplacian_eigenvalues_and_the_fiedler_value(kind, normalized):
     matrix = HARD[kind]
     n = len(matrix)
-    given = torch.tensor(matrix)
+    attention = torch.tensor(matrix)
     operator, largest = laplacian(matrix, "mean", normalized)
-    wanted = eigenvalues(operator)
+    expected = eigenvalues(operator)
     scale = 1 if normalized else largest
-    found = asc.laplacian_eigenvalues(given, normalized=normalized)
+    result = asc.laplacian_eigenvalues(attention, normalized=normalized)
     slack = n * TINY
-    for value, true in zip(found, wanted, strict=True):
+    for value, true in zip(result, expected, strict=True):
         assert apart(value, true) <= 4 * n * EPS * scale + slack, (kind, float(value), mp.nstr(true, 17))
     for precision, relative in (("exact", 1e-9), ("fast", 1e-6)):
-        value = asc.fiedler_value(given, normalized=normalized, precision=precision)
-        bound = relative * wanted[1] + 4 * n * EPS * scale + slack
-        assert apart(value, wanted[1]) <= bound, (kind, precision, value.item(), mp.nstr(wanted[1], 17))
+        value = asc.fiedler_value(attention, normalized=normalized, precision=precision)
+        bound = relative * expected[1] + 4 * n * EPS * scale + slack
+        assert apart(value, expected[1]) <= bound, (kind, precision, value.item(), mp.nstr(expected[1], 17))
 
 
 @ordinary
@@ -81,32 +81,32 @@ def test_the_fiedler_vector_solves_its_equation(kind):
     assert abs(mp.fsum(vector)) <= 32 * EPS
 
 
-@every
+@each_kind
 def test_singular_values_and_what_is_made_of_them(kind):
     matrix = HARD[kind]
-    given = torch.tensor(matrix)
-    wanted = singular_values(matrix)
-    for value, true in zip(asc.singular_values(given), wanted, strict=True):
-        assert apart(value, true) <= 1e-12 * wanted[0] + 5e-324, (kind, float(value), mp.nstr(true, 17))
+    attention = torch.tensor(matrix)
+    expected = singular_values(matrix)
+    for value, true in zip(asc.singular_values(attention), expected, strict=True):
+        assert apart(value, true) <= 1e-12 * expected[0] + 5e-324, (kind, float(value), mp.nstr(true, 17))
     if kind in ("zeros", "only subnormal weights"):
         return
-    energy = mp.fsum(s**2 for s in wanted)
-    share = [s / mp.fsum(wanted) for s in wanted]
-    made = {
-        asc.stable_rank: energy / wanted[0] ** 2,
-        asc.participation_ratio: energy**2 / mp.fsum(s**4 for s in wanted),
+    energy = mp.fsum(s**2 for s in expected)
+    share = [s / mp.fsum(expected) for s in expected]
+    expected_by_metric = {
+        asc.stable_rank: energy / expected[0] ** 2,
+        asc.participation_ratio: energy**2 / mp.fsum(s**4 for s in expected),
         asc.effective_rank: mp.exp(-mp.fsum(p * mp.log(p) for p in share if p > 0)),
     }
-    for metric, true in made.items():
-        assert apart(metric(given), true) <= 1e-11 * true, (kind, metric.__name__)
-    assert apart(asc.spectral_gap(given), wanted[0] - wanted[1]) <= 2e-12 * wanted[0]
+    for metric, true in expected_by_metric.items():
+        assert apart(metric(attention), true) <= 1e-11 * true, (kind, metric.__name__)
+    assert apart(asc.spectral_gap(attention), expected[0] - expected[1]) <= 2e-12 * expected[0]
 
 
-@every
+@each_kind
 def test_entropy_of_every_query(kind):
     matrix = HARD[kind]
-    found = asc.attention_entropy(torch.tensor(matrix), support="full")
-    for value, row in zip(found, matrix, strict=True):
+    result = asc.attention_entropy(torch.tensor(matrix), support="full")
+    for value, row in zip(result, matrix, strict=True):
         entries = [mp.mpf(float(x)) for x in row if x > 0]
         terms = [-x * mp.log(x) for x in entries]
         assert (
@@ -115,35 +115,35 @@ def test_entropy_of_every_query(kind):
         )
 
 
-@every
+@each_kind
 def test_divergence_of_two_heads(kind):
     pair = np.stack([HARD[kind], HARD["softmax"]])
-    found = asc.head_divergence(torch.tensor(pair), support="full")
+    result = asc.head_divergence(torch.tensor(pair), support="full")
     n = pair.shape[-1]
     for h in range(2):
         total = mp.mpf(0)
         size = mp.mpf(0)
         for i in range(n):
             for j in range(n):
-                own, other = (mp.mpf(float(pair[k, i, j])) for k in (h, 1 - h))
-                if own > 0:
-                    term = own * (mp.log(own) - mp.log((own + other) / 2))
+                share, other = (mp.mpf(float(pair[k, i, j])) for k in (h, 1 - h))
+                if share > 0:
+                    term = share * (mp.log(share) - mp.log((share + other) / 2))
                     total += term
-                    size += own * (1 + abs(mp.log(own)))
-        assert apart(found[h], total / n) <= 16 * EPS * size / n + 64 * n * TINY, (kind, h)
+                    size += share * (1 + abs(mp.log(share)))
+        assert apart(result[h], total / n) <= 16 * EPS * size / n + 64 * n * TINY, (kind, h)
 
 
-@every
+@each_kind
 def test_incoming_attention_and_its_largest_keys(kind):
     matrix = HARD[kind]
     n = len(matrix)
-    given = torch.tensor(matrix)
+    attention = torch.tensor(matrix)
     mass = [mp.fsum(mp.mpf(float(x)) for x in matrix[:, j]) for j in range(n)]
-    for value, true in zip(asc.incoming_attention(given, support="full"), mass, strict=True):
+    for value, true in zip(asc.incoming_attention(attention, support="full"), mass, strict=True):
         assert apart(value, true / n) <= 8 * EPS * true / n + 5e-324
     if sum(mass) > 0:
         share = mp.fsum(sorted(mass)[-3:]) / mp.fsum(mass)
-        assert apart(asc.top_mass(given, 3, support="full"), share) <= 16 * EPS
+        assert apart(asc.top_mass(attention, 3, support="full"), share) <= 16 * EPS
 
 
 @ordinary
@@ -152,12 +152,12 @@ def test_participation_ratio_of_the_laplacian(kind):
     operator, _ = laplacian(matrix, "mean", False)
     n = operator.rows
     trace = mp.fsum(operator[i, i] for i in range(n))
-    found = asc.participation_ratio(torch.tensor(matrix), spectrum="laplacian")
+    result = asc.participation_ratio(torch.tensor(matrix), spectrum="laplacian")
     if trace == 0:
-        assert math.isnan(found)
+        assert math.isnan(result)
         return
-    wanted = trace**2 / mp.fsum(x**2 for x in operator)
-    assert apart(found, wanted) <= 16 * EPS * wanted
+    expected = trace**2 / mp.fsum(x**2 for x in operator)
+    assert apart(result, expected) <= 16 * EPS * expected
 
 
 @pytest.mark.parametrize("kind", ["softmax", "causal", "one-hot rows", "bfloat16", "nearly rank one"])
@@ -172,28 +172,28 @@ def test_alignment_and_reference_influence(kind):
     pairs = [(a[i, j], cosine(rows[i], rows[j])) for i in range(n) for j in range(n) if i != j]
     mean_a, mean_c = (mp.fsum(p[k] for p in pairs) / len(pairs) for k in (0, 1))
     cross = mp.fsum((x - mean_a) * (c - mean_c) for x, c in pairs)
-    own = mp.fsum((x - mean_a) ** 2 for x, _ in pairs) * mp.fsum((c - mean_c) ** 2 for _, c in pairs)
-    given, tokens = torch.tensor(matrix), torch.tensor(states)
-    found = asc.geometric_semantic_alignment(given, tokens, support="full")
-    assert apart(found, cross / mp.sqrt(own)) <= 1e-14
+    norm = mp.fsum((x - mean_a) ** 2 for x, _ in pairs) * mp.fsum((c - mean_c) ** 2 for _, c in pairs)
+    attention, tokens = torch.tensor(matrix), torch.tensor(states)
+    result = asc.geometric_semantic_alignment(attention, tokens, support="full")
+    assert apart(result, cross / mp.sqrt(norm)) <= 1e-14
 
     reference = torch.arange(n) < 3
-    influence = asc.reference_influence(given, tokens, reference, support="full")
+    influence = asc.reference_influence(attention, tokens, reference, support="full")
     for i in range(3, n):
         inside = [mp.fsum(a[i, j] * s[j, k] for j in range(3)) for k in range(3)]
         outside = [mp.fsum(a[i, j] * s[j, k] for j in range(3, n)) for k in range(3)]
-        whole = [x + y for x, y in zip(inside, outside, strict=True)]
-        if not dot(whole, whole):
+        total = [x + y for x, y in zip(inside, outside, strict=True)]
+        if not dot(total, total):
             continue
         if dot(inside, inside):
-            ratio = mp.sqrt(dot(inside, inside) / dot(whole, whole))
+            ratio = mp.sqrt(dot(inside, inside) / dot(total, total))
             assert apart(influence.relative_magnitude[i], ratio) <= 1e-14 * (1 + ratio)
-            assert apart(influence.directional[i], cosine(inside, whole)) <= 1e-14
+            assert apart(influence.directional[i], cosine(inside, total)) <= 1e-14
         if dot(outside, outside):
-            assert apart(influence.information_change[i], 1 - cosine(whole, outside)) <= 1e-14
+            assert apart(influence.information_change[i], 1 - cosine(total, outside)) <= 1e-14
 
 
-@every
+@each_kind
 def test_bars_are_differences_that_float64_gives(kind):
     # 1 − w is one correctly rounded operation, so every end of a bar is the float64 nearest to the truth.
     matrix = HARD[kind]

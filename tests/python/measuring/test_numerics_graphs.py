@@ -14,14 +14,14 @@ import attnscope as asc
 from strategies import EPS, apart, eigenvalues, exact, hard_maps, some_quick
 
 HARD = hard_maps()
-every = pytest.mark.parametrize("kind", some_quick(HARD))
+each_kind = pytest.mark.parametrize("kind", some_quick(HARD))
 
 
 def thresholds_of(matrix):
     """Entries themselves, where a comparison is a tie, and their neighbours; 1/n and the smallest number."""
     inside = np.unique(matrix[(matrix > 0) & (matrix < 1)])
-    some = inside[:: max(1, len(inside) // 5)].tolist()
-    levels = [level for x in some for level in (np.nextafter(x, 0), x, np.nextafter(x, 1))]
+    chosen = inside[:: max(1, len(inside) // 5)].tolist()
+    levels = [level for x in chosen for level in (np.nextafter(x, 0), x, np.nextafter(x, 1))]
     return sorted({float(level) for level in [*levels, 1 / len(matrix), 5e-324] if 0 < level < 1})
 
 
@@ -40,9 +40,9 @@ def component_count(graph):
         count += 1
         reached = [left.pop()]
         for i in reached:
-            found = {j for j in left if graph[i][j]}
-            left -= found
-            reached.extend(found)
+            neighbours = {j for j in left if graph[i][j]}
+            left -= neighbours
+            reached.extend(neighbours)
     return count
 
 
@@ -77,15 +77,15 @@ def statistics(a, t):
     }
 
 
-@every
+@each_kind
 def test_graph_statistics(kind):
     a, levels = rational(HARD[kind]), thresholds_of(HARD[kind])
-    found = asc.graph_statistics(torch.tensor(HARD[kind]), levels)
+    result = asc.graph_statistics(torch.tensor(HARD[kind]), levels)
     spectra = {}
     for k, t in enumerate(levels):
-        wanted = statistics(a, Fraction(t))
-        for field, true in wanted.items():
-            value = Fraction(getattr(found, field)[k].item())
+        expected = statistics(a, Fraction(t))
+        for field, true in expected.items():
+            value = Fraction(getattr(result, field)[k].item())
             # A few roundings; star likeness takes a density from 1.
             size = 1 if field == "star_likeness" else true
             assert abs(value - true) <= 4 * Fraction(EPS) * size, (kind, field, t)
@@ -96,9 +96,9 @@ def test_graph_statistics(kind):
             spectra[key] = eigenvalues(degree - mp.matrix([[int(x) for x in row] for row in graph]))
         bound = len(a) * 2.0**-50 * max(1, max(map(sum, graph)))
         values = spectra[key]
-        assert apart(found.fiedler_value[k], values[1]) <= bound, (kind, t)
-        assert apart(found.laplacian_gap[k], values[2] - values[1]) <= 2 * bound, (kind, t)
-        assert (found.fiedler_value[k].item() == 0.0) == (wanted["components"] > 1)
+        assert apart(result.fiedler_value[k], values[1]) <= bound, (kind, t)
+        assert apart(result.laplacian_gap[k], values[2] - values[1]) <= 2 * bound, (kind, t)
+        assert (result.fiedler_value[k].item() == 0.0) == (expected["components"] > 1)
 
 
 def rank(rows):
@@ -129,14 +129,14 @@ def betti(graph):
 
 
 @pytest.mark.parametrize("symmetrize", ["max", "min", "mean"])
-@every
+@each_kind
 def test_betti_numbers(kind, symmetrize):
     matrix = HARD[kind]
     n = len(matrix)
     a, levels = rational(matrix), thresholds_of(matrix)
     rule = {"max": max, "min": min, "mean": lambda x, y: (x + y) / 2}[symmetrize]
-    found = asc.betti_numbers(torch.tensor(matrix), levels, symmetrize=symmetrize).tolist()
-    for t, counted in zip(levels, found, strict=True):
+    result = asc.betti_numbers(torch.tensor(matrix), levels, symmetrize=symmetrize).tolist()
+    for t, counted in zip(levels, result, strict=True):
         weights = [[rule(a[i][j], a[j][i]) for j in range(n)] for i in range(n)]
         # A mean is rounded, so one within rounding of the threshold may be on either side of it.
         close = [abs(w - Fraction(t)) <= Fraction(EPS) * w for row in weights for w in row if w]
@@ -153,9 +153,9 @@ def test_betti_numbers_of_rings_that_ties_close():
         ring[range(6), [1, 2, 3, 4, 5, 0]] = 0.3
         entry = float(ring[0, 1])
         levels = [np.nextafter(entry, 0), entry, np.nextafter(entry, 1), 0.3]
-        wanted = [betti(simple_graph(rational(ring.double().numpy()), Fraction(float(t)))) for t in levels]
-        assert wanted[:3] == [(1, 1), (1, 1), (6, 0)]
-        assert [tuple(one) for one in asc.betti_numbers(ring, levels).tolist()] == wanted
+        expected = [betti(simple_graph(rational(ring.double().numpy()), Fraction(float(t)))) for t in levels]
+        assert expected[:3] == [(1, 1), (1, 1), (6, 0)]
+        assert [tuple(counts) for counts in asc.betti_numbers(ring, levels).tolist()] == expected
 
 
 def standardised(matrix, causal):
@@ -206,15 +206,15 @@ def marchenko_pastur_law(x, aspect):
 
 @pytest.mark.parametrize("law", ["full", "causal"])
 @pytest.mark.filterwarnings("ignore:marchenko_pastur.*no row that varies")
-@every
+@each_kind
 def test_marchenko_pastur(kind, law):
     matrix = np.tril(HARD[kind]) if law == "causal" else HARD[kind]
     n = len(matrix)
-    found = asc.marchenko_pastur(torch.tensor(matrix), null=law, support=law)
+    result = asc.marchenko_pastur(torch.tensor(matrix), null=law, support=law)
     x = standardised(matrix, law == "causal")
     if x is None:
-        assert math.isnan(found.ks)
-        assert found.outliers == -1
+        assert math.isnan(result.ks)
+        assert result.outliers == -1
         return
     spectrum = eigenvalues(x * x.T / n)
     k = len(spectrum)
@@ -223,14 +223,14 @@ def test_marchenko_pastur(kind, law):
     cdf = triangular_law if law == "causal" else (lambda value: marchenko_pastur_law(value, aspect))
     assert not any(1e-14 * edge < value < 1e-10 * edge for value in spectrum), "chosen to be clear of the cut"
     below = sum(value < 1e-12 * edge for value in spectrum)
-    wanted = abs(mp.mpf(below) / k - cdf(1e-12 * edge))
+    expected = abs(mp.mpf(below) / k - cdf(1e-12 * edge))
     for at, value in list(enumerate(spectrum))[below:]:
         law_there = cdf(value)
-        wanted = max(wanted, abs(mp.mpf(at) / k - law_there), abs(mp.mpf(at + 1) / k - law_there))
-    assert apart(found.ks, wanted) <= 1e-11, (kind, float(found.ks), mp.nstr(wanted, 17))
-    assert apart(found.edge, edge) <= 4 * EPS * edge
-    assert apart(found.largest, spectrum[-1]) <= 1e-11 * spectrum[-1]
+        expected = max(expected, abs(mp.mpf(at) / k - law_there), abs(mp.mpf(at + 1) / k - law_there))
+    assert apart(result.ks, expected) <= 1e-11, (kind, float(result.ks), mp.nstr(expected, 17))
+    assert apart(result.edge, edge) <= 4 * EPS * edge
+    assert apart(result.largest, spectrum[-1]) <= 1e-11 * spectrum[-1]
     bound = edge * (1 + mp.mpf(n) ** (-mp.mpf(2) / 3))
     out = [value for value in spectrum if value > bound]
-    assert found.outliers == len(out)
-    assert apart(found.outlier_energy, mp.fsum(out) / mp.fsum(spectrum)) <= 1e-11
+    assert result.outliers == len(out)
+    assert apart(result.outlier_energy, mp.fsum(out) / mp.fsum(spectrum)) <= 1e-11

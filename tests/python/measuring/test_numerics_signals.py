@@ -17,7 +17,7 @@ from strategies import EPS, TINY, apart, hard_maps, some_quick
 
 N = 12
 HARD = hard_maps(N)
-every = pytest.mark.parametrize("kind", some_quick(HARD))
+each_kind = pytest.mark.parametrize("kind", some_quick(HARD))
 signal_kinds = pytest.mark.parametrize("signal", ["rows", "last", "mean", "offset"])
 SHORTEST = 6
 # Power below this share of the total counts as rounding; what lies so near to it may fall on either side.
@@ -56,7 +56,7 @@ def signals(matrix, signal, drop_first=False):
     return {0: means} if len(means) >= SHORTEST else {}
 
 
-def each(matrix, signal, drop_first):
+def signals_of(matrix, signal, drop_first):
     """Every signal with its place in the result."""
     for i, x in signals(matrix, signal, drop_first).items():
         yield (i,) if signal == "rows" else (), x
@@ -105,11 +105,11 @@ def spectrum(x, padding, window):
 
 @pytest.mark.parametrize("window", ["hann", "none"])
 @signal_kinds
-@every
+@each_kind
 def test_power_spectrum(kind, signal, window):
     matrix = HARD[kind]
     drop_first, padding, bands = signal == "mean", 1.5, 5
-    found = asc.power_spectrum(
+    result = asc.power_spectrum(
         torch.tensor(matrix),
         signal=signal,
         min_keys=SHORTEST,
@@ -118,15 +118,15 @@ def test_power_spectrum(kind, signal, window):
         padding=padding,
         bands=bands,
     )
-    for place, x in each(matrix, signal, drop_first):
-        known = spectrum(x, padding, window)
-        values = {name: tensor[place] for name, tensor in found._asdict().items()}
-        if known is None:
+    for place, x in signals_of(matrix, signal, drop_first):
+        reference = spectrum(x, padding, window)
+        values = {name: tensor[place] for name, tensor in result._asdict().items()}
+        if reference is None:
             assert all(value.isnan().all() for value in values.values())
             continue
-        if not known:
+        if not reference:
             continue
-        share, frequency = known
+        share, frequency = reference
         exact = [p if p > ROUNDING else mp.mpf(0) for p in share]
         slack = 32 * EPS
         low = mp.fsum(p for p, f in zip(exact, frequency, strict=True) if f < 0.25)
@@ -156,9 +156,9 @@ def test_power_spectrum(kind, signal, window):
         if min(exact) == 0:
             assert values["flatness"] == 0.0
             continue
-        wanted = mp.exp(mp.fsum(map(mp.log, exact)) / len(exact)) * len(exact)
+        expected = mp.exp(mp.fsum(map(mp.log, exact)) / len(exact)) * len(exact)
         magnified = mp.fsum(1 / mp.sqrt(p) for p in exact) / len(exact)
-        assert apart(values["flatness"], wanted) <= 16 * EPS * magnified * wanted, (kind, place)
+        assert apart(values["flatness"], expected) <= 16 * EPS * magnified * expected, (kind, place)
 
 
 ROOT = mp.sqrt(3)
@@ -182,21 +182,21 @@ def wavelet(x, levels):
 
 
 def test_the_transform_of_these_tests_is_the_orthogonal_one():
-    whole = wavelet([mp.mpf(k == 3) for k in range(8)], 2)
-    assert abs(mp.fsum(c**2 for scale in whole for c in scale) - 1) < mp.mpf("1e-90")
+    scales = wavelet([mp.mpf(k == 3) for k in range(8)], 2)
+    assert abs(mp.fsum(c**2 for scale in scales for c in scale) - 1) < mp.mpf("1e-90")
     line = wavelet([mp.mpf(k) for k in range(12)], 1)[1]
     assert all(abs(c) < mp.mpf("1e-90") for c in line[1:-1])  # no detail but where the period wraps round
 
 
 @signal_kinds
-@every
+@each_kind
 def test_wavelet_transform(kind, signal):
     matrix = HARD[kind]
     levels = 2 if signal == "last" else 1
     drop_first = signal == "mean"
     shortest = 12 if levels == 2 else SHORTEST
     points = 5
-    found = asc.wavelet_transform(
+    result = asc.wavelet_transform(
         torch.tensor(matrix),
         signal=signal,
         min_keys=shortest,
@@ -205,8 +205,8 @@ def test_wavelet_transform(kind, signal):
         resample=points,
     )
     profiles = []
-    for place, x in each(matrix, signal, drop_first):
-        energy = found.energy[place]
+    for place, x in signals_of(matrix, signal, drop_first):
+        energy = result.energy[place]
         if not any(x):
             assert energy.isnan().all()
             continue
@@ -216,35 +216,35 @@ def test_wavelet_transform(kind, signal):
         for value, true in zip(energy, share, strict=True):
             assert apart(value, true) <= 16 * EPS
         uncertain = mp.fsum(mp.sqrt(p) * (2 + abs(log2(p))) for p in share if p > 0)
-        assert apart(found.scale_entropy[place], entropy(share, log2)) <= 8 * EPS * uncertain
+        assert apart(result.scale_entropy[place], entropy(share, log2)) <= 8 * EPS * uncertain
         for at, (scale, power, p) in enumerate(zip(scales, powers, share, strict=True)):
-            value = found.position_entropy[place][at]
+            value = result.position_entropy[place][at]
             if p < ROUNDING / NEAR:
                 assert value.isnan()
             elif p > ROUNDING * NEAR:
-                wanted = entropy([c**2 / power for c in scale], log2)
-                assert apart(value, wanted) <= 128 * EPS / mp.sqrt(p), (kind, place, at)
-        assert found.reconstruction_error[place] <= 16 * EPS
+                expected = entropy([c**2 / power for c in scale], log2)
+                assert apart(value, expected) <= 128 * EPS / mp.sqrt(p), (kind, place, at)
+        assert result.reconstruction_error[place] <= 16 * EPS
         profiles.append(scales)
     if signal == "rows" or not profiles:
         return
-    for value, scale in zip(found.profile, profiles[0], strict=True):
-        largest = max(map(abs, (c for one in profiles[0] for c in one)))
+    for value, scale in zip(result.profile, profiles[0], strict=True):
+        largest = max(map(abs, (c for coefficients in profiles[0] for c in coefficients)))
         for at in range(points):
             place = mp.mpf(at) * (len(scale) - 1) / (points - 1)
             left = min(int(place), len(scale) - 2)
-            wanted = scale[left] + (scale[left + 1] - scale[left]) * (place - left)
-            assert apart(value[at], wanted) <= 16 * EPS * largest + 5e-324
+            expected = scale[left] + (scale[left + 1] - scale[left]) * (place - left)
+            assert apart(value[at], expected) <= 16 * EPS * largest + 5e-324
 
 
 @pytest.mark.parametrize("signal", ["last", "offset"])
-@every
+@each_kind
 def test_morlet_scalogram(kind, signal):
     matrix = HARD[kind]
     widths, omega = [0.75, 3.0], mp.mpf(6)
-    found = asc.morlet_scalogram(torch.tensor(matrix), widths, signal=signal, min_keys=SHORTEST)
-    for _, x in each(matrix, signal, False):
-        for row, s in zip(found, map(mp.mpf, widths), strict=True):
+    result = asc.morlet_scalogram(torch.tensor(matrix), widths, signal=signal, min_keys=SHORTEST)
+    for _, x in signals_of(matrix, signal, False):
+        for row, s in zip(result, map(mp.mpf, widths), strict=True):
             for b, value in enumerate(row[: len(x)]):
                 terms = [
                     v * mp.exp(-(((t - b) / s) ** 2) / 2) * mp.expj(-omega * (t - b) / s)
@@ -259,15 +259,15 @@ def test_morlet_scalogram(kind, signal):
 
 @pytest.mark.parametrize("amplitude", ["root", "signal"])
 @signal_kinds
-@every
+@each_kind
 def test_spectral_uncertainty(kind, signal, amplitude):
     matrix = HARD[kind]
     drop_first = signal == "mean"
-    found = asc.spectral_uncertainty(
+    result = asc.spectral_uncertainty(
         torch.tensor(matrix), amplitude=amplitude, signal=signal, min_keys=SHORTEST, drop_first=drop_first
     )
-    for place, x in each(matrix, signal, drop_first):
-        values = [tensor[place] for tensor in found]
+    for place, x in signals_of(matrix, signal, drop_first):
+        values = [tensor[place] for tensor in result]
         total, m = mp.fsum(x), len(x)
         if min(x) < 0 or not total:
             assert all(value.isnan() for value in values)
@@ -282,7 +282,7 @@ def test_spectral_uncertainty(kind, signal, amplitude):
         transformed = [abs(z) ** 2 / m for z in fourier(psi, m)]
         mean = mp.fsum(t * v for t, v in enumerate(spread))
         lags = {lag: 2 * mp.mpf(-1) ** lag / lag**2 if lag else mp.pi**2 / 3 for lag in range(m)}
-        wanted = [
+        expected = [
             entropy(p, mp.log),
             entropy(transformed, mp.log),
             mp.log(m),
@@ -292,13 +292,13 @@ def test_spectral_uncertainty(kind, signal, amplitude):
         ]
         uncertain = mp.fsum(mp.sqrt(v) * (2 + abs(mp.log(v))) for v in transformed if v > 1e-40)
         bounds = [16, 8 * uncertain, 4, 4 * m**2, 16 * m, 8]
-        for value, true, bound in zip(values, wanted, bounds, strict=True):
+        for value, true, bound in zip(values, expected, bounds, strict=True):
             assert apart(value, true) <= bound * EPS, (kind, place, float(value), mp.nstr(true, 17))
 
 
 @pytest.mark.parametrize("window", [0, 3, N])
 @pytest.mark.parametrize("drop_first", [False, True])
-@every
+@each_kind
 def test_local_global_ratio(kind, window, drop_first):
     matrix = HARD[kind]
     near = far = Fraction(0)
@@ -310,10 +310,10 @@ def test_local_global_ratio(kind, window, drop_first):
                     if abs(i - j) <= window
                     else (near, far + Fraction(float(x)))
                 )
-    found = asc.local_global_ratio(torch.tensor(matrix), window=window, drop_first=drop_first).item()
+    result = asc.local_global_ratio(torch.tensor(matrix), window=window, drop_first=drop_first).item()
     if not far:
-        assert found == math.inf if near else math.isnan(found)
+        assert result == math.inf if near else math.isnan(result)
     elif near > Fraction(2) ** 1023 * far:
-        assert found == math.inf or found > 1e307
+        assert result == math.inf or result > 1e307
     else:
-        assert abs(Fraction(found) - near / far) <= 2 * N * Fraction(EPS) * near / far
+        assert abs(Fraction(result) - near / far) <= 2 * N * Fraction(EPS) * near / far

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from test_measure import maps, same
+from test_measure import equal_results, maps
 
 import attnscope as asc
 from attnscope.metrics import measure as measuring
@@ -18,29 +18,31 @@ def test_plans_are_kept_of_what_shows_in_words():
     measuring._plan_in_words.cache_clear()
     attention = maps(6, 6)
 
-    def kept(metrics, attention=attention, **options):
+    def count_new_plans(metrics, attention=attention, **options):
         before = measuring._plan_in_words.cache_info().currsize
         asc.measure(attention, metrics, **options)
         return measuring._plan_in_words.cache_info().currsize - before
 
-    assert kept("fiedler_value") == 1
-    assert kept("fiedler_value") == 0
-    assert kept("fiedler_value", attention=maps(2, 6, 6)) == 0
-    assert kept("fiedler_value", attention=maps(5, 5)) == 1
-    assert kept(["fiedler_value", "top_mass"]) == 1
-    assert kept(("fiedler_value", "top_mass")) == 0  # the same names
-    assert kept({"fiedler_value": {"normalized": True}, "top_mass": {}}) == 1
-    assert kept({"fiedler_value": {"normalized": 1}, "top_mass": {}}) == 1  # equal to True, and another word
-    assert kept({"betti_numbers": {"thresholds": (0.2, "2/n")}}) == 1
-    assert kept("betti_numbers", thresholds=(0.2, 0.3)) == 1
-    assert kept({"betti_numbers": {"thresholds": [0.2]}}) == 1
-    assert kept({"betti_numbers": {"thresholds": (np.float64(0.2),)}}) == 0  # the same number
-    assert kept(iter(["fiedler_value"])) == 0
-    assert kept(["fiedler_value", np.str_("top_mass")]) == 0
-    assert kept({"top_mass": Counter(k=2)}) == 1
+    assert count_new_plans("fiedler_value") == 1
+    assert count_new_plans("fiedler_value") == 0
+    assert count_new_plans("fiedler_value", attention=maps(2, 6, 6)) == 0
+    assert count_new_plans("fiedler_value", attention=maps(5, 5)) == 1
+    assert count_new_plans(["fiedler_value", "top_mass"]) == 1
+    assert count_new_plans(("fiedler_value", "top_mass")) == 0  # the same names
+    assert count_new_plans({"fiedler_value": {"normalized": True}, "top_mass": {}}) == 1
+    assert (
+        count_new_plans({"fiedler_value": {"normalized": 1}, "top_mass": {}}) == 1
+    )  # equal to True, and another word
+    assert count_new_plans({"betti_numbers": {"thresholds": (0.2, "2/n")}}) == 1
+    assert count_new_plans("betti_numbers", thresholds=(0.2, 0.3)) == 1
+    assert count_new_plans({"betti_numbers": {"thresholds": [0.2]}}) == 1
+    assert count_new_plans({"betti_numbers": {"thresholds": (np.float64(0.2),)}}) == 0  # the same number
+    assert count_new_plans(iter(["fiedler_value"])) == 0
+    assert count_new_plans(["fiedler_value", np.str_("top_mass")]) == 0
+    assert count_new_plans({"top_mass": Counter(k=2)}) == 1
     # What JSON does not hold is looked at again.
-    assert kept({"x": {"metric": "top_mass"}, "y": {"metric": "top_mass", "k": np.int64(2)}}) == 0
-    assert kept({"attention_entropy": {"support": torch.ones(6, 6, dtype=torch.bool)}}) == 0
+    assert count_new_plans({"x": {"metric": "top_mass"}, "y": {"metric": "top_mass", "k": np.int64(2)}}) == 0
+    assert count_new_plans({"attention_entropy": {"support": torch.ones(6, 6, dtype=torch.bool)}}) == 0
 
 
 def test_a_changed_option_is_seen():
@@ -54,12 +56,12 @@ def test_a_changed_option_is_seen():
 
 
 def test_a_bounded_number_of_plans_is_kept(monkeypatch):
-    kept = functools.lru_cache(maxsize=3)(measuring._plan_in_words.__wrapped__)
-    monkeypatch.setattr(measuring, "_plan_in_words", kept)
+    cached_plan = functools.lru_cache(maxsize=3)(measuring._plan_in_words.__wrapped__)
+    monkeypatch.setattr(measuring, "_plan_in_words", cached_plan)
     sizes = []
     for n in range(3, 8):
         asc.measure(maps(n, n), "fiedler_value")
-        sizes.append(kept.cache_info().currsize)
+        sizes.append(cached_plan.cache_info().currsize)
     assert sizes == [1, 2, 3, 3, 3]
 
 
@@ -72,7 +74,7 @@ BARS = {"metric": "attention", "max_dimension": 1, "symmetrize": "max", "validat
 
 
 @pytest.mark.parametrize(
-    ("given", "bars", "held"),
+    ("options", "bars", "held"),
     [
         ({}, {}, True),
         ({"thresholds": [0.5]}, {}, True),
@@ -94,8 +96,8 @@ BARS = {"metric": "attention", "max_dimension": 1, "symmetrize": "max", "validat
         ({}, {"max_dimension": 1.0}, False),
     ],
 )
-def test_which_bars_hold_betti_numbers(given, bars, held):
-    assert bars_hold({**BETTI, **given}, {**BARS, **bars}) is held
+def test_which_bars_hold_betti_numbers(options, bars, held):
+    assert bars_hold({**BETTI, **options}, {**BARS, **bars}) is held
 
 
 def test_requests_hold_what_their_metric_takes():
@@ -107,7 +109,7 @@ def test_requests_hold_what_their_metric_takes():
         measuring.Request("bar_count", "bar_count", {}),
     ]
     attention = maps(2, 7, 7)
-    found = asc.measure(attention, {"x": {"metric": "bar_count"}})
-    assert same(found["x"], asc.bar_count(asc.persistence(attention)))
+    result = asc.measure(attention, {"x": {"metric": "bar_count"}})
+    assert equal_results(result["x"], asc.bar_count(asc.persistence(attention)))
     with pytest.raises(TypeError, match="measure: metrics must be names, got ndarray"):
         asc.measure(attention, np.array(["top_mass"]))

@@ -21,12 +21,12 @@ from attnscope.protocols import ruscio2025
 from models import text, tiny
 
 QUANTITIES = registry().quantities
-EXACT = [one for one in QUANTITIES if one.protocol == "exact"]
+EXACT = [quantity for quantity in QUANTITIES if quantity.protocol == "exact"]
 SITES = ("hidden", "block_output", "attention_output", "mlp_output")
 
 
-def in_words(one):
-    return " ".join(one.identity)
+def in_words(quantity):
+    return " ".join(quantity.identity)
 
 
 def maps(*shape, seed=0, dtype=torch.float64):
@@ -51,7 +51,7 @@ def layer(batch=3, heads=4, n=12, dtype=torch.float64):
 
 
 def test_the_closed_form_of_every_quantity_holds():
-    examples = {in_words(one): check_closed_form(one) for one in QUANTITIES}
+    examples = {in_words(quantity): check_closed_form(quantity) for quantity in QUANTITIES}
     assert len(examples) > 200
     wrong = {
         name: pair for name, pair in examples.items() if not math.isclose(*pair, rel_tol=1e-10, abs_tol=1e-12)
@@ -61,19 +61,19 @@ def test_the_closed_form_of_every_quantity_holds():
 
 def test_a_quantity_says_what_it_is():
     functions = {**registry().functions, **registry().derived}
-    for one in QUANTITIES:
-        name = in_words(one)
-        assert one.label, name
-        assert one.meaning.endswith("."), name
-        assert "{" not in one.label + one.meaning, name
-        assert one.kind in ("value", "ratio", "count", "position", "flag", "constant"), name
-        low, high = one.bounds(12)
+    for column in QUANTITIES:
+        name = in_words(column)
+        assert column.label, name
+        assert column.meaning.endswith("."), name
+        assert "{" not in column.label + column.meaning, name
+        assert column.kind in ("value", "ratio", "count", "position", "flag", "constant"), name
+        low, high = column.bounds(12)
         assert low is None or high is None or low < high, name
-        assert (one.protocol, one.metric) in functions, name
+        assert (column.protocol, column.metric) in functions, name
 
 
 def test_no_two_quantities_share_an_identity():
-    assert max(Counter(one.identity for one in QUANTITIES).values()) == 1
+    assert max(Counter(quantity.identity for quantity in QUANTITIES).values()) == 1
     module = type(sys)("twice")
     module.QUANTITIES = (quantity("entropy"), quantity("entropy"))
     with pytest.raises(ValueError, match="two quantities are called exact map entropy"):
@@ -82,15 +82,19 @@ def test_no_two_quantities_share_an_identity():
 
 @pytest.mark.parametrize("protocol", ["exact", "ruscio2025"])
 def test_values_lie_within_their_bounds(protocol):
-    wanted = [one for one in QUANTITIES if one.protocol == protocol and one.scope not in ("weights", "cloud")]
-    measured = measure_quantities(layer(n=40), wanted, heads=range(4))
+    quantities = [
+        quantity
+        for quantity in QUANTITIES
+        if quantity.protocol == protocol and quantity.scope not in ("weights", "cloud")
+    ]
+    measured = measure_quantities(layer(n=40), quantities, heads=range(4))
     seen = 0
-    for one, values in measured.values.items():
-        own = values[measured.defined[one]].double()
-        low, high = one.bounds(40)
-        seen += len(own) > 0
-        assert low is None or (own >= low - 1e-12).all(), one.identity
-        assert high is None or (own <= high + 1e-12).all(), one.identity
+    for column, values in measured.values.items():
+        defined_values = values[measured.defined[column]].double()
+        low, high = column.bounds(40)
+        seen += len(defined_values) > 0
+        assert low is None or (defined_values >= low - 1e-12).all(), column.identity
+        assert high is None or (defined_values <= high + 1e-12).all(), column.identity
     assert seen > 0.9 * len(measured.values)
 
 
@@ -98,61 +102,65 @@ def test_together_they_are_what_the_functions_give():
     sites = layer()
     attention, mean = sites["attention"], sites["head_mean"]
     lengths = torch.tensor([12, 7, 10])
-    each = lengths[:, None]
+    map_lengths = lengths[:, None]
     measured = measure_quantities(sites, EXACT, lengths=lengths, heads=range(4))
     columns, of_layer = measured.columns(), measured.columns("layer")
 
-    def same(name, values, among=columns):
+    def assert_column(name, values, among=columns):
         np.testing.assert_array_equal(among[name].astype(float).filled(np.nan), values.flatten(), name)
 
-    share = asc.sink_share(attention, lengths=each)
-    same("sink_boost", share.boost)
-    same("fiedler_value_normalized", asc.fiedler_value(attention, normalized=True, lengths=each))
-    same("stable_rank", asc.stable_rank(attention, lengths=each))
-    bars = asc.persistence(attention, lengths=each)
-    same("total_persistence_1", asc.total_persistence(bars)[..., 1])
-    same("head_divergence", asc.head_divergence(attention, lengths=lengths))
-    same("head_divergence", asc.head_divergence(attention, lengths=lengths).mean(-1), of_layer)
-    sinks = asc.sink_tokens(attention, lengths=each)
+    share = asc.sink_share(attention, lengths=map_lengths)
+    assert_column("sink_boost", share.boost)
+    assert_column(
+        "fiedler_value_normalized", asc.fiedler_value(attention, normalized=True, lengths=map_lengths)
+    )
+    assert_column("stable_rank", asc.stable_rank(attention, lengths=map_lengths))
+    bars = asc.persistence(attention, lengths=map_lengths)
+    assert_column("total_persistence_1", asc.total_persistence(bars)[..., 1])
+    assert_column("head_divergence", asc.head_divergence(attention, lengths=lengths))
+    assert_column("head_divergence", asc.head_divergence(attention, lengths=lengths).mean(-1), of_layer)
+    sinks = asc.sink_tokens(attention, lengths=map_lengths)
     states = sites["value"]
-    same("alignment_value", asc.geometric_semantic_alignment(attention, states, lengths=each))
-    same(
+    assert_column("alignment_value", asc.geometric_semantic_alignment(attention, states, lengths=map_lengths))
+    assert_column(
         "alignment_hidden_without_sinks",
-        asc.geometric_semantic_alignment(attention, sites["hidden"][:, None], without=sinks, lengths=each),
+        asc.geometric_semantic_alignment(
+            attention, sites["hidden"][:, None], without=sinks, lengths=map_lengths
+        ),
     )
     before, after = (sites[name][:, None] for name in ("hidden", "block_output"))
-    same(
+    assert_column(
         "entropy_magnitude_correlation",
-        asc.entropy_magnitude_correlation(attention, before, after, lengths=each),
+        asc.entropy_magnitude_correlation(attention, before, after, lengths=map_lengths),
     )
-    keys = asc.sink_tokens(mean, lengths=each)[:, 0]
+    keys = asc.sink_tokens(mean, lengths=map_lengths)[:, 0]
     removed = asc.sink_removal(attention, keys, lengths=lengths)
-    same("kl_reduction", removed.kl_reduction, of_layer)
-    same("excluded_rows", removed.excluded.sum(-1).double(), of_layer)
-    same("sink_count", keys.sum(-1).double(), of_layer)
+    assert_column("kl_reduction", removed.kl_reduction, of_layer)
+    assert_column("excluded_rows", removed.excluded.sum(-1).double(), of_layer)
+    assert_column("sink_count", keys.sum(-1).double(), of_layer)
     moved = asc.transformation_magnitude(sites["hidden"], sites["block_output"], lengths=lengths)
-    same("transformation_magnitude", moved.nanmean(-1), of_layer)
+    assert_column("transformation_magnitude", moved.nanmean(-1), of_layer)
 
 
 def test_a_protocol_of_whole_maps_takes_them_by_length():
     sites, lengths = layer(dtype=torch.float32), [12, 7, 12]
-    wanted = [one for one in QUANTITIES if one.protocol == "ruscio2025"]
-    measured = measure_quantities(sites, wanted, lengths=lengths, heads=range(4))
+    quantities = [quantity for quantity in QUANTITIES if quantity.protocol == "ruscio2025"]
+    measured = measure_quantities(sites, quantities, lengths=lengths, heads=range(4))
     columns = measured.columns()
     for sample, n in enumerate(lengths):
-        own = sites["attention"][sample, :, :n, :n].double()
-        here = slice(4 * sample, 4 * sample + 4)
-        np.testing.assert_array_equal(columns["stable_rank"][here], ruscio2025.stable_rank(own))
-        np.testing.assert_array_equal(columns["bulk_edge"][here], ruscio2025.bulk(own).edge)
-        found_there = ruscio2025.topology(own)
-        np.testing.assert_array_equal(columns["strongest_key"][here], found_there.strongest_edge[:, 1])
+        maps_of_text = sites["attention"][sample, :, :n, :n].double()
+        rows = slice(4 * sample, 4 * sample + 4)
+        np.testing.assert_array_equal(columns["stable_rank"][rows], ruscio2025.stable_rank(maps_of_text))
+        np.testing.assert_array_equal(columns["bulk_edge"][rows], ruscio2025.bulk(maps_of_text).edge)
+        found_there = ruscio2025.topology(maps_of_text)
+        np.testing.assert_array_equal(columns["strongest_key"][rows], found_there.strongest_edge[:, 1])
         np.testing.assert_array_equal(
             measured.values[quantity("entropy", "ruscio2025")][sample, :, :n],
-            ruscio2025.attention_entropy(own),
+            ruscio2025.attention_entropy(maps_of_text),
         )
-        graph = ruscio2025.graph_statistics(own, [0.1, 0.2], variant="fiedler").gini
+        graph = ruscio2025.graph_statistics(maps_of_text, [0.1, 0.2], variant="fiedler").gini
         gini = quantity("gini_fiedler", "ruscio2025").with_options(thresholds=[0.1, 0.2])
-        again = measure_quantities({"attention": own[None]}, [gini])
+        again = measure_quantities({"attention": maps_of_text[None]}, [gini])
         np.testing.assert_array_equal(again.values[gini][0], graph)
 
 
@@ -160,12 +168,14 @@ def test_of_a_map_that_is_not_finite_nothing_is_defined():
     sites = layer(n=40)
     sites["attention"][1, 2, 5, 3] = torch.nan
     with pytest.warns(RuntimeWarning):
-        measured = measure_quantities(sites, [one for one in EXACT if one.scope == "map"], heads=range(4))
+        measured = measure_quantities(
+            sites, [quantity for quantity in EXACT if quantity.scope == "map"], heads=range(4)
+        )
     assert measured.finite.sum() == 11
     assert not measured.finite[1, 2]
-    for one in measured.values:
-        if one.needs[0] == "attention":
-            assert not measured.defined[one][1, 2].any(), one.identity
+    for value in measured.values:
+        if value.needs[0] == "attention":
+            assert not measured.defined[value][1, 2].any(), value.identity
     assert measured.columns()["sink_count"].mask.sum() == 1
     assert measured.columns()["sink_rate"].mask.sum() == 1
     # a divergence is one of the whole layer
@@ -182,8 +192,8 @@ def test_entries_behind_the_length_are_nobodys():
 
 def test_what_a_layer_lacks_is_undefined():
     sites = {"attention": maps(2, 3, 8, 8)}
-    wanted = [quantity("alignment_value"), quantity("reference_magnitude").mean_over("query")]
-    measured = measure_quantities(sites, [*wanted, quantity("head_divergence"), quantity("top_mass")])
+    expected = [quantity("alignment_value"), quantity("reference_magnitude").mean_over("query")]
+    measured = measure_quantities(sites, [*expected, quantity("head_divergence"), quantity("top_mass")])
     columns = measured.columns()
     for name in ("alignment_value", "reference_magnitude", "head_divergence"):
         assert columns[name].mask.all()
@@ -192,23 +202,23 @@ def test_what_a_layer_lacks_is_undefined():
 
 
 def test_several_protocols_are_measured_one_at_a_time():
-    wanted = [quantity("entropy"), quantity("entropy", "ruscio2025")]
+    expected = [quantity("entropy"), quantity("entropy", "ruscio2025")]
     with pytest.raises(ValueError, match="one protocol at a time, got exact, ruscio2025"):
-        measure_quantities({"attention": maps(1, 1, 4, 4)}, wanted)
+        measure_quantities({"attention": maps(1, 1, 4, 4)}, expected)
 
 
 @pytest.fixture
 def calls(monkeypatch):
     """The names of the functions that are called."""
-    made = []
+    calls_made = []
     for name, function in registry().functions.items():
 
-        def call(*given, name=name, function=function, **options):
-            made.append(name[1])
-            return function(*given, **options)
+        def call(*arguments, name=name, function=function, **options):
+            calls_made.append(name[1])
+            return function(*arguments, **options)
 
         monkeypatch.setitem(registry().functions, name, functools.wraps(function)(call))
-    return made
+    return calls_made
 
 
 def test_a_layer_is_gone_through_once(calls):
@@ -220,7 +230,7 @@ def test_a_layer_is_gone_through_once(calls):
     # the plain entropy comes with the sinks
     assert calls.count("attention_entropy") == 1
     calls.clear()
-    theirs = [one for one in QUANTITIES if one.protocol == "ruscio2025"]
+    theirs = [quantity for quantity in QUANTITIES if quantity.protocol == "ruscio2025"]
     measure_quantities(layer(n=40), theirs, heads=range(4))
     once = ("persistence", "_eigenvalue_sizes", "_singular_values", "_by_variant", "_removals", "topology")
     assert {name: calls.count(name) for name in once} == dict.fromkeys(once, 1)
@@ -290,10 +300,10 @@ def toy(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "__init__.py").write_text("")
     (folder / "diagonal.py").write_text(TOY)
-    known = tmp_path / "toy_metrics-1.0.dist-info"
-    known.mkdir()
-    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-metrics\nVersion: 1.0\n")
-    (known / "entry_points.txt").write_text("[attnscope.metrics]\ntoy = toy_metrics\n")
+    metadata_folder = tmp_path / "toy_metrics-1.0.dist-info"
+    metadata_folder.mkdir()
+    (metadata_folder / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-metrics\nVersion: 1.0\n")
+    (metadata_folder / "entry_points.txt").write_text("[attnscope.metrics]\ntoy = toy_metrics\n")
     monkeypatch.syspath_prepend(tmp_path)
     forget()
     yield
@@ -332,7 +342,7 @@ def test_a_metric_of_another_package_is_viewed(toy):
     attention = maps(2, 3, 5, 5)
     contents = asc.view(attention).contents
     at, shown = next(
-        (at, one) for at, one in enumerate(contents["metrics"]) if one["name"] == "self_attention"
+        (at, metric) for at, metric in enumerate(contents["metrics"]) if metric["name"] == "self_attention"
     )
     assert (shown["label"], shown["meaning"]) == ("attention to itself", "Mean of the diagonal.")
     means = attention.double().diagonal(dim1=-2, dim2=-1).mean(-1)
@@ -343,24 +353,26 @@ def test_a_metric_of_another_package_is_viewed(toy):
 def test_a_metric_of_another_package_is_a_column_of_analyze(toy):
     model = tiny("llama", implementation="eager")
     ids = text(model, batch=2, n=9)["input_ids"]
-    alone = asc.analyze(model, ids, "self_attention").table("heads")
-    everything = asc.analyze(model, ids).table("heads")
-    assert (alone["self_attention"] == everything["self_attention"]).all()
+    single_heads = asc.analyze(model, ids, "self_attention").table("heads")
+    all_heads = asc.analyze(model, ids).table("heads")
+    assert (single_heads["self_attention"] == all_heads["self_attention"]).all()
     with torch.no_grad():
         maps = model(ids, output_attentions=True).attentions[1]
-    own = alone[(alone["layer"] == 1) & (alone["head"] >= 0)].sort_values(["sample", "head"])
+    rows_of_layer = single_heads[(single_heads["layer"] == 1) & (single_heads["head"] >= 0)].sort_values(
+        ["sample", "head"]
+    )
     np.testing.assert_allclose(
-        own["self_attention"], maps.diagonal(dim1=-2, dim2=-1).mean(-1).flatten(), 1e-5
+        rows_of_layer["self_attention"], maps.diagonal(dim1=-2, dim2=-1).mean(-1).flatten(), 1e-5
     )
 
 
 def test_columns_of_analyze_are_called_as_quantities():
     model = tiny("llama", implementation="eager")
     results = asc.analyze(model, text(model, batch=1, n=9)["input_ids"], bars=True)
-    known = {one.name for one in EXACT} | {"sink_token"}
+    known_columns = {quantity.name for quantity in EXACT} | {"sink_token"}
     for table in ("heads", "graphs", "layers"):
         keys = {"model", "revision", "step", "sample", "layer", "head", "protocol", "n_tokens", "threshold"}
-        assert set(results.table(table)) - keys <= known
+        assert set(results.table(table)) - keys <= known_columns
     assert len(results.table("bars"))
     assert {"sink_share", "fiedler_value_normalized", "alignment_hidden"} <= set(results.table("heads"))
     assert {"graph_fiedler_value", "betti_0"} <= set(results.table("graphs"))

@@ -46,9 +46,13 @@ LAWS = {}
 def law(name, matrices, degree, **options):
     """States a law: the degree of a function's result, or of each of its fields, in each of some matrices."""
     function = getattr(asc, name)
-    said = " ".join(f"{key}={value}" for key, value in options.items())
+    option_text = " ".join(f"{key}={value}" for key, value in options.items())
     for kind, matrix in matrices.items():
-        LAWS[" ".join(filter(None, (name, said, kind)))] = (lambda x: function(x, **options), matrix, degree)
+        LAWS[" ".join(filter(None, (name, option_text, kind)))] = (
+            lambda x: function(x, **options),
+            matrix,
+            degree,
+        )
 
 
 MATRICES = {
@@ -146,18 +150,18 @@ def test_a_power_of_two_changes_results_by_its_factor_alone(name):
         expected = fields_of(function(matrix))
         assert expected
         for power in POWERS:
-            found = fields_of(function(torch.ldexp(matrix, torch.tensor(power))))
+            result = fields_of(function(torch.ldexp(matrix, torch.tensor(power))))
             for field, value in expected.items():
                 degree = degrees if isinstance(degrees, int) else degrees.get(field, 0)
                 if not value.is_floating_point():
-                    assert torch.equal(found[field], value), (power, field)
+                    assert torch.equal(result[field], value), (power, field)
                     continue
-                wanted = np.ldexp(value.numpy(), degree * power)
-                scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=0.0)
+                scaled_value = np.ldexp(value.numpy(), degree * power)
+                scale = np.abs(scaled_value[np.isfinite(scaled_value)]).max(initial=0.0)
                 # Squares below 2^-1022 have few digits.
                 np.testing.assert_allclose(
-                    found[field].numpy(),
-                    wanted,
+                    result[field].numpy(),
+                    scaled_value,
                     rtol=1e-11,
                     atol=1e-12 * scale + 1e-308,
                     err_msg=f"2^{power} {field}",

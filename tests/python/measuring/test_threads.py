@@ -74,12 +74,12 @@ def answers():
     return {name: call(MAPS) for name, call in CALLS.items()}
 
 
-def different(found, expected):
+def different(result, expected):
     """Names whose results are not the same bits (NaN equals NaN)."""
     return [
         name
         for name in expected
-        if not torch.equal(found[name].nan_to_num(-7.0), expected[name].nan_to_num(-7.0))
+        if not torch.equal(result[name].nan_to_num(-7.0), expected[name].nan_to_num(-7.0))
     ]
 
 
@@ -134,8 +134,8 @@ class Answers(Dataset):
         return 2
 
     def __getitem__(self, index):
-        found = answers()
-        return [found[name] for name in CALLS]
+        result = answers()
+        return [result[name] for name in CALLS]
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -183,9 +183,9 @@ def answers_in_a_child(calls):
             os._exit(0)
     os.close(write)
     with os.fdopen(read) as lines:
-        begun = lines.read().split()
+        started = lines.read().split()
     os.waitpid(child, 0)
-    return [] if begun[-1:] == ["end"] else begun[-1:]
+    return [] if started[-1:] == ["end"] else started[-1:]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -197,17 +197,17 @@ def test_no_function_waits_for_threads_that_a_forked_child_lost():
         torch.randn(400_000).exp().sum()
         torch.repeat_interleave(torch.arange(1000), torch.ones(1000, dtype=torch.int64))
         torch.randn(300, 300) @ torch.randn(300, 300)
-        many = MAPS.expand(30, *MAPS.shape).contiguous()
+        many_maps = MAPS.expand(30, *MAPS.shape).contiguous()
         calls = [
             *every_call(),
             *((name, function, {}) for name, function in OF_RESULTS.items()),
             *(
-                (f"{name} of many", partial(call, many), {})
+                (f"{name} of many", partial(call, many_maps), {})
                 for name, call in CALLS.items()
                 if name in OF_MANY
             ),
-            ("sink_test of many", asc.sink_test, {"attention": many}),
-            ("bar_count of many", lambda: asc.bar_count(asc.persistence(many)), {}),
+            ("sink_test of many", asc.sink_test, {"attention": many_maps}),
+            ("bar_count of many", lambda: asc.bar_count(asc.persistence(many_maps)), {}),
         ]
         for _, function, arguments in calls[:3]:
             answer(function, arguments)
@@ -217,7 +217,10 @@ def test_no_function_waits_for_threads_that_a_forked_child_lost():
 
 
 def blas_threads() -> set[int]:
-    return {one.num_threads for one in ThreadpoolController().select(user_api="blas").lib_controllers}
+    return {
+        lib_controller.num_threads
+        for lib_controller in ThreadpoolController().select(user_api="blas").lib_controllers
+    }
 
 
 @pytest.fixture
@@ -225,12 +228,14 @@ def two_threads():
     libraries = ThreadpoolController().select(user_api="blas")
     if not libraries.lib_controllers:
         pytest.skip("NumPy and SciPy have no library here whose threads can be set")
-    before = {one.filepath: one.num_threads for one in libraries.lib_controllers}
-    for one in libraries.lib_controllers:
-        one.set_num_threads(2)
+    before = {
+        lib_controller.filepath: lib_controller.num_threads for lib_controller in libraries.lib_controllers
+    }
+    for lib_controller in libraries.lib_controllers:
+        lib_controller.set_num_threads(2)
     yield
-    for one in libraries.lib_controllers:
-        one.set_num_threads(before[one.filepath])
+    for lib_controller in libraries.lib_controllers:
+        lib_controller.set_num_threads(before[lib_controller.filepath])
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -276,9 +281,9 @@ def test_the_published_eigenvalues_and_components_have_the_same_bits_on_any_numb
     def answers():
         return [ruscio2025.spectral_ratio(maps), *ruscio2025.pca_correlation(maps, maps @ maps)]
 
-    both = answers()
+    first_answers = answers()
     with threadpool_limits(1, "blas"):
-        assert all(torch.equal(one, other) for one, other in zip(both, answers(), strict=True))
+        assert all(torch.equal(first, other) for first, other in zip(first_answers, answers(), strict=True))
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -121,7 +121,9 @@ def added(tmp_path_factory):
         patch.syspath_prepend(home)
         forget()
         yield
-    for name in [one for one in sys.modules if one.partition(".")[0] in ("added_metrics", "added_study")]:
+    for name in [
+        module for module in sys.modules if module.partition(".")[0] in ("added_metrics", "added_study")
+    ]:
         del sys.modules[name]
     forget()
 
@@ -160,9 +162,11 @@ def test_the_run_stores_what_the_metric_gives(folder, inputs):
     ids = torch.tensor(samples["token_ids"].iloc[1].tolist())
     with torch.no_grad():
         attention = model(ids[None], output_attentions=True).attentions[1][0]
-    own = heads[(heads["sample"] == samples["sample"].iloc[1]) & (heads["layer"] == 1)].sort_values("head")
+    rows_of_layer = heads[(heads["sample"] == samples["sample"].iloc[1]) & (heads["layer"] == 1)].sort_values(
+        "head"
+    )
     expected = attention.diagonal(dim1=-2, dim2=-1).mean(-1)
-    np.testing.assert_allclose(own["self_attention"], expected, 1e-5)
+    np.testing.assert_allclose(rows_of_layer["self_attention"], expected, 1e-5)
     assert results.table("whole")["self_attention"].item() == pytest.approx(heads["self_attention"].mean())
 
 
@@ -186,7 +190,7 @@ def test_its_section_is_in_the_report(folder):
 
 def test_the_page_shows_its_column(folder):
     contents = view(load(folder)).contents
-    assert [(one["label"], one["meaning"]) for one in contents["metrics"]] == [
+    assert [(metric["label"], metric["meaning"]) for metric in contents["metrics"]] == [
         ("attention to itself", "Mean of the diagonal.")
     ]
 

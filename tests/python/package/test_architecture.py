@@ -39,10 +39,10 @@ def python_files():
 )
 def test_a_concept_has_its_file_in_every_folder(folder, name):
     """At its top, or in one of the folders that divide it."""
-    there = Counter(path.name for path in (ROOT / folder).rglob("*.*"))
+    file_counts = Counter(path.name for path in (ROOT / folder).rglob("*.*"))
     assert len(KERNELS) > 20
-    wanted = [name.format(stem) for stem in KERNELS]
-    assert {one: there[one] for one in wanted if there[one] != 1} == {}
+    expected = [name.format(stem) for stem in KERNELS]
+    assert {name: file_counts[name] for name in expected if file_counts[name] != 1} == {}
 
 
 # The layers of the core from the bottom up, and below each what its folder may include.
@@ -64,8 +64,8 @@ def test_the_core_knows_eigen_pocketfft_and_std_only_and_includes_downward():
     for layer, below in LAYERS.items():
         for path in sorted((ROOT / "cpp" / layer).rglob("*.[hc]*")):
             for include in re.findall(r'#\s*include\s*[<"]([^>"]+)[>"]', path.read_text()):
-                own = include.startswith((f"{layer}/", *(f"{folder}/" for folder in below)))
-                allowed = own or include.startswith("Eigen/")
+                is_own = include.startswith((f"{layer}/", *(f"{folder}/" for folder in below)))
+                allowed = is_own or include.startswith("Eigen/")
                 allowed = allowed or (include == "pocketfft_hdronly.h" and path.name == "fourier.cpp")
                 allowed = allowed or re.fullmatch(r"[a-z_]+|immintrin\.h", include)
                 assert allowed, f"{path.relative_to(ROOT)} includes {include}"
@@ -103,21 +103,23 @@ def imports(path, within=None):
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnscope."):
             yield [*node.module.split(".")[1:], *(name.name for name in node.names)]
         elif isinstance(node, ast.Import):
-            yield from (one.name.split(".")[1:] for one in node.names if one.name.startswith("attnscope."))
+            yield from (
+                alias.name.split(".")[1:] for alias in node.names if alias.name.startswith("attnscope.")
+            )
 
 
 def test_imports_of_the_package_go_downward():
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     assert folders == set(LEVEL)
     for path in python_files():
-        own, *inner = path.relative_to(PACKAGE).parts
+        top, *inner = path.relative_to(PACKAGE).parts
         for first, *_ in filter(None, imports(path)):
             where = f"{path.relative_to(PACKAGE)} imports {first}"
             if inner and first in LEVEL:
-                assert LEVEL[first] <= LEVEL[own], where
-            elif not inner and own.startswith("_") and not own.startswith("__"):
+                assert LEVEL[first] <= LEVEL[top], where
+            elif not inner and top.startswith("_") and not top.startswith("__"):
                 # torch.compile follows an import statement, and nothing else, to the operators
-                assert first not in LEVEL or (own, first) == ("_checks.py", "gradients"), where
+                assert first not in LEVEL or (top, first) == ("_checks.py", "gradients"), where
 
 
 # The folders that every study shares, and which of them each may import.
@@ -131,18 +133,18 @@ SHARED = {
 
 
 def test_arrows_among_the_folders_that_studies_share():
-    found = set()
+    result = set()
     for path in python_files():
-        own, *inner = path.relative_to(PACKAGE).parts
-        if own in SHARED and inner:
+        top, *inner = path.relative_to(PACKAGE).parts
+        if top in SHARED and inner:
             functions = [node for node in nodes(path) if isinstance(node, ast.FunctionDef)]
             lazy = [(node.name, first) for node in functions for first, *_ in imports(path, node)]
             firsts = [first for first, *_ in imports(path)]
-            eager = [("", one) for one in firsts if firsts.count(one) > [of for _, of in lazy].count(one)]
-            against = {one for one in SHARED if one != own} - set(SHARED[own])
+            eager = [("", edge) for edge in firsts if firsts.count(edge) > [of for _, of in lazy].count(edge)]
+            against = {folder for folder in SHARED if folder != top} - set(SHARED[top])
             file = path.relative_to(PACKAGE).as_posix()
-            found |= {(file, name, first) for name, first in [*lazy, *eager] if first in against}
-    assert found == set()
+            result |= {(file, name, first) for name, first in [*lazy, *eager] if first in against}
+    assert result == set()
 
 
 def test_no_header_of_torch_is_included():
@@ -180,8 +182,12 @@ def test_a_metric_loads_torch_and_its_own_modules(fresh):
     loaded = set(done.stdout.split())
     assert "attnscope.metrics.graphs.fiedler" in loaded, done.stderr
     assert not loaded & (HEAVY - {"torch", "numpy"})
-    own = {name for name in loaded if name.startswith("attnscope.metrics.")}
-    assert not own & {"attnscope.metrics.discovery", "attnscope.metrics.plan", "attnscope.metrics.measure"}
+    metric_modules = {name for name in loaded if name.startswith("attnscope.metrics.")}
+    assert not metric_modules & {
+        "attnscope.metrics.discovery",
+        "attnscope.metrics.plan",
+        "attnscope.metrics.measure",
+    }
 
 
 def test_packages_called_like_a_function_do_not_hide_it(fresh):
@@ -216,8 +222,8 @@ def test_what_studies_share_names_none_of_them():
         files = [path for path in (PACKAGE / folder).rglob("*.*") if "__pycache__" not in path.parts]
         assert files
         for path in files:
-            found = words.search(path.read_text())
-            assert not found, f"{path}: {found and found[0]}"
+            match = words.search(path.read_text())
+            assert not match, f"{path}: {match and match[0]}"
 
 
 @pytest.mark.parametrize("folder", ["plots", "report", "view", "published"])
@@ -225,8 +231,8 @@ def test_what_every_study_uses_knows_no_paper_and_computes_no_spectrum(folder):
     words = re.compile(r"ruscio|wavelet|sink|linalg|eigvals|[._]eigh|svd", re.IGNORECASE)
     for path in (PACKAGE / folder).rglob("*.*"):
         if path.suffix in (".py", ".html", ".js", ".css"):
-            found = words.search(path.read_text())
-            assert not found, f"{path}: {found and found[0]}"
+            match = words.search(path.read_text())
+            assert not match, f"{path}: {match and match[0]}"
 
 
 def test_nothing_is_called_utils():
@@ -255,8 +261,10 @@ def test_public_functions_document_themselves():
     assert len(PUBLIC) > 90
     for name in PUBLIC:
         document = inspect.getdoc(getattr(asc, name)) or ""
-        wanted = ["Returns:", ">>>"] + (["Args:"] if inspect.signature(getattr(asc, name)).parameters else [])
-        for part in wanted:
+        expected = ["Returns:", ">>>"] + (
+            ["Args:"] if inspect.signature(getattr(asc, name)).parameters else []
+        )
+        for part in expected:
             assert part in document, f"{name} lacks {part}"
 
 
@@ -285,7 +293,7 @@ def test_studies_of_states_and_of_weights_capture_no_map(name):
             where, function = f"{path.name}:{call.lineno}", call.func
             called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
             if called in ("Forward", "forward", "capture", "step"):
-                words = {one.value for one in ast.walk(call) if isinstance(one, ast.Constant)}
+                words = {constant.value for constant in ast.walk(call) if isinstance(constant, ast.Constant)}
                 assert not words & MAPS, where
             if called in ("matrices", "layers") and isinstance(function, ast.Attribute):
                 assert getattr(function.value, "id", "") != "run", where

@@ -29,7 +29,7 @@ class Elf:
         self.dynamic = {tag & 0xFFFFFFFFFFFFFFFF: value for tag, value in entries if tag}
 
     def flags(self, kind):
-        return [flags for found, flags, *_ in self.segments if found == kind]
+        return [flags for segment_kind, flags, *_ in self.segments if segment_kind == kind]
 
 
 @pytest.fixture(params=MODULES, ids=lambda path: path.name.split(".")[0])
@@ -70,5 +70,5 @@ def test_no_other_library_is_compiled_in():
         for line in path.read_text("utf-8").splitlines()
         if line.startswith("#include <") and ("/" in line or ".h" in line)
     }
-    known = ("Eigen/", "pybind11/", "pocketfft_hdronly.h", "pthread.h", "immintrin.h", "arm_neon.h")
-    assert {name for name in headers if not name.startswith(known)} == set()
+    allowed = ("Eigen/", "pybind11/", "pocketfft_hdronly.h", "pthread.h", "immintrin.h", "arm_neon.h")
+    assert {name for name in headers if not name.startswith(allowed)} == set()

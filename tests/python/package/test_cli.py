@@ -26,7 +26,7 @@ from folders import model_folder, sentences, series
 pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
 SMALL = ("--set", "metrics=[fiedler_value]", "-q", "--no-draw")
-STUDIES = sorted({one.name for one in studies().values()})
+STUDIES = sorted({study.name for study in studies().values()})
 COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
 
 
@@ -192,8 +192,8 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
 @pytest.mark.parametrize("column", ["no", "7", "a: b"])
 def test_a_column_of_a_file_s_texts_is_taken_by_the_letter(call, inputs, tmp_path, column):
     (tmp_path / "texts.csv").write_text("other,no,7,a: b\nx,the cat sat,the cat sat,the cat sat\n", "utf-8")
-    given = {"models": str(inputs[0]), "texts": str(tmp_path / "texts.csv")}
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(given), "utf-8")
+    settings = {"models": str(inputs[0]), "texts": str(tmp_path / "texts.csv")}
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(settings), "utf-8")
     code, out, err = call("run", tmp_path / "study.yaml", "--column", column, "--dry-run", "--no-draw")
     assert (code, err, "x 1 text)" in out) == (0, "", True)
 
@@ -363,8 +363,8 @@ def test_every_key_has_its_meaning_its_type_and_its_default(name):
                 continue
             meaning = _meanings(owner).get(key, "")
             assert meaning, f"{owner.__name__}.{key}"
-            about = f"{meaning} ({_name(field.annotation)}"
-            assert about in text if owner is model else f"{key}: {about}, " in text, key
+            comment = f"{meaning} ({_name(field.annotation)}"
+            assert comment in text if owner is model else f"{key}: {comment}, " in text, key
 
 
 def test_init_writes_a_file_once(call, tmp_path):

@@ -44,9 +44,9 @@ def test_the_table_of_benchmarks_is_that_of_the_stored_measurements():
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
     page = (folder / "README.md").read_text("utf-8")
-    made = tables.table(json.loads((folder / "measured.json").read_text("utf-8")))
-    assert tables.written(page, made) == page
-    assert made.count("\n| ") > 20
+    built = tables.table(json.loads((folder / "measured.json").read_text("utf-8")))
+    assert tables.written(page, built) == page
+    assert built.count("\n| ") > 20
     assert tables.written(page, "other\n") != page
 
 
@@ -88,20 +88,22 @@ def test_the_site_has_every_command_every_setting_and_one_name_for_each_number()
         assert f"Usage: attnscope {name}" in pages["commands.md"]
     assert all(f"\n{key}:" in pages["settings.md"] for key in Settings.model_fields)
     rows = re.findall(r"^\| `(\w+)` \|", pages["glossary.md"], re.MULTILINE)
-    assert rows == sorted({one.name for one in registry().quantities if one.protocol == "exact"})
+    assert rows == sorted(
+        {quantity.name for quantity in registry().quantities if quantity.protocol == "exact"}
+    )
 
 
 def test_the_definitions_have_a_worked_example_with_a_picture_in_every_section():
-    made = made_pages()
+    pages = made_pages()
     text = (ROOT / "python" / "docs" / "pages" / "definitions.md").read_text("utf-8")
-    page = made.with_examples(text)
+    page = pages.with_examples(text)
     sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert list(made._worked().WORKED) == [one for one in sections if one != "Notation"]
-    for number, section in enumerate(made._worked().WORKED):
-        own = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
-        assert f"worked-{number}.svg" in own, section
+    assert list(pages._worked().WORKED) == [title for title in sections if title != "Notation"]
+    for number, section in enumerate(pages._worked().WORKED):
+        section_text = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
+        assert f"worked-{number}.svg" in section_text, section
     assert "tensor([1.0000, 0.3397], dtype=torch.float64)" in page
-    pictures = made.pictures()
+    pictures = pages.pictures()
     assert all(pictures[f"assets/worked-{at}.svg"].startswith(b"<?xml") for at in range(10))
 
 

@@ -57,11 +57,11 @@ def test_a_tensor_is_read_where_it_lies(dtype):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_an_array_of_numpy_is_read_where_it_lies(dtype):
-    one = np.full((1, 1), -1.0, dtype)
-    huge = np.lib.stride_tricks.as_strided(one, (HUGE, HUGE), (0, 0))
+    single_map = np.full((1, 1), -1.0, dtype)
+    huge = np.lib.stride_tricks.as_strided(single_map, (HUGE, HUGE), (0, 0))
     assert _core.first_invalid(huge, None, 1.0) == (0, 0, 0, -1.0)
-    read_only = np.lib.stride_tricks.as_strided(one, (HUGE, HUGE), (0, 0), writeable=False)
-    assert _checks.square_tensor("f", "attention", read_only).data_ptr() == one.ctypes.data
+    read_only = np.lib.stride_tricks.as_strided(single_map, (HUGE, HUGE), (0, 0), writeable=False)
+    assert _checks.square_tensor("f", "attention", read_only).data_ptr() == single_map.ctypes.data
     with pytest.raises(ValueError, match=r"got -1.0 at index \(0, 0\)"):
         asc.attention_entropy(read_only, validate=True)
 
@@ -71,7 +71,7 @@ def test_an_array_that_speaks_dlpack_is_read_where_it_lies(kind):
     maps = np.random.default_rng(0).random((2, 5, 5))
     array = kind(maps[:, ::-1, ::-1][:, ::-1, ::-1])
     assert _checks.square_tensor("f", "attention", array).data_ptr() == maps.ctypes.data
-    expected = [asc.participation_ratio(torch.tensor(one)).item() for one in maps]
+    expected = [asc.participation_ratio(torch.tensor(attention_map)).item() for attention_map in maps]
     assert asc.participation_ratio(array).tolist() == expected
     assert _core.participation_ratio(array, None, "singular")[0].tolist() == expected
 
@@ -106,8 +106,8 @@ def test_a_mask_broadcasts_as_torch_does():
     maps = torch.rand(3, 2, 8, 8, generator=torch.Generator().manual_seed(0)).tril()
     lower = torch.ones(8, 8, dtype=torch.bool).tril()
     for mask in (lower, lower[None], lower.expand(2, 8, 8), lower.expand(3, 1, 8, 8)):
-        found = asc.marchenko_pastur(maps, support=mask).ks
-        assert torch.equal(found, asc.marchenko_pastur(maps, support=mask.expand(3, 2, 8, 8).clone()).ks)
+        result = asc.marchenko_pastur(maps, support=mask).ks
+        assert torch.equal(result, asc.marchenko_pastur(maps, support=mask.expand(3, 2, 8, 8).clone()).ks)
     batch = (maps, None, "singular")
     assert _core.participation_ratio(*batch)[0].shape == (3, 2)
     for shape in ((2, 8), (4, 2, 8, 8), (1, 1, 3, 2, 8, 8)):
@@ -169,11 +169,11 @@ except ValueError as error:
     numbers.append(str(error))
 print(_core.interfaces()[0], numbers, sep="|")
 """
-    here, numbers = fresh(script.replace("WITHOUT", "")).stdout.split("|")
+    output, numbers = fresh(script.replace("WITHOUT", "")).stdout.split("|")
     without = fresh(script.replace("WITHOUT", "del torch.Tensor.__dlpack_c_exchange_api__"))
-    capsules, same = without.stdout.split("|")
-    assert (here, capsules) == (_core.interfaces()[0], "DLPack capsules")
-    assert numbers == same
+    capsules, unchanged = without.stdout.split("|")
+    assert (output, capsules) == (_core.interfaces()[0], "DLPack capsules")
+    assert numbers == unchanged
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")

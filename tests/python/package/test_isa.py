@@ -68,7 +68,7 @@ def answers(n, causal, dtype):
     attention, lengths, states = maps(n, causal, dtype)
     head = -(-n // 2)
     shared = states[:, None]
-    more = {
+    further_options = {
         "span_attention": {"spans": torch.tensor([0, 1])},
         "geometric_semantic_alignment": {"states": shared},
         "reference_influence": {"states": shared, "reference": torch.arange(n) % 3 == 0},
@@ -78,9 +78,13 @@ def answers(n, causal, dtype):
             "prefix_lengths": lengths.clamp(max=head),
         },
     }
-    asked = {name: {**OPTIONS, **more}.get(name, {}) for name in metric_names()}
-    found = asc.measure(attention, asked, lengths=lengths)
-    return {f"{name}{part}": array for name, one in found.items() for part, array in parts(one).items()}
+    metrics = {name: {**OPTIONS, **further_options}.get(name, {}) for name in metric_names()}
+    result = asc.measure(attention, metrics, lengths=lengths)
+    return {
+        f"{name}{part}": array
+        for name, result_of_metric in result.items()
+        for part, array in parts(result_of_metric).items()
+    }
 
 
 def test_the_best_build_that_runs_is_live():
@@ -102,14 +106,14 @@ def test_every_build_that_runs_here_gives_the_same_answers(fresh, isa):
     assert answer.returncode == 0, answer.stderr
     live, *numbers = answer.stdout.split()
     assert live == isa
-    here = fresh(script).stdout.split()[1:]
-    assert [float(x) for x in numbers] == pytest.approx([float(x) for x in here], rel=1e-9)
+    lines = fresh(script).stdout.split()[1:]
+    assert [float(x) for x in numbers] == pytest.approx([float(x) for x in lines], rel=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_metric_is_asked_for():
-    found = {name.partition(".")[0] for name in answers(5, True, torch.float64)}
-    assert found == set(metric_names())
+    result = {name.partition(".")[0] for name in answers(5, True, torch.float64)}
+    assert result == set(metric_names())
 
 
 def stored_answers(isa, folder):
@@ -132,10 +136,10 @@ def test_every_metric_agrees_on_every_build_that_runs_here(tmp_path):
     expected = stored_answers(best, tmp_path)
     assert len(expected.files) > 10_000
     for isa in others:
-        found = stored_answers(isa, tmp_path)
-        assert found.files == expected.files
-        apart = [name for name in expected.files if not agree(name, found[name], expected[name])]
-        assert not apart, f"{isa} is not {best} in {len(apart)} of {len(found.files)}, e.g. {apart[:20]}"
+        result = stored_answers(isa, tmp_path)
+        assert result.files == expected.files
+        apart = [name for name in expected.files if not agree(name, result[name], expected[name])]
+        assert not apart, f"{isa} is not {best} in {len(apart)} of {len(result.files)}, e.g. {apart[:20]}"
 
 
 def agree(name, a, b):
@@ -179,13 +183,13 @@ def test_the_core_here_was_built_from_this_stub():
 
 
 def main(path):
-    found = {}
+    result = {}
     for n in SIZES:
         for causal in (False, True):
             for dtype in DTYPES:
                 kind = f"{'causal' if causal else 'full'} {str(dtype).removeprefix('torch.')}"
-                found |= {f"{name} {n} {kind}": array for name, array in answers(n, causal, dtype).items()}
-    np.savez(path, **found)
+                result |= {f"{name} {n} {kind}": array for name, array in answers(n, causal, dtype).items()}
+    np.savez(path, **result)
 
 
 if __name__ == "__main__":

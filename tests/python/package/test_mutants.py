@@ -37,8 +37,8 @@ def test_every_pattern_makes_a_wrong_line_of_the_core(scripts):
     assert len(mutants) > 1000
     assert all(mutant.old.partition("//")[0] != mutant.new for mutant in mutants)
     for pattern, _ in scripts.kernels.PATTERNS:
-        alone = [path for path in sources if scripts.kernels.re.search(pattern, path.read_text())]
-        assert alone, pattern
+        single_map = [path for path in sources if scripts.kernels.re.search(pattern, path.read_text())]
+        assert single_map, pattern
 
 
 @pytest.mark.parametrize(

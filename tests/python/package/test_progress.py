@@ -25,9 +25,9 @@ def test_lines_come_while_nothing_is_counted(monkeypatch, capsys) -> None:
         lines.update()
         lines.set_postfix_str("step2")
         time.sleep(0.2)
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == "attnscope: units 1/4"
-    assert re.fullmatch(r"attnscope: units 2/4, about \d+ s left, step2", said[-1])
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[0] == "attnscope: units 1/4"
+    assert re.fullmatch(r"attnscope: units 2/4, about \d+ s left, step2", printed[-1])
     time.sleep(0.1)
     assert capsys.readouterr().err == ""
 
@@ -61,9 +61,9 @@ def test_training_and_a_study_say_in_a_pipe_how_far_they_are(tmp_path, monkeypat
             name="a", options={"metrics": ["fiedler_value"]},
         )
     )  # fmt: skip
-    said = capsys.readouterr().err
-    assert re.search(r"^attnscope: \[4/6\] training [1-4]/4, about \d+ s left", said, re.M)
-    assert re.search(r"^attnscope: units \d/\d, ", said, re.M)
+    output = capsys.readouterr().err
+    assert re.search(r"^attnscope: \[4/6\] training [1-4]/4, about \d+ s left", output, re.M)
+    assert re.search(r"^attnscope: units \d/\d, ", output, re.M)
 
 
 def test_a_build_says_in_a_pipe_how_far_it_is(tmp_path) -> None:

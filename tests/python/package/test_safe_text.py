@@ -162,9 +162,9 @@ def repository(tmp_path):
 
 def test_the_state_of_a_repository_is_read_without_its_programs(repository):
     work, marks = repository
-    found = git_state(work)
-    assert re.fullmatch("[0-9a-f]{40}", found["commit"])
-    assert found["changed"] is False
+    result = git_state(work)
+    assert re.fullmatch("[0-9a-f]{40}", result["commit"])
+    assert result["changed"] is False
     assert not list(marks.iterdir())
     (work / "a.txt").write_text("another\n")
     assert git_state(work)["changed"] is True

@@ -34,18 +34,18 @@ def split_outside_brackets(text):
 def of_binary(name):
     """Arguments of a compiled function, from its docstring's first line: [(name, default?)]."""
     line = (getattr(_core, name).__doc__ or "").partition("\n")[0]
-    found = re.fullmatch(rf"{name}\((.*)\) -> .*", line)
-    assert found, f"{name}: no signature in {line!r}"
-    return [(part.partition(":")[0].strip(), " = " in part) for part in split_outside_brackets(found[1])]
+    match = re.fullmatch(rf"{name}\((.*)\) -> .*", line)
+    assert match, f"{name}: no signature in {line!r}"
+    return [(part.partition(":")[0].strip(), " = " in part) for part in split_outside_brackets(match[1])]
 
 
 def of_stub(name):
     arguments = FUNCTIONS[name].args
-    positional = [one.arg for one in [*arguments.posonlyargs, *arguments.args]]
+    positional = [argument.arg for argument in [*arguments.posonlyargs, *arguments.args]]
     defaults = [False] * (len(positional) - len(arguments.defaults)) + [True] * len(arguments.defaults)
     named = [
-        (one.arg, value is not None)
-        for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        (kwonlyarg.arg, value is not None)
+        for kwonlyarg, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     ]
     return [*zip(positional, defaults, strict=True), *named]
 
@@ -80,7 +80,7 @@ def test_nothing_else_but_private_aliases_stands_in_the_stub():
         for node in STUB.body
         if not isinstance(node, (ast.FunctionDef, ast.AnnAssign, ast.ImportFrom))
     ]
-    assert [one for one in others if not one.startswith("_")] == []
+    assert [other for other in others if not other.startswith("_")] == []
 
 
 def test_the_package_says_that_it_is_typed():

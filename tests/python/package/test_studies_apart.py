@@ -13,7 +13,7 @@ import attnscope
 from folders import Launcher, model_folder, sentences
 
 PACKAGE = Path(__file__).resolve().parents[3] / "python" / "attnscope"
-STUDIES = sorted(one.parent.name for one in (PACKAGE / "studies").glob("*/study.py"))
+STUDIES = sorted(file.parent.name for file in (PACKAGE / "studies").glob("*/study.py"))
 #: What is run where the study of the name is absent: a study that is there.
 RUN, INSTEAD = "wavelet_heads", "attention_sinks"
 #: A demo stands above the studies and is of one; the package of studies says which is meant without a name.
@@ -34,9 +34,9 @@ def ask(tmp_path_factory):
         folder.mkdir()
         done = launcher.script(script, package, model, texts, folder, *runs)
         assert done.returncode == 0, done.stderr
-        found = json.loads((folder / "answer.json").read_text("utf-8"))
-        assert all(one.startswith(str(package)) for one in found.pop("from"))
-        return found
+        answer = json.loads((folder / "answer.json").read_text("utf-8"))
+        assert all(origin.startswith(str(package)) for origin in answer.pop("from"))
+        return answer
 
     imports = "import matplotlib.pyplot, pandas, pyarrow.parquet, pydantic, typer.main, transformers\n"
     imports += "from transformers import LlamaForCausalLM, PreTrainedTokenizerFast"
@@ -45,10 +45,10 @@ def ask(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(ask):
-    found = ask("", [RUN])
-    assert sorted(found["studies"]) == STUDIES
-    return found
+def with_all_studies(ask):
+    result = ask("", [RUN])
+    assert sorted(result["studies"]) == STUDIES
+    return result
 
 
 def study_of(configs, config):
@@ -59,24 +59,26 @@ def study_of(configs, config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
-def test_without_a_study_everything_else_is_as_it_was(name, ask, whole):
+def test_without_a_study_everything_else_is_as_it_was(name, ask, with_all_studies):
     run = INSTEAD if name == RUN else RUN
-    found = ask(name, [run])
-    runs = ask("", [run])["runs"] if run == INSTEAD else whole["runs"]
+    result = ask(name, [run])
+    runs = ask("", [run])["runs"] if run == INSTEAD else with_all_studies["runs"]
     assert any("heads" in name for name in runs[run])
     home = PACKAGE / "studies" / name
-    own = {file.stem for file in home.glob("published/*.csv")}
+    own_papers = {file.stem for file in home.glob("published/*.csv")}
     configs = {
         config: keys
-        for config, keys in whole["configs"].items()
-        if study_of(whole["configs"], config) != name
+        for config, keys in with_all_studies["configs"].items()
+        if study_of(with_all_studies["configs"], config) != name
     }
-    assert found["studies"] == [study for study in whole["studies"] if study != name]
-    assert found["papers"] == {paper: one for paper, one in whole["papers"].items() if paper not in own}
-    assert found["configs"] == configs
-    for what in ("metrics", "quantities", "doctor", "help"):
-        assert found[what] == whole[what], what
-    assert found["runs"] == runs
+    assert result["studies"] == [study for study in with_all_studies["studies"] if study != name]
+    assert result["papers"] == {
+        paper: count for paper, count in with_all_studies["papers"].items() if paper not in own_papers
+    }
+    assert result["configs"] == configs
+    for part in ("metrics", "quantities", "doctor", "help"):
+        assert result[part] == with_all_studies[part], part
+    assert result["runs"] == runs
 
 
 def sources():
@@ -92,7 +94,9 @@ def test_nothing_outside_a_study_names_it(name):
         for path in sources()
         if home not in path.parents and re.search(rf"\b{name}\b", path.read_text("utf-8"))
     ]
-    assert [one for one in naming if one not in ABOVE and one.partition("/")[0] not in ABOVE] == []
+    assert [
+        module for module in naming if module not in ABOVE and module.partition("/")[0] not in ABOVE
+    ] == []
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -100,7 +104,10 @@ def test_demos_are_imported_without_their_study(name):
     """What names a study from above names it in text, and imports it where it is run at the earliest."""
     for path in sorted((PACKAGE / "demo").glob("*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
-            modules = [getattr(node, "module", None) or "", *(one.name for one in getattr(node, "names", ()))]
+            modules = [
+                getattr(node, "module", None) or "",
+                *(alias.name for alias in getattr(node, "names", ())),
+            ]
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 assert not any(f"studies.{name}" in module for module in modules), path.name
 

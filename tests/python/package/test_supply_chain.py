@@ -35,13 +35,13 @@ def requirements():
     """The lower bounds of everything that a user installs, by package."""
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     table = text[text.index("dependencies = [") : text.index("[project.scripts]")]
-    found = {}
+    result = {}
     for line in re.findall(r'"([A-Za-z][^"]*[<>=][^"]*)"', table):
         parsed = Requirement(line)
         for bound in parsed.specifier:
             if bound.operator == ">=":
-                found.setdefault(parsed.name.lower(), set()).add(Version(bound.version))
-    return found
+                result.setdefault(parsed.name.lower(), set()).add(Version(bound.version))
+    return result
 
 
 def test_floors_are_above_known_holes():
@@ -96,7 +96,7 @@ def test_one_commit_for_each_action():
 
 def test_dependencies_are_updated_and_audited():
     updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text("utf-8"))["updates"]
-    assert {one["package-ecosystem"] for one in updates} == {"github-actions", "pip"}
+    assert {update["package-ecosystem"] for update in updates} == {"github-actions", "pip"}
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8"))["jobs"]
     commands = {name: " ".join(step.get("run", "") for step in job["steps"]) for name, job in jobs.items()}
     assert ".ci/audit" in commands["audit"]
@@ -170,18 +170,18 @@ def test_an_audit_that_asks_nobody_fails():
 @pytest.fixture
 def ray(monkeypatch):
     """A module in the place of Ray that remembers how it was started."""
-    made = types.ModuleType("ray")
-    made.started = []
-    made.is_initialized = lambda: False
-    made.init = lambda *arguments, **options: made.started.append(os.environ.get("RAY_AUTH_MODE"))
-    made.shutdown = lambda: None
+    fake_ray = types.ModuleType("ray")
+    fake_ray.started = []
+    fake_ray.is_initialized = lambda: False
+    fake_ray.init = lambda *arguments, **options: fake_ray.started.append(os.environ.get("RAY_AUTH_MODE"))
+    fake_ray.shutdown = lambda: None
     job = types.ModuleType("ray.job_config")
     job.JobConfig = dict
-    monkeypatch.setitem(sys.modules, "ray", made)
+    monkeypatch.setitem(sys.modules, "ray", fake_ray)
     monkeypatch.setitem(sys.modules, "ray.job_config", job)
     monkeypatch.setattr("attnscope.engine.executors.cluster._knock", lambda address: None)
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    return made
+    return fake_ray
 
 
 def test_a_cluster_that_is_started_here_asks_for_a_token(ray):

@@ -74,10 +74,10 @@ def test_a_pass_with_edits_gives_the_same_states():
     model = tiny("llama")
     inputs = text(model, padding="left")
     moved = AddDirection(0, torch.ones(96, device="cpu"))
-    what = Forward(sites=("block_output", "logits"), edits=(moved, HideKeys(keys=[3])))
+    specification = Forward(sites=("block_output", "logits"), edits=(moved, HideKeys(keys=[3])))
 
     def states():
-        with forward(model, inputs, what) as run:
+        with forward(model, inputs, specification) as run:
             return [*(layer.block_output for layer in run), run.outputs.logits]
 
     expected, results = under_all(states)

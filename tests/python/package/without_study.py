@@ -21,10 +21,10 @@ def package_without(folder, name):
     (copy / "studies").mkdir(parents=True, exist_ok=True)
     for place in importlib.util.find_spec("attnscope").submodule_search_locations:
         for inside in ("", "studies"):
-            for one in (Path(place) / inside).glob("*"):
-                link = copy / inside / one.name
-                if one.name not in ("studies", "__pycache__", name) and not link.exists():
-                    link.symlink_to(one)
+            for path in (Path(place) / inside).glob("*"):
+                link = copy / inside / path.name
+                if path.name not in ("studies", "__pycache__", name) and not link.exists():
+                    link.symlink_to(path)
     return copy.parent
 
 
@@ -44,13 +44,13 @@ def answers(model, texts, folder, *names):
     from attnscope.metrics.discovery import registry
     from attnscope.published import papers, published_numbers
 
-    loaded = [one.__file__ for one in (attnscope, studies)]
+    loaded = [module.__file__ for module in (attnscope, studies)]
     command = typer.main.get_command(app)
     groups = {"": command, **command.commands}
     helps = {}
-    for name, one in groups.items():
+    for name, members in groups.items():
         with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
-            one.main(["--help"], prog_name=f"attnscope {name}")
+            members.main(["--help"], prog_name=f"attnscope {name}")
         helps[name] = text.getvalue()
     runs = {}
     for name in names:
@@ -64,11 +64,14 @@ def answers(model, texts, folder, *names):
     return {
         "from": loaded,
         "studies": sorted(discovery.studies()),
-        "papers": {paper: [one.name, len(published_numbers(paper))] for paper, one in papers().items()},
+        "papers": {paper: [study.name, len(published_numbers(paper))] for paper, study in papers().items()},
         "configs": configs,
         "metrics": {name: doctor.describe(name) for name in doctor.first_lines()},
-        "quantities": [(one.protocol, one.metric, one.name, one.meaning) for one in registry().quantities],
-        "doctor": {name: [one.name for one in group] for name, group in doctor._by_metric().items()},
+        "quantities": [
+            (quantity.protocol, quantity.metric, quantity.name, quantity.meaning)
+            for quantity in registry().quantities
+        ],
+        "doctor": {name: [check.name for check in group] for name, group in doctor._by_metric().items()},
         "help": helps,
         "runs": runs,
     }
@@ -76,6 +79,8 @@ def answers(model, texts, folder, *names):
 
 if __name__ == "__main__":
     package, folder = sys.argv[1], Path(sys.argv[4])
-    sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("_editable")]
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if not type(finder).__module__.startswith("_editable")
+    ]
     sys.path.insert(0, package)
     (folder / "answer.json").write_text(json.dumps(answers(*sys.argv[2:])), "utf-8")

@@ -26,8 +26,8 @@ def planted(size=0.3, n=N, seed=1):
     generator = torch.Generator().manual_seed(seed)
     residual = torch.zeros(n, n, dtype=torch.float64)
     for i in range(2, n // 2):
-        own = torch.randn(i, generator=generator, dtype=torch.float64)
-        residual[i, 1 : i + 1] = size * (own - own.mean())
+        row = torch.randn(i, generator=generator, dtype=torch.float64)
+        residual[i, 1 : i + 1] = size * (row - row.mean())
     return residual
 
 
@@ -100,24 +100,24 @@ def test_the_gram_is_that_of_the_definition():
 
 def test_other_batches_give_the_same_bits():
     s = noise(24)
-    whole = profile_of(s).state()
+    full_state = profile_of(s).state()
     for batch in (1, 5, 7):
         for name, values in profile_of(s, batch=batch).state().items():
-            np.testing.assert_array_equal(values, whole[name], err_msg=name)
+            np.testing.assert_array_equal(values, full_state[name], err_msg=name)
 
 
 def test_two_runs_merged_are_one_over_all_texts():
     s, of = noise(32), ranks(32, 8)
-    one, two = asc.PositionProfile(N, groups=8), asc.PositionProfile(N, groups=8)
-    one.add(s[:11], of[:11])
+    first, two = asc.PositionProfile(N, groups=8), asc.PositionProfile(N, groups=8)
+    first.add(s[:11], of[:11])
     two.add(s[11:], of[11:])
-    one.merge(two)
+    first.merge(two)
     for name, values in profile_of(s).state().items():
-        np.testing.assert_allclose(one.state()[name], values, atol=1e-12, err_msg=name)
-    again = asc.PositionProfile.from_state({k: v.numpy() for k, v in one.state().items()})
-    for name, values in one.state().items():
+        np.testing.assert_allclose(first.state()[name], values, atol=1e-12, err_msg=name)
+    again = asc.PositionProfile.from_state({k: v.numpy() for k, v in first.state().items()})
+    for name, values in first.state().items():
         np.testing.assert_array_equal(again.state()[name], values, err_msg=name)
-    np.testing.assert_array_equal(asc.residual_size(again).p_value, asc.residual_size(one).p_value)
+    np.testing.assert_array_equal(asc.residual_size(again).p_value, asc.residual_size(first).p_value)
 
 
 def test_a_bad_map_is_left_out_and_counted():
@@ -129,8 +129,8 @@ def test_a_bad_map_is_left_out_and_counted():
     assert profile.counts()[:, 0].tolist() == [[4, 3], [4, 4], [4, 4], [4, 4]]
     np.testing.assert_array_equal(profile.mean("residual")[0, 0], good[0, 0])
     rest = [text for text in range(16) if text != 3]
-    alone = asc.toeplitz_split(s[rest, 1]).residual.nan_to_num(0.0).mean(0)
-    np.testing.assert_allclose(profile.mean("residual")[0, 1], alone, atol=1e-12)
+    single_result = asc.toeplitz_split(s[rest, 1]).residual.nan_to_num(0.0).mean(0)
+    np.testing.assert_allclose(profile.mean("residual")[0, 1], single_result, atol=1e-12)
 
 
 def test_row_constants_profiles_and_key_0_leave_nothing():
@@ -191,26 +191,26 @@ def test_removed_knows_energy_from_pattern():
     residual, other = planted(0.8), planted(0.8, seed=9)
     s = noise(64, 2, seed=5)
     base = profile_of(s + residual)
-    found = asc.removed(base, profile_of(s + residual / 2))
-    for share, expected in zip(found, (0.75, 0.5, 0.5), strict=True):
-        own = share.layers[0]
-        assert own.low <= expected + 0.02
-        assert own.high >= expected - 0.02
-        assert abs(own.estimate - expected) < 0.05
+    result = asc.removed(base, profile_of(s + residual / 2))
+    for share, expected in zip(result, (0.75, 0.5, 0.5), strict=True):
+        share_of_first = share.layers[0]
+        assert share_of_first.low <= expected + 0.02
+        assert share_of_first.high >= expected - 0.02
+        assert abs(share_of_first.estimate - expected) < 0.05
         assert math.isnan(share.overall.estimate)  # no layer from 1 on
-    found = asc.removed(base, profile_of(s + other))
+    result = asc.removed(base, profile_of(s + other))
     shared = np.mean([(residual[i, 1 : i + 1] * other[i, 1 : i + 1]).mean() for i in range(2, M)])
-    assert found.energy.layers[0].estimate == pytest.approx(1 - truth(other) / truth(residual), abs=0.1)
-    assert found.pattern.layers[0].estimate == pytest.approx(1 - shared / truth(residual), abs=0.1)
-    assert found.pattern.layers[0].estimate > found.energy.layers[0].estimate + 0.3  # it writes its own
-    same = asc.removed(base, base)
-    assert [share.layers[0].estimate for share in same] == pytest.approx([0, 0, 0], abs=1e-12)
+    assert result.energy.layers[0].estimate == pytest.approx(1 - truth(other) / truth(residual), abs=0.1)
+    assert result.pattern.layers[0].estimate == pytest.approx(1 - shared / truth(residual), abs=0.1)
+    assert result.pattern.layers[0].estimate > result.energy.layers[0].estimate + 0.3  # it writes its own
+    same_result = asc.removed(base, base)
+    assert [share.layers[0].estimate for share in same_result] == pytest.approx([0, 0, 0], abs=1e-12)
 
 
 def test_where_nothing_is_nothing_can_be_removed():
     s = noise(64, 2, seed=8)
-    found = asc.removed(profile_of(s), profile_of(s / 2))
-    for share in found:
+    result = asc.removed(profile_of(s), profile_of(s / 2))
+    for share in result:
         assert math.isnan(share.layers[0].estimate)
         assert math.isnan(share.layers[0].low)
 
@@ -223,9 +223,9 @@ def test_layers_stay_apart():
     assert size.estimate.shape == (3, 2)
     assert (size.p_value[1:] < 0.2).all()
     assert (size.reliability[1:] > 0.7).all()
-    found = asc.removed(profile, profile)
-    assert math.isnan(found.energy.layers[0].estimate)
-    assert found.energy.overall.estimate == pytest.approx(0, abs=1e-12)
+    result = asc.removed(profile, profile)
+    assert math.isnan(result.energy.layers[0].estimate)
+    assert result.energy.overall.estimate == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.filterwarnings("error")
@@ -233,8 +233,8 @@ def test_where_nothing_is_nothing_is_removed_and_nothing_is_warned_of():
     profile = asc.PositionProfile(8, groups=4)
     for layer in (0, 1):
         profile.add(torch.zeros(16, 1, 8, 8, dtype=torch.float64), ranks(16, 4), layer=layer)
-    found = asc.removed(profile, profile)
-    assert np.isnan([found.energy.overall.estimate, found.energy.layers[1].estimate]).all()
+    result = asc.removed(profile, profile)
+    assert np.isnan([result.energy.overall.estimate, result.energy.layers[1].estimate]).all()
 
 
 def test_positions_that_are_left_out_play_no_part():
@@ -250,9 +250,9 @@ def test_positions_that_are_left_out_play_no_part():
 
 
 def test_the_distance_of_noise_is_its_floor():
-    found = moved_distance(profile_of(noise(64, 4)))
-    assert (np.abs(found.value / found.floor - 1) < 0.35).all()
-    assert (found.p_value > 0.02).all()
+    result = moved_distance(profile_of(noise(64, 4)))
+    assert (np.abs(result.value / result.floor - 1) < 0.35).all()
+    assert (result.p_value > 0.02).all()
     strong = moved_distance(profile_of(noise(64, 4) + planted(3.0)))
     assert (strong.value > 2 * strong.floor).all()
     assert (strong.p_value < 0.02).all()

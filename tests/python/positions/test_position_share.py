@@ -11,9 +11,9 @@ from attnscope.metrics.positions.position_share import PositionMoments
 
 def states(texts, n=12, d=5, between=0.5, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    own = torch.randn(texts, n, d, generator=generator, dtype=torch.float64)
+    noise = torch.randn(texts, n, d, generator=generator, dtype=torch.float64)
     fixed = torch.randn(n, d, generator=torch.Generator().manual_seed(99), dtype=torch.float64)
-    return own + between * fixed + 3 * torch.randn(texts, 1, d, generator=generator, dtype=torch.float64)
+    return noise + between * fixed + 3 * torch.randn(texts, 1, d, generator=generator, dtype=torch.float64)
 
 
 def slow_share(x, positions):
@@ -36,9 +36,9 @@ def test_it_is_the_double_sum_over_texts():
     chosen = [0, 3, 11]
     np.testing.assert_allclose(asc.position_share(x, positions=chosen), slow_share(x, chosen), rtol=1e-12)
     layers = torch.stack([x, 2 * x, states(7, seed=4)])
-    found = asc.position_share(layers)
-    assert found.shape == (3,)
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-12)
+    result = asc.position_share(layers)
+    assert result.shape == (3,)
+    np.testing.assert_allclose(result[0], result[1], rtol=1e-12)
 
 
 def test_it_is_unbiased_where_the_plain_share_is_not():
@@ -59,18 +59,18 @@ def test_it_is_unbiased_where_the_plain_share_is_not():
 
 def test_streams_merge_and_other_batches_give_the_same_bits():
     x = states(9)
-    whole = PositionMoments()
-    whole.add(x)
+    moments_of_all = PositionMoments()
+    moments_of_all.add(x)
     parts = PositionMoments()
     for start in range(0, 9, 2):
         parts.add(x[start : start + 2])
     for name, values in parts.state().items():
-        np.testing.assert_array_equal(values, whole.state()[name])
-    one, two = PositionMoments(), PositionMoments()
-    one.add(x[:4])
+        np.testing.assert_array_equal(values, moments_of_all.state()[name])
+    first, two = PositionMoments(), PositionMoments()
+    first.add(x[:4])
     two.add(x[4:])
-    one.merge(two)
-    again = PositionMoments.from_state({name: v.numpy() for name, v in one.state().items()})
+    first.merge(two)
+    again = PositionMoments.from_state({name: v.numpy() for name, v in first.state().items()})
     np.testing.assert_allclose(asc.position_share(again), asc.position_share(x), rtol=1e-12)
 
 

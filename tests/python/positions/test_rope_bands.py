@@ -36,9 +36,9 @@ def test_bands_sum_to_the_scores(layout, rotary):
     parts = band_scores(q, k, bands=3, layout=layout, rotary=rotary)
     assert parts.shape[-3] == (3 if rotary is None else 4)
     np.testing.assert_allclose(parts.sum(-3), q @ k.mT, atol=1e-12)
-    found = asc.rope_bands(q, k, bands=3, layout=layout, rotary=rotary, scaling=0.25)
-    np.testing.assert_allclose(found.share.sum(-1), 1, atol=1e-12)
-    np.testing.assert_allclose(found.norm_share.sum(-1), 1, atol=1e-12)
+    result = asc.rope_bands(q, k, bands=3, layout=layout, rotary=rotary, scaling=0.25)
+    np.testing.assert_allclose(result.share.sum(-1), 1, atol=1e-12)
+    np.testing.assert_allclose(result.norm_share.sum(-1), 1, atol=1e-12)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -49,8 +49,8 @@ def test_the_layout_is_found_by_measuring(layout, rotary):
     other = content(seed=3)
     options = {"bands": 4, "scaling": 0.25, "rotary": rotary}
     auto = asc.rope_bands(*other, layout="auto", repeated=(q.float(), k.float()), **options)
-    for one, two in zip(auto, asc.rope_bands(*other, layout=layout, **options), strict=True):
-        np.testing.assert_array_equal(one, two)
+    for actual, two in zip(auto, asc.rope_bands(*other, layout=layout, **options), strict=True):
+        np.testing.assert_array_equal(actual, two)
 
 
 def test_no_layout_is_an_error():
@@ -63,7 +63,7 @@ def test_no_layout_is_an_error():
 
 def test_ablation_is_that_of_a_loop():
     q, k = content(n=9, heads=1)
-    found = asc.rope_bands(q, k, bands=8, layout="interleaved", scaling=0.3, softcap=2.0)
+    result = asc.rope_bands(q, k, bands=8, layout="interleaved", scaling=0.3, softcap=2.0)
     causal = torch.ones(9, 9, dtype=torch.bool).tril()
     for band in range(8):
         a, b = q.clone(), k.clone()
@@ -71,11 +71,11 @@ def test_ablation_is_that_of_a_loop():
         scores = [2 * torch.tanh(0.3 * x @ y.mT / 2)[0] for x, y in ((q, k), (a, b))]
         p, other = (torch.softmax(s.masked_fill(~causal, -torch.inf), -1).numpy() for s in scores)
         kl = np.mean([(p[i, : i + 1] * np.log(p[i, : i + 1] / other[i, : i + 1])).sum() for i in range(1, 9)])
-        np.testing.assert_allclose(found.kl[0, band], kl, rtol=1e-10)
-        np.testing.assert_allclose(found.tv[0, band], np.abs(p - other).sum(-1)[1:].mean() / 2, rtol=1e-10)
+        np.testing.assert_allclose(result.kl[0, band], kl, rtol=1e-10)
+        np.testing.assert_allclose(result.tv[0, band], np.abs(p - other).sum(-1)[1:].mean() / 2, rtol=1e-10)
     s = 0.3 * (q @ k.mT)[0][causal].numpy()
     part = 0.3 * (q[..., :2] @ k[..., :2].mT)[0][causal].numpy()
-    np.testing.assert_allclose(found.share[0, 0], np.cov(part, s, ddof=0)[0, 1] / s.var(), rtol=1e-10)
+    np.testing.assert_allclose(result.share[0, 0], np.cov(part, s, ddof=0)[0, 1] / s.var(), rtol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -103,22 +103,22 @@ def test_a_window_and_a_learned_sink_are_those_of_a_loop():
     q, k = content(n=9, heads=2)
     seen = torch.ones(9, 9, dtype=torch.bool).tril().triu(-3)
     sinks = torch.tensor([0.5, -1.0])
-    found = asc.rope_bands(q, k, bands=8, layout="interleaved", scaling=0.3, support=seen, sink_logit=sinks)
+    result = asc.rope_bands(q, k, bands=8, layout="interleaved", scaling=0.3, support=seen, sink_logit=sinks)
     for head, band in ((0, 0), (1, 5)):
         s = 0.3 * (q @ k.mT)[head].numpy()
         at = slice(2 * band, 2 * band + 2)
         part = 0.3 * (q[..., at] @ k[..., at].mT)[head].numpy()
         kl, tv = [], []
         for i in range(1, 9):
-            there = seen[i].numpy()
-            p, other = (np.exp(np.append(x[i][there], sinks[head])) for x in (s, s - part))
+            visible = seen[i].numpy()
+            p, other = (np.exp(np.append(x[i][visible], sinks[head])) for x in (s, s - part))
             p, other = p / p.sum(), other / other.sum()
             kl.append((p * np.log(p / other)).sum())
             tv.append(np.abs(p - other).sum() / 2)
-        np.testing.assert_allclose(found.kl[head, band], np.mean(kl), rtol=1e-10)
-        np.testing.assert_allclose(found.tv[head, band], np.mean(tv), rtol=1e-10)
+        np.testing.assert_allclose(result.kl[head, band], np.mean(kl), rtol=1e-10)
+        np.testing.assert_allclose(result.tv[head, band], np.mean(tv), rtol=1e-10)
         covariance = np.cov(part[seen], s[seen], ddof=0)[0, 1]
-        np.testing.assert_allclose(found.share[head, band], covariance / s[seen].var(), rtol=1e-10)
+        np.testing.assert_allclose(result.share[head, band], covariance / s[seen].var(), rtol=1e-10)
 
 
 @pytest.mark.parametrize("support", ["full", torch.ones(4, 4), torch.zeros(6, 6, dtype=torch.bool)])

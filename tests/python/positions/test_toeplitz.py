@@ -94,8 +94,8 @@ def slow_mask(s, body=False, sink=-np.inf):
     return lse, cut, share, attention
 
 
-def close(found, expected, tolerance=1e-12):
-    np.testing.assert_allclose(found.numpy(), expected, rtol=tolerance, atol=tolerance)
+def close(result, expected, tolerance=1e-12):
+    np.testing.assert_allclose(result.numpy(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -105,55 +105,58 @@ def test_split_and_mask_only_equal_the_double_loop(n, kind, dtype):
     s = scores(2, n, n, kind=kind, seed=n, dtype=dtype)
     for flag, estimator in ((True, "late"), (False, "simple")):
         split, mask = asc.toeplitz_split(s, estimator=estimator), asc.mask_only(s, body=flag)
-        for index, own in enumerate(s.double().numpy()):
-            for found, slow in ((split, slow_split(own, flag)), (mask, slow_mask(own, flag))):
-                for one, expected in zip(found, slow, strict=True):
+        for index, scores_of_map in enumerate(s.double().numpy()):
+            for fields, slow in (
+                (split, slow_split(scores_of_map, flag)),
+                (mask, slow_mask(scores_of_map, flag)),
+            ):
+                for actual, expected in zip(fields, slow, strict=True):
                     scale = 1e-12 * max(1.0, np.nanmax(np.abs(expected), initial=0.0))
-                    np.testing.assert_allclose(one[index].numpy(), expected, rtol=1e-12, atol=scale)
+                    np.testing.assert_allclose(actual[index].numpy(), expected, rtol=1e-12, atol=scale)
 
 
 @pytest.mark.parametrize("n", [258, 1100])
 def test_long_maps_take_the_logarithm_of_many_rows(n):
     s = scores(n, n, seed=5)
-    found = asc.mask_only(s, queries=[0, 7, n // 2 - 1])
+    result = asc.mask_only(s, queries=[0, 7, n // 2 - 1])
     m = n // 2
     late = torch.stack([s[i, i - m + 1 : i + 1].flip(0) for i in range(m, 2 * m)])
     sums = late.logcumsumexp(-1)
-    close(found.lse, sums.mean(0), 1e-11)
-    close(found.share, 1 - (sums - sums[:, -1:]).exp().mean(0), 1e-11)
-    close(found.attention[1, :8].flip(0), (late[:, :8] - sums[:, 7:8]).exp().mean(0))
+    close(result.lse, sums.mean(0), 1e-11)
+    close(result.share, 1 - (sums - sums[:, -1:]).exp().mean(0), 1e-11)
+    close(result.attention[1, :8].flip(0), (late[:, :8] - sums[:, 7:8]).exp().mean(0))
 
 
 def test_queries_choose_rows_and_sinks_count_in_every_sum():
     s = scores(3, 2, 40, 40, seed=3)
-    whole = asc.mask_only(s)
-    some = asc.mask_only(s, queries=[0, 3, 4, 11, 19])
-    close(some.attention, whole.attention[..., [0, 3, 4, 11, 19], :], 1e-14)
+    full_result = asc.mask_only(s)
+    chosen_queries = asc.mask_only(s, queries=[0, 3, 4, 11, 19])
+    close(chosen_queries.attention, full_result.attention[..., [0, 3, 4, 11, 19], :], 1e-14)
     logits = torch.tensor([-torch.inf, 1.5])
     with_sink = asc.mask_only(s, sink_logit=logits, body=True)
     for text in range(3):
         for head, sink in enumerate(logits.tolist()):
-            for one, expected in zip(with_sink, slow_mask(s[text, head].numpy(), True, sink), strict=True):
-                close(one[text, head], expected)
+            for actual, expected in zip(with_sink, slow_mask(s[text, head].numpy(), True, sink), strict=True):
+                close(actual[text, head], expected)
     assert (with_sink.attention[:, 1, 5].sum(-1) < 1).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_offset_variance_is_numpys(dtype):
     values = scores(3, 17, 17, kind="windowed", dtype=dtype) + 1000
-    found = asc.offset_variance(values)
+    result = asc.offset_variance(values)
     for index in range(3):
         for offset in range(17):
             diagonal = np.diagonal(values[index].double().numpy(), -offset)
             diagonal = diagonal[visible(diagonal)]
-            assert found.count[index, offset] == len(diagonal)
+            assert result.count[index, offset] == len(diagonal)
             if len(diagonal):
-                np.testing.assert_allclose(found.mean[index, offset], diagonal.mean(), rtol=1e-13)
+                np.testing.assert_allclose(result.mean[index, offset], diagonal.mean(), rtol=1e-13)
                 np.testing.assert_allclose(
-                    found.variance[index, offset], diagonal.var(), rtol=1e-10, atol=1e-12
+                    result.variance[index, offset], diagonal.var(), rtol=1e-10, atol=1e-12
                 )
             else:
-                assert found.mean[index, offset].isnan()
+                assert result.mean[index, offset].isnan()
 
 
 def test_weights_are_normalised_over_the_body():
@@ -161,25 +164,25 @@ def test_weights_are_normalised_over_the_body():
     weights = torch.rand(2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     weights[0, 4] = 0.0
     weights[0, 5, 1:5] = 0.0
-    found = asc.toeplitz_split(s, weights=weights)
+    result = asc.toeplitz_split(s, weights=weights)
     for index in range(2):
         expected = slow_split(s[index].numpy(), weights=weights[index].numpy())
-        for one, other in zip(found, expected, strict=True):
-            close(one[index], other)
-    assert found.variance[0, 4:].isnan().all()
-    one = asc.toeplitz_split(s, weights=weights[1])
-    close(one.variance[1], found.variance[1])
+        for actual, other in zip(result, expected, strict=True):
+            close(actual[index], other)
+    assert result.variance[0, 4:].isnan().all()
+    single_result = asc.toeplitz_split(s, weights=weights[1])
+    close(single_result.variance[1], result.variance[1])
 
 
 def test_equal_scores_are_the_mask_and_nothing_else():
     m = 16
     s = torch.full((2 * m, 2 * m), 0.75, dtype=torch.float64).tril()
-    found = asc.mask_only(s)
-    kept = torch.arange(1, m + 1, dtype=torch.float64)
-    close(found.cut, (m / kept).log())
-    close(found.share, 1 - kept / m)
-    close(found.lse, 0.75 + kept.log())
-    close(found.attention, torch.ones(m, m).tril() / kept[:, None])
+    result = asc.mask_only(s)
+    key_counts = torch.arange(1, m + 1, dtype=torch.float64)
+    close(result.cut, (m / key_counts).log())
+    close(result.share, 1 - key_counts / m)
+    close(result.lse, 0.75 + key_counts.log())
+    close(result.attention, torch.ones(m, m).tril() / key_counts[:, None])
     split = asc.toeplitz_split(s)
     assert (split.residual[torch.ones(m, m).bool().tril()] == 0).all()
 
@@ -208,21 +211,21 @@ def test_each_key_takes_its_share_from_the_nearer_ones():
     s = torch.zeros(6, 6, dtype=torch.float64)
     for i in range(3, 6):
         s[i, i - 2 : i + 1] = by_offset.flip(0)
-    found = asc.mask_only(s)
-    whole = torch.softmax(by_offset, 0)
+    result = asc.mask_only(s)
+    late_attention = torch.softmax(by_offset, 0)
     for i in range(2):
         newest = torch.softmax(by_offset[: i + 2], 0)[-1]
-        close(found.lse[i + 1] - found.lse[i], -torch.log1p(-newest))
+        close(result.lse[i + 1] - result.lse[i], -torch.log1p(-newest))
         cut = torch.cat([torch.softmax(by_offset[: i + 1], 0), torch.zeros(2 - i)])
-        close(found.share[i], (cut - whole).abs().sum() / 2)
+        close(result.share[i], (cut - late_attention).abs().sum() / 2)
 
 
 def test_a_window_cuts_nothing_once_it_is_full():
     s = scores(64, 64, kind="windowed", seed=2)
-    found = asc.mask_only(s)
-    assert (found.cut[2:] == 0).all()
-    assert (found.share[2:] == 0).all()
-    assert (found.cut[:2] > 0).all()
+    result = asc.mask_only(s)
+    assert (result.cut[2:] == 0).all()
+    assert (result.share[2:] == 0).all()
+    assert (result.cut[:2] > 0).all()
     split = asc.toeplitz_split(s)
     assert split.profile[3:].isnan().all()
     assert not split.profile[:3].isnan().any()
@@ -234,8 +237,8 @@ def test_what_stands_above_the_diagonal_plays_no_part():
     for function in (asc.toeplitz_split, asc.mask_only, asc.offset_variance):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            for one, other in zip(function(s), function(hidden), strict=True):
-                np.testing.assert_array_equal(one, other)
+            for actual, other in zip(function(s), function(hidden), strict=True):
+                np.testing.assert_array_equal(actual, other)
                 np.testing.assert_array_equal(function(hidden.mT.contiguous().mT)[0], function(s)[0])
 
 
@@ -245,10 +248,10 @@ def test_strides_are_read_in_place(dtype):
     wide = torch.zeros(2, 28, 42, dtype=dtype)
     wide[:, ::2, ::3] = s
     for function in (asc.toeplitz_split, asc.mask_only, asc.offset_variance):
-        for one, other in zip(function(wide[:, ::2, ::3]), function(s), strict=True):
-            np.testing.assert_array_equal(one, other)
-        for one, other in zip(function(s[:1].expand(3, 14, 14)), function(s), strict=True):
-            np.testing.assert_array_equal(one[2], other[0])
+        for actual, other in zip(function(wide[:, ::2, ::3]), function(s), strict=True):
+            np.testing.assert_array_equal(actual, other)
+        for actual, other in zip(function(s[:1].expand(3, 14, 14)), function(s), strict=True):
+            np.testing.assert_array_equal(actual[2], other[0])
 
 
 def test_lengths_cut_each_map():
@@ -259,13 +262,13 @@ def test_lengths_cut_each_map():
     )
     for index, length in enumerate(lengths):
         m = length // 2
-        alone = s[index, :length, :length].clone()
-        for one, other in zip(split, asc.toeplitz_split(alone), strict=True):
-            np.testing.assert_array_equal(one[index][tuple(slice(m) for _ in other.shape)], other)
-            assert one[index][m:].isnan().all()
-        own = asc.mask_only(alone)
-        np.testing.assert_array_equal(mask.cut[index, :m], own.cut)
-        np.testing.assert_array_equal(mask.attention[index, :m, :m], own.attention)
+        single_map = s[index, :length, :length].clone()
+        for actual, other in zip(split, asc.toeplitz_split(single_map), strict=True):
+            np.testing.assert_array_equal(actual[index][tuple(slice(m) for _ in other.shape)], other)
+            assert actual[index][m:].isnan().all()
+        mask_result = asc.mask_only(single_map)
+        np.testing.assert_array_equal(mask.cut[index, :m], mask_result.cut)
+        np.testing.assert_array_equal(mask.attention[index, :m, :m], mask_result.attention)
         assert mask.lse[index, m:].isnan().all()
         assert mask.attention[index, m:].isnan().all()
         assert (offsets.count[index, length:] == -1).all()
@@ -278,10 +281,10 @@ def test_a_bad_matrix_leaves_its_neighbours_alone(bad, place):
     s[(1, *place)] = bad
     for function in (asc.toeplitz_split, asc.mask_only, asc.offset_variance):
         with pytest.warns(RuntimeWarning, match=rf"{function.__name__}: 1 of 3 matrices hold NaN or \+inf"):
-            found = function(s)
-        for one, other in zip(found, function(s[[0, 2]]), strict=True):
-            np.testing.assert_array_equal(one[[0, 2]], other)
-            assert (one[1].isnan() | (one[1] == -1)).all()
+            result = function(s)
+        for actual, other in zip(result, function(s[[0, 2]]), strict=True):
+            np.testing.assert_array_equal(actual[[0, 2]], other)
+            assert (actual[1].isnan() | (actual[1] == -1)).all()
         with pytest.raises(ValueError, match=rf"at index \(1, {place[0]}, {place[1]}\)"):
             function(s, validate=True)
 
@@ -296,11 +299,11 @@ def test_rows_without_visible_keys_are_nan():
     assert split.variance[[0, 1, 3, 4]].isnan().all()
     assert split.first[4].isnan()
     assert not split.variance[[2, 5]].isnan().any()
-    for one, expected in zip(asc.mask_only(s), slow_mask(s.numpy()), strict=True):
-        close(one, expected)
+    for actual, expected in zip(asc.mask_only(s), slow_mask(s.numpy()), strict=True):
+        close(actual, expected)
     s[6:] = -torch.inf
-    for one in asc.mask_only(s):
-        assert one.isnan().all()
+    for values in asc.mask_only(s):
+        assert values.isnan().all()
 
 
 def test_one_token_has_no_halves_and_five_have_no_variance():
@@ -316,8 +319,8 @@ def test_an_odd_last_query_is_not_used():
     for function in (asc.toeplitz_split, asc.mask_only):
         other = s.clone()
         other[12] = 5.0
-        for one, two in zip(function(s), function(other), strict=True):
-            np.testing.assert_array_equal(one, two)
+        for actual, two in zip(function(s), function(other), strict=True):
+            np.testing.assert_array_equal(actual, two)
 
 
 @settings(max_examples=40)
@@ -363,14 +366,14 @@ def test_threads_change_no_bit():
     s = scores(64, 40, 40, seed=8)
     before = torch.get_num_threads()
     try:
-        found = []
+        result = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found.append((*asc.toeplitz_split(s), *asc.mask_only(s), *asc.offset_variance(s)))
+            result.append((*asc.toeplitz_split(s), *asc.mask_only(s), *asc.offset_variance(s)))
     finally:
         torch.set_num_threads(before)
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for actual, other in zip(*result, strict=True):
+        np.testing.assert_array_equal(actual, other)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -381,11 +384,11 @@ def test_what_is_no_score_is_found_wherever_it_stands(dtype, n, bad):
     """Scores are read as sums: an entry that is no score shows in one."""
     places = [(i, j) for i in range(n // 2 * 2) for j in range(i + 1)]
     s = torch.randn(n, n, generator=torch.Generator().manual_seed(n)).to(dtype)
-    for own in (s, s.masked_fill(torch.ones(n, n, dtype=torch.bool).tril(-3), -torch.inf)):
-        each = own.repeat(len(places), 1, 1)
+    for case in (s, s.masked_fill(torch.ones(n, n, dtype=torch.bool).tril(-3), -torch.inf)):
+        repeated = case.repeat(len(places), 1, 1)
         for index, (i, j) in enumerate(places):
-            each[index, i, j] = bad
-        for result in (*asc.toeplitz_split(each), *asc.mask_only(each, queries=[0])):
+            repeated[index, i, j] = bad
+        for result in (*asc.toeplitz_split(repeated), *asc.mask_only(repeated, queries=[0])):
             assert result.isnan().all()
 
 
@@ -393,6 +396,6 @@ def test_what_is_no_score_is_found_wherever_it_stands(dtype, n, bad):
 def test_numbers_whose_sum_is_none_are_scores(dtype):
     s = torch.zeros(20, 20, dtype=dtype)
     s[2:, :2] = torch.finfo(dtype).max
-    found = asc.mask_only(s).lse[:3].exp()
-    torch.testing.assert_close(found, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    result = asc.mask_only(s).lse[:3].exp()
+    torch.testing.assert_close(result, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     assert not asc.toeplitz_split(s).lse.isnan().any()

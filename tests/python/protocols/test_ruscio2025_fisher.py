@@ -69,11 +69,11 @@ def place(name):
 def notebook(model, ids, mask, shown=None):
     """Squared gradient norms of padded rows, one at a time, by transformers' own loss on all positions."""
     traces = {}
-    for row, own in enumerate(mask):
+    for row, row_mask in enumerate(mask):
         model.zero_grad()
         read = ids if shown is None else shown
         model(
-            input_ids=read[row : row + 1], attention_mask=own[None], labels=ids[row : row + 1]
+            input_ids=read[row : row + 1], attention_mask=row_mask[None], labels=ids[row : row + 1]
         ).loss.backward()
         for name, parameter in model.named_parameters():
             where = place(name)
@@ -85,10 +85,10 @@ def notebook(model, ids, mask, shown=None):
 
 
 def assert_equal(table, expected):
-    found = table.set_index(["layer", "group"])["trace"]
-    assert set(found.index) == set(expected)
+    traces = table.set_index(["layer", "group"])["trace"]
+    assert set(traces.index) == set(expected)
     for where, value in expected.items():
-        assert found[where] == pytest.approx(value, rel=1e-4, abs=1e-12), where
+        assert traces[where] == pytest.approx(value, rel=1e-4, abs=1e-12), where
 
 
 @pytest.mark.parametrize("which", ["llama", "gpt2"])
@@ -104,8 +104,12 @@ def test_all_texts_are_padded_to_the_longest_and_the_padding_is_counted(request,
     assert set(table["n"]) == {3}
     parameters = dict(model.named_parameters())
     for row in table.itertuples():
-        own = [one.numel() for name, one in parameters.items() if place(name) == (row.layer, row.group)]
-        assert row.parameters == sum(own)
+        sizes = [
+            parameter.numel()
+            for name, parameter in parameters.items()
+            if place(name) == (row.layer, row.group)
+        ]
+        assert row.parameters == sum(sizes)
         assert row.trace_per_parameter == row.trace / row.parameters
     # without a tokenizer the token that ends a sequence pads, as the model's config gives it
     assert model.config.pad_token_id is None
@@ -127,11 +131,13 @@ def test_padding_goes_where_the_tokenizer_puts_it(llama):
 def test_a_part_of_a_list_is_padded_to_the_whole_lists_longest(llama):
     words = tokenizer()
     texts = ["the cat sat", "a", "nobody saw how it went home again"]
-    whole = ruscio2025.fisher_trace(llama, texts, tokenizer=words, per_sentence=True)
+    padded_traces = ruscio2025.fisher_trace(llama, texts, tokenizer=words, per_sentence=True)
     for sample, text in enumerate(texts):
-        alone = ruscio2025.fisher_trace(llama, [text], tokenizer=words, padded_to=8, per_sentence=True)
-        own = whole[whole["sample"] == sample]
-        np.testing.assert_allclose(alone["trace"], own["trace"], rtol=1e-5)
+        single_traces = ruscio2025.fisher_trace(
+            llama, [text], tokenizer=words, padded_to=8, per_sentence=True
+        )
+        rows_of_text = padded_traces[padded_traces["sample"] == sample]
+        np.testing.assert_allclose(single_traces["trace"], rows_of_text["trace"], rtol=1e-5)
     # no more than 128 tokens are ever read
     ids = [{"input_ids": torch.tensor([[1, 5, 9]])}]
     far, limit = (ruscio2025.fisher_trace(llama, ids, padded_to=n)["trace"] for n in (1000, 128))
@@ -146,9 +152,9 @@ def test_padding_is_predicted_here_and_not_in_the_exact_trace(llama):
         "attention_mask": torch.tensor([[1, 1, 1, 0, 0, 0]]),
     }
     bare = {"input_ids": torch.tensor([[1, 5, 9]])}
-    exact, same = (asc.fisher_trace(llama, [one])["trace"].sum() for one in (padded, bare))
-    assert exact == pytest.approx(same, rel=1e-4)
-    counted, uncounted = (ruscio2025.fisher_trace(llama, [one])["trace"].sum() for one in (padded, bare))
+    exact, bare_trace = (asc.fisher_trace(llama, [text])["trace"].sum() for text in (padded, bare))
+    assert exact == pytest.approx(bare_trace, rel=1e-4)
+    counted, uncounted = (ruscio2025.fisher_trace(llama, [text])["trace"].sum() for text in (padded, bare))
     assert abs(counted - uncounted) > 1e-3 * uncounted
 
 
@@ -230,13 +236,15 @@ def test_texts_are_cut_to_500_characters_and_128_tokens(llama):
     words = tokenizer()
     words.model_max_length = 1000
     long, cut = "the cat sat on a mat " * 60, ("the cat sat on a mat " * 60)[:500]
-    one, other = (ruscio2025.fisher_trace(llama, [text], tokenizer=words)["trace"] for text in (long, cut))
-    assert (one == other).all()
+    long_traces, other = (
+        ruscio2025.fisher_trace(llama, [text], tokenizer=words)["trace"] for text in (long, cut)
+    )
+    assert (long_traces == other).all()
     ids = torch.tensor([words("a " * 200)["input_ids"]])
-    whole = ruscio2025.fisher_trace(llama, [{"input_ids": ids}])["trace"]
+    full_traces = ruscio2025.fisher_trace(llama, [{"input_ids": ids}])["trace"]
     first = ruscio2025.fisher_trace(llama, [{"input_ids": ids[:, :128]}])["trace"]
     text = ruscio2025.fisher_trace(llama, ["a " * 200], tokenizer=words)["trace"]
-    assert (whole == first).all()
+    assert (full_traces == first).all()
     assert (text == first).all()
     with pytest.raises(
         ValueError, match=r"ruscio2025\.fisher_trace: texts that are strings need a tokenizer"
@@ -248,10 +256,10 @@ def test_texts_are_cut_to_500_characters_and_128_tokens(llama):
 
 def test_depth_trend_is_scipys():
     values = np.random.default_rng(0).normal(size=9)
-    found = ruscio2025.depth_trend(values)
-    assert found[:2] == pytest.approx(tuple(stats.pearsonr(range(9), values)))
-    assert found[2:4] == pytest.approx(tuple(stats.spearmanr(range(9), values)))
-    np.testing.assert_allclose(found.smoothed, [values[k : k + 3].mean() for k in range(7)])
+    result = ruscio2025.depth_trend(values)
+    assert result[:2] == pytest.approx(tuple(stats.pearsonr(range(9), values)))
+    assert result[2:4] == pytest.approx(tuple(stats.spearmanr(range(9), values)))
+    np.testing.assert_allclose(result.smoothed, [values[k : k + 3].mean() for k in range(7)])
     assert math.isnan(ruscio2025.depth_trend([1.0, 1.0, 1.0]).pearson)
     assert ruscio2025.depth_trend([1.0, 2.0]).smoothed == []
     with pytest.raises(ValueError, match="must be a list of numbers"):
@@ -260,8 +268,8 @@ def test_depth_trend_is_scipys():
 
 def test_specialisation_needs_five_samples_and_a_share():
     assert ruscio2025.head_specialization(["a"] * 4).specialised is False
-    found = ruscio2025.head_specialization(["b", "a", "a", "c", "d", "e", "a", "f", "g", "h"])
-    assert found == ("a", 0.3, 10, True, False)
+    result = ruscio2025.head_specialization(["b", "a", "a", "c", "d", "e", "a", "f", "g", "h"])
+    assert result == ("a", 0.3, 10, True, False)
     assert ruscio2025.head_specialization([0] * 5 + [1] * 5) == (0, 0.5, 10, True, True)
     with pytest.raises(ValueError, match="at least one sample"):
         ruscio2025.head_specialization([])

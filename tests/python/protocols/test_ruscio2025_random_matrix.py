@@ -34,11 +34,11 @@ def attention(n, count=4, causal=True):
 def test_uniform_causal_closed_forms(n, ratio):
     assert abs(ruscio2025.spectral_ratio(uniform(n)).item() - 2) < 1e-14
     assert round(ruscio2025.participation_ratio(uniform(n)).item(), 3) == ratio
-    found = ruscio2025.bulk(uniform(n))
+    result = ruscio2025.bulk(uniform(n))
     rest = np.array([1 / k for k in range(2, n + 1)])
-    assert abs(found.edge.item() - 0.75) < 1e-14
-    assert abs(found.mean.item() - rest.mean()) < 1e-14
-    assert abs(found.std.item() - rest.std()) < 1e-14
+    assert abs(result.edge.item() - 0.75) < 1e-14
+    assert abs(result.mean.item() - rest.mean()) < 1e-14
+    assert abs(result.std.item() - rest.std()) < 1e-14
 
 
 @pytest.mark.parametrize(("n", "share"), [(20, 0.310), (30, 0.316), (40, 0.320)])
@@ -50,7 +50,7 @@ def test_uniform_concentration(n, share):
 @pytest.mark.parametrize("n", [3, 9, 25, 40])
 def test_equals_numpy(n, causal):
     maps = attention(n, causal=causal)
-    found = {name: getattr(ruscio2025, name)(maps) for name in FUNCTIONS}
+    results = {name: getattr(ruscio2025, name)(maps) for name in FUNCTIONS}
     bulk = ruscio2025.bulk(maps)
     for index, a in enumerate(maps.numpy()):
         sizes = np.sort(np.abs(np.linalg.eigvals(a)))[::-1]
@@ -65,7 +65,7 @@ def test_equals_numpy(n, causal):
             "sink_concentration": top,
         }
         for name, value in expected.items():
-            assert abs(found[name][index].item() / value - 1) < 1e-9, name
+            assert abs(results[name][index].item() / value - 1) < 1e-9, name
         gap = np.argmax(sizes[:-1] - sizes[1:])
         edge = (sizes[gap] + sizes[gap + 1]) / 2
         below = sizes[sizes < edge] if (sizes < edge).sum() >= 2 else sizes
@@ -79,7 +79,7 @@ def test_equals_numpy(n, causal):
 def test_deviation_of_ten_even_magnitudes():
     # |λ| = 1 … 10 on the diagonal: each falls into its own bin; the rest of the divergence is the density's.
     sizes = np.arange(10, 0, -1.0)
-    found = ruscio2025.marchenko_pastur_deviation(torch.from_numpy(np.diag(sizes))).item()
+    result = ruscio2025.marchenko_pastur_deviation(torch.from_numpy(np.diag(sizes))).item()
     x = sizes / sizes.mean()
     counts, edges = np.histogram(x, 20)
     centres = (edges[1:] + edges[:-1]) / 2
@@ -88,7 +88,7 @@ def test_deviation_of_ten_even_magnitudes():
     q /= q.sum()
     expected = sum(0.1 * math.log(0.1 / weight) for weight, count in zip(q, counts, strict=True) if count)
     assert counts.max() == 1
-    assert abs(found - expected) < 1e-12
+    assert abs(result - expected) < 1e-12
 
 
 def test_deviation_outside_the_law_is_infinite():
@@ -99,9 +99,9 @@ def test_deviation_outside_the_law_is_infinite():
 
 
 def test_degenerate_maps():
-    one = torch.ones(1, 1)
-    assert ruscio2025.spectral_ratio(one).item() == math.inf
-    assert ruscio2025.bulk(one).edge.item() == 1
+    single_token = torch.ones(1, 1)
+    assert ruscio2025.spectral_ratio(single_token).item() == math.inf
+    assert ruscio2025.bulk(single_token).edge.item() == 1
     zeros = torch.zeros(5, 5)
     for name in ("participation_ratio", "stable_rank", "sink_concentration", "marchenko_pastur_deviation"):
         assert getattr(ruscio2025, name)(zeros).isnan(), name
@@ -113,9 +113,9 @@ def test_a_non_finite_map_leaves_its_neighbours_alone():
     maps[2, 3, 1] = math.nan
     for name in FUNCTIONS:
         with pytest.warns(RuntimeWarning, match=f"ruscio2025.{name}: 1 of 4 matrices"):
-            found = getattr(ruscio2025, name)(maps)
-        assert found.isnan().tolist() == [False, False, True, False]
-        assert torch.equal(found[[0, 1, 3]], clean[name][[0, 1, 3]])
+            result = getattr(ruscio2025, name)(maps)
+        assert result.isnan().tolist() == [False, False, True, False]
+        assert torch.equal(result[[0, 1, 3]], clean[name][[0, 1, 3]])
     with pytest.warns(RuntimeWarning, match=r"ruscio2025\.bulk"):
         assert ruscio2025.bulk(maps).edge.isnan().tolist() == [False, False, True, False]
 

@@ -26,30 +26,30 @@ def uniform_causal(n):
 
 @pytest.mark.parametrize(("n", "bits"), [(10, 2.179), (20, 3.054), (30, 3.590), (40, 3.979), (50, 4.284)])
 def test_entropy_in_bits_of_uniform_attention(n, bits):
-    found = ruscio2025.attention_entropy(uniform_causal(n), base=2).mean().item()
-    assert found == pytest.approx(bits, abs=5e-4)
-    assert found == pytest.approx(math.lgamma(n + 1) / math.log(2) / n, abs=1e-6)
+    result = ruscio2025.attention_entropy(uniform_causal(n), base=2).mean().item()
+    assert result == pytest.approx(bits, abs=5e-4)
+    assert result == pytest.approx(math.lgamma(n + 1) / math.log(2) / n, abs=1e-6)
 
 
 def test_entropy_in_nats_drops_and_renormalises():
     row = torch.tensor([0.6, 0.4 - 1e-5, 1e-5, 0.0], dtype=torch.float64)
-    found = ruscio2025.attention_entropy(row.expand(4, 4))[0].item()
-    assert found == pytest.approx(stats.entropy([0.6, 0.4 - 1e-5]), rel=1e-12)
-    kept = row.clone()
-    kept[2] = 1.2e-5
-    found = ruscio2025.attention_entropy(kept.expand(4, 4))[0].item()
-    assert found == pytest.approx(stats.entropy(kept[:3].numpy()), rel=1e-12)
+    result = ruscio2025.attention_entropy(row.expand(4, 4))[0].item()
+    assert result == pytest.approx(stats.entropy([0.6, 0.4 - 1e-5]), rel=1e-12)
+    row_copy = row.clone()
+    row_copy[2] = 1.2e-5
+    result = ruscio2025.attention_entropy(row_copy.expand(4, 4))[0].item()
+    assert result == pytest.approx(stats.entropy(row_copy[:3].numpy()), rel=1e-12)
     assert ruscio2025.attention_entropy(torch.zeros(2, 2)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("percentile", [80, 90, 95])
 def test_kl_rule_is_the_percentile_of_incoming_mass(percentile):
     heads = maps(3, 4, 25, 25)
-    found = ruscio2025.sink_tokens(heads.mean(1), rule="kl", percentile=percentile)
+    result = ruscio2025.sink_tokens(heads.mean(1), rule="kl", percentile=percentile)
     total = heads.sum((1, 2)).numpy()
     for layer in range(3):
         expected = total[layer] >= np.percentile(total[layer], percentile) - 1e-12
-        assert found[layer].tolist() == expected.tolist()
+        assert result[layer].tolist() == expected.tolist()
     columns = heads.sum(-2).numpy()
     expected = columns >= np.percentile(columns, 90, axis=-1, keepdims=True)
     assert ruscio2025.sink_tokens(heads, rule="rmt").tolist() == expected.tolist()
@@ -59,8 +59,8 @@ def test_reference_rule_step_by_step():
     # Strong keys, never more than 30 % of them.
     attention = torch.zeros(10, 10, dtype=torch.float64)
     attention[:, [9, 2, 5, 7]] = torch.tensor([0.3, 0.25, 0.24, 0.21], dtype=torch.float64)
-    found = ruscio2025.sink_tokens(attention, rule="reference")
-    assert found.nonzero().flatten().tolist() == [2, 5, 9]
+    result = ruscio2025.sink_tokens(attention, rule="reference")
+    assert result.nonzero().flatten().tolist() == [2, 5, 9]
     attention[:, [5, 7]] = 0.05
     assert ruscio2025.sink_tokens(attention, rule="reference").nonzero().flatten().tolist() == [2, 9]
     # Nothing above 0.1: the top tenth, the first keys on ties.
@@ -71,9 +71,9 @@ def test_reference_rule_step_by_step():
 
 def test_topology_rule_marks_one_key_a_head():
     heads = maps(2, 3, 12, 12)
-    found = ruscio2025.sink_tokens(heads, rule="topology")
-    assert (found.sum(-1) == 1).all()
-    assert torch.equal(found.int().argmax(-1), heads.mean(-2).argmax(-1))
+    result = ruscio2025.sink_tokens(heads, rule="topology")
+    assert (result.sum(-1) == 1).all()
+    assert torch.equal(result.int().argmax(-1), heads.mean(-2).argmax(-1))
 
 
 def divergence_oracle(maps, rows):
@@ -87,8 +87,8 @@ def removal_oracle(heads, percentile, speed=False):
     n = raw.shape[-1]
     total = raw.sum((0, 1))
     sinks = total >= np.percentile(total, percentile)
-    each = raw[:4] if speed else raw
-    shares = [head[:, sinks].sum() / head.sum() if head.sum() > 0 else 0.0 for head in each]
+    used_heads = raw[:4] if speed else raw
+    shares = [head[:, sinks].sum() / head.sum() if head.sum() > 0 else 0.0 for head in used_heads]
 
     rows = np.linspace(0, n - 1, 20).astype(int) if speed and n > 20 else range(n)
     a, removed = raw.copy(), raw.copy()
@@ -109,22 +109,22 @@ def test_sink_removal_equals_its_steps(n, percentile):
     heads = maps(5, n, n) * torch.linspace(0.1, 3, 5 * n, dtype=torch.float64).reshape(5, n, 1)
     heads[1, n // 2] = heads[3, 0] = 0
     before, after, sinks, concentration = removal_oracle(heads, percentile)
-    found = ruscio2025.sink_removal(heads, percentile=percentile)
-    assert found.sinks.tolist() == sinks.tolist()
-    assert found.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10, abs=1e-13)
-    assert found.sink_concentration.item() == pytest.approx(concentration, rel=1e-12)
-    assert found.p_value.item() == pytest.approx(stats.ttest_rel(before, after).pvalue, rel=1e-8)
+    result = ruscio2025.sink_removal(heads, percentile=percentile)
+    assert result.sinks.tolist() == sinks.tolist()
+    assert result.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10, abs=1e-13)
+    assert result.sink_concentration.item() == pytest.approx(concentration, rel=1e-12)
+    assert result.p_value.item() == pytest.approx(stats.ttest_rel(before, after).pvalue, rel=1e-8)
     np.testing.assert_allclose(ruscio2025.head_divergence(heads), before, rtol=1e-10, atol=1e-14)
 
 
 def test_speed_mode_looks_at_twenty_rows_and_four_heads():
     heads = maps(6, 50, 50) * torch.linspace(0.1, 3, 300, dtype=torch.float64).reshape(6, 50, 1)
     before, after, sinks, concentration = removal_oracle(heads, 90, speed=True)
-    found = ruscio2025.sink_removal(heads, speed=True)
-    assert found.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10)
-    assert found.sinks.tolist() == sinks.tolist()
-    assert found.sink_concentration.item() == pytest.approx(concentration, rel=1e-12)
-    assert found.p_value.item() == 1
+    result = ruscio2025.sink_removal(heads, speed=True)
+    assert result.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10)
+    assert result.sinks.tolist() == sinks.tolist()
+    assert result.sink_concentration.item() == pytest.approx(concentration, rel=1e-12)
+    assert result.p_value.item() == 1
     assert ruscio2025.speed_layers(6) == [0, 1, 2, 3, 4, 5]
     assert ruscio2025.speed_layers(28) == [0, *range(1, 28, 2)]
 
@@ -132,40 +132,40 @@ def test_speed_mode_looks_at_twenty_rows_and_four_heads():
 def test_an_emptied_row_becomes_uniform_over_keys_it_cannot_see():
     star = torch.zeros(2, 4, 4, dtype=torch.float64)
     star[..., 0] = 1
-    found = ruscio2025.sink_removal(star, percentile=80)
-    assert found.sinks.tolist() == [True, False, False, False]
-    assert found.kl_reduction.item() == 0
-    assert found.sink_concentration.item() == 1
+    result = ruscio2025.sink_removal(star, percentile=80)
+    assert result.sinks.tolist() == [True, False, False, False]
+    assert result.kl_reduction.item() == 0
+    assert result.sink_concentration.item() == 1
 
 
 @pytest.mark.parametrize("speed", [False, True])
 def test_sinks_and_concentration_are_of_the_maps_as_they_are(speed):
     heads = torch.tensor([[0.45, 0.05], [0.2, 0.8]], dtype=torch.float64).expand(2, 2, 2)
-    found = ruscio2025.sink_removal(heads, percentile=90, speed=speed)
-    assert found.sinks.tolist() == [False, True]
-    assert found.sinks.tolist() == ruscio2025.sink_tokens(heads.mean(0), rule="kl").tolist()
-    assert found.sink_concentration.item() == pytest.approx(0.85 / 1.5, rel=1e-12)
-    assert round(found.sink_concentration.item(), 4) == 0.5667
+    result = ruscio2025.sink_removal(heads, percentile=90, speed=speed)
+    assert result.sinks.tolist() == [False, True]
+    assert result.sinks.tolist() == ruscio2025.sink_tokens(heads.mean(0), rule="kl").tolist()
+    assert result.sink_concentration.item() == pytest.approx(0.85 / 1.5, rel=1e-12)
+    assert round(result.sink_concentration.item(), 4) == 0.5667
 
 
 def test_concentration_averages_the_heads_shares():
     # 4 of 5 and 1 of 2 on key 0; all mass together gives 5/7
     heads = torch.tensor([[[4, 1], [0, 0]], [[1, 1], [0, 0]]], dtype=torch.float64) / 4
-    found = ruscio2025.sink_removal(heads, percentile=90)
-    assert found.sinks.tolist() == [True, False]
-    assert found.sink_concentration.item() == pytest.approx(0.65, rel=1e-12)
+    result = ruscio2025.sink_removal(heads, percentile=90)
+    assert result.sinks.tolist() == [True, False]
+    assert result.sink_concentration.item() == pytest.approx(0.65, rel=1e-12)
     # a head without mass has share 0
-    found = ruscio2025.sink_removal(torch.cat([heads, torch.zeros(1, 2, 2)]), percentile=90)
-    assert found.sink_concentration.item() == pytest.approx(1.3 / 3, rel=1e-12)
+    result = ruscio2025.sink_removal(torch.cat([heads, torch.zeros(1, 2, 2)]), percentile=90)
+    assert result.sink_concentration.item() == pytest.approx(1.3 / 3, rel=1e-12)
 
 
 def test_sinks_of_half_precision_maps_are_not_of_renormalised_ones():
     heads = maps(6, 40, 40).to(torch.bfloat16)
     before, after, sinks, concentration = removal_oracle(heads, 90)
-    found = ruscio2025.sink_removal(heads, percentile=90)
-    assert found.sinks.tolist() == sinks.tolist()
-    assert found.sink_concentration.item() == pytest.approx(concentration, rel=1e-13)
-    assert found.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10)
+    result = ruscio2025.sink_removal(heads, percentile=90)
+    assert result.sinks.tolist() == sinks.tolist()
+    assert result.sink_concentration.item() == pytest.approx(concentration, rel=1e-13)
+    assert result.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10)
 
 
 def test_a_row_without_mass_is_uniform_before_the_head_mean():
@@ -181,10 +181,10 @@ def test_where_every_key_is_a_sink_nothing_is_left_to_compare():
     before, after, sinks, concentration = removal_oracle(torch.full((2, 4, 4), 0.25), 90)
     assert sinks.all()
     assert np.isnan(after).all()
-    found = ruscio2025.sink_removal(torch.full((2, 4, 4), 0.25, dtype=torch.float64))
-    assert found.kl_reduction.isnan().item()
-    assert found.p_value.isnan().item()
-    assert found.sink_concentration.item() == concentration == 1
+    result = ruscio2025.sink_removal(torch.full((2, 4, 4), 0.25, dtype=torch.float64))
+    assert result.kl_reduction.isnan().item()
+    assert result.p_value.isnan().item()
+    assert result.sink_concentration.item() == concentration == 1
     assert ruscio2025.head_divergence(torch.full((2, 4, 4), 0.25)).tolist() == before.tolist() == [0, 0]
 
 
@@ -204,10 +204,10 @@ def test_non_finite_maps_are_reported_and_their_neighbours_kept():
     clean = ruscio2025.sink_removal(heads[1])
     heads[0, 1, 3, 3] = torch.nan
     with pytest.warns(RuntimeWarning, match=r"ruscio2025.sink_removal: 1 of 2 layers"):
-        found = ruscio2025.sink_removal(heads)
-    assert found.kl_reduction.isnan().tolist() == [True, False]
-    assert found.kl_reduction[1].item() == pytest.approx(clean.kl_reduction.item(), rel=1e-12)
-    assert not found.sinks[0].any()
+        result = ruscio2025.sink_removal(heads)
+    assert result.kl_reduction.isnan().tolist() == [True, False]
+    assert result.kl_reduction[1].item() == pytest.approx(clean.kl_reduction.item(), rel=1e-12)
+    assert not result.sinks[0].any()
     with pytest.warns(RuntimeWarning, match="1 of 2 matrices"):
         assert ruscio2025.attention_entropy(heads.mean(1)).isnan().all(-1).tolist() == [True, False]
     with pytest.warns(RuntimeWarning, match="1 of 2 matrices"):
@@ -236,8 +236,8 @@ def test_no_map_has_no_sink(rule):
 
 
 def test_no_layer_has_no_removal():
-    found = ruscio2025.sink_removal(torch.zeros(0, 3, 5, 5), percentile=80)
-    assert [tuple(field.shape) for field in found] == [(0,), (0,), (0, 5), (0,)]
+    result = ruscio2025.sink_removal(torch.zeros(0, 3, 5, 5), percentile=80)
+    assert [tuple(field.shape) for field in result] == [(0,), (0,), (0, 5), (0,)]
 
 
 def test_the_first_rule_is_the_default():

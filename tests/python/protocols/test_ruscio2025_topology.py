@@ -21,9 +21,10 @@ def notebook_bars(attention):
         a = a[np.ix_(keep, keep)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = ripser(np.float32(1.0) - a, distance_matrix=True, maxdim=1)["dgms"]
+        diagrams = ripser(np.float32(1.0) - a, distance_matrix=True, maxdim=1)["dgms"]
     return [
-        bars[np.lexsort((bars[:, 1], bars[:, 0]))] for bars in (np.asarray(b).reshape(-1, 2) for b in found)
+        bars[np.lexsort((bars[:, 1], bars[:, 0]))]
+        for bars in (np.asarray(b).reshape(-1, 2) for b in diagrams)
     ]
 
 
@@ -32,8 +33,8 @@ def notebook_bars(attention):
 def test_bars_equal_the_ripser_package(kind, n):
     for seed in range(3):
         a = attention_map(kind, n, seed).astype(np.float32)
-        found = ruscio2025.persistence(torch.from_numpy(a))[()]
-        for dimension, (ours, theirs) in enumerate(zip(found, notebook_bars(a), strict=True)):
+        diagrams = ruscio2025.persistence(torch.from_numpy(a))[()]
+        for dimension, (ours, theirs) in enumerate(zip(diagrams, notebook_bars(a), strict=True)):
             np.testing.assert_array_equal(ours, theirs, err_msg=f"H{dimension} of {kind}, seed {seed}")
 
 
@@ -43,10 +44,10 @@ def test_entries_of_one_are_lost_and_loops_can_be_infinite():
     for i, j in ((0, 1), (1, 2), (2, 3), (0, 3)):
         a[i, j] = 0.5
     np.fill_diagonal(a, 0.75)
-    found = ruscio2025.persistence(torch.from_numpy(a))
-    assert found[()][1].tolist() == [[0.5, np.inf]]
-    np.testing.assert_array_equal(found[()][1], notebook_bars(a)[1])
-    assert found.edges(())[1][0, 1].tolist() == [-1, -1]
+    result = ruscio2025.persistence(torch.from_numpy(a))
+    assert result[()][1].tolist() == [[0.5, np.inf]]
+    np.testing.assert_array_equal(result[()][1], notebook_bars(a)[1])
+    assert result.edges(())[1][0, 1].tolist() == [-1, -1]
     # With a diagonal of zeros nothing is converted: the chords are there from the start.
     np.fill_diagonal(a, 1.0)
     assert len(ruscio2025.persistence(torch.from_numpy(a))[()][1]) == len(notebook_bars(a)[1]) == 0
@@ -56,38 +57,38 @@ def test_entries_of_one_are_lost_and_loops_can_be_infinite():
 def test_a_causal_map_shows_its_self_attention_and_nothing_else(n):
     a = torch.from_numpy(attention_map("causal", n)).float()
     assert ruscio2025.betti_numbers(a).tolist() == [min(n, 30), 0]
-    kept = np.linspace(0, n - 1, 30).astype(int) if n > 30 else np.arange(n)
-    own = a.diagonal().double().numpy()[kept][1:]
-    found = ruscio2025.topology(a)
-    assert found.mean_length[0].item() == pytest.approx(own.mean(), abs=1e-7)
-    assert found.max_length[0].item() == pytest.approx(own.max(), abs=1e-7)
-    assert torch.isnan(found.mean_length[1])
+    places = np.linspace(0, n - 1, 30).astype(int) if n > 30 else np.arange(n)
+    births = a.diagonal().double().numpy()[places][1:]
+    result = ruscio2025.topology(a)
+    assert result.mean_length[0].item() == pytest.approx(births.mean(), abs=1e-7)
+    assert result.max_length[0].item() == pytest.approx(births.max(), abs=1e-7)
+    assert torch.isnan(result.mean_length[1])
 
 
 def test_moments_equal_numpy_and_batches_equal_loops():
     maps = torch.from_numpy(np.stack([attention_map(kind, 35) for kind in KINDS])).reshape(2, 3, 35, 35)
-    found = ruscio2025.topology(maps)
+    result = ruscio2025.topology(maps)
     bars = ruscio2025.persistence(maps)
     for index in np.ndindex(2, 3):
         a = maps[index].numpy()
-        assert found.density[index].tolist() == [(a > 0.2).mean(), (a > 0.4).mean()]
-        assert found.mean[index].item() == pytest.approx(a.mean(), rel=1e-12)
-        assert found.max[index].item() == a.max()
-        assert found.std[index].item() == pytest.approx(a.std(), rel=1e-12)
-        assert found.entropy[index].item() == pytest.approx(-(a * np.log2(a + 1e-10)).sum(), rel=1e-12)
-        assert found.top_key[index].item() == a.mean(0).argmax()
-        assert found.strongest_edge[index].tolist() == list(np.unravel_index(a.argmax(), a.shape))
-        alone = ruscio2025.persistence(maps[index])
-        for mine, single in zip(bars[index], alone[()], strict=True):
-            np.testing.assert_array_equal(mine, single)
+        assert result.density[index].tolist() == [(a > 0.2).mean(), (a > 0.4).mean()]
+        assert result.mean[index].item() == pytest.approx(a.mean(), rel=1e-12)
+        assert result.max[index].item() == a.max()
+        assert result.std[index].item() == pytest.approx(a.std(), rel=1e-12)
+        assert result.entropy[index].item() == pytest.approx(-(a * np.log2(a + 1e-10)).sum(), rel=1e-12)
+        assert result.top_key[index].item() == a.mean(0).argmax()
+        assert result.strongest_edge[index].tolist() == list(np.unravel_index(a.argmax(), a.shape))
+        single_bars = ruscio2025.persistence(maps[index])
+        for bars_of_map, single in zip(bars[index], single_bars[()], strict=True):
+            np.testing.assert_array_equal(bars_of_map, single)
         finite = [part[np.isfinite(part[:, 1])] for part in bars[index]]
         for dimension, part in enumerate(finite):
             if len(part):
-                assert found.mean_length[index][dimension].item() == pytest.approx(
+                assert result.mean_length[index][dimension].item() == pytest.approx(
                     (part[:, 1] - part[:, 0]).mean()
                 )
             else:
-                assert torch.isnan(found.mean_length[index][dimension])
+                assert torch.isnan(result.mean_length[index][dimension])
 
 
 def test_density_is_compared_in_float32():
@@ -114,14 +115,16 @@ def test_a_non_finite_map_is_marked_and_leaves_its_neighbours_alone():
     clean = ruscio2025.topology(maps)
     maps[1, 2, 3] = torch.nan
     with pytest.warns(RuntimeWarning, match="1 of 3"):
-        found = ruscio2025.topology(maps)
+        result = ruscio2025.topology(maps)
     with pytest.warns(RuntimeWarning, match="1 of 3"):
         assert ruscio2025.betti_numbers(maps)[1].tolist() == [-1, -1]
-    assert torch.isnan(found.mean_length[1]).all()
-    assert torch.isnan(found.entropy[1])
-    assert found.top_key[1] == -1
-    torch.testing.assert_close(found.mean_length[::2], clean.mean_length[::2], rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(found.density[::2], clean.density[::2])
+    assert torch.isnan(result.mean_length[1]).all()
+    assert torch.isnan(result.entropy[1])
+    assert result.top_key[1] == -1
+    torch.testing.assert_close(
+        result.mean_length[::2], clean.mean_length[::2], rtol=0, atol=0, equal_nan=True
+    )
+    assert torch.equal(result.density[::2], clean.density[::2])
 
 
 @pytest.mark.parametrize("function", ["betti_numbers", "topology", "persistence"])

@@ -34,10 +34,10 @@ def alignment_oracle(attention, hidden):
 def test_alignment_keeps_the_zeros_that_a_causal_query_cannot_see():
     attention, hidden = maps(3, 15, 15), normal(3, 15, 6)
     hidden[1, 4] = 0
-    found = ruscio2025.geometric_semantic_alignment(attention, hidden)
+    result = ruscio2025.geometric_semantic_alignment(attention, hidden)
     expected = [alignment_oracle(a, s) for a, s in zip(attention, hidden, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
-    assert abs(found[0] - asc.geometric_semantic_alignment(attention[0], hidden[0])) > 1e-3
+    np.testing.assert_allclose(result, expected, rtol=1e-10)
+    assert abs(result[0] - asc.geometric_semantic_alignment(attention[0], hidden[0])) > 1e-3
     assert ruscio2025.geometric_semantic_alignment(attention[0], torch.ones(15, 2)).item() == 0
     assert ruscio2025.geometric_semantic_alignment(attention[0], torch.zeros(15, 2)).item() == 0
     full = maps(9, 9, causal=False)
@@ -55,16 +55,16 @@ def pca_oracle(rows, count):
 
 def test_pca_correlation_equals_eigenvectors_of_the_covariance():
     attention, hidden = maps(12, 12), normal(12, 5)
-    found = ruscio2025.pca_correlation(attention, hidden)
+    result = ruscio2025.pca_correlation(attention, hidden)
     a, b = pca_oracle(attention.numpy(), 3), pca_oracle(hidden.numpy(), 3)
     r = [np.corrcoef(a[:, k], b[:, k])[0, 1] for k in range(3)]
-    assert found.signed.item() == pytest.approx(np.mean(r), rel=1e-8)
-    assert found.absolute.item() == pytest.approx(np.mean(np.abs(r)), rel=1e-8)
+    assert result.signed.item() == pytest.approx(np.mean(r), rel=1e-8)
+    assert result.absolute.item() == pytest.approx(np.mean(np.abs(r)), rel=1e-8)
     # States on a line have one component; constant ones none.
     line = torch.arange(12, dtype=torch.float64).unsqueeze(-1) * torch.ones(3)
-    one = ruscio2025.pca_correlation(attention, line)
+    line_result = ruscio2025.pca_correlation(attention, line)
     first = np.corrcoef(a[:, 0], np.arange(12))[0, 1]
-    assert one.absolute.item() == pytest.approx(abs(first), rel=1e-8)
+    assert line_result.absolute.item() == pytest.approx(abs(first), rel=1e-8)
     assert ruscio2025.pca_correlation(attention, torch.ones(12, 3)).absolute.isnan()
     batch = ruscio2025.pca_correlation(maps(2, 3, 6, 6), normal(2, 1, 6, 4))
     assert batch.signed.shape == (2, 3)
@@ -75,11 +75,11 @@ def test_heads_share_the_components_of_their_states():
     hidden[1, 0, 2, 1] = float("nan")
     attention[0, 1, 3, 3] = float("nan")
     with pytest.warns(RuntimeWarning, match="4 "):
-        found = ruscio2025.pca_correlation(attention, hidden)
-    assert found.signed.isnan().tolist() == [[False, True, False], [True] * 3]
+        result = ruscio2025.pca_correlation(attention, hidden)
+    assert result.signed.isnan().tolist() == [[False, True, False], [True] * 3]
     for head in (0, 2):
-        one = ruscio2025.pca_correlation(attention[0, head], hidden[0, 0])
-        assert one.signed.item() == pytest.approx(found.signed[0, head].item(), rel=1e-12)
+        head_result = ruscio2025.pca_correlation(attention[0, head], hidden[0, 0])
+        assert head_result.signed.item() == pytest.approx(result.signed[0, head].item(), rel=1e-12)
 
 
 def influence_oracle(attention, hidden):
@@ -95,10 +95,10 @@ def influence_oracle(attention, hidden):
     if np.abs(s).max() > 1e5:
         s = s * (1e5 / np.abs(s).max())
     rows = a / a.sum(1, keepdims=True)
-    found = []
+    matched = []
     for i in range(n):
         if i in reference:
-            found.append((0.5, 0.5, 0.0))
+            matched.append((0.5, 0.5, 0.0))
             continue
         c = rows[i] @ s
         c_r = rows[i, reference] @ s[reference]
@@ -106,34 +106,34 @@ def influence_oracle(attention, hidden):
         size, part = np.linalg.norm(c), np.linalg.norm(c_r)
         magnitude = min(part / size, 1) if size >= 1e-10 else float(part >= 1e-10)
         direction = (c @ c_r / size / part + 1) / 2 if min(size, part) >= 1e-10 else 0.5
-        found.append((magnitude, direction, min(np.linalg.norm(c - c_n), 1e6)))
-    return np.array(found).T
+        matched.append((magnitude, direction, min(np.linalg.norm(c - c_n), 1e6)))
+    return np.array(matched).T
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e7])
 @pytest.mark.parametrize("causal", [True, False])
 def test_reference_influence_equals_its_steps(causal, scale):
     attention, hidden = maps(3, 20, 20, causal=causal), scale * normal(3, 20, 6)
-    found = ruscio2025.reference_influence(attention, hidden)
+    result = ruscio2025.reference_influence(attention, hidden)
     for index in range(3):
         expected = influence_oracle(attention[index], hidden[index])
-        np.testing.assert_allclose([part[index] for part in found[:3]], expected, rtol=1e-8, atol=1e-12)
+        np.testing.assert_allclose([part[index] for part in result[:3]], expected, rtol=1e-8, atol=1e-12)
 
 
 def test_reference_influence_of_vanishing_outputs():
     star = torch.zeros(6, 6, dtype=torch.float64)
     star[:, 0] = 1
-    nothing = ruscio2025.reference_influence(star, torch.zeros(6, 2))
-    assert nothing.relative_magnitude.tolist() == [0.5, 0, 0, 0, 0, 0]
-    assert nothing.directional.tolist() == [0.5] * 6
+    result_of_zeros = ruscio2025.reference_influence(star, torch.zeros(6, 2))
+    assert result_of_zeros.relative_magnitude.tolist() == [0.5, 0, 0, 0, 0, 0]
+    assert result_of_zeros.directional.tolist() == [0.5] * 6
     # The reference and the rest cancel: the output vanishes, the reference does not.
     half = torch.zeros(10, 10, dtype=torch.float64)
     half[:, 0] = half[:, 1] = 0.5
     half[:, 1] = torch.linspace(0.49, 0.5, 10, dtype=torch.float64)
     states = torch.ones(10, 1, dtype=torch.float64)
-    found = ruscio2025.reference_influence(half, states)
-    assert found.reference.nonzero().flatten().tolist() == [0, 1]
-    np.testing.assert_allclose(found.relative_magnitude[2:], 1)
+    result = ruscio2025.reference_influence(half, states)
+    assert result.reference.nonzero().flatten().tolist() == [0, 1]
+    np.testing.assert_allclose(result.relative_magnitude[2:], 1)
 
 
 def magnitude_oracle(before, after):
@@ -151,10 +151,10 @@ def test_magnitude_scales_both_states_down_by_one_factor():
     np.testing.assert_allclose(plain, asc.transformation_magnitude(before, after), rtol=1e-14)
     for which, place in ((before, 3), (after, 5)):
         which[place, 2] = -4000
-        found = ruscio2025.transformation_magnitude(before, after)
-        np.testing.assert_allclose(found, magnitude_oracle(before, after), rtol=1e-12)
+        result = ruscio2025.transformation_magnitude(before, after)
+        np.testing.assert_allclose(result, magnitude_oracle(before, after), rtol=1e-12)
     # the other tokens' differences are a quarter of what they are, and nothing else
-    np.testing.assert_allclose(found[:3], plain[:3] / 4, rtol=1e-12)
+    np.testing.assert_allclose(result[:3], plain[:3] / 4, rtol=1e-12)
 
 
 def test_magnitude_where_the_largest_entry_grows_from_4_to_2500():
@@ -164,28 +164,28 @@ def test_magnitude_where_the_largest_entry_grows_from_4_to_2500():
     before[1, :16], before[1, 16] = 4, 2.12
     after[1] = before[1]
     after[1, 17] = 4.775
-    found = ruscio2025.transformation_magnitude(before, after)
-    np.testing.assert_allclose(found, magnitude_oracle(before, after), rtol=1e-12)
-    assert round(found[1].item(), 2) == 1.91
+    result = ruscio2025.transformation_magnitude(before, after)
+    np.testing.assert_allclose(result, magnitude_oracle(before, after), rtol=1e-12)
+    assert round(result[1].item(), 2) == 1.91
     assert round((0.4 * after - before)[1].norm().item(), 2) == 9.87
-    assert found[0].item() == 1000
+    assert result[0].item() == 1000
 
 
 def test_differences_are_cut_and_each_pair_of_states_has_its_own_factor():
     before, after = torch.full((3, 2, 2), -3000.0), torch.full((3, 2, 2), 3000.0)
     before[0], after[2] = 1, 2
-    found = ruscio2025.transformation_magnitude(before, after)
+    result = ruscio2025.transformation_magnitude(before, after)
     expected = [
-        magnitude_oracle(one.double(), other.double()) for one, other in zip(before, after, strict=True)
+        magnitude_oracle(first.double(), other.double()) for first, other in zip(before, after, strict=True)
     ]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert found[1].tolist() == [math.sqrt(2e6)] * 2
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
+    assert result[1].tolist() == [math.sqrt(2e6)] * 2
     non_finite = after.clone()
     non_finite[1, 0, 0] = torch.inf
     with pytest.warns(RuntimeWarning, match="transformation_magnitude: 2 of 6 tokens"):
         again = ruscio2025.transformation_magnitude(before, non_finite)
     assert again[1].isnan().all()
-    assert torch.equal(again[::2], found[::2])
+    assert torch.equal(again[::2], result[::2])
     with pytest.raises(ValueError, match="do not broadcast"):
         ruscio2025.transformation_magnitude(before, after[:2])
     with pytest.raises(ValueError, match=r"shape \[..., n, d\]"):
@@ -196,12 +196,12 @@ def test_entropy_magnitude_correlation_is_pearson_of_the_two():
     attention, before, after = maps(9, 9), normal(9, 4), normal(9, 4, seed=3)
     entropy = ruscio2025.attention_entropy(attention).numpy()
     step = ruscio2025.transformation_magnitude(before, after).numpy()
-    found = ruscio2025.entropy_magnitude_correlation(attention, before, after).item()
-    assert found == pytest.approx(np.corrcoef(entropy, step)[0, 1], rel=1e-12)
+    result = ruscio2025.entropy_magnitude_correlation(attention, before, after).item()
+    assert result == pytest.approx(np.corrcoef(entropy, step)[0, 1], rel=1e-12)
     before[4, 1] = 2500
-    found = ruscio2025.entropy_magnitude_correlation(attention, before, after).item()
+    result = ruscio2025.entropy_magnitude_correlation(attention, before, after).item()
     expected = np.corrcoef(entropy, magnitude_oracle(before, after))[0, 1]
-    assert found == pytest.approx(expected, rel=1e-12)
+    assert result == pytest.approx(expected, rel=1e-12)
     assert ruscio2025.entropy_magnitude_correlation(attention, before, before).item() == 0
 
 
@@ -211,13 +211,13 @@ def test_non_finite_states_are_reported_and_their_neighbours_kept():
     hidden[0, 2, 1] = torch.nan
     for function in (ruscio2025.geometric_semantic_alignment, ruscio2025.pca_correlation):
         with pytest.warns(RuntimeWarning, match="1 of 2 matrices or their states"):
-            found = function(attention, hidden)
-        found = found if isinstance(found, torch.Tensor) else found.absolute
-        assert found.isnan().tolist() == [True, False]
+            result = function(attention, hidden)
+        result = result if isinstance(result, torch.Tensor) else result.absolute
+        assert result.isnan().tolist() == [True, False]
     with pytest.warns(RuntimeWarning, match="1 of 2 matrices or their states"):
-        found = ruscio2025.reference_influence(attention, hidden)
-    assert found.directional[0].isnan().all()
-    np.testing.assert_allclose(found.directional[1], clean.directional, rtol=1e-12)
+        result = ruscio2025.reference_influence(attention, hidden)
+    assert result.directional[0].isnan().all()
+    np.testing.assert_allclose(result.directional[1], clean.directional, rtol=1e-12)
     assert not math.isnan(clean.information_change.sum())
 
 

@@ -24,15 +24,15 @@ def fit(features, y):
 def test_leakage_is_the_gain_of_least_squares():
     s = scores(2, 3, 17, 17)
     s[..., 1, 2] = torch.nan  # above the diagonal
-    found = once.leakage(s)
+    result = once.leakage(s)
     i, j = np.tril_indices(17)
     for text in range(2):
         for head in range(3):
             y = s[text, head].numpy()[i, j]
             relative, full = fit(np.stack([i - j], 1), y), fit(np.stack([i - j, i, j], 1), y)
-            assert found.r2_relative[text, head].item() == pytest.approx(relative, abs=1e-12)
-            assert found.r2_full[text, head].item() == pytest.approx(full, abs=1e-12)
-            assert found.leakage[text, head].item() == pytest.approx(full - relative, abs=1e-12)
+            assert result.r2_relative[text, head].item() == pytest.approx(relative, abs=1e-12)
+            assert result.r2_full[text, head].item() == pytest.approx(full, abs=1e-12)
+            assert result.leakage[text, head].item() == pytest.approx(full - relative, abs=1e-12)
 
 
 def test_leakage_reads_256_tokens_and_nothing_undefined():
@@ -68,7 +68,7 @@ def test_significance_draws_in_the_notebooks_order():
         calls.append((text, k))
         return scores(1, 2, 8, 8, seed=100 + 10 * text + k)
 
-    found = once.leakage_significance(lambda text: texts[text], null, texts=4, samples=6, seed=3)
+    result = once.leakage_significance(lambda text: texts[text], null, texts=4, samples=6, seed=3)
     rng = np.random.default_rng(3)
     i, j = np.tril_indices(8)
 
@@ -93,12 +93,14 @@ def test_significance_draws_in_the_notebooks_order():
         expected_calls.append((text, k))
         gaps.append(first - held_out(scores(1, 2, 8, 8, seed=100 + 10 * text + k), rng.permutation(36)))
     assert calls == expected_calls
-    np.testing.assert_allclose(found.gap[0], np.mean(gaps, 0), atol=1e-10)
-    own = np.array(gaps)[:, 0]
-    means = own[rng.integers(0, 6, (2000, 6))].mean(1)
-    np.testing.assert_allclose(found.low[0, 0], np.quantile(means, 0.025), atol=1e-10)
-    flips = (rng.choice([-1.0, 1.0], (5000, 6)) * own).mean(1)
-    assert found.p_value[0, 0] == pytest.approx((1 + (flips >= own.mean() - 1e-12).sum()) / 5001, abs=3e-3)
+    np.testing.assert_allclose(result.gap[0], np.mean(gaps, 0), atol=1e-10)
+    gaps_of_head = np.array(gaps)[:, 0]
+    means = gaps_of_head[rng.integers(0, 6, (2000, 6))].mean(1)
+    np.testing.assert_allclose(result.low[0, 0], np.quantile(means, 0.025), atol=1e-10)
+    flips = (rng.choice([-1.0, 1.0], (5000, 6)) * gaps_of_head).mean(1)
+    assert result.p_value[0, 0] == pytest.approx(
+        (1 + (flips >= gaps_of_head.mean() - 1e-12).sum()) / 5001, abs=3e-3
+    )
 
 
 def test_bands_pair_neighbours_and_round():
@@ -112,14 +114,14 @@ def test_bands_pair_neighbours_and_round():
 
 def test_ablation_and_softmax_statistics_are_loops():
     q, k = scores(1, 9, 40), scores(1, 9, 40, seed=1)
-    found = once.band_ablation(q, k)
+    result = once.band_ablation(q, k)
     causal = torch.ones(9, 9, dtype=torch.bool).tril()
     p = torch.softmax((q @ k.mT / 40**0.5).masked_fill(~causal, -torch.inf), -1)[0].numpy()
     without = q.clone()
     without[..., 4:8] = 0
     other = torch.softmax((without @ k.mT / 40**0.5).masked_fill(~causal, -torch.inf), -1)[0].numpy()
     kl = [(p[i, : i + 1] * np.log(p[i, : i + 1] / other[i, : i + 1])).sum() for i in range(5, 9)]
-    assert found[0, 1].item() == pytest.approx(np.mean(kl), rel=1e-9)
+    assert result[0, 1].item() == pytest.approx(np.mean(kl), rel=1e-9)
     statistics = once.softmax_statistics(q @ k.mT / 40**0.5)
     ordered = -np.sort(-p[5:], axis=1)
     assert statistics.top_1[0, 1].item() == pytest.approx(ordered[:, 0].mean())
@@ -131,11 +133,11 @@ def test_ablation_and_softmax_statistics_are_loops():
 
 def test_the_probe_is_least_squares_and_its_null_is_that_of_noise():
     x = scores(3, 64, 10)
-    found = once.position_probe(x)
+    result = once.position_probe(x)
     t = np.arange(64)[:, None] * np.arange(1, 9) * 2 * np.pi / 64
     features = np.hstack([np.sin(t), np.cos(t)])
     slow = np.mean([fit(features, x[0, :, d].numpy()) for d in range(10)])
-    assert found.r2[0].item() == pytest.approx(slow, rel=1e-9)
+    assert result.r2[0].item() == pytest.approx(slow, rel=1e-9)
     noise = once.position_probe(scores(256, 400)).r2.item()
     assert noise == pytest.approx(16 / 255, abs=0.005)
     assert once.position_probe(scores(16, 3)).r2.isnan()
@@ -143,17 +145,17 @@ def test_the_probe_is_least_squares_and_its_null_is_that_of_noise():
 
 def test_the_exact_fit_is_a_regression_on_every_offset():
     s = scores(2, 12, 12)
-    found = offset_fit(s)
+    result = offset_fit(s)
     i, j = np.tril_indices(12)
     one_hot = np.eye(12)[i - j]
     y = s[0].numpy()[i, j]
     r2 = fit(one_hot, y)
-    assert found.r2[0].item() == pytest.approx(r2, rel=1e-10)
-    assert found.adjusted[0].item() == pytest.approx(1 - (1 - r2) * 77 / 66, rel=1e-10)
+    assert result.r2[0].item() == pytest.approx(r2, rel=1e-10)
+    assert result.adjusted[0].item() == pytest.approx(1 - (1 - r2) * 77 / 66, rel=1e-10)
     added = fit(np.column_stack([one_hot, i + j]), y) - r2
-    assert found.added[0].item() == pytest.approx(added, rel=1e-9)
-    for one, other in zip(offset_fit(s, lengths=[12, 7]), offset_fit(s[1, :7, :7]), strict=True):
-        assert one[1].item() == pytest.approx(other.item(), rel=1e-12)
+    assert result.added[0].item() == pytest.approx(added, rel=1e-9)
+    for actual, other in zip(offset_fit(s, lengths=[12, 7]), offset_fit(s[1, :7, :7]), strict=True):
+        assert actual[1].item() == pytest.approx(other.item(), rel=1e-12)
     s[1, 3, 1] = torch.nan
     assert offset_fit(s).r2.isnan().tolist() == [False, True]
 
@@ -166,18 +168,18 @@ def test_the_exact_share_is_unbiased_where_the_linear_gain_is_not():
         profile = PositionProfile(16, groups=8)
         profile.add(scores(32, 1, 16, 16, seed=seed) + planted, [k // 4 for k in range(32)])
         shares.append(leakage_share(profile).estimate.item())
-    own = [planted[i, 1 : i + 1].var(unbiased=False).item() for i in range(2, 8)]
+    variances = [planted[i, 1 : i + 1].var(unbiased=False).item() for i in range(2, 8)]
     noise = [1 - 1 / i for i in range(2, 8)]
-    expected = np.mean(own) / (np.mean(own) + np.mean(noise))
+    expected = np.mean(variances) / (np.mean(variances) + np.mean(noise))
     assert abs(np.mean(shares) - expected) < 4 * np.std(shares) / 20**0.5 + 2e-3
 
 
 def test_the_exact_test_keeps_its_level():
     rng = np.random.default_rng(5)
     real, null = rng.normal(size=(2, 20, 300)) ** 3
-    found = leakage_test(real, null, draws=499)
-    assert np.mean(found.p_value <= 0.05) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
-    np.testing.assert_allclose(found.p_adjusted, multipletests(found.p_value, method="fdr_bh")[1])
+    result = leakage_test(real, null, draws=499)
+    assert np.mean(result.p_value <= 0.05) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 300)
+    np.testing.assert_allclose(result.p_adjusted, multipletests(result.p_value, method="fdr_bh")[1])
 
 
 @pytest.mark.parametrize(

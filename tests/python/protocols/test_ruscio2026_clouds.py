@@ -69,17 +69,19 @@ def test_isotropy_and_entropy_beside_the_exact_spectrum():
 
 def test_entropy_grows_with_the_number_of_points():
     draw = torch.Generator().manual_seed(0)
-    few, many = (ruscio2026.entropy(torch.randn(n, 1500, generator=draw)).item() for n in (100, 200))
-    assert 1.9 < many / few < 2.05
+    few, entropy_of_many = (
+        ruscio2026.entropy(torch.randn(n, 1500, generator=draw)).item() for n in (100, 200)
+    )
+    assert 1.9 < entropy_of_many / few < 2.05
 
 
 def test_the_boundary_is_shorter_than_1():
-    one, other = torch.zeros(3, 2), torch.full((3, 2), 1e-9, dtype=torch.float64)
-    short = ruscio2026.boundary(one, other).norm().item()
+    zeros, other = torch.zeros(3, 2), torch.full((3, 2), 1e-9, dtype=torch.float64)
+    short = ruscio2026.boundary(zeros, other).norm().item()
     assert math.isclose(short, math.sqrt(2) / (1 + math.sqrt(2)), rel_tol=1e-6)
-    assert math.isclose(asc.boundary(one, other).direction.norm().item(), 1.0)
-    assert ruscio2026.boundary(one, one).tolist() == [0.0, 0.0]
-    assert asc.boundary(one, one).direction.isnan().all()
+    assert math.isclose(asc.boundary(zeros, other).direction.norm().item(), 1.0)
+    assert ruscio2026.boundary(zeros, zeros).tolist() == [0.0, 0.0]
+    assert asc.boundary(zeros, zeros).direction.isnan().all()
 
 
 def test_topology_by_ripser():
@@ -93,10 +95,10 @@ def test_topology_by_ripser():
     distances = np.clip(1 - unit @ unit.T, 0, 2)
     np.fill_diagonal(distances, 0)
     components, loops = ripser(distances, distance_matrix=True, maxdim=1)["dgms"]
-    found = ruscio2026.topology(points, direction)
-    assert found.points == len(near) == 60
-    assert found.beta0 == (components[:, 1] > 0.15).sum()
-    assert found.beta1 == ((loops[:, 0] < 0.15) & (loops[:, 1] > 0.15)).sum()
+    result = ruscio2026.topology(points, direction)
+    assert result.points == len(near) == 60
+    assert result.beta0 == (components[:, 1] > 0.15).sum()
+    assert result.beta1 == ((loops[:, 0] < 0.15) & (loops[:, 1] > 0.15)).sum()
 
 
 def test_beta0_counts_the_infinite_bar_and_single_points():
@@ -106,8 +108,8 @@ def test_beta0_counts_the_infinite_bar_and_single_points():
     assert ruscio2026.topology(tight, direction).beta0 == 1
     # Points without any structure in 3,072 dimensions: all 200 of 200.
     loose = torch.randn(500, 3072, generator=torch.Generator().manual_seed(0))
-    found = ruscio2026.topology(loose, loose[0], draw=np.random.RandomState(0))
-    assert found == (200, 0, 200)
+    result = ruscio2026.topology(loose, loose[0], draw=np.random.RandomState(0))
+    assert result == (200, 0, 200)
     sizes = asc.cloud_components(loose[:200], [0.15])
     assert (sizes.components.item(), sizes.clusters.item()) == (200, 0)
 
@@ -117,13 +119,13 @@ def test_what_is_drawn_depends_on_numpys_global_state():
     direction = torch.ones(5, dtype=torch.float64)
     state = np.random.get_state()  # noqa: NPY002
     try:
-        found = set()
+        drawn_topologies = set()
         for seed in range(4):
             np.random.seed(seed)  # noqa: NPY002
             first = ruscio2026.topology(points, direction)
             assert first == ruscio2026.topology(points, direction, draw=np.random.RandomState(seed))
-            found.add(first)
-        assert len(found) > 1
+            drawn_topologies.add(first)
+        assert len(drawn_topologies) > 1
     finally:
         np.random.set_state(state)  # noqa: NPY002
 

@@ -15,7 +15,7 @@ from knowing_study import letters
 LENGTHS = (12, 7, 9, 12, 5)
 
 
-def made(name="gpt2", dtype=torch.float64):
+def build_model(name="gpt2", dtype=torch.float64):
     return models.tiny(name, implementation="eager").to(dtype)
 
 
@@ -27,14 +27,16 @@ def block_of(model, layer):
 def prompts(lengths=LENGTHS, side="right"):
     """Rows of different lengths, padded; and each alone."""
     draw = torch.Generator().manual_seed(5)
-    alone = [torch.randint(3, 97, (n,), generator=draw) for n in lengths]
-    ids = torch.zeros(len(alone), max(lengths), dtype=torch.long)
+    prompt_ids = [torch.randint(3, 97, (n,), generator=draw) for n in lengths]
+    ids = torch.zeros(len(prompt_ids), max(lengths), dtype=torch.long)
     mask = torch.zeros_like(ids)
-    for row, one in enumerate(alone):
-        place = slice(0, len(one)) if side == "right" else slice(ids.shape[1] - len(one), None)
-        ids[row, place], mask[row, place] = one, 1
-    each = [{"input_ids": one[None], "attention_mask": torch.ones(1, len(one))} for one in alone]
-    return {"input_ids": ids, "attention_mask": mask}, each
+    for row, token_ids in enumerate(prompt_ids):
+        place = slice(0, len(token_ids)) if side == "right" else slice(ids.shape[1] - len(token_ids), None)
+        ids[row, place], mask[row, place] = token_ids, 1
+    single_prompts = [
+        {"input_ids": ids[None], "attention_mask": torch.ones(1, len(ids))} for ids in prompt_ids
+    ]
+    return {"input_ids": ids, "attention_mask": mask}, single_prompts
 
 
 def unit(seed=3, width=96):
@@ -44,27 +46,29 @@ def unit(seed=3, width=96):
 
 @pytest.mark.parametrize("one_sided", [False, True])
 def test_fisher_is_half_of_the_fisher_information(one_sided):
-    model, b = made(), unit()
-    _, each = prompts()
-    for inputs in each[:2]:
+    model, b = build_model(), unit()
+    _, single_prompts = prompts()
+    for inputs in single_prompts[:2]:
         exact = asc.sensitivity(model, inputs, 1, b[None]).directional_fisher.item()
-        found = [
+        logits = [
             ruscio2026.fisher(model, inputs, block_of(model, 1), sign * b, epsilon=1e-3, one_sided=one_sided)
             for sign in (1, -1)
         ]
-        assert np.mean(found) == pytest.approx(exact / 2, rel=1e-3)
+        assert np.mean(logits) == pytest.approx(exact / 2, rel=1e-3)
 
 
 def test_the_step_is_lost_in_bfloat16():
     """Rounding is of the number's own size at ε = .05, and all of it at 1e-3."""
-    _, each = prompts()
-    model, half = made("llama", torch.float32), made("llama", torch.bfloat16)
+    _, single_prompts = prompts()
+    model, half = build_model("llama", torch.float32), build_model("llama", torch.bfloat16)
     for seed in (0, 1):
         b = unit(seed)
-        exact = asc.sensitivity(model, each[0], 1, b[None]).directional_fisher.item() / 2
-        assert ruscio2026.fisher(model, each[0], block_of(model, 1), b) == pytest.approx(exact, rel=0.1)
+        exact = asc.sensitivity(model, single_prompts[0], 1, b[None]).directional_fisher.item() / 2
+        assert ruscio2026.fisher(model, single_prompts[0], block_of(model, 1), b) == pytest.approx(
+            exact, rel=0.1
+        )
         large, small = (
-            ruscio2026.fisher(half, each[0], block_of(half, 1), b, epsilon=epsilon)
+            ruscio2026.fisher(half, single_prompts[0], block_of(half, 1), b, epsilon=epsilon)
             for epsilon in (0.05, 1e-3)
         )
         assert large > 1.2 * exact
@@ -81,24 +85,24 @@ def test_the_step_is_lost_in_bfloat16():
 @pytest.mark.parametrize("name", ["fisher", "hessian", "jacobian"])
 def test_padding_on_the_right_reads_padding_tokens(name):
     """In all rows but the longest; on the left each row's last token is its own."""
-    model, b = made("llama", torch.float32), unit()
+    model, b = build_model("llama", torch.float32), unit()
     function, block = getattr(ruscio2026, name), block_of(model, 1)
-    right, each = prompts((12, 7))
-    alone = np.mean([function(model, one, block, b, epsilon=1.0) for one in each])
-    assert function(model, right, block, b, epsilon=1.0) != pytest.approx(alone, rel=1e-3)
+    right, single_prompts = prompts((12, 7))
+    mean_of_singles = np.mean([function(model, prompt, block, b, epsilon=1.0) for prompt in single_prompts])
+    assert function(model, right, block, b, epsilon=1.0) != pytest.approx(mean_of_singles, rel=1e-3)
     left, _ = prompts((12, 7), "left")
-    assert function(model, left, block, b, epsilon=1.0) == pytest.approx(alone, rel=1e-3)
-    whole, each = prompts((12, 12))
-    alone = np.mean([function(model, one, block, b, epsilon=1.0) for one in each])
-    assert function(model, whole, block, b, epsilon=1.0) == pytest.approx(alone, rel=1e-3)
+    assert function(model, left, block, b, epsilon=1.0) == pytest.approx(mean_of_singles, rel=1e-3)
+    both_prompts, single_prompts = prompts((12, 12))
+    mean_of_singles = np.mean([function(model, prompt, block, b, epsilon=1.0) for prompt in single_prompts])
+    assert function(model, both_prompts, block, b, epsilon=1.0) == pytest.approx(mean_of_singles, rel=1e-3)
 
 
 def test_batches_of_four_are_as_wide_as_their_longest_and_count_alike():
-    model, b = made("llama"), unit()
+    model, b = build_model("llama"), unit()
     block = block_of(model, 1)
-    inputs, each = prompts()
+    inputs, single_prompts = prompts()
     first = {name: value[:4] for name, value in inputs.items()}
-    parts = [ruscio2026.fisher(model, one, block, b) for one in (first, each[4])]
+    parts = [ruscio2026.fisher(model, prompt, block, b) for prompt in (first, single_prompts[4])]
     assert ruscio2026.fisher(model, inputs, block, b) == pytest.approx(np.mean(parts), rel=1e-9)
     assert ruscio2026.fisher(model, inputs, block, b, batch=5) != pytest.approx(np.mean(parts), rel=1e-3)
 
@@ -107,28 +111,28 @@ def test_a_negative_divergence_counts_as_none(monkeypatch):
     """What rounds to a divergence below 0 in half precision is set to 0, batch by batch."""
     from attnscope.protocols.ruscio2026 import sensitivity
 
-    _, each = prompts((5, 5))
-    inputs = {name: torch.cat([one[name] for one in each]) for name in each[0]}
+    _, single_prompts = prompts((5, 5))
+    inputs = {name: torch.cat([prompt[name] for prompt in single_prompts]) for name in single_prompts[0]}
     plain = torch.tensor([[0.0, 0.0]])
     # of the two batches one gives −log 2 (logits of no distribution), the other log 2 and more
     answers = iter([plain, plain + 5, plain, torch.tensor([[2.0, 0.0]])])
-    monkeypatch.setattr(sensitivity, "last_logits", lambda model, some: next(answers))
+    monkeypatch.setattr(sensitivity, "last_logits", lambda model, batch_inputs: next(answers))
     monkeypatch.setattr(torch.Tensor, "log_softmax", lambda self, dim: self - math.log(2))
-    found = sensitivity.fisher(
-        made(), inputs, torch.nn.Identity(), unit(), epsilon=1.0, batch=1, one_sided=True
+    result = sensitivity.fisher(
+        build_model(), inputs, torch.nn.Identity(), unit(), epsilon=1.0, batch=1, one_sided=True
     )
-    assert found == 0
+    assert result == 0
     answers = iter([plain, plain - 5, plain, plain + 5])
-    monkeypatch.setattr(sensitivity, "last_logits", lambda model, some: next(answers))
-    found = sensitivity.fisher(
-        made(), inputs, torch.nn.Identity(), unit(), epsilon=1.0, batch=1, one_sided=True
+    monkeypatch.setattr(sensitivity, "last_logits", lambda model, batch_inputs: next(answers))
+    result = sensitivity.fisher(
+        build_model(), inputs, torch.nn.Identity(), unit(), epsilon=1.0, batch=1, one_sided=True
     )
-    assert found == pytest.approx(2.5)  # (5 + 0)/2, not (5 − 5)/2
+    assert result == pytest.approx(2.5)  # (5 + 0)/2, not (5 − 5)/2
 
 
 def losses(model, inputs, layer, moves):
     """−log p of every token behind whole passes whose last state moves, by a hook of this test's own."""
-    found = []
+    passes = []
     for move in moves:
 
         def hook(_, args, output, move=move):
@@ -138,101 +142,101 @@ def losses(model, inputs, layer, moves):
 
         handle = block_of(model, layer).register_forward_hook(hook)
         with torch.no_grad():
-            found.append(-model(**inputs).logits[0, -1].log_softmax(-1))
+            passes.append(-model(**inputs).logits[0, -1].log_softmax(-1))
         handle.remove()
-    return found
+    return passes
 
 
 def test_hessian_is_the_curvature_until_the_likeliest_token_changes():
-    model = made()
-    _, each = prompts()
-    inputs, block, flipped = each[0], block_of(model, 1), 0
+    model = build_model()
+    _, single_prompts = prompts()
+    inputs, block, flipped = single_prompts[0], block_of(model, 1), 0
     for seed in range(8):
         b = unit(seed)
         exact = asc.sensitivity(model, inputs, 1, b[None], relative_step=1e-4).curvature.item()
         small = ruscio2026.hessian(model, inputs, block, b, epsilon=1e-4)
         assert small == pytest.approx(exact, rel=1e-3, abs=1e-5)
-        plus, here, minus = losses(model, inputs, 1, [3 * b, 0 * b, -3 * b])
-        y = here.argmin()
-        fixed = float(plus[y] - 2 * here[y] + minus[y]) / 9
-        found = ruscio2026.hessian(model, inputs, block, b)
-        assert found == pytest.approx(
-            float(plus.min() - 2 * here.min() + minus.min()) / 9, rel=1e-6, abs=1e-9
+        plus, unmoved, minus = losses(model, inputs, 1, [3 * b, 0 * b, -3 * b])
+        y = unmoved.argmin()
+        fixed = float(plus[y] - 2 * unmoved[y] + minus[y]) / 9
+        result = ruscio2026.hessian(model, inputs, block, b)
+        assert result == pytest.approx(
+            float(plus.min() - 2 * unmoved.min() + minus.min()) / 9, rel=1e-6, abs=1e-9
         )
         if plus.argmin() != y or minus.argmin() != y:
             flipped += 1
-            assert found < fixed
+            assert result < fixed
         else:
-            assert found == pytest.approx(fixed, rel=1e-6, abs=1e-9)
+            assert result == pytest.approx(fixed, rel=1e-6, abs=1e-9)
     assert flipped
 
 
 def test_jacobian_moves_what_enters_the_block():
-    model, b = made("llama"), unit()
-    _, each = prompts()
-    found = ruscio2026.jacobian(model, each[0], block_of(model, 1), b)
-    kept = []
-    handle = block_of(model, 1).register_forward_hook(lambda m, a, out: kept.append(out[0, -1]))
-    losses(model, each[0], 0, [0 * b, 0.5 * b])  # what enters block 1 is what leaves block 0
+    model, b = build_model("llama"), unit()
+    _, single_prompts = prompts()
+    result = ruscio2026.jacobian(model, single_prompts[0], block_of(model, 1), b)
+    entering = []
+    handle = block_of(model, 1).register_forward_hook(lambda m, a, out: entering.append(out[0, -1]))
+    losses(model, single_prompts[0], 0, [0 * b, 0.5 * b])  # what enters block 1 is what leaves block 0
     handle.remove()
-    assert found == pytest.approx(float((kept[1] - kept[0]).norm()) / 0.5, rel=1e-6)
+    assert result == pytest.approx(float((entering[1] - entering[0]).norm()) / 0.5, rel=1e-6)
     # the exact one takes the same direction as what it is: the output of block 0
-    exact = asc.sensitivity(model, each[0], 0, b[None]).amplification.item()
-    near = ruscio2026.jacobian(model, each[0], block_of(model, 1), b, epsilon=1e-3)
+    exact = asc.sensitivity(model, single_prompts[0], 0, b[None]).amplification.item()
+    near = ruscio2026.jacobian(model, single_prompts[0], block_of(model, 1), b, epsilon=1e-3)
     assert near == pytest.approx(exact, rel=1e-2)
 
 
 def test_gradients_by_hand():
-    model, b = made("llama"), unit()
-    inputs, each = prompts((12, 7))
+    model, b = build_model("llama"), unit()
+    inputs, single_prompts = prompts((12, 7))
     tokens = [5, 6, 7]
     move = torch.zeros(96, dtype=torch.float64, requires_grad=True)
 
     def hook(_, args, output):
         return torch.cat([output[:, :-1], output[:, -1:] + move], 1)
 
-    wanted = {"sum": [], "own": []}
-    for one in each:
+    gradients = {"sum": [], "own": []}
+    for prompt in single_prompts:
         handle = block_of(model, 1).register_forward_hook(hook)
-        logits = model(**one).logits[0, -1]
+        logits = model(**prompt).logits[0, -1]
         handle.remove()
         for name, value in (
             ("sum", logits[tokens].sum()), ("own", -logits.log_softmax(-1)[logits.argmax()]),
         ):  # fmt: skip
             (gradient,) = torch.autograd.grad(value, move, retain_graph=True)
-            wanted[name].append(float(gradient @ b / gradient.norm()))
+            gradients[name].append(float(gradient @ b / gradient.norm()))
     block = block_of(model, 1)
-    for one, value in zip(each, wanted["sum"], strict=True):
-        assert ruscio2026.grad_blockage(model, one, block, b, tokens) == pytest.approx(value, rel=1e-6)
+    for prompt, value in zip(single_prompts, gradients["sum"], strict=True):
+        assert ruscio2026.grad_blockage(model, prompt, block, b, tokens) == pytest.approx(value, rel=1e-6)
     # the last column of the shorter row is of a padding token; the true last token is its own
-    whole = ruscio2026.grad_blockage(model, inputs, block, b, tokens)
-    assert whole != pytest.approx(np.mean(wanted["sum"]), rel=1e-3)
+    blockage = ruscio2026.grad_blockage(model, inputs, block, b, tokens)
+    assert blockage != pytest.approx(np.mean(gradients["sum"]), rel=1e-3)
     assert ruscio2026.grad_alignment(model, inputs, block, b) == pytest.approx(
-        np.mean(wanted["own"]), rel=1e-5
+        np.mean(gradients["own"]), rel=1e-5
     )
     assert all(p.grad is None for p in model.parameters())
 
 
 def test_the_gradient_of_the_prompts_own_loss_is_0_in_its_last_column():
-    model, b = made("llama"), unit()
+    model, b = build_model("llama"), unit()
     inputs, _ = prompts((12, 7))
     for layer in (0, 2):
-        found = ruscio2026.grad_alignment(model, inputs, block_of(model, layer), b, language_model_loss=True)
-        assert found == 0
+        result = ruscio2026.grad_alignment(model, inputs, block_of(model, layer), b, language_model_loss=True)
+        assert result == 0
 
 
 def test_tokens_of_uncertainty_are_last_pieces():
     tokenizer = letters()
-    found = ruscio2026.uncertain_tokens(tokenizer)
-    assert tokenizer.convert_ids_to_tokens(found) == ["I", "t", "e", "e", "s", "n"]
+    tokens = ruscio2026.uncertain_tokens(tokenizer)
+    assert tokenizer.convert_ids_to_tokens(tokens) == ["I", "t", "e", "e", "s", "n"]
 
 
 def test_the_boundary_reads_out_as_nothing_whatever_it_is():
     draw = torch.Generator().manual_seed(0)
     head = torch.randn(151_936, 8, generator=draw) * 0.02
     for seed in range(3):
-        found = ruscio2026.boundary_readout(head, unit(seed, 8))
-        assert found.entropy == pytest.approx(math.log(len(head)), abs=1e-3)
+        result = ruscio2026.boundary_readout(head, unit(seed, 8))
+        assert result.entropy == pytest.approx(math.log(len(head)), abs=1e-3)
     # summed in bfloat16 it is above the largest entropy there is
     assert ruscio2026.boundary_readout(head.bfloat16(), unit(0, 8)).entropy == 11.9375 > math.log(len(head))
 
@@ -245,15 +249,15 @@ def test_vocab_alignment_is_a_norm_and_chance_is_its_root():
     assert ruscio2026.vocab_alignment(head, b, k=20) == pytest.approx(
         np.linalg.norm(turned[:20] @ b.numpy()), rel=1e-4
     )
-    many = [ruscio2026.vocab_alignment(head, unit(seed, 64), k=20) for seed in range(60)]
-    assert np.mean(many) == pytest.approx(math.sqrt(20 / 64), abs=0.03)
+    alignments = [ruscio2026.vocab_alignment(head, unit(seed, 64), k=20) for seed in range(60)]
+    assert np.mean(alignments) == pytest.approx(math.sqrt(20 / 64), abs=0.03)
 
 
 def test_the_lens_has_no_norm():
-    model = made("llama")
-    _, each = prompts()
+    model = build_model("llama")
+    _, single_prompts = prompts()
     with torch.no_grad():
-        out = model(**each[0], output_hidden_states=True)
+        out = model(**single_prompts[0], output_hidden_states=True)
     head = model.lm_head.weight
     middle = out.hidden_states[2][0, -1]
     torch.testing.assert_close(ruscio2026.lens(head, middle), head @ middle)
@@ -268,9 +272,11 @@ def test_attention_rows_and_neurons():
     row = attention.mean(1)[:, -1].numpy()
     np.testing.assert_allclose(ruscio2026.attn_entropy(attention), -(row * np.log(row)).sum(-1), rtol=1e-8)
     np.testing.assert_allclose(ruscio2026.attn_sink(attention), row[:, 0])
-    one, two = torch.randn(5, 3), torch.randn(7, 3)
-    wanted = (two.mean(0) - one.mean(0)) / (two.std(0) + one.std(0))
-    torch.testing.assert_close(ruscio2026.neuron_score(one, two).float(), wanted, rtol=1e-4, atol=1e-5)
+    first_neurons, two = torch.randn(5, 3), torch.randn(7, 3)
+    expected = (two.mean(0) - first_neurons.mean(0)) / (two.std(0) + first_neurons.std(0))
+    torch.testing.assert_close(
+        ruscio2026.neuron_score(first_neurons, two).float(), expected, rtol=1e-4, atol=1e-5
+    )
     assert ruscio2026.neuron_score(torch.zeros(3, 1), torch.ones(3, 1)).item() == pytest.approx(1e6)
 
 
@@ -279,38 +285,38 @@ def generated(model, ids):
 
 
 def test_steering_moves_every_step():
-    model = made("llama", torch.float32)
+    model = build_model("llama", torch.float32)
     ids = prompts((9,))[1][0]["input_ids"]
     block, v = block_of(model, 1), 20 * unit().float()
     with ruscio2026.steering(block, v):
-        found = generated(model, ids)
+        answers = generated(model, ids)
     with asc.edit(model, asc.edits.AddDirection(1, 2 * v, steps="all")):
-        assert found == generated(model, ids)
+        assert answers == generated(model, ids)
     with asc.edit(model, asc.edits.AddDirection(1, 2 * v)):
         first = generated(model, ids)
-    assert first[0] == found[0]
-    assert first != found
-    assert generated(model, ids) != found
+    assert first[0] == answers[0]
+    assert first != answers
+    assert generated(model, ids) != answers
 
 
 def test_compression_changes_all_positions():
-    model = made("llama")
+    model = build_model("llama")
     inputs = prompts((9,))[1][0]
     basis = torch.linalg.qr(
         torch.randn(96, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     )[0]
-    kept = []
+    leaving = []
     with ruscio2026.compression(block_of(model, 1), unit(), basis):
-        handle = block_of(model, 2).register_forward_pre_hook(lambda m, args: kept.append(args[0][0]))
+        handle = block_of(model, 2).register_forward_pre_hook(lambda m, args: leaving.append(args[0][0]))
         with torch.no_grad():
             model(**inputs)
         handle.remove()
     with torch.no_grad():
         plain = model(**inputs, output_hidden_states=True).hidden_states[2][0]
     rest = plain - unit()
-    wanted = 0.8 * plain + 0.2 * (unit() + rest @ basis @ basis.T)
-    torch.testing.assert_close(kept[0], wanted)
-    assert ((kept[0] - plain).norm(dim=-1) > 0.01 * plain.norm(dim=-1)).all()
+    expected = 0.8 * plain + 0.2 * (unit() + rest @ basis @ basis.T)
+    torch.testing.assert_close(leaving[0], expected)
+    assert ((leaving[0] - plain).norm(dim=-1) > 0.01 * plain.norm(dim=-1)).all()
 
 
 def test_a_constant_detector_refuses_as_much_as_any():
@@ -362,6 +368,6 @@ def test_answers_are_judged_anywhere_and_lose_what_repeats_the_prompt():
     ],
 )
 def test_bad_arguments(call, message):
-    model = made("llama")
+    model = build_model("llama")
     with pytest.raises(ValueError, match=message):
         call(model, block_of(model, 0), prompts((5,))[1][0])

@@ -27,9 +27,9 @@ def oracle(a, window, drop_first=False):
 def test_equals_numpy(n, dtype, drop_first):
     maps = attention_batch((6,), n, dtype)
     for window in (0, 1, 8):
-        found = asc.local_global_ratio(maps, window=window, drop_first=drop_first)
-        expected = [oracle(one.double().numpy(), window, drop_first) for one in maps]
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        result = asc.local_global_ratio(maps, window=window, drop_first=drop_first)
+        expected = [oracle(attention_map.double().numpy(), window, drop_first) for attention_map in maps]
+        np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
 def test_closed_forms():
@@ -67,9 +67,9 @@ def test_lengths_strides_support_and_a_non_finite_map():
     assert causal.item() == pytest.approx(oracle(full.tril().numpy(), 3), rel=1e-12)
     maps[0, 3, 3] = torch.inf
     with pytest.warns(RuntimeWarning, match="local_global_ratio: 1 of 3 matrices"):
-        found = asc.local_global_ratio(maps)
-    assert found[0].isnan()
-    assert not found[1:].isnan().any()
+        result = asc.local_global_ratio(maps)
+    assert result[0].isnan()
+    assert not result[1:].isnan().any()
 
 
 @pytest.mark.parametrize("window", [-1, float("nan"), float("inf")])

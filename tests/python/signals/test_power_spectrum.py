@@ -51,22 +51,22 @@ def oracle(x, *, detrend="none", window="hann", padding=1.0):
     ]  # fmt: skip
 
 
-def stacked(found):
-    return torch.stack([getattr(found, name) for name in FIELDS], -1).numpy()
+def stacked(result):
+    return torch.stack([getattr(result, name) for name in FIELDS], -1).numpy()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("n", [32, 33, 37, 64, 97])
 def test_equals_scipy_for_every_row_size_and_dtype(n, dtype):
     maps = attention_batch((6,), n, dtype, seed=n)
-    found = stacked(asc.power_spectrum(maps))
-    for index, one in enumerate(maps):
-        rows = signals(one.double().numpy())
+    result = stacked(asc.power_spectrum(maps))
+    for index, map_of_batch in enumerate(maps):
+        rows = signals(map_of_batch.double().numpy())
         for i in range(n):
             if i in rows and rows[i].any():
-                np.testing.assert_allclose(found[index, i], oracle(rows[i]), rtol=1e-9, atol=1e-12)
+                np.testing.assert_allclose(result[index, i], oracle(rows[i]), rtol=1e-9, atol=1e-12)
             else:
-                assert np.isnan(found[index, i]).all()
+                assert np.isnan(result[index, i]).all()
 
 
 @pytest.mark.parametrize("signal", ["rows", "last", "mean", "offset"])
@@ -77,13 +77,13 @@ def test_equals_scipy_for_every_row_size_and_dtype(n, dtype):
 )
 def test_every_signal_and_option_equals_scipy(signal, drop_first, kind, options):
     attention = attention_map(49, kind, seed=3)
-    found = stacked(asc.power_spectrum(
+    result = stacked(asc.power_spectrum(
         torch.tensor(attention), signal=signal, drop_first=drop_first, min_keys=20, **options
     )).reshape(-1, len(FIELDS))  # fmt: skip
     expected = signals(attention, signal=signal, drop_first=drop_first, min_keys=20)
-    assert set(np.flatnonzero(np.isfinite(found[:, 0]))) == set(expected)
+    assert set(np.flatnonzero(np.isfinite(result[:, 0]))) == set(expected)
     for index, x in expected.items():
-        np.testing.assert_allclose(found[index], oracle(x, **options), rtol=1e-8, atol=1e-11)
+        np.testing.assert_allclose(result[index], oracle(x, **options), rtol=1e-8, atol=1e-11)
 
 
 def test_a_tone_is_one_bin_and_a_hann_window_spreads_it_over_three():
@@ -104,34 +104,34 @@ def test_a_tone_is_one_bin_and_a_hann_window_spreads_it_over_three():
 def test_an_impulse_is_white():
     impulse = np.zeros(64)
     impulse[20] = 1
-    found = asc.power_spectrum(of_signal(impulse), signal="last", window="none", bands=0)
+    result = asc.power_spectrum(of_signal(impulse), signal="last", window="none", bands=0)
     bins = np.array([1, *[2] * 31, 1]) / 64
-    assert found.entropy.item() == pytest.approx(-(bins * np.log2(bins)).sum(), abs=1e-12)
-    assert found.flatness.item() == pytest.approx(np.exp(np.log(bins).mean()) / bins.mean(), abs=1e-12)
-    assert found.low.item() == pytest.approx(bins[:8].sum(), abs=1e-12)
-    assert found.bands.shape == (0,)
+    assert result.entropy.item() == pytest.approx(-(bins * np.log2(bins)).sum(), abs=1e-12)
+    assert result.flatness.item() == pytest.approx(np.exp(np.log(bins).mean()) / bins.mean(), abs=1e-12)
+    assert result.low.item() == pytest.approx(bins[:8].sum(), abs=1e-12)
+    assert result.bands.shape == (0,)
 
 
 def test_a_chirp_fills_the_band_that_it_sweeps():
     t = np.arange(256)
     chirp = np.cos(2 * np.pi * (0.14 * t + 0.5 * (0.22 / 256) * t**2))  # .28 to .72 of Nyquist
-    found = asc.power_spectrum(of_signal(chirp), signal="last")
-    assert found.mid.item() > 0.99
-    bands = found.bands.numpy()
+    result = asc.power_spectrum(of_signal(chirp), signal="last")
+    assert result.mid.item() > 0.99
+    bands = result.bands.numpy()
     assert bands[9:23].sum() > 0.99
-    assert found.flatness.item() < 0.2
+    assert result.flatness.item() < 0.2
 
 
 def test_uniform_rows_have_the_closed_form_of_the_window():
     n = 60
     uniform = torch.ones(n, n, dtype=torch.float64).tril()
     uniform /= uniform.sum(-1, keepdim=True)
-    found = asc.power_spectrum(uniform)
+    result = asc.power_spectrum(uniform)
     exact = [i for i in range(31, n) if fast_length(i + 1) == i + 1]  # no padding
     assert exact == [31, 35, 39, 47, 59]
-    np.testing.assert_allclose(found.selectivity[exact], 2 / 3, atol=1e-12)
+    np.testing.assert_allclose(result.selectivity[exact], 2 / 3, atol=1e-12)
     entropy = -(2 / 3 * math.log2(2 / 3) + 1 / 3 * math.log2(1 / 3))
-    np.testing.assert_allclose(found.entropy[exact], entropy, atol=1e-10)
+    np.testing.assert_allclose(result.entropy[exact], entropy, atol=1e-10)
     assert asc.power_spectrum(uniform, detrend="mean").entropy.isnan().all()
 
 
@@ -144,9 +144,9 @@ def test_the_mean_of_scipys_segments_is_welchs_method():
         periodogram(row, window="hann", scaling="spectrum", detrend=False)[1] for row in x.reshape(64, 64)
     ]
     np.testing.assert_allclose(np.mean(rows, 0), p, rtol=1e-10)
-    found = asc.power_spectrum(maps, support="full")
+    result = asc.power_spectrum(maps, support="full")
     total = np.sum(rows, 1)
-    low = (found.low.numpy() * total).mean() / total.mean()
+    low = (result.low.numpy() * total).mean() / total.mean()
     assert low == pytest.approx(p[f < 0.125].sum() / p.sum(), abs=1e-12)
 
 
@@ -158,25 +158,25 @@ def test_the_mean_of_scipys_segments_is_welchs_method():
 def test_shares_sum_to_one_and_scaling_changes_nothing(n, seed, bands, signal, scale):
     attention = torch.tensor(attention_map(n, "causal", seed))
     options = {"signal": signal, "min_keys": 6, "bands": bands}
-    found = asc.power_spectrum(attention, **options)
-    there = ~found.low.isnan()
-    np.testing.assert_allclose((found.low + found.mid + found.high)[there], 1, atol=1e-12)
-    np.testing.assert_allclose(found.bands[there].sum(-1), 1, atol=1e-12)
-    assert ((found.entropy >= 0) & (found.entropy <= math.log2(n + 1)))[there].all()
-    assert ((found.flatness >= 0) & (found.flatness <= 1))[there].all()
-    assert (found.selectivity[there] <= 1 + 1e-12).all()
+    result = asc.power_spectrum(attention, **options)
+    is_defined = ~result.low.isnan()
+    np.testing.assert_allclose((result.low + result.mid + result.high)[is_defined], 1, atol=1e-12)
+    np.testing.assert_allclose(result.bands[is_defined].sum(-1), 1, atol=1e-12)
+    assert ((result.entropy >= 0) & (result.entropy <= math.log2(n + 1)))[is_defined].all()
+    assert ((result.flatness >= 0) & (result.flatness <= 1))[is_defined].all()
+    assert (result.selectivity[is_defined] <= 1 + 1e-12).all()
     scaled = asc.power_spectrum(scale * attention, **options)
-    np.testing.assert_allclose(stacked(scaled), stacked(found), rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(stacked(scaled), stacked(result), rtol=1e-7, atol=1e-9)
 
 
 def test_parseval_holds_without_a_window():
     """With the mean square known, the share of the zero bin is the squared mean over the mean square."""
     attention = torch.tensor(attention_map(64, "full", 5))
-    found = asc.power_spectrum(attention, window="none", bands=0)
+    result = asc.power_spectrum(attention, window="none", bands=0)
     zero_bin = (attention.mean(-1) ** 2 / (attention**2).mean(-1)).numpy()
-    at_zero = found.peak.numpy() == 0
+    at_zero = result.peak.numpy() == 0
     assert at_zero.sum() > 60
-    np.testing.assert_allclose(found.selectivity[at_zero], zero_bin[at_zero], atol=1e-12)
+    np.testing.assert_allclose(result.selectivity[at_zero], zero_bin[at_zero], atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -184,39 +184,39 @@ def test_strides_lengths_and_supports(dtype):
     maps = attention_batch((4,), 40, dtype)
     wide = torch.zeros(4, 80, 120, dtype=dtype)
     wide[:, ::2, ::3] = maps
-    same = {"min_keys": 8}
-    expected = asc.power_spectrum(maps, **same)
-    for one, other in zip(asc.power_spectrum(wide[:, ::2, ::3], **same), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-    cut = asc.power_spectrum(maps, lengths=[40, 20, 8, 7], **same)
+    options = {"min_keys": 8}
+    expected = asc.power_spectrum(maps, **options)
+    for actual, other in zip(asc.power_spectrum(wide[:, ::2, ::3], **options), expected, strict=True):
+        np.testing.assert_array_equal(actual, other)
+    cut = asc.power_spectrum(maps, lengths=[40, 20, 8, 7], **options)
     for index, length in enumerate([40, 20, 8, 7]):
-        alone = asc.power_spectrum(maps[index, :length, :length].clone(), **same)
-        np.testing.assert_array_equal(cut.entropy[index, :length], alone.entropy)
+        single_result = asc.power_spectrum(maps[index, :length, :length].clone(), **options)
+        np.testing.assert_array_equal(cut.entropy[index, :length], single_result.entropy)
         assert cut.entropy[index, length:].isnan().all()
     window = torch.ones(40, 40, dtype=torch.bool).tril() & ~torch.ones(40, 40, dtype=torch.bool).tril(-12)
-    banded = asc.power_spectrum(maps[1], support=window, **same)
+    banded = asc.power_spectrum(maps[1], support=window, **options)
     for i, x in signals(maps[1].double().numpy(), visible=window.numpy(), min_keys=8).items():
         assert banded.entropy[i].item() == pytest.approx(oracle(x)[-1], abs=1e-9)
 
 
 def test_the_shortest_signals_and_the_finest_bins():
     attention = torch.tensor(attention_map(9, "causal", seed=1))
-    found = asc.power_spectrum(attention, min_keys=2, padding=64.0)
-    assert found.bands.shape == (9, 32)
+    result = asc.power_spectrum(attention, min_keys=2, padding=64.0)
+    assert result.bands.shape == (9, 32)
     peak = FIELDS.index("peak")  # through the window two keys are an impulse, whose bins are all alike
     for i, x in signals(attention, min_keys=2).items():
-        ours, theirs = np.delete(stacked(found)[i], peak), np.delete(oracle(x, padding=64.0), peak)
+        ours, theirs = np.delete(stacked(result)[i], peak), np.delete(oracle(x, padding=64.0), peak)
         np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-11)
-    assert found.low.isnan().tolist() == [True] + [False] * 8
+    assert result.low.isnan().tolist() == [True] + [False] * 8
 
 
 def test_a_non_finite_map_leaves_its_neighbours_alone():
     maps = attention_batch((3,), 36)
     maps[1, 2, 1] = torch.inf
     with pytest.warns(RuntimeWarning, match="power_spectrum: 1 of 3 matrices"):
-        found = asc.power_spectrum(maps)
-    assert found.low[1].isnan().all()
-    np.testing.assert_array_equal(found.low[[0, 2]], asc.power_spectrum(maps[[0, 2]]).low)
+        result = asc.power_spectrum(maps)
+    assert result.low[1].isnan().all()
+    np.testing.assert_array_equal(result.low[[0, 2]], asc.power_spectrum(maps[[0, 2]]).low)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -225,10 +225,10 @@ def test_the_number_of_threads_changes_nothing(threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = asc.power_spectrum(maps)
+        result = asc.power_spectrum(maps)
     finally:
         torch.set_num_threads(before)
-    np.testing.assert_array_equal(found.entropy[4], asc.power_spectrum(maps[4]).entropy)
+    np.testing.assert_array_equal(result.entropy[4], asc.power_spectrum(maps[4]).entropy)
 
 
 @pytest.mark.parametrize(
@@ -251,9 +251,9 @@ def test_bad_arguments_are_named(options, message):
 
 @pytest.mark.parametrize("strength", [-3.0, 0.0, 0.3, 2.0, 30.0, 900.0])
 def test_softmax_harmonics_are_bessel_functions(strength):
-    found = asc.softmax_harmonics(strength, 6)
+    result = asc.softmax_harmonics(strength, 6)
     expected = [float(mpmath.besseli(n, strength) / mpmath.besseli(0, strength)) for n in range(7)]
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-15)
+    np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-15)
 
 
 @settings(max_examples=40)
@@ -282,27 +282,27 @@ def test_relu_squares_and_activations_with_a_linear_odd_part():
 def test_a_rotation_has_none_and_frequencies_broadcast():
     theta = torch.tensor([0.2, 0.9], dtype=torch.float64)
     position = torch.arange(512, dtype=torch.float64)
-    both = torch.cos(theta[:, None] * position + 0.4)
-    assert (asc.harmonic_distortion(both, theta) < 1e-7).all()
-    alone = asc.harmonic_distortion(both[1].relu(), 0.9)
-    np.testing.assert_array_equal(asc.harmonic_distortion(both.relu(), theta)[1], alone)
+    signals = torch.cos(theta[:, None] * position + 0.4)
+    assert (asc.harmonic_distortion(signals, theta) < 1e-7).all()
+    single_result = asc.harmonic_distortion(signals[1].relu(), 0.9)
+    np.testing.assert_array_equal(asc.harmonic_distortion(signals.relu(), theta)[1], single_result)
     assert asc.harmonic_distortion(torch.ones(512), 0.2).isnan().all()
 
 
 def test_neither_phase_nor_size_matters():
     theta = 2 * math.pi * 40 / 1000
     position = torch.arange(1000, dtype=torch.float64) * theta
-    wanted = [(4 / (3 * math.pi)) ** 2, 0, (4 / (15 * math.pi)) ** 2]
+    expected = [(4 / (3 * math.pi)) ** 2, 0, (4 / (15 * math.pi)) ** 2]
     for phase in (0.0, 0.7, 1.5, 2.9):
         for size in (1e-140, 1.0, 1e140):
-            found = asc.harmonic_distortion(size * torch.cos(position + phase).relu(), theta)
-            np.testing.assert_allclose(found, wanted, atol=2e-3)
+            result = asc.harmonic_distortion(size * torch.cos(position + phase).relu(), theta)
+            np.testing.assert_allclose(result, expected, atol=2e-3)
     # Each signal is judged by its own size, and nothing at θ is no base to divide by.
     other = torch.stack([torch.cos(position), 1e-9 * torch.cos(position), torch.cos(2 * position)])
     assert asc.harmonic_distortion(other, theta).isnan().all(-1).tolist() == [False, False, True]
     assert asc.harmonic_distortion(torch.zeros(1000), theta).isnan().all()
     beside = torch.stack([1e20 * torch.cos(position), torch.cos(position).relu()])
-    np.testing.assert_allclose(asc.harmonic_distortion(beside, theta)[1], wanted, atol=2e-3)
+    np.testing.assert_allclose(asc.harmonic_distortion(beside, theta)[1], expected, atol=2e-3)
     assert asc.softmax_harmonics(1.0, 0).tolist() == [1.0]
 
 
@@ -310,15 +310,15 @@ def test_two_cycles_and_one_harmonic_are_the_least():
     """Tones of whole cycles, two and more apart, do not see each other through a Hann window."""
     theta = 4 * math.pi / 64
     x = torch.arange(64, dtype=torch.float64) * theta
-    both = torch.cos(x) + 0.5 * torch.cos(4 * x)
+    signal = torch.cos(x) + 0.5 * torch.cos(4 * x)
     (second,) = asc.harmonic_distortion(torch.cos(x) + 0.5 * torch.cos(2 * x), theta, 2).tolist()
     assert second == pytest.approx(0.25, rel=1e-12)
-    assert asc.harmonic_distortion(both, theta)[2].item() == pytest.approx(0.25, rel=1e-12)
+    assert asc.harmonic_distortion(signal, theta)[2].item() == pytest.approx(0.25, rel=1e-12)
     slower = torch.tensor([theta, 0.99 * theta], dtype=torch.float64)
     with pytest.raises(
         ValueError, match=f"^harmonic_distortion: .* 64 positions of {slower[1].item()} radians$"
     ):
-        asc.harmonic_distortion(both.expand(2, 64), slower)
+        asc.harmonic_distortion(signal.expand(2, 64), slower)
 
 
 @pytest.mark.parametrize(

@@ -42,14 +42,14 @@ def oracle(x, amplitude):
 @pytest.mark.parametrize("n", [32, 37, 61, 64])
 def test_equals_numpy_for_every_row_size_and_dtype(n, dtype, amplitude):
     maps = attention_batch((6,), n, dtype, seed=n)
-    found = torch.stack(asc.spectral_uncertainty(maps, amplitude=amplitude), -1).numpy()
-    for index, one in enumerate(maps):
-        rows = signals(one.double().numpy())
+    result = torch.stack(asc.spectral_uncertainty(maps, amplitude=amplitude), -1).numpy()
+    for index, map_of_batch in enumerate(maps):
+        rows = signals(map_of_batch.double().numpy())
         for i in range(n):
             if i in rows:
-                np.testing.assert_allclose(found[index, i], oracle(rows[i], amplitude), rtol=1e-9, atol=1e-9)
+                np.testing.assert_allclose(result[index, i], oracle(rows[i], amplitude), rtol=1e-9, atol=1e-9)
             else:
-                assert np.isnan(found[index, i]).all()
+                assert np.isnan(result[index, i]).all()
 
 
 @pytest.mark.parametrize("signal", ["rows", "last", "mean", "offset"])
@@ -57,8 +57,8 @@ def test_equals_numpy_for_every_row_size_and_dtype(n, dtype, amplitude):
 def test_every_signal_equals_numpy(signal, drop_first):
     attention = attention_map(49, "sink", seed=3)
     options = {"signal": signal, "drop_first": drop_first, "min_keys": 20}
-    found = asc.spectral_uncertainty(torch.tensor(attention), **options)
-    values = torch.stack(found, -1).reshape(-1, 6).numpy()
+    result = asc.spectral_uncertainty(torch.tensor(attention), **options)
+    values = torch.stack(result, -1).reshape(-1, 6).numpy()
     expected = signals(attention, **options)
     assert set(np.flatnonzero(np.isfinite(values[:, 0]))) == set(expected)
     for index, x in expected.items():
@@ -70,8 +70,8 @@ def test_the_variance_of_frequency_is_the_integral_over_the_circle():
     psi = np.sqrt(x)
     omega = (np.arange(40001) + 0.5) / 40001 * 2 * np.pi - np.pi
     power = np.abs(np.exp(-1j * np.outer(omega, np.arange(len(x)))) @ psi) ** 2
-    found = asc.spectral_uncertainty(of_signal(x), signal="last", support="full")
-    assert found.frequency_variance.item() == pytest.approx((omega**2 * power).mean(), rel=1e-6)
+    result = asc.spectral_uncertainty(of_signal(x), signal="last", support="full")
+    assert result.frequency_variance.item() == pytest.approx((omega**2 * power).mean(), rel=1e-6)
 
 
 @settings(max_examples=150)
@@ -82,13 +82,13 @@ def test_the_variance_of_frequency_is_the_integral_over_the_circle():
 )  # fmt: skip
 def test_both_bounds_hold_for_every_signal(n, seed, amplitude, kind, sharpness, drop_first):
     attention = torch.tensor(attention_map(n, kind, seed, sharpness))
-    found = asc.spectral_uncertainty(attention, amplitude=amplitude, min_keys=2, drop_first=drop_first)
-    there = ~found.entropy_bound.isnan()
-    entropies = found.position_entropy + found.spectral_entropy
-    assert (entropies >= found.entropy_bound - 1e-9)[there].all()
-    product = found.position_variance * found.frequency_variance
-    assert (product >= found.variance_bound * (1 - 1e-9) - 1e-12)[there].all()
-    assert (found.frequency_variance[there] <= math.pi**2 + 1e-9).all()
+    result = asc.spectral_uncertainty(attention, amplitude=amplitude, min_keys=2, drop_first=drop_first)
+    is_defined = ~result.entropy_bound.isnan()
+    entropies = result.position_entropy + result.spectral_entropy
+    assert (entropies >= result.entropy_bound - 1e-9)[is_defined].all()
+    product = result.position_variance * result.frequency_variance
+    assert (product >= result.variance_bound * (1 - 1e-9) - 1e-12)[is_defined].all()
+    assert (result.frequency_variance[is_defined] <= math.pi**2 + 1e-9).all()
 
 
 def test_the_textbook_bound_fails_for_sequences_and_holds_for_wide_gaussians():
@@ -111,8 +111,8 @@ def test_the_entropic_bound_is_reached_by_combs(n):
     if n % 8 == 0:
         combs.append((np.arange(n) % 8 == 3).astype(float))
     for comb in combs:
-        found = asc.spectral_uncertainty(of_signal(comb), signal="last", support="full")
-        total = (found.position_entropy + found.spectral_entropy).item()
+        result = asc.spectral_uncertainty(of_signal(comb), signal="last", support="full")
+        total = (result.position_entropy + result.spectral_entropy).item()
         assert total == pytest.approx(math.log(n), abs=1e-9)
 
 
@@ -127,8 +127,8 @@ def test_the_windowed_entropy_obeys_no_such_bound():
 def test_lengths_strides_and_a_non_finite_map():
     maps = attention_batch((3,), 40)
     cut = asc.spectral_uncertainty(maps, lengths=[40, 33, 12])
-    alone = asc.spectral_uncertainty(maps[1, :33, :33].clone())
-    np.testing.assert_array_equal(cut.frequency_variance[1, :33], alone.frequency_variance)
+    single_result = asc.spectral_uncertainty(maps[1, :33, :33].clone())
+    np.testing.assert_array_equal(cut.frequency_variance[1, :33], single_result.frequency_variance)
     assert cut.position_entropy[2].isnan().all()
     wide = torch.zeros(3, 80, 80, dtype=torch.float64)
     wide[:, ::2, ::2] = maps
@@ -138,16 +138,16 @@ def test_lengths_strides_and_a_non_finite_map():
     )
     maps[1, 0, 0] = torch.nan
     with pytest.warns(RuntimeWarning, match="spectral_uncertainty: 1 of 3 matrices"):
-        found = asc.spectral_uncertainty(maps)
-    assert found.entropy_bound[1].isnan().all()
-    assert not found.entropy_bound[0, 31:].isnan().any()
+        result = asc.spectral_uncertainty(maps)
+    assert result.entropy_bound[1].isnan().all()
+    assert not result.entropy_bound[0, 31:].isnan().any()
 
 
 def test_position_entropy_is_attention_entropy():
     maps = attention_batch((2,), 40)
-    found = asc.spectral_uncertainty(maps)
+    result = asc.spectral_uncertainty(maps)
     np.testing.assert_allclose(
-        found.position_entropy[:, 31:], asc.attention_entropy(maps)[:, 31:], rtol=1e-12
+        result.position_entropy[:, 31:], asc.attention_entropy(maps)[:, 31:], rtol=1e-12
     )
 
 

@@ -33,23 +33,23 @@ def oracle(x, levels):
 @pytest.mark.parametrize("n", [32, 33, 47, 64, 101])
 def test_equals_pywavelets_for_every_row_size_and_dtype(n, dtype):
     maps = attention_batch((6,), n, dtype, seed=n)
-    found = asc.wavelet_transform(maps)
-    assert found.profile.shape == (6, 4, 0)
-    assert found.energy.shape == (6, n, 4)  # level 3 for 32 keys and 4 taps, as pywt.dwt_max_level says
+    result = asc.wavelet_transform(maps)
+    assert result.profile.shape == (6, 4, 0)
+    assert result.energy.shape == (6, n, 4)  # level 3 for 32 keys and 4 taps, as pywt.dwt_max_level says
     assert pywt.dwt_max_level(32, "db2") == 3
-    for index, one in enumerate(maps):
-        rows = signals(one.double().numpy())
+    for index, map_of_batch in enumerate(maps):
+        rows = signals(map_of_batch.double().numpy())
         for i in range(n):
             if i not in rows:
-                assert found.energy[index, i].isnan().all()
+                assert result.energy[index, i].isnan().all()
                 continue
             shares, between, within, _ = oracle(rows[i], 3)
-            np.testing.assert_allclose(found.energy[index, i], shares, rtol=0, atol=1e-12)
-            np.testing.assert_allclose(found.scale_entropy[index, i], between, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(result.energy[index, i], shares, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(result.scale_entropy[index, i], between, rtol=0, atol=1e-12)
             # where a scale holds nothing but rounding its own entropy is rounding too
             held = shares > 1e-20
             np.testing.assert_allclose(
-                found.position_entropy[index, i][held], np.array(within)[held], rtol=0, atol=1e-10
+                result.position_entropy[index, i][held], np.array(within)[held], rtol=0, atol=1e-10
             )
 
 
@@ -60,47 +60,47 @@ def test_coefficients_equal_pywavelets(signal, drop_first, detrend):
     attention = attention_map(75, "sink", seed=2)
     x = signals(attention, signal=signal, drop_first=drop_first)[0]
     x = x - x.mean() if detrend == "mean" else x
-    found = asc.wavelet_transform(
+    result = asc.wavelet_transform(
         torch.tensor(attention), signal=signal, drop_first=drop_first, detrend=detrend, resample=11
     )
     _, _, _, coefficients = oracle(x, 3)
     for scale, c in enumerate(coefficients):
         expected = np.interp(np.linspace(0, 1, 11), np.linspace(0, 1, len(c)), c)
-        np.testing.assert_allclose(found.profile[scale], expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(result.profile[scale], expected, rtol=0, atol=1e-12)
     shares, *_ = oracle(x, 3)
-    np.testing.assert_allclose(found.energy, shares, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result.energy, shares, rtol=0, atol=1e-12)
 
 
 def test_rows_average_their_profiles():
     attention = attention_map(40, "causal", seed=4)
-    found = asc.wavelet_transform(torch.tensor(attention), resample=7)
-    each = [
+    result = asc.wavelet_transform(torch.tensor(attention), resample=7)
+    profiles = [
         [np.interp(np.linspace(0, 1, 7), np.linspace(0, 1, len(c)), c) for c in oracle(x, 3)[3]]
         for x in signals(attention).values()
     ]
-    np.testing.assert_allclose(found.profile, np.mean(each, 0), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(result.profile, np.mean(profiles, 0), rtol=0, atol=1e-12)
 
 
 @settings(max_examples=60)
 @given(n=st.integers(6, 90), seed=st.integers(0, 10**6), kind=st.sampled_from(["causal", "full", "sink"]))
 def test_reconstruction_is_rounding_on_every_signal(n, seed, kind):
     """The published 1e-7 is float32's rounding: random rows give the same error as any others."""
-    found = asc.wavelet_transform(torch.tensor(attention_map(n, kind, seed)), min_keys=6)
-    there = ~found.reconstruction_error.isnan()
-    assert there.any()
-    assert (found.reconstruction_error[there] < 1e-14).all()
-    np.testing.assert_allclose(found.energy[there].sum(-1), 1, atol=1e-12)
-    scales = found.energy.shape[-1]
-    assert (found.scale_entropy[there] <= math.log2(scales) + 1e-12).all()
+    result = asc.wavelet_transform(torch.tensor(attention_map(n, kind, seed)), min_keys=6)
+    is_defined = ~result.reconstruction_error.isnan()
+    assert is_defined.any()
+    assert (result.reconstruction_error[is_defined] < 1e-14).all()
+    np.testing.assert_allclose(result.energy[is_defined].sum(-1), 1, atol=1e-12)
+    scales = result.energy.shape[-1]
+    assert (result.scale_entropy[is_defined] <= math.log2(scales) + 1e-12).all()
 
 
 def test_parseval_on_whole_lengths():
     x = np.random.default_rng(1).random(64)
     coefficients = np.concatenate(oracle(x, 4)[3])
-    found = asc.wavelet_transform(of_signal(x), signal="last", min_keys=64, levels=4, resample=0)
+    result = asc.wavelet_transform(of_signal(x), signal="last", min_keys=64, levels=4, resample=0)
     assert (coefficients**2).sum() == pytest.approx((x**2).sum(), rel=1e-14)
     finest = (pywt.wavedec(x, "db2", "periodization", 4)[-1] ** 2).sum()
-    assert found.energy[-1].item() == pytest.approx(finest / (x**2).sum(), rel=1e-12)
+    assert result.energy[-1].item() == pytest.approx(finest / (x**2).sum(), rel=1e-12)
 
 
 def test_two_vanishing_moments_and_an_impulse():
@@ -111,10 +111,10 @@ def test_two_vanishing_moments_and_an_impulse():
     assert ramp.position_entropy[1].item() == pytest.approx(entropy(outer), abs=1e-12)
     impulse = np.zeros(64)
     impulse[33] = 1
-    found = asc.wavelet_transform(of_signal(impulse), signal="last", levels=1)
+    result = asc.wavelet_transform(of_signal(impulse), signal="last", levels=1)
     low = np.array([1 - 3**0.5, 3 - 3**0.5, 3 + 3**0.5, 1 + 3**0.5]) / (4 * 2**0.5)
     # key 33 is odd: it meets taps 1 and 3 of each filter
-    assert found.energy[0].item() == pytest.approx(low[1] ** 2 + low[3] ** 2, abs=1e-14)
+    assert result.energy[0].item() == pytest.approx(low[1] ** 2 + low[3] ** 2, abs=1e-14)
 
 
 @pytest.mark.parametrize("omega", [5.0, 6.0, 100.0])
@@ -123,11 +123,11 @@ def test_scalogram_equals_the_direct_sum(signal, omega):
     attention = attention_map(45, "sink", seed=8)
     x = signals(attention, signal=signal, drop_first=True)[0]
     scales = [0.7, 2.0, 5.5, 40.0]
-    found = asc.morlet_scalogram(
+    result = asc.morlet_scalogram(
         torch.tensor(attention), scales, omega=omega, signal=signal, drop_first=True
     ).numpy()
     t = np.arange(len(x))
-    for s, row in zip(scales, found, strict=True):
+    for s, row in zip(scales, result, strict=True):
         z = (t[:, None] - t[None, :]) / s
         psi = np.pi**-0.25 * np.exp(1j * omega * z - z**2 / 2) / np.sqrt(s)
         np.testing.assert_allclose(row[: len(x)], np.abs(x @ psi.conj()) ** 2, rtol=1e-10, atol=1e-15)
@@ -137,11 +137,11 @@ def test_scalogram_equals_the_direct_sum(signal, omega):
 @pytest.mark.parametrize(("n", "largest"), [(12, 4.0), (16, 4.0), (45, 11.25)])
 def test_scales_run_from_two_tokens_to_a_quarter_of_the_map(n, largest):
     attention = torch.tensor(attention_map(n, "sink", seed=8))
-    found = asc.morlet_scalogram(attention, min_keys=2)
-    assert found.shape == (24, n)
+    result = asc.morlet_scalogram(attention, min_keys=2)
+    assert result.shape == (24, n)
     options = {"min_keys": 2, "omega": 6.0, "signal": "last", "drop_first": False, "detrend": "none"}
     expected = asc.morlet_scalogram(attention, np.geomspace(2, largest, 24), **options)
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-18)
+    np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-18)
 
 
 def test_the_ridge_follows_a_chirp():
@@ -167,41 +167,43 @@ def test_a_tone_of_pywavelets_has_the_same_ridge():
 
 
 def test_scale_sensitivity_is_one_minus_the_cosine():
-    whole, half = attention_map(80, "causal", 1), attention_map(40, "causal", 2)
-    energies = [np.mean([oracle(x, 3)[0] for x in signals(a).values()], 0) for a in (whole, half)]
+    full_map, half = attention_map(80, "causal", 1), attention_map(40, "causal", 2)
+    energies = [np.mean([oracle(x, 3)[0] for x in signals(a).values()], 0) for a in (full_map, half)]
     expected = 1 - energies[0] @ energies[1] / np.linalg.norm(energies[0]) / np.linalg.norm(energies[1])
-    a, b = torch.tensor(whole), torch.tensor(half)
+    a, b = torch.tensor(full_map), torch.tensor(half)
     assert asc.scale_sensitivity(a, b).item() == pytest.approx(expected, abs=1e-12)
-    profiles = [asc.wavelet_transform(one, resample=32).profile.flatten().numpy() for one in (a, b)]
+    profiles = [
+        asc.wavelet_transform(attention, resample=32).profile.flatten().numpy() for attention in (a, b)
+    ]
     cosine = profiles[0] @ profiles[1] / np.linalg.norm(profiles[0]) / np.linalg.norm(profiles[1])
-    found = asc.scale_sensitivity(a, b, compare="coefficients")
-    assert found.item() == pytest.approx(1 - cosine, abs=1e-12)
+    result = asc.scale_sensitivity(a, b, compare="coefficients")
+    assert result.item() == pytest.approx(1 - cosine, abs=1e-12)
     assert asc.scale_sensitivity(a, a, compare="coefficients").item() == pytest.approx(0, abs=1e-12)
     assert asc.scale_sensitivity(a, b[:20, :20]).isnan()
 
 
 @pytest.mark.parametrize("compare", ["energy", "coefficients"])
 def test_scale_sensitivity_of_one_signal_a_map(compare):
-    whole, half = attention_map(80, "sink", 1), attention_map(40, "causal", 2)
-    coefficients = [oracle(signals(a, signal="last")[0], 3)[3] for a in (whole, half)]
+    full_map, half = attention_map(80, "sink", 1), attention_map(40, "causal", 2)
+    coefficients = [oracle(signals(a, signal="last")[0], 3)[3] for a in (full_map, half)]
     if compare == "energy":
-        vectors = [np.array([(c**2).sum() for c in each]) for each in coefficients]
+        vectors = [np.array([(c**2).sum() for c in row]) for row in coefficients]
     else:
         at = np.linspace(0, 1, 32)
-        vectors = [np.concatenate([np.interp(at, np.linspace(0, 1, len(c)), c) for c in each])
-                   for each in coefficients]  # fmt: skip
+        vectors = [np.concatenate([np.interp(at, np.linspace(0, 1, len(c)), c) for c in row])
+                   for row in coefficients]  # fmt: skip
     expected = 1 - vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
-    a, b = torch.tensor(whole), torch.tensor(half)
-    found = asc.scale_sensitivity(a, b, compare=compare, signal="last")
-    assert found.item() == pytest.approx(expected, abs=1e-12)
+    a, b = torch.tensor(full_map), torch.tensor(half)
+    result = asc.scale_sensitivity(a, b, compare=compare, signal="last")
+    assert result.item() == pytest.approx(expected, abs=1e-12)
     # Of ragged maps each is cut to its own length; NaN behind it would reach what reads it.
     batch, prefixes = torch.stack([a, a.nan_to_num()]), torch.stack([b, b])
     batch[1, 50:] = batch[1, :, 50:] = prefixes[1, 33:] = prefixes[1, :, 33:] = torch.nan
     ragged = asc.scale_sensitivity(
         batch, prefixes, compare=compare, signal="last", lengths=[80, 50], prefix_lengths=[40, 33]
     )
-    alone = asc.scale_sensitivity(a[:50, :50], b[:33, :33], compare=compare, signal="last")
-    np.testing.assert_allclose(ragged, [expected, alone.item()], rtol=0, atol=1e-12)
+    single_result = asc.scale_sensitivity(a[:50, :50], b[:33, :33], compare=compare, signal="last")
+    np.testing.assert_allclose(ragged, [expected, single_result.item()], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -210,12 +212,12 @@ def test_strides_and_lengths(dtype):
     wide = torch.zeros(3, 80, 120, dtype=dtype)
     wide[:, ::2, ::3] = maps
     expected = asc.wavelet_transform(maps, resample=5)
-    for one, other in zip(asc.wavelet_transform(wide[:, ::2, ::3], resample=5), expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for actual, other in zip(asc.wavelet_transform(wide[:, ::2, ::3], resample=5), expected, strict=True):
+        np.testing.assert_array_equal(actual, other)
     cut = asc.wavelet_transform(maps, lengths=[40, 36, 20], resample=5)
-    alone = asc.wavelet_transform(maps[1, :36, :36].clone(), resample=5)
-    np.testing.assert_array_equal(cut.energy[1, :36], alone.energy)
-    np.testing.assert_array_equal(cut.profile[1], alone.profile)
+    single_result = asc.wavelet_transform(maps[1, :36, :36].clone(), resample=5)
+    np.testing.assert_array_equal(cut.energy[1, :36], single_result.energy)
+    np.testing.assert_array_equal(cut.profile[1], single_result.profile)
     assert cut.energy[2].isnan().all()
     assert cut.profile[2].isnan().all()
     power = asc.morlet_scalogram(maps, [3.0], lengths=[40, 36, 20])
@@ -226,11 +228,11 @@ def test_strides_and_lengths(dtype):
 def test_a_non_finite_map_leaves_its_neighbours_alone():
     maps = attention_batch((3,), 36)
     maps[1, 35, 1] = torch.nan
-    for call in (asc.wavelet_transform, lambda one: (asc.morlet_scalogram(one, [3.0]),)):
+    for call in (asc.wavelet_transform, lambda attention: (asc.morlet_scalogram(attention, [3.0]),)):
         with pytest.warns(RuntimeWarning, match="1 of 3 matrices"):
-            found = call(maps)[0]
-        assert found[1].isnan().all()
-        np.testing.assert_array_equal(found[[0, 2]], call(maps[[0, 2]])[0])
+            result = call(maps)[0]
+        assert result[1].isnan().all()
+        np.testing.assert_array_equal(result[[0, 2]], call(maps[[0, 2]])[0])
 
 
 @pytest.mark.parametrize(
@@ -276,6 +278,6 @@ def test_the_mean_is_over_the_queries_that_see_a_key():
     place = torch.arange(n)
     for seen in (place[:, None] >= place, (place[:, None] >= place) & (place[:, None] - place < 12)):
         attention = torch.where(seen, 0.05, 0.0).double()
-        found = asc.wavelet_transform(attention, signal="mean", support=seen, min_keys=6)
+        result = asc.wavelet_transform(attention, signal="mean", support=seen, min_keys=6)
 
-        assert found.energy.flatten()[0].item() == pytest.approx(1, abs=1e-12)
+        assert result.energy.flatten()[0].item() == pytest.approx(1, abs=1e-12)

@@ -104,22 +104,22 @@ def wasserstein(x, cdf, ends):
     return total
 
 
-def check(found, matrix, mask, kind, index=()):
+def check(result, matrix, mask, kind, index=()):
     n = matrix.shape[-1]
     x = eigenvalues(matrix, mask)
     gamma = len(x) / n
     edge = math.e if kind == "causal" else (1 + math.sqrt(gamma)) ** 2
     cdf = triangular_cdf if kind == "causal" else (lambda v: marchenko_pastur_cdf(v, gamma))
     bound = edge * (1 + n ** (-2 / 3))
-    assert abs(found.edge[index].item() / edge - 1) < 1e-14
-    assert abs(found.largest[index].item() / x[-1] - 1) < 1e-10
-    assert found.outliers[index].item() == np.sum(x > bound)
-    assert abs(found.outlier_energy[index].item() - x[x > bound].sum() / x.sum()) < 1e-10
-    assert abs(found.ks[index].item() - ks(x, cdf, edge)) < 1e-10
+    assert abs(result.edge[index].item() / edge - 1) < 1e-14
+    assert abs(result.largest[index].item() / x[-1] - 1) < 1e-10
+    assert result.outliers[index].item() == np.sum(x > bound)
+    assert abs(result.outlier_energy[index].item() - x[x > bound].sum() / x.sum()) < 1e-10
+    assert abs(result.ks[index].item() - ks(x, cdf, edge)) < 1e-10
     if n < 10:
         ends = (math.e,) if kind == "causal" else ((1 - math.sqrt(gamma)) ** 2, edge)
-        assert abs(found.wasserstein[index].item() - wasserstein(x, cdf, ends)) < 1e-10
-    assert math.isnan(found.p_value[index].item())
+        assert abs(result.wasserstein[index].item() - wasserstein(x, cdf, ends)) < 1e-10
+    assert math.isnan(result.p_value[index].item())
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def check(found, matrix, mask, kind, index=()):
 def test_equals_numpy(n, causal):
     maps = torch.cat([attention(n, 1, causal, s) for s in (0.2, 1.0, 6.0)])
     mask = torch.ones(n, n, dtype=torch.bool)
-    found = asc.marchenko_pastur(maps)
+    result = asc.marchenko_pastur(maps)
     for index, matrix in enumerate(maps):
-        check(found, matrix, mask.tril() if causal else mask, "causal" if causal else "full", index)
-    assert torch.equal(asc.marchenko_pastur_deviation(maps), found.ks)
+        check(result, matrix, mask.tril() if causal else mask, "causal" if causal else "full", index)
+    assert torch.equal(asc.marchenko_pastur_deviation(maps), result.ks)
 
 
 def hard_maps(n):
@@ -161,13 +161,13 @@ def hard_maps(n):
 def test_small_eigenvalues_are_exact_where_they_decide(n):
     maps = hard_maps(n)
     causal = torch.ones(n, n, dtype=torch.bool).tril()
-    found = asc.marchenko_pastur(maps)
+    result = asc.marchenko_pastur(maps)
     for index, matrix in enumerate(maps):
-        check(found, matrix, causal, "causal", index)
+        check(result, matrix, causal, "causal", index)
     full = maps @ maps.mT
-    found = asc.marchenko_pastur(full, support="full")
+    result = asc.marchenko_pastur(full, support="full")
     for index, matrix in enumerate(full):
-        check(found, matrix, causal | True, "full", index)
+        check(result, matrix, causal | True, "full", index)
 
 
 @pytest.mark.parametrize("n", [40, 261])
@@ -177,9 +177,9 @@ def test_a_map_has_the_same_result_in_any_company(n):
     order = torch.randperm(len(maps), generator=torch.Generator().manual_seed(5))
     shuffled = asc.marchenko_pastur(maps[order])
     for index in range(len(maps)):
-        alone = asc.marchenko_pastur(maps[index])
-        for field, one in zip(together, alone, strict=True):
-            assert torch.equal(field[index], one) or one.isnan()
+        single_result = asc.marchenko_pastur(maps[index])
+        for field, values in zip(together, single_result, strict=True):
+            assert torch.equal(field[index], values) or values.isnan()
     for field, other in zip(together, shuffled, strict=True):
         assert torch.equal(field[order], other) or other.isnan().any()
 
@@ -188,8 +188,8 @@ def test_mean_distances_on_random_triangles_and_softmax():
     # measured values of the definition: softmax of Gaussian logits, n = 32, 64, 128
     measured = ((32, 300, 0.070, 0.059), (64, 120, 0.042, 0.034), (128, 40, 0.026, 0.019))
     for n, count, softmax, triangle in measured:  # means over seeds; standard errors below 0.0015
-        found = asc.marchenko_pastur_deviation(attention(n, count, seed=n))
-        assert abs(found.mean().item() - softmax) < 0.004
+        result = asc.marchenko_pastur_deviation(attention(n, count, seed=n))
+        assert abs(result.mean().item() - softmax) < 0.004
         # the triangle itself, not standardised: the law's own statement
         generator = torch.Generator().manual_seed(n)
         raw = torch.randn(count, n, n, generator=generator, dtype=torch.float64).tril()
@@ -199,9 +199,9 @@ def test_mean_distances_on_random_triangles_and_softmax():
 
 def test_full_law_holds_on_gaussian_rows():
     maps = torch.randn(20, 128, 128, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    found = asc.marchenko_pastur(maps)
-    assert found.ks.mean() < 0.03
-    assert found.wasserstein.mean() < 0.03
+    result = asc.marchenko_pastur(maps)
+    assert result.ks.mean() < 0.03
+    assert result.wasserstein.mean() < 0.03
     wrong = asc.marchenko_pastur(maps.tril(), null="full")
     assert wrong.ks.min() > 0.15, "a square law under a causal mask must be seen to be wrong"
 
@@ -211,18 +211,18 @@ def test_constant_rows_are_dropped():
     matrix = attention(n, 1, causal=False)[0]
     matrix[5] = 1 / n
     matrix[9] = 0.1 + 0.2  # not exactly representable; its computed deviation need not be 0
-    found = asc.marchenko_pastur(matrix)
-    check(found, matrix, torch.ones(n, n, dtype=torch.bool), "full")
-    assert abs(found.edge.item() - (1 + math.sqrt(22 / 24)) ** 2) < 1e-14
+    result = asc.marchenko_pastur(matrix)
+    check(result, matrix, torch.ones(n, n, dtype=torch.bool), "full")
+    assert abs(result.edge.item() - (1 + math.sqrt(22 / 24)) ** 2) < 1e-14
 
 
 def test_one_hot_rows_have_a_closed_form():
     n = 16
-    found = asc.marchenko_pastur(torch.eye(n, dtype=torch.float64).roll(1, 0))
-    assert abs(found.largest.item() - n / (n - 1)) < 1e-12
+    result = asc.marchenko_pastur(torch.eye(n, dtype=torch.float64).roll(1, 0))
+    assert abs(result.largest.item() - n / (n - 1)) < 1e-12
     # n − 1 equal eigenvalues x0 and one 0: the distance is F(x0) − 1/n or 1 − F(x0)
     at = marchenko_pastur_cdf(n / (n - 1), 1.0)
-    assert abs(found.ks.item() - max(at - 1 / n, 1 - at)) < 1e-10
+    assert abs(result.ks.item() - max(at - 1 / n, 1 - at)) < 1e-10
 
 
 def test_support_rules():
@@ -236,13 +236,13 @@ def test_support_rules():
     check(asc.marchenko_pastur(maps, support="full"), maps[1], torch.ones(n, n, dtype=torch.bool), "full", 1)
     check(asc.marchenko_pastur(maps, null="full"), maps[1], causal, "full", 1)
     window = causal & ~causal.tril(-6)
-    found = asc.marchenko_pastur(maps, support=window)
-    assert found.p_value.isfinite().all()
+    result = asc.marchenko_pastur(maps, support=window)
+    assert result.p_value.isfinite().all()
     batch_of_masks = torch.stack([causal, window, window])
     mixed = asc.marchenko_pastur(maps, support=batch_of_masks)
     assert mixed.p_value.isnan().tolist() == [True, False, False]
     assert mixed.ks[0] == auto.ks[0]
-    assert mixed.ks[2] == found.ks[2]
+    assert mixed.ks[2] == result.ks[2]
 
 
 def test_permutation_null_is_reproducible_and_independent_of_place():
@@ -257,8 +257,8 @@ def test_permutation_null_is_reproducible_and_independent_of_place():
     finally:
         torch.set_num_threads(threads)
     for index in range(6):
-        alone = asc.marchenko_pastur(maps[index], null="permutation", draws=7, seed=3)
-        assert all(torch.equal(a, b[index]) for a, b in zip(alone, first, strict=True))
+        single_result = asc.marchenko_pastur(maps[index], null="permutation", draws=7, seed=3)
+        assert all(torch.equal(a, b[index]) for a, b in zip(single_result, first, strict=True))
     other = asc.marchenko_pastur(maps, null="permutation", draws=7, seed=4)
     assert not torch.equal(first.edge, other.edge)
     assert torch.equal(first.largest, other.largest)
@@ -272,14 +272,14 @@ def test_twenty_draws_of_seed_0_by_default(function):
 
     def null(**options):  # a deviation, which draws decide where the support has no law
         window = torch.ones(16, 16, dtype=torch.bool).tril() & ~torch.ones(16, 16, dtype=torch.bool).tril(-6)
-        found = function(maps, support=window, **options)
-        return found if isinstance(found, torch.Tensor) else found.ks
+        result = function(maps, support=window, **options)
+        return result if isinstance(result, torch.Tensor) else result.ks
 
     assert torch.equal(null(), null(draws=20, seed=0))
     assert not torch.equal(null(), null(draws=21, seed=0))
     assert not torch.equal(null(), null(draws=20, seed=1))
-    one = asc.marchenko_pastur(maps, null="permutation", draws=1)
-    assert set(one.p_value.tolist()) <= {0.5, 1.0}
+    single_result = asc.marchenko_pastur(maps, null="permutation", draws=1)
+    assert set(single_result.p_value.tolist()) <= {0.5, 1.0}
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -299,16 +299,16 @@ def test_permutation_null_sees_structure():
     rows = torch.arange(n, dtype=torch.float64)
     sink = 0.5 * torch.eye(n, dtype=torch.float64)[0] + 0.5 * torch.exp(-(rows[:, None] - rows).abs() / 4)
     sink = sink.tril() / sink.tril().sum(-1, keepdim=True)
-    found = asc.marchenko_pastur(sink, null="permutation", draws=39)
-    assert found.p_value.item() == 1 / 40
-    assert found.outliers.item() >= 1
+    result = asc.marchenko_pastur(sink, null="permutation", draws=39)
+    assert result.p_value.item() == 1 / 40
+    assert result.outliers.item() >= 1
 
 
 def test_one_hot_rows_under_permutation_have_no_spurious_distance():
     # every shuffle of a one-hot matrix is one-hot; atoms must not be split by rounding
-    found = asc.marchenko_pastur(torch.eye(30), null="permutation", draws=30, seed=1)
-    assert 1 / 31 <= found.p_value.item() <= 1
-    assert found.ks.item() <= 1
+    result = asc.marchenko_pastur(torch.eye(30), null="permutation", draws=30, seed=1)
+    assert 1 / 31 <= result.p_value.item() <= 1
+    assert result.ks.item() <= 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -316,9 +316,9 @@ def test_dtypes_and_strides(dtype):
     base = attention(40, 3, causal=False, dtype=dtype)
     for view in (base, base.mT, base[:, ::2, ::2], base[:, 3:30, 5:32]):
         for null in ("auto", "permutation"):
-            found = asc.marchenko_pastur(view, null=null, draws=3)
+            result = asc.marchenko_pastur(view, null=null, draws=3)
             expected = asc.marchenko_pastur(view.double().contiguous(), null=null, draws=3)
-            for a, b in zip(found, expected, strict=True):
+            for a, b in zip(result, expected, strict=True):
                 assert torch.equal(a.nan_to_num(-7.0), b.nan_to_num(-7.0))
 
 
@@ -327,26 +327,26 @@ def test_ragged_short_and_non_finite():
     lengths = torch.tensor([30, 12, 7, 8, 30, 29, 1, 30])
     maps[4, 3, 1] = math.nan
     with pytest.warns(RuntimeWarning) as record:
-        found = asc.marchenko_pastur(maps, lengths=lengths)
+        result = asc.marchenko_pastur(maps, lengths=lengths)
     messages = " | ".join(str(entry.message) for entry in record)
     assert "2 of 8 matrices have fewer than 8 tokens" in messages
     assert "1 of 8 matrices hold NaN" in messages
-    assert found.outliers.dtype == torch.int64
-    assert (found.outliers == -1).tolist() == [i in (2, 4, 6) for i in range(8)]
-    assert found.ks.isnan().tolist() == [i in (2, 4, 6) for i in range(8)]
+    assert result.outliers.dtype == torch.int64
+    assert (result.outliers == -1).tolist() == [i in (2, 4, 6) for i in range(8)]
+    assert result.ks.isnan().tolist() == [i in (2, 4, 6) for i in range(8)]
     for index in (0, 1, 3, 5, 7):
         k = int(lengths[index])
-        alone = asc.marchenko_pastur(maps[index, :k, :k])
-        for a, b in zip(alone, found, strict=True):
+        single_result = asc.marchenko_pastur(maps[index, :k, :k])
+        for a, b in zip(single_result, result, strict=True):
             assert torch.equal(a.nan_to_num(-7.0), b[index].nan_to_num(-7.0))
 
 
 def test_uniform_attention_has_no_row_that_varies():
     uniform = torch.tril(torch.ones(12, 12)) / torch.arange(1, 13)[:, None]
     with pytest.warns(RuntimeWarning, match="1 of 1 matrices have fewer than 8 tokens or no row that varies"):
-        found = asc.marchenko_pastur(uniform)
-    assert found.ks.isnan()
-    assert found.outliers.item() == -1
+        result = asc.marchenko_pastur(uniform)
+    assert result.ks.isnan()
+    assert result.outliers.item() == -1
 
 
 def test_tiny_entries_still_vary():
@@ -354,17 +354,17 @@ def test_tiny_entries_still_vary():
     matrix[3] = torch.linspace(0, 1, 12, dtype=torch.float64) * 1e-250
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = asc.marchenko_pastur(matrix)
+        result = asc.marchenko_pastur(matrix)
     scaled = matrix.clone()
     scaled[3] = torch.linspace(0, 1, 12, dtype=torch.float64)
-    torch.testing.assert_close(found.ks, asc.marchenko_pastur_deviation(scaled), rtol=0, atol=1e-10)
+    torch.testing.assert_close(result.ks, asc.marchenko_pastur_deviation(scaled), rtol=0, atol=1e-10)
 
 
 def test_relabelling_keys_of_a_full_map_changes_nothing():
     maps = attention(30, 2, causal=False)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
-    found, relabelled = (asc.marchenko_pastur(m) for m in (maps, maps[:, order][:, :, order]))
-    for a, b in zip(found[:6], relabelled[:6], strict=True):
+    result, relabelled = (asc.marchenko_pastur(m) for m in (maps, maps[:, order][:, :, order]))
+    for a, b in zip(result[:6], relabelled[:6], strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
 
 

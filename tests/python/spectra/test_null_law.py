@@ -42,9 +42,9 @@ def test_eigenvalues_are_numpys(causal):
         if np.ptp(seen) > 0:
             rows.append(np.pad((seen - seen.mean()) / seen.std(), (0, 24 - len(seen))))
     expected = np.linalg.svd(np.array(rows), compute_uv=False) ** 2 / 24
-    found = null_spectrum(torch.from_numpy(matrix))
-    np.testing.assert_allclose(found.values, expected[::-1], rtol=0, atol=1e-12)
-    assert len(found.values) == (22 if causal else 23)
+    result = null_spectrum(torch.from_numpy(matrix))
+    np.testing.assert_allclose(result.values, expected[::-1], rtol=0, atol=1e-12)
+    assert len(result.values) == (22 if causal else 23)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -52,11 +52,13 @@ def test_random_entries_follow_their_law_and_the_distance_is_where_it_is_said_to
     for power, most in ((1, 0.1), (4, 0.5)):
         matrix = np.random.default_rng(3).random((96, 96)) ** power
         matrix = torch.from_numpy(np.tril(matrix) if causal else matrix)
-        found = null_spectrum(matrix)
-        assert found.ks == float(asc.marchenko_pastur_deviation(matrix)) < most
-        below, above = sorted(found.between)
-        assert above - below == pytest.approx(found.ks, abs=1e-12)
-        assert np.interp(found.at, found.law_x, found.law_cdf) == pytest.approx(found.between[0], abs=1e-5)
+        result = null_spectrum(matrix)
+        assert result.ks == float(asc.marchenko_pastur_deviation(matrix)) < most
+        below, above = sorted(result.between)
+        assert above - below == pytest.approx(result.ks, abs=1e-12)
+        assert np.interp(result.at, result.law_x, result.law_cdf) == pytest.approx(
+            result.between[0], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize(

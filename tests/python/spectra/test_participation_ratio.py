@@ -41,9 +41,9 @@ def from_spectrum(matrix, spectrum):
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 31, 33, 64, 65, 100, 130])
 def test_equals_its_spectrum(n, causal, spectrum):
     maps = torch.cat([attention(n, 2, causal, s) for s in (0.3, 1.0, 4.0)])
-    found = asc.participation_ratio(maps, spectrum=spectrum)
-    assert found.dtype == torch.float64
-    np.testing.assert_allclose(found.numpy(), [from_spectrum(m, spectrum) for m in maps], rtol=1e-10)
+    result = asc.participation_ratio(maps, spectrum=spectrum)
+    assert result.dtype == torch.float64
+    np.testing.assert_allclose(result.numpy(), [from_spectrum(m, spectrum) for m in maps], rtol=1e-10)
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
@@ -53,8 +53,8 @@ def test_dtypes_and_strides(dtype, spectrum):
     expected = asc.participation_ratio(base.double(), spectrum=spectrum)
     assert torch.equal(asc.participation_ratio(base, spectrum=spectrum), expected)
     for view in (base.mT, base[:, ::2, ::2], base[:, 4:21, 2:19]):
-        found = asc.participation_ratio(view, spectrum=spectrum)
-        assert torch.equal(found, asc.participation_ratio(view.contiguous(), spectrum=spectrum))
+        result = asc.participation_ratio(view, spectrum=spectrum)
+        assert torch.equal(result, asc.participation_ratio(view.contiguous(), spectrum=spectrum))
 
 
 def test_closed_forms():
@@ -62,8 +62,8 @@ def test_closed_forms():
         uniform = torch.tril(torch.ones(n, n, dtype=torch.float64)) / torch.arange(1, n + 1)[:, None]
         harmonic = sum(1 / k for k in range(1, n + 1))
         squares = sum(1 / k**2 for k in range(1, n + 1))
-        found = asc.participation_ratio(uniform, spectrum="eigen").item()
-        assert abs(found / (harmonic**2 / squares) - 1) < 1e-12
+        result = asc.participation_ratio(uniform, spectrum="eigen").item()
+        assert abs(result / (harmonic**2 / squares) - 1) < 1e-12
         shift = torch.eye(n, dtype=torch.float64).roll(1, 0)
         assert abs(asc.participation_ratio(shift).item() / n - 1) < 1e-12
         assert abs(asc.participation_ratio(shift, spectrum="eigen").item() / n - 1) < 1e-12
@@ -97,8 +97,8 @@ def test_rotation_has_complex_eigenvalues():
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_zeros_and_one_token(spectrum):
     assert asc.participation_ratio(torch.zeros(2, 5, 5), spectrum=spectrum).isnan().all()
-    one = asc.participation_ratio(torch.ones(1, 1), spectrum=spectrum).item()
-    assert math.isnan(one) if spectrum == "laplacian" else one == 1
+    single_result = asc.participation_ratio(torch.ones(1, 1), spectrum=spectrum).item()
+    assert math.isnan(single_result) if spectrum == "laplacian" else single_result == 1
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
@@ -107,16 +107,16 @@ def test_ragged_non_finite_threads(n, spectrum):
     maps = attention(n, 9, causal=False)
     lengths = torch.tensor([n, 3, n - 1, 5, n // 2, n, 2, 7, n - 2])
     clean = asc.participation_ratio(maps, spectrum=spectrum, lengths=lengths)
-    alone = [
+    single_map = [
         asc.participation_ratio(m[:k, :k], spectrum=spectrum) for m, k in zip(maps, lengths, strict=True)
     ]
-    assert torch.equal(clean, torch.stack(alone))
+    assert torch.equal(clean, torch.stack(single_map))
     maps[4, 0, 0] = math.nan
     with pytest.warns(RuntimeWarning, match="participation_ratio: 1 of 9 matrices"):
-        found = asc.participation_ratio(maps, spectrum=spectrum, lengths=lengths)
-    assert found.isnan().tolist() == [i == 4 for i in range(9)]
+        result = asc.participation_ratio(maps, spectrum=spectrum, lengths=lengths)
+    assert result.isnan().tolist() == [i == 4 for i in range(9)]
     good = [i for i in range(9) if i != 4]
-    assert torch.equal(found[good], clean[good])
+    assert torch.equal(result[good], clean[good])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)

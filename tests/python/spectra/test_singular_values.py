@@ -25,9 +25,9 @@ def attention(n, count=1, causal=True, sharpness=1.0, seed=0, dtype=torch.float6
     return logits.softmax(-1).to(dtype)
 
 
-def assert_values(found, matrices):
+def assert_values(result, matrices):
     expected = np.linalg.svd(np.asarray(matrices.double()), compute_uv=False)
-    error = np.abs(found.numpy() - expected)
+    error = np.abs(result.numpy() - expected)
     assert np.all(error <= 1e-12 * expected[..., :1]), error.max()
     large = expected > 1e-2 * expected[..., :1]
     assert np.all(error[large] <= 1e-10 * expected[large])
@@ -39,12 +39,12 @@ def assert_values(found, matrices):
 @pytest.mark.parametrize("causal", [True, False])
 def test_equals_lapack(n, causal):
     maps = torch.cat([attention(n, 3, causal, sharpness) for sharpness in (0.3, 1.0, 3.0, 10.0)])
-    found = asc.singular_values(maps)
-    assert found.dtype == torch.float64
-    assert found.shape == maps.shape[:-1]
-    assert torch.all(found[..., :-1] >= found[..., 1:])
-    assert torch.all(found >= 0)
-    assert_values(found, maps)
+    result = asc.singular_values(maps)
+    assert result.dtype == torch.float64
+    assert result.shape == maps.shape[:-1]
+    assert torch.all(result[..., :-1] >= result[..., 1:])
+    assert torch.all(result >= 0)
+    assert_values(result, maps)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -69,16 +69,16 @@ def test_strided_views_are_read_in_place(dtype):
 def test_ragged_lengths_are_leading_blocks():
     maps = attention(50, 9, causal=False)
     lengths = torch.tensor([50, 1, 2, 17, 33, 49, 17, 5, 32])
-    found = asc.singular_values(maps, lengths=lengths)
+    result = asc.singular_values(maps, lengths=lengths)
     for index, length in enumerate(lengths.tolist()):
-        alone = asc.singular_values(maps[index, :length, :length])
-        assert torch.equal(found[index, :length], alone)
-        assert found[index, length:].isnan().all()
+        single_result = asc.singular_values(maps[index, :length, :length])
+        assert torch.equal(result[index, :length], single_result)
+        assert result[index, length:].isnan().all()
     for name in READ_OFF:
         together = getattr(asc, name)(maps, lengths=lengths)
         pairs = zip(maps, lengths.tolist(), strict=True)
-        alone = torch.stack([getattr(asc, name)(m[:k, :k]) for m, k in pairs])
-        torch.testing.assert_close(together, alone, rtol=1e-12, atol=0, equal_nan=True)
+        single_values = torch.stack([getattr(asc, name)(m[:k, :k]) for m, k in pairs])
+        torch.testing.assert_close(together, single_values, rtol=1e-12, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("n", [6, 32, 65, 150])
@@ -88,10 +88,10 @@ def test_a_non_finite_matrix_leaves_its_neighbours_alone(n):
     maps[3, 0, 0] = math.nan
     maps[7, n - 1, 1] = math.inf
     with pytest.warns(RuntimeWarning, match="singular_values: 2 of 11 matrices"):
-        found = asc.singular_values(maps)
+        result = asc.singular_values(maps)
     good = [i for i in range(11) if i not in (3, 7)]
-    assert torch.equal(found[good], clean[good])
-    assert found[[3, 7]].isnan().all()
+    assert torch.equal(result[good], clean[good])
+    assert result[[3, 7]].isnan().all()
     for name in READ_OFF:
         with pytest.warns(RuntimeWarning, match=f"{name}: 2 of 11 matrices"):
             assert getattr(asc, name)(maps).isnan().tolist() == [i in (3, 7) for i in range(11)]
@@ -224,13 +224,13 @@ def test_stable_rank_of_hard_leading_pairs():
 
 
 def test_one_token_and_zeros():
-    one = torch.ones(1, 1)
-    assert asc.singular_values(one).tolist() == [1.0]
-    assert asc.singular_values(-3.0 * one).tolist() == [3.0]
-    assert asc.stable_rank(one).item() == 1
-    assert asc.effective_rank(one).item() == 1
-    assert math.isnan(asc.spectral_gap(one).item())
-    assert math.isnan(asc.spectral_ratio(one).item())
+    single_token = torch.ones(1, 1)
+    assert asc.singular_values(single_token).tolist() == [1.0]
+    assert asc.singular_values(-3.0 * single_token).tolist() == [3.0]
+    assert asc.stable_rank(single_token).item() == 1
+    assert asc.effective_rank(single_token).item() == 1
+    assert math.isnan(asc.spectral_gap(single_token).item())
+    assert math.isnan(asc.spectral_ratio(single_token).item())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         zeros = torch.zeros(2, 4, 4)
@@ -243,10 +243,10 @@ def test_one_token_and_zeros():
 
 def test_a_single_token_of_many_maps():
     for name in ("spectral_gap", "spectral_ratio"):
-        found = getattr(asc, name)(torch.ones(3, 2, 1, 1))
-        assert found.dtype == torch.float64
-        assert found.shape == (3, 2)
-        assert found.isnan().all()
+        result = getattr(asc, name)(torch.ones(3, 2, 1, 1))
+        assert result.dtype == torch.float64
+        assert result.shape == (3, 2)
+        assert result.isnan().all()
 
 
 def test_where_rounding_begins_to_decide():
@@ -254,10 +254,10 @@ def test_where_rounding_begins_to_decide():
     eps, nan = 2.0**-52, math.nan
     sigma = [[1, 2 * eps, nan, nan], [1, 3 * eps, nan, nan], [1, 4 * eps, 0, 0], [1, 5 * eps, 0, 0]]
     sigma += [[4, 15 * eps, eps, 0], [4, 17 * eps, eps, 0], [0.5, eps, nan, nan], [0.5, 3 * eps, 0, nan]]
-    found = module.spectral_ratio_of(torch.tensor(sigma, dtype=torch.float64))
+    result = module.spectral_ratio_of(torch.tensor(sigma, dtype=torch.float64))
     finite = [1 / (3 * eps), 1 / (5 * eps), 4 / (17 * eps), 1 / (6 * eps)]
-    expected = [value for one in finite for value in (math.inf, one)]
-    assert found.tolist() == expected
+    expected = [value for finite_value in finite for value in (math.inf, finite_value)]
+    assert result.tolist() == expected
 
 
 def test_bad_arguments():
@@ -281,11 +281,11 @@ def test_bad_arguments():
 def test_the_padding_of_a_batch_changes_no_bit(name):
     function = getattr(asc, name)
     for n in (3, 7, 12):
-        alone = torch.softmax(
+        single_map = torch.softmax(
             torch.randn(50, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64), -1
         )
-        expected = function(alone)
+        expected = function(single_map)
         for size in range(n + 1, n + 12):
             padded = torch.full((50, size, size), torch.nan, dtype=torch.float64)
-            padded[:, :n, :n] = alone
+            padded[:, :n, :n] = single_map
             assert torch.equal(function(padded, lengths=n), expected), (n, size)

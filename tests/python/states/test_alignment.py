@@ -49,9 +49,9 @@ def oracle(attention, states, without=None, mask=None):
 @pytest.mark.parametrize(("n", "d"), [(1, 3), (2, 3), (3, 1), (17, 8), (70, 33)])
 def test_equals_numpy_for_every_size_and_dtype(n, d, causal, dtype):
     attention, states = maps(2, n, n, causal=causal, dtype=dtype), normal(2, n, d, dtype=dtype)
-    found = asc.geometric_semantic_alignment(attention, states)
+    result = asc.geometric_semantic_alignment(attention, states)
     expected = [oracle(a, s) for a, s in zip(attention, states, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(result, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_shared_and_grouped_states_are_repeated_heads():
@@ -68,26 +68,26 @@ def test_shared_and_grouped_states_are_repeated_heads():
     )
     expected = [[oracle(attention[b, h], per_head[b, h]) for h in range(6)] for b in range(2)]
     np.testing.assert_allclose(asc.geometric_semantic_alignment(attention, grouped), expected, rtol=1e-10)
-    one = normal(12, 5)
-    expected = [[oracle(attention[b, h], one) for h in range(6)] for b in range(2)]
-    np.testing.assert_allclose(asc.geometric_semantic_alignment(attention, one), expected, rtol=1e-10)
+    states = normal(12, 5)
+    expected = [[oracle(attention[b, h], states) for h in range(6)] for b in range(2)]
+    np.testing.assert_allclose(asc.geometric_semantic_alignment(attention, states), expected, rtol=1e-10)
 
 
 def test_without_sinks_masks_and_zero_states():
     attention, states = maps(4, 20, 20), normal(4, 20, 6)
     without = torch.zeros(4, 20, dtype=torch.bool)
     without[:, 0] = without[2, 7] = True
-    found = asc.geometric_semantic_alignment(attention, states, without=without)
-    expected = [oracle(*one) for one in zip(attention, states, without, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    result = asc.geometric_semantic_alignment(attention, states, without=without)
+    expected = [oracle(*arguments) for arguments in zip(attention, states, without, strict=True)]
+    np.testing.assert_allclose(result, expected, rtol=1e-10)
     states[:, 3] = 0
-    found = asc.geometric_semantic_alignment(attention, states)
-    expected = [oracle(*one) for one in zip(attention, states, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    result = asc.geometric_semantic_alignment(attention, states)
+    expected = [oracle(*arguments) for arguments in zip(attention, states, strict=True)]
+    np.testing.assert_allclose(result, expected, rtol=1e-10)
     window = torch.ones(20, 20, dtype=torch.bool).tril() & ~torch.ones(20, 20, dtype=torch.bool).tril(-5)
-    found = asc.geometric_semantic_alignment(attention, states, support=window)
+    result = asc.geometric_semantic_alignment(attention, states, support=window)
     expected = [oracle(a, s, mask=window) for a, s in zip(attention, states, strict=True)]
-    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    np.testing.assert_allclose(result, expected, rtol=1e-10)
 
 
 def test_what_does_not_vary_has_no_alignment():
@@ -104,10 +104,10 @@ def test_what_does_not_vary_has_no_alignment():
 
 def test_ragged_lengths_strides_and_non_finite_neighbours():
     attention, states = maps(3, 10, 10), normal(3, 10, 4)
-    found = asc.geometric_semantic_alignment(attention, states, lengths=[10, 6, 3])
+    result = asc.geometric_semantic_alignment(attention, states, lengths=[10, 6, 3])
     for index, length in enumerate([10, 6, 3]):
         expected = oracle(attention[index, :length, :length], states[index, :length])
-        assert found[index].item() == pytest.approx(expected, rel=1e-10)
+        assert result[index].item() == pytest.approx(expected, rel=1e-10)
     shared = asc.geometric_semantic_alignment(attention, states[0], lengths=[10, 6, 3])
     for index, length in enumerate([10, 6, 3]):
         expected = oracle(attention[index, :length, :length], states[0, :length])
@@ -123,22 +123,22 @@ def test_ragged_lengths_strides_and_non_finite_neighbours():
     attention[0, 5, 1] = torch.nan
     states[2, 9, 3] = torch.inf
     with pytest.warns(RuntimeWarning, match="2 of 3 matrices or their states"):
-        found = asc.geometric_semantic_alignment(attention, states)
-    assert found.isnan().tolist() == [True, False, True]
-    assert found[1] == clean[1]
+        result = asc.geometric_semantic_alignment(attention, states)
+    assert result.isnan().tolist() == [True, False, True]
+    assert result[1] == clean[1]
 
 
 @settings(max_examples=40)
 @given(n=st.integers(3, 24), d=st.integers(1, 9), seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e3))
 def test_laws(n, d, seed, scale):
     attention, states = maps(n, n, seed=seed, causal=False), normal(n, d, seed=seed)
-    found = asc.geometric_semantic_alignment(attention, states).item()
+    result = asc.geometric_semantic_alignment(attention, states).item()
     # Cosines see directions only, and a correlation no common scale.
     again = asc.geometric_semantic_alignment(attention / 2, scale * states).item()
-    assert again == pytest.approx(found, abs=1e-9, nan_ok=True)
+    assert again == pytest.approx(result, abs=1e-9, nan_ok=True)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     relabelled = asc.geometric_semantic_alignment(attention[order][:, order], states[order], support="full")
-    assert relabelled.item() == pytest.approx(found, abs=1e-9, nan_ok=True)
+    assert relabelled.item() == pytest.approx(result, abs=1e-9, nan_ok=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -163,38 +163,38 @@ def test_magnitude_of_one_number_and_of_no_token():
 def test_magnitude_of_extreme_and_non_finite_tokens():
     after = torch.tensor([[3e200, 4e200], [3e-200, 4e-200], [torch.inf, 0.0]], dtype=torch.float64)
     with pytest.warns(RuntimeWarning, match="1 of 3 tokens"):
-        found = asc.transformation_magnitude(torch.zeros(3, 2), after)
-    np.testing.assert_allclose(found[:2], [5e200, 5e-200], rtol=1e-14)
-    assert found[2].isnan()
+        result = asc.transformation_magnitude(torch.zeros(3, 2), after)
+    np.testing.assert_allclose(result[:2], [5e200, 5e-200], rtol=1e-14)
+    assert result[2].isnan()
 
 
 @pytest.mark.parametrize("lengths", [None, [12, 7, 2]])
 def test_entropy_magnitude_correlation_equals_scipy(lengths):
     attention, before, after = maps(3, 12, 12), normal(3, 12, 5), normal(3, 12, 5, seed=4)
-    found = asc.entropy_magnitude_correlation(attention, before, after, lengths=lengths)
+    result = asc.entropy_magnitude_correlation(attention, before, after, lengths=lengths)
     for index, length in enumerate(lengths or [12] * 3):
         entropy = asc.attention_entropy(attention[index, :length, :length])
         step = asc.transformation_magnitude(before[index, :length], after[index, :length])
         expected = stats.pearsonr(entropy, step).statistic
-        assert found[index].item() == pytest.approx(expected, rel=1e-12)
+        assert result[index].item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_entropy_magnitude_correlation_sees_what_its_support_says():
     attention = maps(2, 9, 9, causal=False, seed=3)
     before, after = normal(2, 9, 4), normal(2, 9, 4, seed=8)
     for options in ({"support": "causal"}, {"lengths": [6, 9]}, {}):
-        found = asc.entropy_magnitude_correlation(attention, before, after, **options)
+        result = asc.entropy_magnitude_correlation(attention, before, after, **options)
         for k, n in enumerate(options.get("lengths", [9, 9])):
             a = attention[k, :n, :n]
             a = a.tril() if "support" in options else a
             entropy = -torch.xlogy(a, a).sum(-1)
             moved = (after - before)[k, :n].norm(dim=-1)
-            wanted = np.corrcoef(entropy, moved)[0, 1]
-            assert found[k].item() == pytest.approx(wanted, rel=1e-12)
+            expected = np.corrcoef(entropy, moved)[0, 1]
+            assert result[k].item() == pytest.approx(expected, rel=1e-12)
     attention[0, 3, 3] = torch.nan
     with pytest.warns(RuntimeWarning, match="1 of 2 matrices"):
-        found = asc.entropy_magnitude_correlation(attention, before, after)
-    assert found.isnan().tolist() == [True, False]
+        result = asc.entropy_magnitude_correlation(attention, before, after)
+    assert result.isnan().tolist() == [True, False]
     with pytest.raises(
         ValueError, match=r"^entropy_magnitude_correlation: states of shape \(2, 9\) \+ \[d\] do not"
     ):
@@ -249,17 +249,17 @@ def test_correlation_of_rows_of_any_size_is_that_of_their_shape():
     """Each row has a scale of its own, and what is outside says nothing."""
     x, y = normal(2, 40, seed=5)
     inside = torch.arange(40) < 30
-    wanted = float(np.corrcoef(x[:30], y[:30])[0, 1])
+    expected = float(np.corrcoef(x[:30], y[:30])[0, 1])
     scales = torch.tensor([1e-140, 1.0, 1e140], dtype=torch.float64)[:, None]
     non_finite = torch.where(inside, x * scales, 1e150)
-    found = pearson(non_finite, y.expand(3, 40), inside.expand(3, 40))
-    assert found.tolist() == pytest.approx([wanted] * 3, rel=1e-13)
+    result = pearson(non_finite, y.expand(3, 40), inside.expand(3, 40))
+    assert result.tolist() == pytest.approx([expected] * 3, rel=1e-13)
     # A spread of a few roundings of the size is none, one of a thousand is.
     nearly = 1.0 + torch.tensor([2.0**-52, 1e3 * 2.0**-52])[:, None].double() * torch.sign(x)
-    few, many = pearson(nearly, y.expand(2, 40), torch.ones(2, 40, dtype=torch.bool))
+    few, correlations = pearson(nearly, y.expand(2, 40), torch.ones(2, 40, dtype=torch.bool))
     assert few.isnan()
-    assert not many.isnan()
-    whole = torch.ones(40, dtype=torch.bool)
+    assert not correlations.isnan()
+    every_key = torch.ones(40, dtype=torch.bool)
     for other in (x, 3 * x, x / 3, x + 0.1):
-        assert 1 - 1e-14 < pearson(x, other, whole) <= 1
-        assert -1 <= pearson(x, -other, whole) < -1 + 1e-14
+        assert 1 - 1e-14 < pearson(x, other, every_key) <= 1
+        assert -1 <= pearson(x, -other, every_key) < -1 + 1e-14

@@ -14,8 +14,10 @@ def texts(count=24, d=12, seed=0, dtype=torch.float64, share=0.5):
     draw = torch.Generator().manual_seed(seed)
     scale = torch.linspace(2.0, 0.2, d, dtype=torch.float64)
     for number in range(count):
-        own = share * torch.randn(d, generator=draw, dtype=torch.float64)
-        yield (scale * (torch.randn(5 + number % 4, d, generator=draw, dtype=torch.float64) + own)).to(dtype)
+        offset = share * torch.randn(d, generator=draw, dtype=torch.float64)
+        yield (scale * (torch.randn(5 + number % 4, d, generator=draw, dtype=torch.float64) + offset)).to(
+            dtype
+        )
 
 
 def filled(rank=None, groups=8, **options):
@@ -27,19 +29,21 @@ def filled(rank=None, groups=8, **options):
 
 def test_streams_to_the_whole_batch():
     moments = filled()
-    every = torch.cat(list(texts())).numpy()
+    all_rows = torch.cat(list(texts())).numpy()
     centred = np.concatenate([x.numpy() - x.numpy().mean(0) for x in texts()])
-    np.testing.assert_allclose(moments.second(0, "k"), every.T @ every / len(every), rtol=1e-12)
+    np.testing.assert_allclose(moments.second(0, "k"), all_rows.T @ all_rows / len(all_rows), rtol=1e-12)
     np.testing.assert_allclose(
-        moments.second(0, "v", centered=True), centred.T @ centred / len(every), rtol=1e-11, atol=1e-13
+        moments.second(0, "v", centered=True), centred.T @ centred / len(all_rows), rtol=1e-11, atol=1e-13
     )
-    np.testing.assert_allclose(moments.mean(0, "q"), every.mean(0), rtol=1e-12)
-    assert moments.tokens(0, "q") == len(every)
-    assert moments.trace(0, "q") == pytest.approx((every**2).sum() / len(every), rel=1e-12)
-    assert moments.trace(0, "q", centered=True) == pytest.approx((centred**2).sum() / len(every), rel=1e-12)
-    squares = (every**2).sum(1)
+    np.testing.assert_allclose(moments.mean(0, "q"), all_rows.mean(0), rtol=1e-12)
+    assert moments.tokens(0, "q") == len(all_rows)
+    assert moments.trace(0, "q") == pytest.approx((all_rows**2).sum() / len(all_rows), rel=1e-12)
+    assert moments.trace(0, "q", centered=True) == pytest.approx(
+        (centred**2).sum() / len(all_rows), rel=1e-12
+    )
+    squares = (all_rows**2).sum(1)
     assert moments.largest_share(0, "q") == pytest.approx(squares.max() / squares.sum(), rel=1e-12)
-    values, vectors = np.linalg.eigh(every.T @ every / len(every))
+    values, vectors = np.linalg.eigh(all_rows.T @ all_rows / len(all_rows))
     np.testing.assert_allclose(moments.energies(0, "q"), values[::-1], rtol=1e-10)
     overlap = moments.basis(0, "q", k=3).numpy().T @ vectors[:, ::-1][:, :3]
     np.testing.assert_allclose(np.abs(np.linalg.svd(overlap)[1]), 1, rtol=1e-9)
@@ -53,26 +57,26 @@ def test_merged_in_any_order():
             if number % 4 == first:
                 part.add(x, layer=0, role="q", group=number % 8)
         parts.append(part)
-    whole = filled()
+    moments = filled()
     for order in ((0, 1, 2, 3), (3, 1, 0, 2)):
         merged = asc.Moments()
-        for one in order:
-            merged.merge(parts[one])
-        np.testing.assert_allclose(merged.second(0, "q"), whole.second(0, "q"), rtol=1e-12)
-        assert merged.groups == whole.groups
-        assert merged.largest_share(0, "q") == pytest.approx(whole.largest_share(0, "q"), rel=1e-12)
+        for place in order:
+            merged.merge(parts[place])
+        np.testing.assert_allclose(merged.second(0, "q"), moments.second(0, "q"), rtol=1e-12)
+        assert merged.groups == moments.groups
+        assert merged.largest_share(0, "q") == pytest.approx(moments.largest_share(0, "q"), rel=1e-12)
 
 
 def test_a_sketch_of_all_columns_is_the_whole_and_a_small_one_finds_the_main_directions():
-    whole, full = filled(), filled(rank=12)
-    np.testing.assert_allclose(full.second(0, "q"), whole.second(0, "q"), rtol=1e-8, atol=1e-9)
-    np.testing.assert_allclose(full.energies(0, "q"), whole.energies(0, "q"), rtol=1e-8)
+    moments, full = filled(), filled(rank=12)
+    np.testing.assert_allclose(full.second(0, "q"), moments.second(0, "q"), rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(full.energies(0, "q"), moments.energies(0, "q"), rtol=1e-8)
     sizes = {"d": 96, "count": 60}
     steep, sketched = filled(**sizes), filled(rank=sketch_rank(8), **sizes)
     matrix = torch.randn(20, 96, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     matrix = matrix @ steep.second(0, "q")
-    one, other = (asc.subspace_fraction(matrix, m.basis(0, "q", k=8)).fraction for m in (steep, sketched))
-    assert float(other) == pytest.approx(float(one), rel=0.05)
+    first, other = (asc.subspace_fraction(matrix, m.basis(0, "q", k=8)).fraction for m in (steep, sketched))
+    assert float(other) == pytest.approx(float(first), rel=0.05)
     assert sketched.trace(0, "q") == steep.trace(0, "q")
 
 
@@ -107,15 +111,15 @@ def test_jackknife_intervals_cover_the_truth():
         for number in range(32):
             x = scale * torch.randn(20, 32, generator=draw, dtype=torch.float64)
             moments.add(x, layer=0, role="q", group=number % 8)
-        found = moments.jackknife(
+        result = moments.jackknife(
             lambda m: m.second(0, "q").diagonal()[:8].sum() / m.second(0, "q").diagonal().sum()
         )
-        assert found.low < found.estimate < found.high
-        covered += bool(found.low <= truth <= found.high)
+        assert result.low < result.estimate < result.high
+        covered += bool(result.low <= truth <= result.high)
     assert covered >= 34  # 38 expected at 95 %
-    alone = asc.Moments()
-    alone.add(torch.ones(3, 4), layer=0, role="q")
-    assert torch.isnan(alone.jackknife(lambda m: m.trace(0, "q")).low)
+    single_result = asc.Moments()
+    single_result.add(torch.ones(3, 4), layer=0, role="q")
+    assert torch.isnan(single_result.jackknife(lambda m: m.trace(0, "q")).low)
 
 
 def test_spiked_inputs_give_the_fraction_of_their_spectrum():

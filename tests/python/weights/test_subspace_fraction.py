@@ -33,20 +33,20 @@ def test_equals_projections(side, shape):
     matrix = drawn(3, *shape)
     d = shape[1] if side == "in" else shape[0]
     basis = orthonormal(d)
-    found = asc.subspace_fraction(matrix, basis, side=side, k=range(1, d + 1))
-    for one in range(3):
-        m = matrix[one].numpy() if side == "in" else matrix[one].numpy().T
+    result = asc.subspace_fraction(matrix, basis, side=side, k=range(1, d + 1))
+    for index in range(3):
+        m = matrix[index].numpy() if side == "in" else matrix[index].numpy().T
         energies = np.linalg.svd(m, compute_uv=False) ** 2
         for k in range(1, d + 1):
             projector = basis[:, :k].numpy() @ basis[:, :k].numpy().T
             expected = np.linalg.norm(m @ projector) ** 2 / np.linalg.norm(m) ** 2
             best = energies[:k].sum() / energies.sum()
-            np.testing.assert_allclose(found.fraction[one, k - 1], expected, rtol=1e-12)
-            np.testing.assert_allclose(found.relative[one, k - 1], expected * d / k, rtol=1e-12)
-            np.testing.assert_allclose(found.ceiling[one, k - 1], best, rtol=1e-12)
+            np.testing.assert_allclose(result.fraction[index, k - 1], expected, rtol=1e-12)
+            np.testing.assert_allclose(result.relative[index, k - 1], expected * d / k, rtol=1e-12)
+            np.testing.assert_allclose(result.ceiling[index, k - 1], best, rtol=1e-12)
             if best - k / d > 1e-9:
                 captured = (expected - k / d) / (best - k / d)
-                np.testing.assert_allclose(found.captured[one, k - 1], captured, rtol=1e-9)
+                np.testing.assert_allclose(result.captured[index, k - 1], captured, rtol=1e-9)
 
 
 def test_laws():
@@ -60,8 +60,8 @@ def test_laws():
         again = asc.subspace_fraction(other, basis[:, :4])
         np.testing.assert_allclose(again.fraction, fraction, rtol=1e-12)
         np.testing.assert_allclose(again.deviation, asc.subspace_fraction(matrix, basis[:, :4]).deviation)
-    own = torch.linalg.svd(matrix).Vh.mT[:, :3]
-    best = asc.subspace_fraction(matrix, own, k=[1, 2, 3])
+    main_directions = torch.linalg.svd(matrix).Vh.mT[:, :3]
+    best = asc.subspace_fraction(matrix, main_directions, k=[1, 2, 3])
     np.testing.assert_allclose(best.fraction, best.ceiling, rtol=1e-12)
     np.testing.assert_allclose(best.captured, 1, rtol=1e-9)
     half = asc.subspace_fraction(matrix.float(), basis[:, :4])
@@ -74,9 +74,9 @@ def test_low_rank_is_the_product():
     dense = 1.5 * left @ right
     for side, d in (("in", 9), ("out", 7)):
         basis = orthonormal(d, 4)
-        one = asc.subspace_fraction(factors, basis, side=side, k=[1, 3, 4])
+        single_result = asc.subspace_fraction(factors, basis, side=side, k=[1, 3, 4])
         other = asc.subspace_fraction(dense, basis, side=side, k=[1, 3, 4])
-        for a, b in zip(one, other, strict=True):
+        for a, b in zip(single_result, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-10)
         np.testing.assert_allclose(
             asc.concentration(factors, orthonormal(d), side=side),
@@ -99,11 +99,11 @@ def test_mean_and_deviation_over_random_subspaces():
     bases = stats.ortho_group.rvs(d, size=count, random_state=1)[:, :, :k]
     m = matrix.numpy()
     fractions = ((m @ bases) ** 2).sum((1, 2)) / (m**2).sum()
-    found = asc.subspace_fraction(matrix, orthonormal(d, k))
+    result = asc.subspace_fraction(matrix, orthonormal(d, k))
     assert abs(fractions.mean() - k / d) < 5 * fractions.std() / math.sqrt(count)
-    assert fractions.std() == pytest.approx(float(found.deviation), rel=0.04)
+    assert fractions.std() == pytest.approx(float(result.deviation), rel=0.04)
     assert np.quantile(fractions, 0.99) == pytest.approx(
-        stats.beta.isf(0.01, *_beta(k / d, float(found.deviation))), rel=0.04
+        stats.beta.isf(0.01, *_beta(k / d, float(result.deviation))), rel=0.04
     )
     moment = torch.diag(torch.arange(1.0, d + 1, dtype=torch.float64))
     turned = stats.ortho_group.rvs(d, size=count, random_state=2)
@@ -123,9 +123,9 @@ def _beta(mean, deviation):
 def test_p_values_of_rank_one_are_those_of_the_beta_law():
     d, k = 24, 3
     matrix = torch.outer(drawn(5), drawn(d, seed=2))
-    found = asc.subspace_fraction(matrix, orthonormal(d, k))
-    fraction = float(found.fraction)
-    assert float(found.p_value) == pytest.approx(stats.beta.sf(fraction, k / 2, (d - k) / 2), rel=1e-9)
+    result = asc.subspace_fraction(matrix, orthonormal(d, k))
+    fraction = float(result.fraction)
+    assert float(result.p_value) == pytest.approx(stats.beta.sf(fraction, k / 2, (d - k) / 2), rel=1e-9)
     bases = stats.ortho_group.rvs(d, size=2000, random_state=3)[:, :, :k]
     drawn_fractions = asc.subspace_fraction(matrix, torch.tensor(bases)).fraction[:, 0].numpy()
     assert stats.kstest(drawn_fractions, stats.beta(k / 2, (d - k) / 2).cdf).pvalue > 1e-3
@@ -135,8 +135,8 @@ def test_p_values_of_rank_one_are_those_of_the_beta_law():
 
 def test_gaussian_matrices_are_not_concentrated():
     matrices = drawn(50, 40, 32, seed=4)
-    found = asc.concentration(matrices, torch.eye(32))
-    assert abs(float(found.mean())) < 0.01
+    result = asc.concentration(matrices, torch.eye(32))
+    assert abs(float(result.mean())) < 0.01
     z = asc.subspace_fraction(matrices, orthonormal(32, 4)).z
     assert float(z.abs().max()) < 5
     assert 0.7 < float(z.std()) < 1.3
@@ -154,15 +154,15 @@ def test_concentration_of_extremes():
 def test_relative_fractions_of_both_sides():
     matrix = drawn(6, 9)
     left, right = orthonormal(6, 2), orthonormal(9, 3)
-    found = asc.relative_subspace_fraction(matrix, left=left, right=right)
+    result = asc.relative_subspace_fraction(matrix, left=left, right=right)
     m, el, r = matrix.numpy(), left.numpy(), right.numpy()
     parts = [np.linalg.norm(el.T @ m) ** 2, np.linalg.norm(m @ r) ** 2] / np.linalg.norm(m) ** 2
-    assert float(found.both) == pytest.approx(parts.sum() / (2 / 6 + 3 / 9))
-    assert float(found.left) == pytest.approx(parts[0] * 3)
-    assert float(found.right) == pytest.approx(parts[1] * 3)
-    alone = asc.relative_subspace_fraction(matrix, left=left)
-    assert float(alone.both) == pytest.approx(float(found.left))
-    assert torch.isnan(alone.right)
+    assert float(result.both) == pytest.approx(parts.sum() / (2 / 6 + 3 / 9))
+    assert float(result.left) == pytest.approx(parts[0] * 3)
+    assert float(result.right) == pytest.approx(parts[1] * 3)
+    single_result = asc.relative_subspace_fraction(matrix, left=left)
+    assert float(single_result.both) == pytest.approx(float(result.left))
+    assert torch.isnan(single_result.right)
     with pytest.raises(ValueError, match="got neither"):
         asc.relative_subspace_fraction(matrix)
 
@@ -178,25 +178,25 @@ def test_one_bad_matrix_leaves_the_others_and_zeros_have_no_fraction():
     expected = asc.subspace_fraction(matrices, orthonormal(5, 2))
     matrices[1, 0, 0] = math.nan
     matrices[2] = 0
-    found = asc.subspace_fraction(matrices, orthonormal(5, 2))
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one[0], other[0])
-        assert torch.isnan(one[1:]).all()
+    result = asc.subspace_fraction(matrices, orthonormal(5, 2))
+    for actual, other in zip(result, expected, strict=True):
+        assert torch.equal(actual[0], other[0])
+        assert torch.isnan(actual[1:]).all()
     gain = asc.alignment_gain(matrices, torch.eye(5), side="in").gain
     assert torch.isnan(gain).tolist() == [False, True, True]
 
 
 def test_wide_matrices_are_estimated_from_below():
     matrix = (drawn(2100, 30, seed=1) @ drawn(30, 2110, seed=2)).float()
-    found = spectrum_of(matrix, 4)
+    result = spectrum_of(matrix, 4)
     exact = torch.linalg.svdvals(
         torch.linalg.qr(drawn(2100, 30, seed=1)).R @ drawn(30, 2110, seed=2)
     ).square()
-    assert not found.exact
-    np.testing.assert_allclose(found.top, exact[:4], rtol=0.05)
-    assert (found.top <= exact[:4] * (1 + 1e-5)).all()
+    assert not result.exact
+    np.testing.assert_allclose(result.top, exact[:4], rtol=0.05)
+    assert (result.top <= exact[:4] * (1 + 1e-5)).all()
     expected = exact.sum() ** 2 / exact.square().sum()
-    assert float(found.participation_ratio) == pytest.approx(float(expected), rel=0.2)
+    assert float(result.participation_ratio) == pytest.approx(float(expected), rel=0.2)
 
 
 BASIS = torch.eye(4)[:, :2]
@@ -241,19 +241,19 @@ def test_bad_input(call, message):
 def test_the_smallest_edit_maps_the_input_and_disturbs_others_least():
     x = drawn(200, 6, seed=0) * torch.linspace(3, 0.2, 6).double()
     moment, a, shift = x.mT @ x / len(x), drawn(6, seed=1), drawn(4, seed=2)
-    found = minimal_edit(shift, a, moment, ridge=0).dense().numpy()
-    np.testing.assert_allclose(found @ a.numpy(), shift, rtol=1e-10)
+    result = minimal_edit(shift, a, moment, ridge=0).dense().numpy()
+    np.testing.assert_allclose(result @ a.numpy(), shift, rtol=1e-10)
     # the stationary point of tr(ΔW S ΔWᵀ) under ΔW a = D, row by row: [S a; aᵀ 0] [w; λ] = [0; D_i]
     system = np.block([[moment.numpy(), a.numpy()[:, None]], [a.numpy()[None], np.zeros((1, 1))]])
-    for row, wanted in zip(found, shift.tolist(), strict=True):
-        np.testing.assert_allclose(row, np.linalg.solve(system, [*[0.0] * 6, wanted])[:6], rtol=1e-9)
+    for row, expected in zip(result, shift.tolist(), strict=True):
+        np.testing.assert_allclose(row, np.linalg.solve(system, [*[0.0] * 6, expected])[:6], rtol=1e-9)
 
 
 def test_the_ridge_is_relative_to_the_mean_eigenvalue():
     moment = torch.diag(torch.tensor([4.0, 2.0]))
-    found = minimal_edit(torch.ones(1), torch.ones(2), moment, ridge=1.0).dense()
+    result = minimal_edit(torch.ones(1), torch.ones(2), moment, ridge=1.0).dense()
     expected = torch.tensor([[1 / 7, 1 / 5]]).double()
-    torch.testing.assert_close(found, expected / expected.sum())
+    torch.testing.assert_close(result, expected / expected.sum())
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ def test_arrays_gradients_and_strides_change_no_bit(name):
         WEIGHTS.mT.contiguous().mT,
         wide[::2, ::2],
     ):
-        for one, other in zip(fields(function(matrix)), expected, strict=True):
-            assert not one.requires_grad
-            assert torch.equal(one.nan_to_num(-7.0), other.nan_to_num(-7.0))
+        for field, other in zip(fields(function(matrix)), expected, strict=True):
+            assert not field.requires_grad
+            assert torch.equal(field.nan_to_num(-7.0), other.nan_to_num(-7.0))
 
 
 @pytest.mark.parametrize("name", OF_WEIGHTS)
@@ -307,12 +307,12 @@ def test_the_largest_numbers_are_weights_like_others(name):
     function = OF_WEIGHTS[name]
     largest = torch.finfo(torch.float64).max
     expected = fields(function(WEIGHTS.sign()))
-    for one, other in zip(fields(function(WEIGHTS.sign() * largest)), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, equal_nan=True)
+    for field, other in zip(fields(function(WEIGHTS.sign() * largest)), expected, strict=True):
+        torch.testing.assert_close(field, other, rtol=1e-12, atol=1e-12, equal_nan=True)
     bad = WEIGHTS.clone()
     bad[0, 0] = torch.inf
-    assert all(one.isnan().all() for one in fields(function(bad))[:1])
-    assert all(one.isnan().all() for one in fields(function(asc.LowRank(bad[:, :2], WEIGHTS[:2])))[:1])
+    assert all(field.isnan().all() for field in fields(function(bad))[:1])
+    assert all(field.isnan().all() for field in fields(function(asc.LowRank(bad[:, :2], WEIGHTS[:2])))[:1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
@@ -321,8 +321,8 @@ def test_bases_and_moments_are_right_to_the_rounding_of_their_dtype(dtype):
     moment = (basis * torch.tensor([5.0, 4.0, 3.0, 2.0, 1.0])) @ basis.mT
     moment = moment * (1 + 0.4 * torch.finfo(dtype).eps * torch.randn(5, 5).sign())
     expected = asc.subspace_fraction(WEIGHTS, basis[:, :2]).fraction
-    found = asc.subspace_fraction(WEIGHTS, basis[:, :2].to(dtype)).fraction
-    torch.testing.assert_close(found, expected, rtol=0, atol=16 * torch.finfo(dtype).eps)
+    result = asc.subspace_fraction(WEIGHTS, basis[:, :2].to(dtype)).fraction
+    torch.testing.assert_close(result, expected, rtol=0, atol=16 * torch.finfo(dtype).eps)
     assert asc.alignment_gain(WEIGHTS, moment.to(dtype), side="in").gain.isfinite()
     with pytest.raises(ValueError, match="symmetric"):
         asc.alignment_gain(WEIGHTS, (moment + 0.3 * torch.ones(5, 5).triu()).to(dtype), side="in")
