@@ -34,8 +34,8 @@ from attnscope.studies.attention_likelihood import measure
 from attnscope.studies.attention_likelihood.study import AttentionLikelihood
 from harness import machine_facts
 
-HERE = Path(__file__).resolve().parent
-DATA = HERE.parents[1] / "shared" / "data"
+FOLDER = Path(__file__).resolve().parent
+DATA = FOLDER.parents[1] / "shared" / "data"
 #: Times faster than one text a pass; most of the forward passes' time that ranking and metric may take.
 TARGETS, MOST = {("stories260K", 12): 5.0, ("stories260K", 128): 0.0, ("bert-width", 12): 2.0}, 0.2
 STAGES = ("find", "replace", "check", "measure")
@@ -72,14 +72,16 @@ def encoder(folder: Path, layers: int = 2, entries: int = 30_522) -> Path:
         for letters in itertools.product(string.ascii_lowercase, repeat=size)
     )
     names = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", *itertools.islice(words, entries - 5)]
-    made = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.post_processor = processors.TemplateProcessing(
+    word_tokenizer = Tokenizer(
+        models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
     )
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]",
-        mask_token="[MASK]", model_max_length=512,
+        tokenizer_object=word_tokenizer, pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
+        unk_token="[UNK]", mask_token="[MASK]", model_max_length=512,
     )  # fmt: skip
     torch.manual_seed(0)
     BertForMaskedLM(BertConfig(vocab_size=entries, num_hidden_layers=layers)).save_pretrained(folder)
@@ -98,15 +100,15 @@ def texts_of(name: str, count: int, tokens: int, folder: Path) -> list[str]:
             " ".join("".join(word) for word in letters[draw.integers(0, 26, (10, 3))]) for _ in range(count)
         ]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    found: list[str] = []
+    result: list[str] = []
     for sentence in pd.read_csv(DATA / "text" / "wiki_dataset_sink.csv")["text"]:
         words = sentence.split()
         for start in range(0, len(words), tokens):
             part = " ".join(words[start : start + tokens])
             ids = tokenizer(part, truncation=True, max_length=tokens)["input_ids"]
             if asc.word_spans(tokenizer, [part], inputs=[ids]).words[0]:
-                found.append(part)
-    return found[:count]
+                result.append(part)
+    return result[:count]
 
 
 def batched(folder: Path, file: Path, home: Path, clock: Clock, tokens: int) -> tuple[Any, float]:
@@ -114,7 +116,7 @@ def batched(folder: Path, file: Path, home: Path, clock: Clock, tokens: int) -> 
     stages = AttentionLikelihood.stages
 
     def measured(study: AttentionLikelihood, units: Any) -> Any:
-        return [one for one in stages(study, units) if one.name in STAGES]
+        return [stage for stage in stages(study, units) if stage.name in STAGES]
 
     options = {"permutations": 999, "bootstrap": 1}
     settings = asc.Study(
@@ -141,8 +143,8 @@ def one_by_one(folder: Path, texts: list[str], causal: bool, tokens: int) -> tup
     model = kind.from_pretrained(folder, attn_implementation="eager").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     began = time.process_time()
-    found, _ = likelihood_loops.study(model, tokenizer, texts, max_tokens=tokens)
-    return found, time.process_time() - began
+    result, _ = likelihood_loops.study(model, tokenizer, texts, max_tokens=tokens)
+    return result, time.process_time() - began
 
 
 def agree(results: Any, texts: list[likelihood_loops.Text]) -> int:
@@ -155,8 +157,8 @@ def agree(results: Any, texts: list[likelihood_loops.Text]) -> int:
             row = words.loc[(text.sample, mode)]
             assert list(row["replacement_ids"]) == ids[text.start : text.stop], (text.sample, mode)
             np.testing.assert_allclose(row["log_likelihood"], text.likelihood[mode], rtol=1e-4)
-            mine = [shares.loc[(text.sample, mode, layer)] for layer in range(len(text.share[mode]))]
-            np.testing.assert_allclose(mine, text.share[mode], atol=1e-5)
+            our_shares = [shares.loc[(text.sample, mode, layer)] for layer in range(len(text.share[mode]))]
+            np.testing.assert_allclose(our_shares, text.share[mode], atol=1e-5)
             count += 1
     assert count == len(words)
     return count
@@ -172,21 +174,25 @@ def compared(name: str, tokens: int, count: int, home: Path) -> dict[str, Any]:
     pd.DataFrame({"text": texts[:8]}).to_csv(home / "few.csv", index=False)
     batched(folder, home / "few.csv", home / "few", Clock(), tokens)
     clock = Clock()
-    results, mine = batched(folder, file, home, clock, tokens)
-    found, theirs = one_by_one(folder, texts, name == "stories260K", tokens)
-    versions = agree(results, found)
-    own = clock.seconds
-    forward = mine - sum(own.values())
+    results, our_results = batched(folder, file, home, clock, tokens)
+    result, theirs = one_by_one(folder, texts, name == "stories260K", tokens)
+    versions = agree(results, result)
+    our_seconds = clock.seconds
+    forward = our_results - sum(our_seconds.values())
     return {
         "model": name,
         "tokens": tokens,
-        "texts": len(found),
+        "texts": len(result),
         "versions": versions,
-        "batched_s_a_text": mine / len(found),
-        "one_by_one_s_a_text": theirs / len(found),
-        "ratio": theirs / mine,
-        "shares": {key: value / mine for key, value in {"forward and the rest": forward, **own}.items()},
-        "ranking_and_metric_of_forward": (own.get("ranking", 0.0) + own.get("metric", 0.0)) / forward,
+        "batched_s_a_text": our_results / len(result),
+        "one_by_one_s_a_text": theirs / len(result),
+        "ratio": theirs / our_results,
+        "shares": {
+            key: value / our_results
+            for key, value in {"forward and the rest": forward, **our_seconds}.items()
+        },
+        "ranking_and_metric_of_forward": (our_seconds.get("ranking", 0.0) + our_seconds.get("metric", 0.0))
+        / forward,
     }
 
 
@@ -200,7 +206,7 @@ def main() -> None:
         "--seconds", type=float, help="accepted as by the other benchmarks; the work is fixed"
     )
     parser.add_argument("--only", default="", help="of the models")
-    parser.add_argument("--json", type=Path, default=HERE / "results" / "attention_likelihood.json")
+    parser.add_argument("--json", type=Path, default=FOLDER / "results" / "attention_likelihood.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"The likelihood study\n{json.dumps(machine_facts())}", flush=True)

@@ -18,8 +18,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-DATA = HERE.parents[1] / "shared" / "data"
+FOLDER = Path(__file__).resolve().parent
+DATA = FOLDER.parents[1] / "shared" / "data"
 SAMPLES = 8
 #: What the other commit takes of this one's time at least: 1 / 0.7.
 TARGET = 1 / 0.7
@@ -27,10 +27,10 @@ TARGET = 1 / 0.7
 
 def serve(tree: str) -> None:
     """Runs the study whenever a line comes in, and answers with its time and one of its numbers."""
-    if Path(tree) != HERE.parent:
+    if Path(tree) != FOLDER.parent:
         # an editable installation finds this checkout's package before any path
         editable = "ScikitBuildRedirectingFinder"
-        sys.meta_path[:] = [one for one in sys.meta_path if type(one).__name__ != editable]
+        sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != editable]
         sys.path.insert(0, f"{tree}/python")
     import torch
 
@@ -95,7 +95,7 @@ def main() -> None:
     if not other or not DATA.is_dir():
         print(f"OTHER_TREE={other}, inputs in {DATA}: nothing to measure")
         return
-    ours, theirs = Commit(str(HERE.parent)), Commit(other)
+    ours, theirs = Commit(str(FOLDER.parent)), Commit(other)
     benchmark.compare(
         "the sink study, both protocols, bars, all extras", SAMPLES, ours, {"other commit": theirs},
         agree=agree, target=TARGET,

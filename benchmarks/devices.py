@@ -162,14 +162,14 @@ def lazy_rows(layer: Layer, lengths: str, least: float, device: str) -> list[dic
             q, k, v = layer.attention(torch.randn(1, n, HIDDEN, device=device, dtype=torch.bfloat16))
         attend = torch.nn.functional.scaled_dot_product_attention
 
-        def both() -> Any:
-            found = row_measures(q, k)  # noqa: B023
-            return key_measures(q, k, found.log_z)  # noqa: B023
+        def run_both() -> Any:
+            result = row_measures(q, k)  # noqa: B023
+            return key_measures(q, k, result.log_z)  # noqa: B023
 
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        both()
+        run_both()
         torch.cuda.synchronize()
         peak = torch.cuda.max_memory_allocated() - before
         peer = seconds(lambda: attend(q, k, v, is_causal=True, enable_gqa=True), least, device)  # noqa: B023
@@ -178,7 +178,7 @@ def lazy_rows(layer: Layer, lengths: str, least: float, device: str) -> list[dic
             "attention (ms)": 1e3 * peer,
             "row measures": seconds(lambda: row_measures(q, k), least, device) / peer,  # noqa: B023
             "entropy alone": seconds(lambda: row_measures(q, k, ["entropy"]), least, device) / peer,  # noqa: B023
-            "rows and incoming attention": seconds(both, least, device) / peer,
+            "rows and incoming attention": seconds(run_both, least, device) / peer,
             "peak memory (MB)": peak / 1e6,
         }
         rows.append(row)
@@ -267,10 +267,10 @@ def main() -> int:
                 continue
             if call is None:
                 call = lambda maps: analysis(maps, states.to(maps.device))  # noqa: B023, E731
-            here = maps
-            difference = largest_difference(call(here), call(here.cpu()))
-            on_device = seconds(lambda: call(here), least, device)  # noqa: B023
-            copied = seconds(lambda: call(here.to("cpu")), least / 3, device)  # noqa: B023
+            maps_on_device = maps
+            difference = largest_difference(call(maps_on_device), call(maps_on_device.cpu()))
+            on_device = seconds(lambda: call(maps_on_device), least, device)  # noqa: B023
+            copied = seconds(lambda: call(maps_on_device.to("cpu")), least / 3, device)  # noqa: B023
             row: dict[str, Any] = {
                 "n": n,
                 "measure": name,

@@ -24,7 +24,7 @@ import torch
 import attnscope as asc
 from attnscope import _isa
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 PEERS = ("torch", "numpy", "scipy", "gudhi", "ripser", "giotto-ph", "networkx")
 
 
@@ -71,7 +71,7 @@ class Benchmark:
         parser.add_argument("--quick", action="store_true", help="fewer sizes, less time each")
         parser.add_argument("--threads", type=int, default=1)
         parser.add_argument("--seconds", type=float, help="time per comparison (default 0.3, quick 0.05)")
-        parser.add_argument("--json", type=Path, default=HERE / "results" / f"{concept}.json")
+        parser.add_argument("--json", type=Path, default=FOLDER / "results" / f"{concept}.json")
         parser.add_argument("--only", default="", help="run the comparisons whose name holds this text")
         self.options = parser.parse_args()
         self.concept = concept

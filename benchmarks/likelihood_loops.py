@@ -42,29 +42,33 @@ class Text:
 def forms_of(tokenizer: Any) -> list[str]:
     """Of each id: it begins a word, goes on, or neither."""
     special = set(tokenizer.all_special_ids)
-    found = []
+    result = []
     for at in range(len(tokenizer)):
         name = tokenizer.convert_ids_to_tokens(at)
         rest = name.removeprefix(MARK)
-        letters = bool(rest) and all(re.fullmatch(r"[^\W\d_]", one) for one in rest)
+        letters = bool(rest) and all(re.fullmatch(r"[^\W\d_]", piece) for piece in rest)
         form = "neither"
         if at not in special and letters and not re.fullmatch(r"<0x[0-9A-F]{2}>", name):
             form = "begins" if name.startswith(MARK) else "goes on"
-        found.append(form)
-    return found
+        result.append(form)
+    return result
 
 
 def word_of(tokenizer: Any, text: str, ids: list[int], forms: list[str]) -> tuple[int, int, str] | None:
     """Span and letters of the usable word nearest to the middle."""
     special = set(tokenizer.all_special_ids)
-    given = tokenizer(text, truncation=True, max_length=len(ids), return_offsets_mapping=True)
-    if given["input_ids"] != ids:
+    encoded = tokenizer(text, truncation=True, max_length=len(ids), return_offsets_mapping=True)
+    if encoded["input_ids"] != ids:
         return None
-    offsets = given["offset_mapping"]
+    offsets = encoded["offset_mapping"]
     runs = list(re.finditer(r"[^\W\d_]+", text))
     n, best = len(ids), None
     for place, run in enumerate(runs):
-        if place in (0, len(runs) - 1) or len(run[0]) < 3 or sum(one[0] == run[0] for one in runs) != 1:
+        if (
+            place in (0, len(runs) - 1)
+            or len(run[0]) < 3
+            or sum(other_run[0] == run[0] for other_run in runs) != 1
+        ):
             continue
         inside = [
             at
@@ -78,12 +82,12 @@ def word_of(tokenizer: Any, text: str, ids: list[int], forms: list[str]) -> tupl
             text[low : max(low, min(high, run.start()))] + text[min(high, max(low, run.end())) : high]
             for low, high in offsets[a:b]
         )
-        whole = {at for low, high in offsets[a:b] for at in range(low, high)} >= set(range(*run.span()))
-        before = sum(one not in special for one in ids[:a])
-        after = sum(one not in special for one in ids[b:])
-        if outside.strip() or not whole or before < 4 or after < 1:
+        covered = {at for low, high in offsets[a:b] for at in range(low, high)} >= set(range(*run.span()))
+        before = sum(token_id not in special for token_id in ids[:a])
+        after = sum(token_id not in special for token_id in ids[b:])
+        if outside.strip() or not covered or before < 4 or after < 1:
             continue
-        if any(forms[one] == "neither" for one in ids[a:b]):
+        if any(forms[token_id] == "neither" for token_id in ids[a:b]):
             continue
         key = (abs(a + b - n), a)
         if best is None or key < best[0]:
@@ -109,8 +113,8 @@ def log_probabilities(
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([read])).logits
     row = at if mask is not None else at - 1
-    found: np.ndarray[Any, Any] = logits[0].double().log_softmax(-1)[row].numpy()
-    return found
+    result: np.ndarray[Any, Any] = logits[0].double().log_softmax(-1)[row].numpy()
+    return result
 
 
 def place_of(mode: str, values: np.ndarray[Any, Any], key: str) -> int:
@@ -138,7 +142,11 @@ def replace(model: Any, text: Text, forms: list[str], seed: int, mask: int | Non
         for k, piece in enumerate(text.pieces):
             at = text.start + k
             candidates = np.array(
-                [one for one, form in enumerate(forms) if form == forms[piece] and one not in outside]
+                [
+                    candidate
+                    for candidate, form in enumerate(forms)
+                    if form == forms[piece] and candidate not in outside
+                ]
             )
             q = log_probabilities(model, ids, at, text.stop, mask)[candidates]
             order = np.lexsort([candidates, q])
@@ -154,20 +162,22 @@ def pair(texts: Sequence[Text], forms: list[str]) -> list[tuple[Text, Text]]:
         return any(ids[at : at + len(pieces)] == pieces for at in range(len(ids) - len(pieces) + 1))
 
     waiting: list[Text] = []
-    found = []
+    result = []
     for text in texts:
         for other in waiting:
-            same = [forms[one] for one in text.pieces] == [forms[one] for one in other.pieces]
-            if same and not holds(text.ids, other.pieces) and not holds(other.ids, text.pieces):
+            same_forms = [forms[piece] for piece in text.pieces] == [forms[piece] for piece in other.pieces]
+            if same_forms and not holds(text.ids, other.pieces) and not holds(other.ids, text.pieces):
                 waiting.remove(other)
-                found.append((other, text))
+                result.append((other, text))
                 text.partner, other.partner = other.sample, text.sample
-                for mine, its in ((text, other), (other, text)):
-                    mine.versions["swap"] = mine.ids[: mine.start] + its.pieces + mine.ids[mine.stop :]
+                for target, its in ((text, other), (other, text)):
+                    target.versions["swap"] = (
+                        target.ids[: target.start] + its.pieces + target.ids[target.stop :]
+                    )
                 break
         else:
             waiting.append(text)
-    return found
+    return result
 
 
 def measure(model: Any, text: Text, mask: int | None) -> None:
@@ -180,7 +190,7 @@ def measure(model: Any, text: Text, mask: int | None) -> None:
         with torch.no_grad():
             maps = model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
         text.share[mode] = np.array(
-            [one[0].double().mean(0)[a:b, a:b].sum().item() / (b - a) for one in maps]
+            [attention_map[0].double().mean(0)[a:b, a:b].sum().item() / (b - a) for attention_map in maps]
         )
 
 
@@ -193,9 +203,9 @@ def study(
     texts = []
     for sample, sentence in enumerate(sentences):
         ids = tokenizer(sentence, truncation=True, max_length=max_tokens)["input_ids"]
-        found = word_of(tokenizer, sentence, ids, forms)
-        if found is not None:
-            texts.append(Text(sample, ids, *found, versions={"real": ids}))
+        result = word_of(tokenizer, sentence, ids, forms)
+        if result is not None:
+            texts.append(Text(sample, ids, *result, versions={"real": ids}))
     pairs = pair(texts, forms)
     for text in texts:
         replace(model, text, forms, seed, mask)

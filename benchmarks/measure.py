@@ -53,12 +53,16 @@ def one_by_one(a: torch.Tensor) -> dict[str, Any]:
 def agree(peer: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     tolerance = 0.0 if peer == "ours one by one" else 2e-5 if "float32" in peer else 1e-10
     for name in METRICS:
-        mine, other = ours[name], theirs[name]
+        our_value, other = ours[name], theirs[name]
         if name == "sink_share":
-            mine = mine.share
+            our_value = our_value.share
             other = other.share if peer == "ours one by one" else other
         np.testing.assert_allclose(
-            mine.double().numpy(), other.double().numpy(), rtol=0, atol=tolerance, err_msg=f"{peer}, {name}"
+            our_value.double().numpy(),
+            other.double().numpy(),
+            rtol=0,
+            atol=tolerance,
+            err_msg=f"{peer}, {name}",
         )
 
 

@@ -16,28 +16,28 @@ def topology_notebook(mean: np.ndarray[Any, Any]) -> dict[str, Any]:
     from scipy.sparse import csr_matrix
 
     n = len(mean)
-    kept = np.linspace(0, n - 1, 30).astype(int) if n > 30 else np.arange(n)
-    distance = (1 - mean[np.ix_(kept, kept)]).astype(np.float32)
+    kept_tokens = np.linspace(0, n - 1, 30).astype(int) if n > 30 else np.arange(n)
+    distance = (1 - mean[np.ix_(kept_tokens, kept_tokens)]).astype(np.float32)
     # the wrapper makes a matrix with a diagonal sparse; so entries of exactly 0 are dropped
     bars = ripser(csr_matrix(distance), distance_matrix=True, maxdim=1)["dgms"]
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for dimension, dgm in enumerate(bars):
         finite = dgm[np.isfinite(dgm[:, 1])]
         length = finite[:, 1] - finite[:, 0]
-        found[f"betti_{dimension}"] = len(dgm)
-        found[f"mean_{dimension}"] = length.mean() if len(length) else np.nan
-        found[f"max_{dimension}"] = length.max() if len(length) else np.nan
-    found["density"] = [(mean > level).sum() / mean.size for level in (0.2, 0.4)]
-    found["moments"] = mean.mean(), mean.max(), mean.std()
-    found["entropy"] = -(mean * np.log2(mean + 1e-10)).sum()
-    return found
+        result[f"betti_{dimension}"] = len(dgm)
+        result[f"mean_{dimension}"] = length.mean() if len(length) else np.nan
+        result[f"max_{dimension}"] = length.max() if len(length) else np.nan
+    result["density"] = [(mean > level).sum() / mean.size for level in (0.2, 0.4)]
+    result["moments"] = mean.mean(), mean.max(), mean.std()
+    result["entropy"] = -(mean * np.log2(mean + 1e-10)).sum()
+    return result
 
 
 def graph_notebook(mean: np.ndarray[Any, Any], *, paths: bool) -> list[dict[str, float]]:
     """One of the two notebooks on graphs: each threshold's Laplacian, degrees, and paths of small graphs."""
     import networkx as nx
 
-    n, found = len(mean), []
+    n, result = len(mean), []
     for threshold in THRESHOLDS:
         edges = (mean > threshold).astype(float)
         weights = (edges + edges.T) / 2
@@ -60,8 +60,8 @@ def graph_notebook(mean: np.ndarray[Any, Any], *, paths: bool) -> list[dict[str,
                 largest = graph.subgraph(max(nx.connected_components(graph), key=len))
                 row["path"] = nx.average_shortest_path_length(largest)
                 row["clustering"] = nx.average_clustering(graph)
-        found.append(row)
-    return found
+        result.append(row)
+    return result
 
 
 def random_matrix_notebook(mean: np.ndarray[Any, Any]) -> dict[str, float]:
@@ -104,18 +104,25 @@ def divergence_notebook(heads: np.ndarray[Any, Any]) -> dict[str, float]:
 
     def divergences(maps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         mean = maps.mean(0)
-        return np.array([[stats.entropy(p, q) for p, q in zip(one, mean, strict=True)] for one in maps])
+        return np.array(
+            [
+                [stats.entropy(p, q) for p, q in zip(attention_map, mean, strict=True)]
+                for attention_map in maps
+            ]
+        )
 
-    found = {}
+    result = {}
     incoming = heads.sum((0, 1))
     for percentile in (80, 90, 95):
-        kept = incoming < np.percentile(incoming, percentile)
+        weak_keys = incoming < np.percentile(incoming, percentile)
         before = divergences(heads)
-        removed = heads * kept
+        removed = heads * weak_keys
         mass = removed.sum(-1, keepdims=True)
-        removed = np.where(mass > 0, removed / np.where(mass > 0, mass, 1), kept / max(kept.sum(), 1))
-        found[str(percentile)] = float(np.mean(before.mean(1) - divergences(removed).mean(1)))
-    return found
+        removed = np.where(
+            mass > 0, removed / np.where(mass > 0, mass, 1), weak_keys / max(weak_keys.sum(), 1)
+        )
+        result[str(percentile)] = float(np.mean(before.mean(1) - divergences(removed).mean(1)))
+    return result
 
 
 def value_notebook(mean: np.ndarray[Any, Any], hidden: np.ndarray[Any, Any]) -> dict[str, float]:
@@ -144,13 +151,13 @@ def reference_notebook(mean: np.ndarray[Any, Any], hidden: np.ndarray[Any, Any])
     count = int((incoming > 0.1).sum()) or max(1, int(0.1 * n))
     reference = order[: min(count, max(1, int(0.3 * n)))]
     rest = np.setdiff1d(np.arange(n), reference)
-    found = []
+    result = []
     for i in range(n):
         part = sum(mean[i, j] * hidden[j] for j in reference)
-        whole = part + sum(mean[i, j] * hidden[j] for j in rest)
-        a, b = np.linalg.norm(part), np.linalg.norm(whole)
-        found.append((a / max(b, 1e-10), (part @ whole / max(a * b, 1e-20) + 1) / 2, a))
-    return found
+        output = part + sum(mean[i, j] * hidden[j] for j in rest)
+        a, b = np.linalg.norm(part), np.linalg.norm(output)
+        result.append((a / max(b, 1e-10), (part @ output / max(a * b, 1e-20) + 1) / 2, a))
+    return result
 
 
 def notebooks(heads: np.ndarray[Any, Any], hidden: np.ndarray[Any, Any]) -> dict[str, Any]:

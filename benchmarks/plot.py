@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 # A chart's panel: file, title, peer, and what the names of its rows hold or lack.
 PANELS: tuple[tuple[str, str, str, str, str], ...] = (
     ("fiedler", "λ2, exact", "torch", "", "fast"),
@@ -46,12 +46,12 @@ def rows_of(results: Path, concept: str, peer: str, holds: str, lacks: str) -> l
 
 def by_size(rows: list[dict[str, Any]], value: Any, *, model: bool) -> dict[int, list[float]]:
     """n -> values, of trained models' maps or of synthetic ones."""
-    found: dict[int, list[float]] = {}
+    result: dict[int, list[float]] = {}
     for row in rows:
         trained = row["name"].startswith(("stories260K", "llama2xs", "gpt2"))
         if trained == model:
-            found.setdefault(int(row["n"]), []).append(float(value(row)))
-    return dict(sorted(found.items()))
+            result.setdefault(int(row["n"]), []).append(float(value(row)))
+    return dict(sorted(result.items()))
 
 
 def exponent(times: dict[int, float], smallest: int = 64) -> float:
@@ -147,8 +147,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--results", type=Path, default=FOLDER / "results")
+    parser.add_argument("--out", type=Path, default=FOLDER / "results")
     options = parser.parse_args()
     for file in draw(options.results, options.out):
         print(f"wrote {file}")

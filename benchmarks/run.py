@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 OF_THREADS = {"threads"}  # these ask for more than one
 # Models and whole analyses, which a quick run is too short for.
 LONG = {"attention_likelihood", "commits", "sensitivity", "study", "sweep", "whole"}
@@ -26,7 +26,7 @@ WHOLES = (*sorted({*LONG, "calls", "measure", "second_moments", "start", "thread
 def names() -> list[str]:
     """Every benchmark: a kernel each, then those of several."""
     folders = ("clouds", "kernels", "lazy")
-    return [*sorted(path.stem for folder in folders for path in (HERE / folder).glob("*.py")), *WHOLES]
+    return [*sorted(path.stem for folder in folders for path in (FOLDER / folder).glob("*.py")), *WHOLES]
 
 
 def main() -> int:
@@ -46,12 +46,12 @@ def main() -> int:
     failed, missed, started = [], [], time.monotonic()
     for name in options.names or [name for name in names() if not (quick and name in LONG)]:
         print(f"\n=== {name}", flush=True)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, str(next(HERE.rglob(f"{name}.py"))), *passed],
+            [sys.executable, str(next(FOLDER.rglob(f"{name}.py"))), *passed],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(HERE), **({} if name in OF_THREADS else quiet)},
+            env={**os.environ, "PYTHONPATH": str(FOLDER), **({} if name in OF_THREADS else quiet)},
         )
         assert process.stdout is not None
         for line in process.stdout:
@@ -60,7 +60,7 @@ def main() -> int:
                 missed.append(f"{name}: {line.removeprefix('below target: ').strip()}")
         if process.wait() != 0:
             failed.append(name)
-        print(f"--- {name}: {time.monotonic() - begun:.0f} s", flush=True)
+        print(f"--- {name}: {time.monotonic() - start_time:.0f} s", flush=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = f"{time.monotonic() - started:.0f} s ({used.ru_utime + used.ru_stime:.0f} s of processor time)"
     print(f"\n{spent}; targets missed: {len(missed)}")

@@ -15,7 +15,7 @@ TARGET = 1 / 1.5
 TEXTS = 8
 
 
-def nothing(peer: str, ours: Any, theirs: Any) -> None:
+def compare_nothing(peer: str, ours: Any, theirs: Any) -> None:
     del peer, ours, theirs
 
 
@@ -43,7 +43,7 @@ def main() -> None:
                 TEXTS,
                 lambda model=model, texts=texts, rank=rank: asc.second_moments(model, texts, rank=rank),
                 {"forward pass": plain},
-                agree=nothing,
+                agree=compare_nothing,
                 target=TARGET,
                 facts={"width": width, "tokens": 256},
             )

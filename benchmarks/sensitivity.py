@@ -40,13 +40,13 @@ def main() -> None:
         texts = [torch.randint(8192, (tokens,)) for _ in range(prompts)]
 
         def fisher(cached: bool, texts: Any = texts) -> Any:
-            found = []
+            result = []
             for text in texts:
                 steps = PromptSteps(model, text, cached=cached)
                 for layer in range(LAYERS):
-                    own = sensitivity_of(steps, layer, directions, depth=LAYERS, curved=False)
-                    found.append(own.directional_fisher.numpy())
-            return np.stack(found)
+                    our_sensitivity = sensitivity_of(steps, layer, directions, depth=LAYERS, curved=False)
+                    result.append(our_sensitivity.directional_fisher.numpy())
+            return np.stack(result)
 
         benchmark.compare(
             f"{prompts} prompts of {tokens} tokens",

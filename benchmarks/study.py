@@ -35,8 +35,8 @@ from attnscope.protocols import ruscio2025
 from harness import machine_facts
 from notebook_loops import THRESHOLDS, notebooks, same_part
 
-HERE = Path(__file__).resolve().parent
-DATA = HERE.parents[1] / "shared" / "data"
+FOLDER = Path(__file__).resolve().parent
+DATA = FOLDER.parents[1] / "shared" / "data"
 TARGET = 100.0
 
 
@@ -51,8 +51,8 @@ def agree(heads: torch.Tensor, hidden: torch.Tensor, theirs: dict[str, Any]) -> 
     """The loops above compute what the protocol computes."""
     mean = heads.mean(0)
     for percentile, value in theirs["divergence"].items():
-        mine = ruscio2025.sink_removal(heads, percentile=int(percentile)).kl_reduction.item()
-        np.testing.assert_allclose(mine, value, rtol=1e-6, atol=1e-9)
+        our_reduction = ruscio2025.sink_removal(heads, percentile=int(percentile)).kl_reduction.item()
+        np.testing.assert_allclose(our_reduction, value, rtol=1e-6, atol=1e-9)
     aligned = ruscio2025.geometric_semantic_alignment(mean, hidden).item()
     np.testing.assert_allclose(aligned, theirs["value"]["alignment"], rtol=1e-6, atol=1e-9)
     bars = ruscio2025.topology(mean)
@@ -62,16 +62,16 @@ def agree(heads: torch.Tensor, hidden: torch.Tensor, theirs: dict[str, Any]) -> 
     ]
     np.testing.assert_allclose(bars.mean_length[0].item(), theirs["topology"]["mean_0"], rtol=1e-5)
     graphs = ruscio2025.graph_statistics(mean, list(THRESHOLDS))
-    whole = ~graphs.degenerate.numpy()
+    is_defined = ~graphs.degenerate.numpy()
     for field, key in (
         ("fiedler_value", "fiedler"),
         ("centralization", "centralization"),
         ("density", "density"),
     ):
         if len(mean) <= 50:
-            mine = getattr(graphs, field).numpy()[whole]
+            our_values = getattr(graphs, field).numpy()[is_defined]
             np.testing.assert_allclose(
-                mine, np.array([row[key] for row in theirs["laplacian"]])[whole], atol=1e-9
+                our_values, np.array([row[key] for row in theirs["laplacian"]])[is_defined], atol=1e-9
             )
     spectra = theirs["random_matrix"]
     for name, key in (("participation_ratio", "participation"), ("stable_rank", "stable_rank")):
@@ -82,12 +82,15 @@ def agree(heads: torch.Tensor, hidden: torch.Tensor, theirs: dict[str, Any]) -> 
 @functools.cache
 def quantities() -> list[Quantity]:
     """Topology, graph spectra and random matrices, exact protocol: numbers that attention alone gives."""
-    everything, chosen = registry(), []
-    for one in everything.quantities:
-        if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",)):
-            folder = everything.function(one.protocol, one.metric).__module__.split(".")[-2]
-            chosen += [one] if folder in ("graphs", "homology", "spectra") else []
-    return [one.with_options(thresholds=THRESHOLDS) if "threshold" in one.axes else one for one in chosen]
+    declared, chosen = registry(), []
+    for quantity in declared.quantities:
+        if (quantity.protocol, quantity.scope, quantity.needs) == ("exact", "map", ("attention",)):
+            folder = declared.function(quantity.protocol, quantity.metric).__module__.split(".")[-2]
+            chosen += [quantity] if folder in ("graphs", "homology", "spectra") else []
+    return [
+        quantity.with_options(thresholds=THRESHOLDS) if "threshold" in quantity.axes else quantity
+        for quantity in chosen
+    ]
 
 
 def ours(heads: torch.Tensor) -> Measured:
@@ -129,29 +132,29 @@ def compared(texts: Sequence[str], options: argparse.Namespace) -> list[dict[str
             for layer in captured.run(input_ids=torch.tensor([ids])):
                 heads, hidden = layer.attention[0].clone(), layer.hidden[0].double()
                 wide = heads.double().numpy()
-                mine = statistics.fmean(timed(ours, heads)[0] for _ in range(3)) / len(heads)
+                our_seconds = statistics.fmean(timed(ours, heads)[0] for _ in range(3)) / len(heads)
                 part, _ = timed(same_part, wide.mean(0))
-                everything, answers = timed(notebooks, wide, hidden.numpy())
+                notebook_seconds, answers = timed(notebooks, wide, hidden.numpy())
                 if turn == 0:
                     # the first sentence pays for imports; its answers are compared instead
                     agree(heads.double(), hidden, answers)
                     continue
                 rows.append(
-                    {"n": len(ids), "layer": layer.index, "ours_ms": mine, "same_part_ms": part,
-                     "all_ms": everything, "ratio": everything / mine}
+                    {"n": len(ids), "layer": layer.index, "ours_ms": our_seconds, "same_part_ms": part,
+                     "all_ms": notebook_seconds, "ratio": notebook_seconds / our_seconds}
                 )  # fmt: skip
     return rows
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> str:
     """Times and ratios of the layers of one range of lengths."""
-    mine, part, whole = (
+    our_rows, part, all_rows = (
         statistics.median(row[key] for row in rows) for key in ("ours_ms", "same_part_ms", "all_ms")
     )
     n = sorted(row["n"] for row in rows)
     return (
-        f"n {n[0]:>3} to {n[-1]:>3}: ours {mine:7.3f} ms a head | theirs, the same part {part:7.2f} ms, "
-        f"{part / mine:5.1f}x | theirs, all analyses {whole:7.1f} ms, {whole / mine:6.1f}x"
+        f"n {n[0]:>3} to {n[-1]:>3}: ours {our_rows:7.3f} ms a head | theirs, the same part {part:7.2f} ms, "
+        f"{part / our_rows:5.1f}x | theirs, all analyses {all_rows:7.1f} ms, {all_rows / our_rows:6.1f}x"
     )
 
 
@@ -167,7 +170,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, help="accepted as by the other benchmarks; the work is fixed"
     )
-    parser.add_argument("--json", type=Path, default=HERE / "results" / "study.json")
+    parser.add_argument("--json", type=Path, default=FOLDER / "results" / "study.json")
     options = parser.parse_args()
     if not options.model.is_dir() or not options.texts.is_file():
         print(f"{options.model} or {options.texts} is not here: nothing to measure")
@@ -192,9 +195,9 @@ def main() -> None:
     rows = compared(texts, options)
     print("Topology, spectra and random matrices, exact, per head, against the notebooks' way per map:")
     for low, high in ((0, 48), (49, 80), (81, 10**9)):
-        own = [row for row in rows if low <= row["n"] <= high]
-        if own:
-            print(f"  {summary(own)}")
+        rows_in_range = [row for row in rows if low <= row["n"] <= high]
+        if rows_in_range:
+            print(f"  {summary(rows_in_range)}")
     print(f"  {summary(rows)}, target {TARGET:g}x")
     missed = [row for row in rows if row["ratio"] < TARGET]
     if missed:

@@ -32,17 +32,19 @@ from attnscope.engine.executors.shards import gather
 from attnscope.engine.planning import make_plan
 from harness import machine_facts
 
-HERE = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parent
 TARGET = 0.9
 
 
 def installed(home: Path) -> None:
     """Makes the sleeping study known to this process and to those that it starts."""
-    about = home / "sleeping-0.1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sleeping\nVersion: 0.1\n", "utf-8")
-    (about / "entry_points.txt").write_text("[attnscope.studies]\nsleeping = sleeping\n", "utf-8")
-    sys.path[:0] = [str(home), str(HERE)]
+    metadata_folder = home / "sleeping-0.1.dist-info"
+    metadata_folder.mkdir()
+    (metadata_folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: sleeping\nVersion: 0.1\n", "utf-8"
+    )
+    (metadata_folder / "entry_points.txt").write_text("[attnscope.studies]\nsleeping = sleeping\n", "utf-8")
+    sys.path[:0] = [str(home), str(FOLDER)]
     os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 
 
@@ -54,8 +56,8 @@ def shards(study: asc.Study, workers: int, folder: Path) -> None:
     file = folder.parent / "study.yaml"
     file.write_text(study.to_yaml(), "utf-8")
     command = [sys.executable, "-m", "attnscope.commands.cli", "run", str(file), "--quiet", "--shard"]
-    started = [subprocess.Popen([*command, f"{one + 1}/{workers}"]) for one in range(workers)]
-    if any(one.wait() for one in started):
+    started = [subprocess.Popen([*command, f"{index + 1}/{workers}"]) for index in range(workers)]
+    if any(process.wait() for process in started):
         raise RuntimeError("a shard failed")
     gather([folder], progress=False)
 
@@ -71,19 +73,19 @@ def measured(name: str, call: Callable[..., None], study: asc.Study, workers: in
     folder = Path(study.output) / study.name
     began = time.time()
     call(study, workers, folder)
-    whole = time.time() - began
+    seconds = time.time() - began
     ends = sorted(file.stat().st_mtime for file in (folder / "units").glob("0*/unit.json"))
     asleep = study.options["seconds"]
     steady = asleep * (len(ends) - workers) / (ends[-1] - ends[workers - 1])
     row = {
         "name": f"{name}, {len(ends)} units of {asleep:g} s",
-        "best_ms": {"attnscope": 1e3 * whole / len(ends)},
-        "ratio": {"asleep": asleep * len(ends) / whole, "asleep, without the start": steady},
+        "best_ms": {"attnscope": 1e3 * seconds / len(ends)},
+        "ratio": {"asleep": asleep * len(ends) / seconds, "asleep, without the start": steady},
         "target": TARGET * workers,
         "against": "asleep, without the start",
     }
     print(
-        f"{row['name']:<34} {whole:7.1f} s, {row['ratio']['asleep']:.3f} times as fast as one process that "
+        f"{row['name']:<34} {seconds:7.1f} s, {row['ratio']['asleep']:.3f} times as fast as one process that "
         f"sleeps, {steady:.3f} without the start; target {TARGET * workers:g}",
         flush=True,
     )
@@ -98,18 +100,18 @@ def plan_row(folder: Path, quick: bool) -> dict[str, Any]:
         place = folder / "many" / f"step{step}"
         place.parent.mkdir(exist_ok=True)
         place.symlink_to(first)
-    (folder / "many.txt").write_text("".join(f"text {one}\n" for one in range(texts)), "utf-8")
+    (folder / "many.txt").write_text("".join(f"text {index}\n" for index in range(texts)), "utf-8")
     study = asc.Study(models=str(folder / "many"), texts=str(folder / "many.txt"), block=1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.process_time()
     count = len(make_plan(study).units)
     seconds = time.process_time() - began
-    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(
-        f"a plan of {count:,} units: {seconds:.1f} s of processor time, {more:.0f} MB; targets 10 s, 500 MB"
+        f"a plan of {count:,} units: {seconds:.1f} s of processor time, {growth:.0f} MB; targets 10 s, 500 MB"
     )
     return {
-        "name": f"plan of {count:,} units, {more:.0f} MB", "best_ms": {"attnscope": 1e3 * seconds / count},
+        "name": f"plan of {count:,} units, {growth:.0f} MB", "best_ms": {"attnscope": 1e3 * seconds / count},
         "ratio": {"ten seconds": 10 / seconds}, "target": 1.0, "against": "ten seconds",
     }  # fmt: skip
 
@@ -122,7 +124,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="8 units of a second")
-    parser.add_argument("--json", type=Path, default=HERE / "results" / "sweep.json")
+    parser.add_argument("--json", type=Path, default=FOLDER / "results" / "sweep.json")
     options = parser.parse_args()
     units, seconds = (8, 1.0) if options.quick else (options.units, options.seconds)
     torch.set_num_threads(1)
@@ -133,7 +135,7 @@ def main() -> None:
         installed(home)
         recipe = Recipe(steps=1, layers=1, heads=2, width=16, inner_width=24, batch=2)
         train(home, recipe, progress=False)
-        (home / "texts.txt").write_text("".join(f"text {one}\n" for one in range(units)), "utf-8")
+        (home / "texts.txt").write_text("".join(f"text {index}\n" for index in range(units)), "utf-8")
 
         def study(called: str) -> asc.Study:
             return asc.Study(

@@ -14,8 +14,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-MEASURED, README = HERE / "measured.json", HERE / "README.md"
+FOLDER = Path(__file__).resolve().parent
+MEASURED, README = FOLDER / "measured.json", FOLDER / "README.md"
 BEGIN, END = "<!-- made by tables.py from measured.json -->\n", "<!-- end -->"
 #: What of the machine is kept.
 FACTS = ("cpu", "cpus", "python", "attnscope", "isa", "versions")
@@ -29,7 +29,9 @@ def collect(results: Path) -> dict[str, Any]:
     reports = [report for report in reports if report["concept"] != "study"]
     machine = {key: reports[0]["machine"][key] for key in FACTS}
     machine["load"] = max(report["machine"]["load"][0] for report in reports)
-    rows = {one["concept"]: [{key: row[key] for key in ROW} for row in one["rows"]] for one in reports}
+    rows = {
+        report["concept"]: [{key: row[key] for key in ROW} for row in report["rows"]] for report in reports
+    }
     return {
         "machine": machine,
         "quick": any(report["quick"] for report in reports),
@@ -89,10 +91,10 @@ def table(measured: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def written(readme: str, made: str) -> str:
+def written(readme: str, table: str) -> str:
     """The page with the table between its marks."""
     before, _, rest = readme.partition(BEGIN)
-    return before + BEGIN + made + END + rest.partition(END)[2]
+    return before + BEGIN + table + END + rest.partition(END)[2]
 
 
 def main() -> None:
@@ -101,7 +103,7 @@ def main() -> None:
     )
     parser.add_argument("--collect", action="store_true", help="take results/*.json into measured.json first")
     if parser.parse_args().collect:
-        MEASURED.write_text(json.dumps(collect(HERE / "results"), indent=1) + "\n", "utf-8")
+        MEASURED.write_text(json.dumps(collect(FOLDER / "results"), indent=1) + "\n", "utf-8")
     README.write_text(
         written(README.read_text("utf-8"), table(json.loads(MEASURED.read_text("utf-8")))), "utf-8"
     )

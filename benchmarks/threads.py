@@ -34,7 +34,7 @@ def equal(peer: str, ours: Any, theirs: Any) -> None:
         raise AssertionError(f"{peer}: the number of threads changed a result")
 
 
-def nothing(peer: str, ours: Any, theirs: Any) -> None:
+def compare_nothing(peer: str, ours: Any, theirs: Any) -> None:
     del peer, ours, theirs
 
 
@@ -73,7 +73,7 @@ def main() -> None:
             CALLS * len(dense),
             with_threads(2, solver),
             {"one thread": with_threads(1, solver)},
-            agree=nothing,
+            agree=compare_nothing,
             facts={"n": n, "ours": "two threads of torch itself"},
         )
     shape = (1024, 2752) if benchmark.quick else (4096, 11008)

@@ -40,8 +40,8 @@ def loaded(*folders: Path) -> float:
     """The sum of squares of all changes, from two loaded models."""
     from transformers import LlamaForCausalLM
 
-    one, other = (LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16) for folder in folders)
-    states = one.state_dict().items(), other.state_dict().values()
+    first, other = (LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16) for folder in folders)
+    states = first.state_dict().items(), other.state_dict().values()
     return sum(
         float((after.float() - before.float()).double().square().sum())
         for (_, before), after in zip(*states, strict=True)
@@ -51,7 +51,7 @@ def loaded(*folders: Path) -> float:
 
 def streamed(*folders: Path) -> float:
     """The same from the folders."""
-    return sum(float(found.statistics().energy) for found in asc.weight_deltas(*folders))
+    return sum(float(weight_delta.statistics().energy) for weight_delta in asc.weight_deltas(*folders))
 
 
 def agree(peer: str, ours: Any, theirs: Any) -> None:
@@ -75,7 +75,7 @@ def saved(home: Path, quick: bool) -> tuple[Path, Path, int]:
         for parameter in model.parameters():
             parameter.add_(1e-3 * torch.randn_like(parameter))
     model.save_pretrained(home / "after", max_shard_size="200MB")
-    largest = max(one.numel() * one.element_size() for one in model.parameters())
+    largest = max(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return home / "before", home / "after", largest
 
 
@@ -83,9 +83,9 @@ def peak_of(who: str, folders: tuple[Path, Path]) -> int:
     """Bytes of memory that a process needs beyond its interpreter and libraries."""
     command = [sys.executable, "-c", PEAK, who, *map(str, folders)]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = re.search(r"peak (\d+)", answer)
-    assert found is not None
-    return int(found[1])
+    match = re.search(r"peak (\d+)", answer)
+    assert match is not None
+    return int(match[1])
 
 
 def main() -> None:
@@ -96,15 +96,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         before, after, largest = saved(Path(place), benchmark.quick)
         stored = sum(file.stat().st_size for file in Path(place).rglob("*.safetensors"))
-        own, theirs = (peak_of(who, (before, after)) for who in ("attnscope", "two models"))
+        our_peak, theirs = (peak_of(who, (before, after)) for who in ("attnscope", "two models"))
         facts = {
             "bytes": stored,
             "largest_bytes": largest,
-            "peak_bytes": own,
-            "peak_of_largest": round(own / largest, 2),
-            "peak_ratio": round(theirs / own, 2),
+            "peak_bytes": our_peak,
+            "peak_of_largest": round(our_peak / largest, 2),
+            "peak_ratio": round(theirs / our_peak, 2),
         }
-        print(f"peak memory: {own / largest:.2f} of the largest matrix; two models take {theirs / own:.1f}x")
+        print(
+            f"peak memory: {our_peak / largest:.2f} of the largest matrix; two models take "
+            f"{theirs / our_peak:.1f}x"
+        )
         benchmark.compare(
             f"bfloat16 pair of {stored / 1e6:.0f} MB",
             1,

@@ -55,14 +55,16 @@ class Document(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
-        own = dict(attrs)
+        attributes = dict(attrs)
         self.scripts += tag == "script"
-        self.fetched += [own[name] for name in ("src", "href", "action", "srcset") if name in own]
-        if own.get("aria-pressed") == "true":
-            self.pressed.append((int(own["data-layer"]), int(own["data-head"])))
-        self.attributes[own.get("id")] = own
+        self.fetched += [
+            attributes[name] for name in ("src", "href", "action", "srcset") if name in attributes
+        ]
+        if attributes.get("aria-pressed") == "true":
+            self.pressed.append((int(attributes["data-layer"]), int(attributes["data-head"])))
+        self.attributes[attributes.get("id")] = attributes
         if tag not in ("meta", "input", "br", "link"):
-            self._open.append(own.get("id"))
+            self._open.append(attributes.get("id"))
 
     def handle_endtag(self, tag):
         if self._open:

@@ -143,8 +143,8 @@ def launcher(tmp_path_factory):
     """Forks commands from a process that has imported everything."""
     from folders import Launcher
 
-    with Launcher(tmp_path_factory.mktemp("logs")) as made:
-        yield made
+    with Launcher(tmp_path_factory.mktemp("logs")) as launcher:
+        yield launcher
 
 
 @pytest.fixture(scope="session")
@@ -152,8 +152,8 @@ def fresh(tmp_path_factory):
     """Runs scripts in a process that has imported torch, and nothing of attnscope."""
     from folders import Launcher
 
-    with Launcher(tmp_path_factory.mktemp("logs"), imports="") as made:
-        yield made.script
+    with Launcher(tmp_path_factory.mktemp("logs"), imports="") as launcher:
+        yield launcher.script
 
 
 @pytest.fixture
@@ -161,10 +161,10 @@ def call(capsys):
     """The command line, as somebody calls it: its exit status, what it prints, what it complains of."""
     from attnscope.commands import cli
 
-    def made(*arguments):
+    def build_model(*arguments):
         with pytest.raises(SystemExit) as end:
             cli.main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         return end.value.code or 0, out, err
 
-    return made
+    return build_model

@@ -136,9 +136,9 @@ def arrays_of(result: Any) -> list[np.ndarray[Any, Any]]:
     return [np.asarray(result)]
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_results(result: Any, other: Any) -> bool:
     """Return True where two results hold the same numbers, NaN equal to NaN."""
-    first, second = arrays_of(one), arrays_of(other)
+    first, second = arrays_of(result), arrays_of(other)
     return len(first) == len(second) and all(
         a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
         for a, b in zip(first, second, strict=True)

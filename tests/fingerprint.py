@@ -15,9 +15,9 @@ def fingerprint(model: torch.nn.Module) -> dict[str, str]:
     """Return a hash of each module (class, attributes, tensors, hooks), configuration and random state."""
     parts: dict[str, str] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        own = {key: value for key, value in vars(module).items() if key != "_modules"}
+        attributes = {key: value for key, value in vars(module).items() if key != "_modules"}
         children = [(child, type(held).__name__, id(held)) for child, held in module._modules.items()]
-        parts[name] = _hash(type(module).__name__, children, own)
+        parts[name] = _hash(type(module).__name__, children, attributes)
         for attribute in ("config", "generation_config"):
             if hasattr(getattr(module, attribute, None), "to_dict"):
                 parts[f"{name}:{attribute}"] = _hash(vars(getattr(module, attribute)))

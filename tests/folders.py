@@ -31,13 +31,15 @@ def tokenizer(bos=True):
 
     vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2, "[UNK]": 3}
     vocabulary |= {word: 4 + at for at, word in enumerate(dict.fromkeys(WORDS))}
-    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    word_tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     if bos:
-        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        word_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
     special = {"bos_token": "<s>", "eos_token": "</s>"} if bos else {}
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", unk_token="[UNK]", model_max_length=64, **special
+        tokenizer_object=word_tokenizer, pad_token="<pad>", unk_token="[UNK]", model_max_length=64, **special
     )
 
 
@@ -140,7 +142,7 @@ def sums_on_disk(results):
 
 
 #: What a run of the sink study needs.
-EVERYTHING = """
+ALL_OPTIONS = """
 import pandas, pyarrow.parquet, transformers
 pyarrow.set_cpu_count(1), pyarrow.set_io_thread_count(1)
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -223,7 +225,7 @@ class Process:
 class Launcher:
     """The process that forks; use as a context manager."""
 
-    def __init__(self, folder, imports=EVERYTHING):
+    def __init__(self, folder, imports=ALL_OPTIONS):
         self.folder = Path(folder)
         self.imports = imports
         self.count = 0
@@ -252,8 +254,8 @@ class Launcher:
         self.count += 1
         log = self.folder / f"{self.count:03d}.log"
         pid = self.ask(
-            arguments=[str(one) for one in arguments], script=script, log=str(log), errors=str(errors or log),
-            environment=environment or {}, file_size=file_size,
+            arguments=[str(argument) for argument in arguments], script=script, log=str(log),
+            errors=str(errors or log), environment=environment or {}, file_size=file_size,
         )  # fmt: skip
         return Process(self, pid, log)
 

@@ -31,12 +31,16 @@ def letters():
     from transformers import PreTrainedTokenizerFast
 
     names = ["<pad>", "<s>", "</s>", "[UNK]", *(chr(code) for code in range(32, 127)), "\n"]
-    made = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    word_tokenizer = Tokenizer(
+        models.WordLevel({name: at for at, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    word_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="[UNK]",
-        model_max_length=128,
+        tokenizer_object=word_tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>",
+        unk_token="[UNK]", model_max_length=128,
     )  # fmt: skip
 
 

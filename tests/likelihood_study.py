@@ -46,9 +46,9 @@ def encoder_folder(path, *, head=True, mask=True, seed=0):
     """Saves a tiny BERT and its tokenizer, with a head and a token that masks; returns the folder."""
     from transformers import BertConfig, BertForMaskedLM, BertModel
 
-    made = tokenizer()
+    word_tokenizer = tokenizer()
     if mask:
-        made.add_special_tokens({"mask_token": "<mask>"})
+        word_tokenizer.add_special_tokens({"mask_token": "<mask>"})
     torch.manual_seed(seed)
     config = BertConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=32, num_hidden_layers=3,
@@ -59,7 +59,7 @@ def encoder_folder(path, *, head=True, mask=True, seed=0):
         for parameter in model.parameters():
             parameter.mul_(4.0 if parameter.ndim == 2 else 1.0)
     model.save_pretrained(path)
-    made.save_pretrained(path)
+    word_tokenizer.save_pretrained(path)
     return Path(path)
 
 
@@ -71,18 +71,26 @@ def trained_series(path, steps=(0, 16, 96)):
     from attnscope.demo.texts import documentation
     from attnscope.demo.training import Recipe, config_values
 
-    recipe, made = Recipe(steps=max(steps)), pieces_tokenizer()
-    corpus = torch.tensor(made(documentation()[0], add_special_tokens=False, verbose=False)["input_ids"])
+    recipe, encoder_tokenizer = Recipe(steps=max(steps)), pieces_tokenizer()
+    corpus = torch.tensor(
+        encoder_tokenizer(documentation()[0], add_special_tokens=False, verbose=False)["input_ids"]
+    )
     torch.manual_seed(recipe.seed)
-    model = LlamaForCausalLM(LlamaConfig(**{**config_values(recipe), "vocab_size": len(made)})).train()
+    model = LlamaForCausalLM(
+        LlamaConfig(**{**config_values(recipe), "vocab_size": len(encoder_tokenizer)})
+    ).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate)
     for step in range(recipe.steps + 1):
         if step in steps:
-            for one in (model, made):
-                one.save_pretrained(Path(path) / f"step{step}")
+            for part in (model, encoder_tokenizer):
+                part.save_pretrained(Path(path) / f"step{step}")
         starts = torch.randint(0, len(corpus) - 47, (recipe.batch, 1))
         ids = torch.cat(
-            [torch.full((recipe.batch, 1), made.bos_token_id), corpus[starts + torch.arange(47)]], 1
+            [
+                torch.full((recipe.batch, 1), encoder_tokenizer.bos_token_id),
+                corpus[starts + torch.arange(47)],
+            ],
+            1,
         )
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()

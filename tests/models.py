@@ -242,9 +242,9 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 INTERFACE = (*CAUSAL, *ENCODERS, *SEQ2SEQ)
 FAMILIES = (*INTERFACE, *LEGACY)
 #: Every family that capture is tested with, those with layers of several kinds too.
-EVERY = (*FAMILIES, "gemma3", "modernbert", "jamba")
+ALL_FAMILIES = (*FAMILIES, "gemma3", "modernbert", "jamba")
 #: And those whose modules hide keys by masks of their own.
-VISIBLE = (*EVERY, "mpt", "openai_gpt", "gpt_neo")
+VISIBLE = (*ALL_FAMILIES, "mpt", "openai_gpt", "gpt_neo")
 DECODERS = (*CAUSAL, "falcon", "falcon_alibi", "bloom", "gptj", "gemma3", "jamba")
 #: Those whose attention goes through transformers' interface, GPT-J's in later ones.
 SOFTMAX = (*INTERFACE, "gptj", "gemma3", "modernbert", "jamba")
@@ -309,7 +309,7 @@ def tiny(
 
 
 @cache
-def kept(name: str, implementation: str | None = None) -> Any:
+def cached_model(name: str, implementation: str | None = None) -> Any:
     """The same random model for all tests of a process, which leave it as it was."""
     return tiny(name, implementation=implementation)
 
@@ -387,7 +387,7 @@ class MapCount:
         return len(self.maps)
 
 
-def made(name, padding="left", **changes):
+def build_tokenizer(name, padding="left", **changes):
     """The model (of an encoder-decoder the encoder), computing as edits of its softmax do, and its inputs."""
     if name == "t5":
         needs_attention_interface(name)
@@ -398,7 +398,7 @@ def kept_with_inputs(name, padding="left"):
     """The same of a model that other tests have too, and that stays as it is."""
     if name == "t5":
         needs_attention_interface(name)
-    return with_inputs(kept(name, "eager"), name, padding)
+    return with_inputs(cached_model(name, "eager"), name, padding)
 
 
 def with_inputs(model, name, padding):
@@ -417,7 +417,7 @@ def out(model, inputs):
 def changed(model, inputs, *edits):
     with edit(model, *edits) as applied:
         result = out(model, inputs)
-    assert all(one.count > 0 for one in applied)
+    assert all(edit.count > 0 for edit in applied)
     return result
 
 

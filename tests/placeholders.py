@@ -18,20 +18,20 @@ def placeholders(results):
     Keys may be negative where the file says what that means. Columns that a source of texts has itself are
     its own matter.
     """
-    found = []
+    result = []
     for file in sorted((results.path / "tables").glob("*.parquet")):
         table = pq.read_table(file)
         keys = keys_in(table.schema)
         for field in table.schema:
-            about, column = field.metadata or {}, table[field.name]
-            if field.name in keys and (pa.types.is_string(field.type) or b"meaning" in about):
+            metadata, column = field.metadata or {}, table[field.name]
+            if field.name in keys and (pa.types.is_string(field.type) or b"meaning" in metadata):
                 continue
-            if pa.types.is_string(field.type) and b"kind" in about:
-                if b"empty" not in about and pc.any(pc.equal(column, "")).as_py():
-                    found.append(f'{file.stem}.{field.name}: ""')
-            elif pa.types.is_integer(field.type) or b"low" in about:
-                least, low = pc.min(column).as_py(), json.loads(about.get(b"low", b"0"))
+            if pa.types.is_string(field.type) and b"kind" in metadata:
+                if b"empty" not in metadata and pc.any(pc.equal(column, "")).as_py():
+                    result.append(f'{file.stem}.{field.name}: ""')
+            elif pa.types.is_integer(field.type) or b"low" in metadata:
+                least, low = pc.min(column).as_py(), json.loads(metadata.get(b"low", b"0"))
                 # a bound of a measured number is one up to rounding
                 if least is not None and least < low - 1e-9:
-                    found.append(f"{file.stem}.{field.name}: {least}")
-    return found
+                    result.append(f"{file.stem}.{field.name}: {least}")
+    return result

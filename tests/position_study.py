@@ -16,7 +16,7 @@ QUICK = {
     "bands": 3,
 }
 #: Of the run that tests share.
-WHOLE = {"keep_sums": True, "lengths": [8, 16], "random_weights": 3}
+FULL_OPTIONS = {"keep_sums": True, "lengths": [8, 16], "random_weights": 3}
 
 
 def settings(folder, texts, output, *, name="a", samples=TEXTS, block=4, protocols="both", **options):

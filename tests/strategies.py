@@ -138,9 +138,9 @@ def eigenvalues(matrix):
     return sorted(mp.eigsy(matrix, eigvals_only=True))
 
 
-def apart(found, wanted):
+def apart(result, expected):
     """|found - wanted| without rounding."""
-    return abs(mp.mpf(float(found)) - wanted)
+    return abs(mp.mpf(float(result)) - expected)
 
 
 # One of each kind of difficulty; the others of HARD take longer than a quick test may.

@@ -59,11 +59,11 @@ def make_study(
                         add("layers", **keys, protocol=protocol, **_layer(x, protocol))
                         for head in range(-1, HEADS):
                             x = level(number, step, sample, layer, head)
-                            own = {**keys, "protocol": protocol} | ({"head": head} if head >= 0 else {})
+                            row_keys = {**keys, "protocol": protocol} | ({"head": head} if head >= 0 else {})
                             heads, graphs = ("heads", "graphs") if head >= 0 else MEANS
-                            add(heads, **own, **_head(x, protocol, head, layer, causal, token))
+                            add(heads, **row_keys, **_head(x, protocol, head, layer, causal, token))
                             for threshold in (0.001, 0.02, 0.1):
-                                add(graphs, **own, threshold=threshold, **_graph(x, threshold, protocol))
+                                add(graphs, **row_keys, threshold=threshold, **_graph(x, threshold, protocol))
                 for layer in range(-1, LAYERS):
                     for group in ("embedding",) if layer < 0 else ("attention", "mlp", "norm"):
                         for protocol in ("exact", "ruscio2025"):
@@ -124,8 +124,8 @@ def make_study(
         checkpoints = [("", -1)]
         if not kind.startswith("uniform"):
             # the random-weight control belongs to a whole series, shuffled rows to their own checkpoint
-            own = steps if kind == "row_permutation" else (-1,)
-            checkpoints = [(model, step) for model in models for step in own]
+            row_steps = steps if kind == "row_permutation" else (-1,)
+            checkpoints = [(model, step) for model in models for step in row_steps]
         for metric, value in BASELINES.items():
             for model, step in checkpoints:
                 add(

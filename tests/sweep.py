@@ -90,10 +90,10 @@ def variants(config_class: Any) -> list[dict[str, Any]]:
         (*widths, "sliding_window", "attention_window", "window_size"),
         (*widths, *layers),
     )
-    kept = [{name: value for name, value in sizes.items() if name not in left} for left in without]
+    size_choices = [{name: value for name, value in sizes.items() if name not in left} for left in without]
     if "num_key_value_heads" in names:  # compressed keys and values have as many heads as queries
-        kept.append({**kept[1], "num_key_value_heads": 4})
-    return kept
+        size_choices.append({**size_choices[1], "num_key_value_heads": 4})
+    return size_choices
 
 
 def build(config_class: Any, model_class: Any) -> Any:
@@ -156,7 +156,7 @@ def outcome(config_class: Any, model_class: Any) -> tuple[str, str]:
         return "not built", str(error)
     sharpen(model, 3.0)
     reference = eager_copy(model)
-    found = "equal"
+    result = "equal"
     words: list[str] = []
     before = fingerprint(model)
     for padding in ("none", "left", "right"):
@@ -173,18 +173,20 @@ def outcome(config_class: Any, model_class: Any) -> tuple[str, str]:
                 if changed:
                     return "changed", f"{changed[:3]} ({outcome}: {error})"
                 return outcome, f"{type(error).__name__}: {str(error)[:160]}"
-            said = [str(one.message) for one in caught if str(one.message).startswith("capture:")]
+            messages = [
+                str(warning.message) for warning in caught if str(warning.message).startswith("capture:")
+            ]
             if changed := differing(before, fingerprint(model)):
                 return "changed", f"{changed[:3]}"
             problem = _compare(layers, reference, inputs, words)
             before = fingerprint(model)  # the reference may have drawn random numbers
         if problem:
             return problem[0], f"{padding} padding, tier {recording.tier}: {problem[1]}"
-        if any("missing" in one for one in said):
-            found = "incomplete"
-            words += [one[:160] for one in said if "missing" in one]
-        words += [one[:120] for one in said if "missing" not in one]
-    return found, f"tier {recording.tier} " + " | ".join(dict.fromkeys(words))
+        if any("missing" in text for text in messages):
+            result = "incomplete"
+            words += [text[:160] for text in messages if "missing" in text]
+        words += [text[:120] for text in messages if "missing" not in text]
+    return result, f"tier {recording.tier} " + " | ".join(dict.fromkeys(words))
 
 
 def _compare(layers: Any, reference: Any, inputs: Any, words: list[str]) -> tuple[str, str] | None:
@@ -212,15 +214,15 @@ def _compare(layers: Any, reference: Any, inputs: Any, words: list[str]) -> tupl
     ]
     free = list(maps)
     for layer in layers:
-        found = layer.tensors["attention"]
-        same = [one for one in free if one.shape == found.shape]
-        if not same:
+        result = layer.tensors["attention"]
+        candidates = [candidate for candidate in free if candidate.shape == result.shape]
+        if not candidates:
             continue
-        gaps = [_gap(found, one, layer) for one in same]
+        gaps = [_gap(result, candidate, layer) for candidate in candidates]
         if min(gaps) > 2e-5 * max(1.0, _scale(reference)):
             return "different", f"{layer.stack} {layer.index}: {min(gaps):.2g}"
-        best = same[gaps.index(min(gaps))]
-        free = [one for one in free if one is not best]
+        best = candidates[gaps.index(min(gaps))]
+        free = [candidate for candidate in free if candidate is not best]
     if maps and len(free) == len(maps):
         words.append(f"none of {len(maps)} maps of eager attention has the shape of a captured one")
     return None
@@ -231,14 +233,14 @@ def _scale(reference: Any) -> float:
     return 5.0 if "t5" in str(reference.config.model_type) else 1.0
 
 
-def _gap(found: torch.Tensor, eager: torch.Tensor, layer: Any) -> float:
+def _gap(result: torch.Tensor, eager: torch.Tensor, layer: Any) -> float:
     """Return the largest gap at real queries; some eager maps leave a learned sink out."""
-    if found.shape[-1] == found.shape[-2] and not layer.cross:
-        real = layer.valid[:, None, :, None].expand_as(found)
+    if result.shape[-1] == result.shape[-2] and not layer.cross:
+        real = layer.valid[:, None, :, None].expand_as(result)
     else:
-        real = torch.ones_like(found, dtype=torch.bool)
-    rescaled = found / found.sum(-1, keepdim=True).clamp_min(1e-30)
-    gaps = [(one.double() - eager.double())[real].abs() for one in (found, rescaled)]
+        real = torch.ones_like(result, dtype=torch.bool)
+    rescaled = result / result.sum(-1, keepdim=True).clamp_min(1e-30)
+    gaps = [(maps_of_run.double() - eager.double())[real].abs() for maps_of_run in (result, rescaled)]
     return min(float(gap.nan_to_num().max()) if gap.numel() else 0.0 for gap in gaps)
 
 
@@ -255,11 +257,13 @@ def disagreement(layer: Any) -> str | None:
     inside, seen = torch.zeros(size, size).bool(), torch.zeros(size, size).bool()
     for text, length in enumerate(lengths):
         visible = support[text, :, :length, :length]
-        own = maps[text, :, :length, :length]
-        if bool(((own != 0) & ~own.isnan() & ~visible & visible.any(-1, keepdim=True)).any()):
+        maps_of_text = maps[text, :, :length, :length]
+        if bool(
+            ((maps_of_text != 0) & ~maps_of_text.isnan() & ~visible & visible.any(-1, keepdim=True)).any()
+        ):
             return "mass outside"
         inside[:length, :length] |= visible.any(0)
-        seen[:length, :length] |= (own > 0).any(0)
+        seen[:length, :length] |= (maps_of_text > 0).any(0)
     return None if bool((seen | ~inside).all()) else f"{int((inside & ~seen).sum())} zeros inside"
 
 
@@ -269,10 +273,10 @@ def _stop(*_: Any) -> None:
 
 def _limited(kind: str, name: str) -> tuple[str, str]:
     """Return the outcome of a type, which has a limited time."""
-    found = classes(kind, name)  # an import must not be interrupted
+    result = classes(kind, name)  # an import must not be interrupted
     signal.alarm(LIMIT)
     try:
-        return outcome(*found)
+        return outcome(*result)
     except TooSlowError:
         return "not built", f"more than {LIMIT} seconds"
     finally:
@@ -292,9 +296,9 @@ def main() -> None:
         counts[kind] = Counter()
         for name in names.split(",") if names else types(kind):
             start = time.time()
-            found, words = _limited(kind, name)
-            counts[kind][found] += 1
-            print(f"{kind}\t{name}\t{found}\t{time.time() - start:.1f}s\t{words}", flush=True)
+            result, words = _limited(kind, name)
+            counts[kind][result] += 1
+            print(f"{kind}\t{name}\t{result}\t{time.time() - start:.1f}s\t{words}", flush=True)
         print(kind, dict(counts[kind]), flush=True)
 
 

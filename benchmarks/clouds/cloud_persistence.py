@@ -35,13 +35,13 @@ def by_gudhi(distances: np.ndarray) -> list[np.ndarray]:
 
 def agree(peer: str, ours: asc.Barcodes, theirs: list[Any]) -> None:
     """GUDHI works in float64: difference 0. ripser.py rounds distances to float32, which may tie some."""
-    for dimension, (mine, bars) in enumerate(zip(ours[0], theirs, strict=True)):
+    for dimension, (our_bars, bars) in enumerate(zip(ours[0], theirs, strict=True)):
         bars = lexicographic(bars)
         if peer == "gudhi":
-            np.testing.assert_array_equal(mine, bars, err_msg=f"{peer} H{dimension}")
+            np.testing.assert_array_equal(our_bars, bars, err_msg=f"{peer} H{dimension}")
             continue
-        mine, bars = (own[np.isfinite(own[:, 1])] for own in (mine, bars))
-        totals = [float((own[:, 1] - own[:, 0]).sum()) for own in (mine, bars)]
+        our_bars, bars = (finite_bars[np.isfinite(finite_bars[:, 1])] for finite_bars in (our_bars, bars))
+        totals = [float((bars_of_side[:, 1] - bars_of_side[:, 0]).sum()) for bars_of_side in (our_bars, bars)]
         np.testing.assert_allclose(totals[1], totals[0], rtol=1e-5, err_msg=f"{peer} H{dimension}")
 
 

@@ -21,9 +21,11 @@ def by_scipy(distances: np.ndarray, subsets: np.ndarray) -> np.ndarray:
 
     values = []
     for subset in subsets:
-        own = distances[np.ix_(subset, subset)]
-        deaths = minimum_spanning_tree(own).data
-        values.append(deaths.mean() / np.median(own[np.tril_indices(len(own), -1)]))
+        distances_of_subset = distances[np.ix_(subset, subset)]
+        deaths = minimum_spanning_tree(distances_of_subset).data
+        values.append(
+            deaths.mean() / np.median(distances_of_subset[np.tril_indices(len(distances_of_subset), -1)])
+        )
     return np.array(values)
 
 

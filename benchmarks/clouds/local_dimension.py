@@ -27,8 +27,8 @@ def by_numpy(distances: np.ndarray, subsets: np.ndarray) -> np.ndarray:
     """From given distances, each subset's part of them partitioned."""
     values = []
     for subset in subsets:
-        own = distances[np.ix_(subset, subset)]
-        nearest = np.partition(own, NEIGHBOURS, axis=1)[:, : NEIGHBOURS + 1]
+        distances_of_subset = distances[np.ix_(subset, subset)]
+        nearest = np.partition(distances_of_subset, NEIGHBOURS, axis=1)[:, : NEIGHBOURS + 1]
         nearest.sort(axis=1)
         values.append(pooled(nearest[:, 1:]))
     return np.array(values)
@@ -39,8 +39,8 @@ def by_sklearn(points: np.ndarray, subsets: np.ndarray) -> np.ndarray:
 
     values = []
     for subset in subsets:
-        own = points[subset]
-        search = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(own)
+        points_of_subset = points[subset]
+        search = NearestNeighbors(n_neighbors=NEIGHBOURS).fit(points_of_subset)
         values.append(pooled(search.kneighbors()[0]))
     return np.array(values)
 

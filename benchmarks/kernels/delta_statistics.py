@@ -21,15 +21,15 @@ def vectorised(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     delta = new - old
     _, exponent = torch.frexp(new)
     steps = torch.ldexp(torch.ones_like(new), exponent - 1 - BITS[before.dtype]).double().square().sum()
-    energy, own = delta.double().square().sum(), old.double().square().sum()
+    energy, before_energy = delta.double().square().sum(), old.double().square().sum()
     return torch.stack(
         [
             energy,
-            own,
+            before_energy,
             (delta == 0).double().mean(),
             (energy / steps).sqrt(),
             steps / 12 / energy,
-            (delta.double() * old).sum() / own,
+            (delta.double() * old).sum() / before_energy,
             delta.abs().max().double(),
         ]
     )

@@ -22,15 +22,15 @@ def divergence(a: torch.Tensor) -> torch.Tensor:
 
 def removal(a: torch.Tensor) -> torch.Tensor:
     """kl_reduction without key 0; rows that see key 0 alone are excluded."""
-    kept = a.clone()
-    kept[..., 0] = 0
-    mass = kept.sum(-1, keepdim=True)
+    copy = a.clone()
+    copy[..., 0] = 0
+    mass = copy.sum(-1, keepdim=True)
     alive = mass > 0
-    kept = kept / torch.where(alive, mass, 1.0)
+    surviving = copy / torch.where(alive, mass, 1.0)
     before = (torch.xlogy(a, a) - torch.xlogy(a, a.mean(-3, keepdim=True))).sum(-1)
     number = alive.sum(-3, keepdim=True).clamp(min=1)
-    mean = kept.sum(-3, keepdim=True) / number
-    after = (torch.xlogy(kept, kept) - torch.xlogy(kept, mean)).sum(-1)
+    mean = surviving.sum(-3, keepdim=True) / number
+    after = (torch.xlogy(surviving, surviving) - torch.xlogy(surviving, mean)).sum(-1)
     alive = alive.squeeze(-1)
     difference = torch.where(alive, before - after, 0.0)
     return (difference.sum(-1) / alive.sum(-1)).mean(-1)

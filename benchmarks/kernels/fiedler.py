@@ -53,12 +53,12 @@ def main() -> None:
 
                 peers["numpy"] = lambda array=array: np.linalg.eigvalsh(array)[:, 1]
                 peers["scipy"] = lambda array=array: np.array(
-                    [eigh(one, eigvals_only=True, subset_by_index=[1, 1])[0] for one in array]
+                    [eigh(matrix, eigvals_only=True, subset_by_index=[1, 1])[0] for matrix in array]
                 )
             if networkx and n <= 64:
                 import networkx as nx
 
-                graphs = [nx.from_numpy_array(np.diag(np.diag(one)) - one) for one in array[:2]]
+                graphs = [nx.from_numpy_array(np.diag(np.diag(matrix)) - matrix) for matrix in array[:2]]
                 few["networkx"] = len(graphs)
                 peers["networkx"] = lambda graphs=graphs: [
                     np.sort(nx.laplacian_spectrum(graph))[1] for graph in graphs

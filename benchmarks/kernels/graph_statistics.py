@@ -43,9 +43,9 @@ def by_networkx(attention: torch.Tensor) -> np.ndarray:
     import networkx as nx
 
     rows = []
-    for one in torch.maximum(attention, attention.mT).double().numpy():
+    for weights in torch.maximum(attention, attention.mT).double().numpy():
         for level in THRESHOLDS:
-            graph = nx.from_numpy_array((one >= level) & ~np.eye(len(one), dtype=bool))
+            graph = nx.from_numpy_array((weights >= level) & ~np.eye(len(weights), dtype=bool))
             rows.append(
                 (
                     nx.density(graph),
@@ -70,8 +70,8 @@ def agree(peer: str, ours: asc.GraphStatistics, theirs: Any) -> None:
             ours.centralization,
         )
     )
-    found = torch.stack([field.double() for field in fields], -1).numpy()[: len(theirs)]
-    np.testing.assert_allclose(found, theirs, rtol=1e-9, atol=1e-10, err_msg=peer)
+    result = torch.stack([field.double() for field in fields], -1).numpy()[: len(theirs)]
+    np.testing.assert_allclose(result, theirs, rtol=1e-9, atol=1e-10, err_msg=peer)
 
 
 def main() -> None:

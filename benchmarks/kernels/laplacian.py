@@ -33,7 +33,7 @@ def main() -> None:
             {
                 "torch": lambda dense=dense: torch.linalg.eigvalsh(dense),
                 "numpy": lambda array=array: np.linalg.eigvalsh(array),
-                "scipy": lambda array=array: np.array([eigh(one, eigvals_only=True) for one in array]),
+                "scipy": lambda array=array: np.array([eigh(matrix, eigvals_only=True) for matrix in array]),
             },
             agree=agree,
             facts={"n": n},

@@ -16,8 +16,8 @@ from maps import wanted_maps
 def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
     single = "float32" in peer
     # A ratio of 1e46 is infinite in float32.
-    mine = ours.float() if single else ours
-    np.testing.assert_allclose(mine, theirs, rtol=1e-4 if single else 1e-12, err_msg=peer)
+    our_values = ours.float() if single else ours
+    np.testing.assert_allclose(our_values, theirs, rtol=1e-4 if single else 1e-12, err_msg=peer)
 
 
 def main() -> None:

@@ -33,15 +33,15 @@ def distances(a: torch.Tensor, law: tuple[torch.Tensor, torch.Tensor]) -> torch.
     """ks of the kept rows' spectrum against a tabulated law, as one would write it in torch."""
     n = a.shape[-1]
     rows = standardized(a)
-    kept = rows.ne(0).any(-1).sum(-1, keepdim=True)
+    nonzero_rows = rows.ne(0).any(-1).sum(-1, keepdim=True)
     values = torch.linalg.svdvals(rows).square().flip(-1) / n
     points, cdf = law
-    place = torch.arange(n, dtype=torch.float64) - (n - kept)  # among the kept, from 0
+    place = torch.arange(n, dtype=torch.float64) - (n - nonzero_rows)  # among the kept, from 0
     floor = 1e-12 * points[-1]
     counted = (place >= 0) & (values >= floor)
     at = interpolated(values, points, cdf)
-    distance = torch.maximum(((place + 1) / kept - at).abs(), (place / kept - at).abs())
-    below = ((place >= 0) & (values < floor)).sum(-1, keepdim=True) / kept
+    distance = torch.maximum(((place + 1) / nonzero_rows - at).abs(), (place / nonzero_rows - at).abs())
+    below = ((place >= 0) & (values < floor)).sum(-1, keepdim=True) / nonzero_rows
     at_floor = (below - interpolated(floor[None], points, cdf)).abs()[..., 0]
     return torch.maximum(torch.where(counted, distance, 0.0).amax(-1), at_floor)
 

@@ -24,8 +24,8 @@ HARDEST = ("bidirectional n=256", "bidirectional n=512")
 def dissimilarities(attention: torch.Tensor, dtype: type) -> list[np.ndarray]:
     w = np.maximum(attention.numpy(), attention.numpy().swapaxes(1, 2)).astype(np.float64)
     d = 1.0 - np.minimum(w, 1.0)
-    for each in d:
-        np.fill_diagonal(each, 0.0)
+    for bars_of_dimension in d:
+        np.fill_diagonal(bars_of_dimension, 0.0)
     return list(d.astype(dtype))
 
 
@@ -38,16 +38,16 @@ def lexicographic(bars: Any) -> np.ndarray:
 def agree(peer: str, ours: asc.Barcodes, theirs: list[Any]) -> None:
     """GUDHI works in float64: difference 0. The others round 1 − w to float32, which changes ties."""
     for k, dims in enumerate(theirs):
-        for mine, bars in zip(ours[k], dims, strict=False):
+        for our, bars in zip(ours[k], dims, strict=False):
             bars = lexicographic(bars)
             if peer == "gudhi":
-                if not np.array_equal(mine, bars):
+                if not np.array_equal(our, bars):
                     raise AssertionError(f"{peer}: bars of map {k} differ")
             else:
-                mine = lexicographic(mine.astype(np.float32))
-                if abs(len(mine) - len(bars)) > 0.02 * len(mine) + 2:
-                    raise AssertionError(f"{peer}: map {k} has {len(bars)} bars, ours {len(mine)}")
-                ends = [b[np.isfinite(b[:, 1])] for b in (mine, bars)]
+                our_bars = lexicographic(our.astype(np.float32))
+                if abs(len(our_bars) - len(bars)) > 0.02 * len(our_bars) + 2:
+                    raise AssertionError(f"{peer}: map {k} has {len(bars)} bars, ours {len(our_bars)}")
+                ends = [b[np.isfinite(b[:, 1])] for b in (our_bars, bars)]
                 totals = [float((b[:, 1] - b[:, 0]).sum()) for b in ends]
                 if abs(totals[0] - totals[1]) > 1e-4 * (1.0 + totals[0]):
                     raise AssertionError(

@@ -24,21 +24,21 @@ def fast_length(count: int) -> int:
 
 
 def _primes(n: int) -> list[int]:
-    found, p = [], 2
+    result, p = [], 2
     while n > 1:
         while n % p == 0:
-            found.append(p)
+            result.append(p)
             n //= p
         p += 1
-    return found
+    return result
 
 
 def loop(maps: np.ndarray[Any, Any], causal: bool, lengths: dict[int, int]) -> np.ndarray[Any, Any]:
     """Band shares, selectivity, flatness and entropy, row by row, as a study's script does it."""
     out = np.full((*maps.shape[:2], 6), np.nan)
-    for head, one in enumerate(maps):
-        for i in range(len(one)):
-            x = one[i, : i + 1] if causal else one[i]
+    for head, attention_map in enumerate(maps):
+        for i in range(len(attention_map)):
+            x = attention_map[i, : i + 1] if causal else attention_map[i]
             if len(x) < 32:
                 continue
             f, p = periodogram(x, window="hann", nfft=lengths[len(x)], detrend=False, scaling="spectrum")
@@ -53,8 +53,10 @@ def loop(maps: np.ndarray[Any, Any], causal: bool, lengths: dict[int, int]) -> n
 
 
 def agree(peer: str, ours: Any, theirs: Any) -> None:
-    mine = torch.stack([ours.low, ours.mid, ours.high, ours.selectivity, ours.flatness, ours.entropy], -1)
-    np.testing.assert_allclose(mine[: len(theirs)].numpy(), theirs, rtol=1e-6, atol=1e-9, err_msg=peer)
+    our_fields = torch.stack(
+        [ours.low, ours.mid, ours.high, ours.selectivity, ours.flatness, ours.entropy], -1
+    )
+    np.testing.assert_allclose(our_fields[: len(theirs)].numpy(), theirs, rtol=1e-6, atol=1e-9, err_msg=peer)
 
 
 def main() -> None:

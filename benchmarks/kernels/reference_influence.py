@@ -19,22 +19,22 @@ def vectorised(attention: torch.Tensor, states: torch.Tensor, reference: torch.T
     states = states.expand(*attention.shape[:-2], *states.shape[-2:])
     part = (attention * reference) @ states
     rest = (attention * ~reference) @ states
-    whole = part + rest
+    output = part + rest
     return torch.stack(
         [
-            part.norm(dim=-1) / whole.norm(dim=-1),
-            torch.cosine_similarity(part, whole, dim=-1, eps=0),
-            1 - torch.cosine_similarity(whole, rest, dim=-1, eps=0),
+            part.norm(dim=-1) / output.norm(dim=-1),
+            torch.cosine_similarity(part, output, dim=-1, eps=0),
+            1 - torch.cosine_similarity(output, rest, dim=-1, eps=0),
         ]
     )
 
 
 def agree(peer: str, ours: Any, theirs: torch.Tensor) -> None:
     tolerance = 2e-5 if "float32" in peer else 1e-10
-    found = torch.stack(list(ours))
-    known = ~found.isnan() & ~theirs.isnan()
+    result = torch.stack(list(ours))
+    is_defined = ~result.isnan() & ~theirs.isnan()
     # Where outputs nearly vanish float32 has few digits left: compare the bulk there.
-    error = (found - theirs)[known].abs()
+    error = (result - theirs)[is_defined].abs()
     worst = error.quantile(0.99) if "float32" in peer else error.max()
     if not float(worst) <= tolerance:
         raise AssertionError(f"{peer}: influences differ by {float(worst):.1e}")

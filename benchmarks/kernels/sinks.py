@@ -17,8 +17,8 @@ from maps import all_maps
 
 def visible(attention: torch.Tensor) -> torch.Tensor:
     """Where queries see keys, [n, n]: every map of a benchmark has the same mask."""
-    ones = torch.ones(attention.shape[-2:], dtype=torch.bool)
-    return ones if bool(attention[0].triu(1).any()) else ones.tril()
+    all_pairs = torch.ones(attention.shape[-2:], dtype=torch.bool)
+    return all_pairs if bool(attention[0].triu(1).any()) else all_pairs.tril()
 
 
 def torch_incoming(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -53,16 +53,16 @@ def torch_all(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def our_all(a: torch.Tensor) -> torch.Tensor:
-    found = asc.measure(
+    result = asc.measure(
         a, ["sink_share", "sink_rate", "sink_position", "sink_tokens", "top_mass", "attention_entropy"]
     )
     columns = (
-        found["sink_share"].share,
-        found["sink_rate"],
-        found["sink_position"],
-        found["sink_tokens"].sum(-1),
-        found["top_mass"],
-        found["attention_entropy"].mean(-1),
+        result["sink_share"].share,
+        result["sink_rate"],
+        result["sink_position"],
+        result["sink_tokens"].sum(-1),
+        result["top_mass"],
+        result["attention_entropy"].mean(-1),
     )
     return torch.stack([column.double() for column in columns])
 

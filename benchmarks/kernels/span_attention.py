@@ -37,8 +37,8 @@ def torch_masks(attention: torch.Tensor, spans: torch.Tensor, special: torch.Ten
 
 
 def agree(peer: str, ours: asc.SpanAttention, theirs: list[torch.Tensor]) -> None:
-    for own, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(own, other, rtol=1e-12, atol=1e-12, equal_nan=True, msg=peer)
+    for our, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, other, rtol=1e-12, atol=1e-12, equal_nan=True, msg=peer)
 
 
 def main() -> None:

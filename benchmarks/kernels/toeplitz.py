@@ -70,10 +70,10 @@ def our_split(scores: torch.Tensor) -> Split:
 
 def agree(peer: str, ours: Any, theirs: Any) -> None:
     pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]
-    for own, other in pairs:
-        known = own.isfinite() & other.isfinite()
-        assert known.any(), peer
-        torch.testing.assert_close(own[known], other[known], rtol=1e-9, atol=1e-9)
+    for our_values, other in pairs:
+        is_defined = our_values.isfinite() & other.isfinite()
+        assert is_defined.any(), peer
+        torch.testing.assert_close(our_values[is_defined], other[is_defined], rtol=1e-9, atol=1e-9)
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ TARGET = 30.0
 def loop(maps: np.ndarray[Any, Any], causal: bool) -> np.ndarray[Any, Any]:
     """The entropies and the variance of position, row by row; not the variance of frequency."""
     out = np.full((*maps.shape[:2], 3), np.nan)
-    for head, one in enumerate(maps):
-        for i in range(len(one)):
-            x = one[i, : i + 1] if causal else one[i]
+    for head, attention_map in enumerate(maps):
+        for i in range(len(attention_map)):
+            x = attention_map[i, : i + 1] if causal else attention_map[i]
             if len(x) < 32:
                 continue
             p = x / x.sum()

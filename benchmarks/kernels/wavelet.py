@@ -19,9 +19,9 @@ def loop(maps: np.ndarray[Any, Any], causal: bool) -> np.ndarray[Any, Any]:
     import pywt
 
     out = np.full((*maps.shape[:2], 6), np.nan)
-    for head, one in enumerate(maps):
-        for i in range(len(one)):
-            x = one[i, : i + 1] if causal else one[i]
+    for head, attention_map in enumerate(maps):
+        for i in range(len(attention_map)):
+            x = attention_map[i, : i + 1] if causal else attention_map[i]
             if len(x) < 32:
                 continue
             coefficients = pywt.wavedec(x, "db2", mode="periodization", level=3)
@@ -31,8 +31,8 @@ def loop(maps: np.ndarray[Any, Any], causal: bool) -> np.ndarray[Any, Any]:
             again = pywt.waverec(coefficients, "db2", mode="periodization")[: len(x)]
             error = np.linalg.norm(x - again) / np.linalg.norm(x)
             for c, e in zip(coefficients, energies, strict=True):
-                own = c[c != 0] ** 2 / (e or 1.0)
-                _ = -(own * np.log2(own)).sum()
+                power = c[c != 0] ** 2 / (e or 1.0)
+                _ = -(power * np.log2(power)).sum()
             out[head, i] = *p, -(q * np.log2(q)).sum(), error
     return out
 

@@ -32,8 +32,8 @@ def agree(peer: str, ours: Any, theirs: Any) -> None:
     """Raise if the numbers of vectorised torch differ; torch's attention gives an output, not measures."""
     if peer == "sdpa":
         return
-    for mine, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-3, atol=1e-4, err_msg=peer)
+    for our, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(our.numpy(), other.numpy(), rtol=1e-3, atol=1e-4, err_msg=peer)
 
 
 def main() -> None:

@@ -32,7 +32,9 @@ class Sleeping(Study):
     def rest(self, unit: Unit, run: Any) -> None:
         """Sleeps, and writes a row for each text."""
         time.sleep(self.options.seconds)
-        run.write("rests", sample=[one.sentence.sample for one in unit.inputs], seconds=self.options.seconds)
+        run.write(
+            "rests", sample=[text.sentence.sample for text in unit.inputs], seconds=self.options.seconds
+        )
 
 
 STUDY = Sleeping

@@ -200,8 +200,10 @@ def test_slabs_give_the_results_of_the_whole_batch(monkeypatch):
     together = [on_device(call, CPU, maps) for call in calls]
     monkeypatch.setattr(slabs, "DEFAULT_BYTES", 1)
     for call, expected in zip(calls, together, strict=True):
-        alone = on_device(call, CPU, maps)
-        pairs = [(alone, expected)] if isinstance(alone, torch.Tensor) else zip(alone, expected, strict=True)
+        on_cpu = on_device(call, CPU, maps)
+        pairs = (
+            [(on_cpu, expected)] if isinstance(on_cpu, torch.Tensor) else zip(on_cpu, expected, strict=True)
+        )
         for have, want in pairs:
             assert torch.equal(have.nan_to_num(-7), want.nan_to_num(-7))
 

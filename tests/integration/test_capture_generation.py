@@ -37,10 +37,10 @@ def test_every_step_equals_eager_attention(name):
         assert torch.equal(recording.output, expected.sequences)
     assert sorted(steps) == list(range(STEPS))
     for step, layers in steps.items():
-        for layer, wanted in zip(layers, expected.attentions[step], strict=True):
+        for layer, attention in zip(layers, expected.attentions[step], strict=True):
             keys = layer.attention.shape[-1]
             assert layer.attention.shape[-2] == (6 if step == 0 else 1)
-            assert float((layer.attention - wanted[..., :keys]).abs().max()) <= tolerance
+            assert float((layer.attention - attention[..., :keys]).abs().max()) <= tolerance
             assert layer.valid.shape == (2, keys)
             if name != "gpt_oss":
                 assert keys == 6 + step
@@ -58,8 +58,8 @@ def test_a_sliding_cache_tells_where_its_first_key_is():
     assert [layer.attention.shape[-1] for layer in layers] == [6, *[7] * (STEPS - 1)]
     assert offsets == [0, 0, *range(1, STEPS - 1)]
     for layer in layers:
-        wanted = expected.attentions[layer.step][0]
-        assert torch.equal(layer.attention, wanted)
+        expected_map = expected.attentions[layer.step][0]
+        assert torch.equal(layer.attention, expected_map)
         assert layer.key.shape[-2] == layer.valid.shape[-1]
         # The query is the newest token, the last key its own: offset + keys = tokens so far.
         assert layer.key_offset + layer.attention.shape[-1] == 6 + layer.step
@@ -71,9 +71,9 @@ def test_left_padding_stays_marked_in_every_step():
     with capture(model) as recording:
         for layer in recording.generate(**inputs, **OPTIONS):
             keys = 12 + layer.step
-            wanted = torch.ones(2, keys, dtype=torch.bool)
-            wanted[1, :9] = False
-            assert torch.equal(layer.valid, wanted)
+            expected = torch.ones(2, keys, dtype=torch.bool)
+            expected[1, :9] = False
+            assert torch.equal(layer.valid, expected)
             assert float(layer.attention[1, :, -1, :9].abs().max()) == 0.0
             assert layer.lengths.tolist() == [keys, keys - 9]
 
@@ -133,13 +133,13 @@ def test_continuing_from_a_cache():
     inputs = models.text(model, n=20)
     ids = inputs["input_ids"]
     with capture(model) as recording:
-        whole = [layer.attention.clone() for layer in recording.run(**inputs)]
+        full_maps = [layer.attention.clone() for layer in recording.run(**inputs)]
         list(recording.run(input_ids=ids[:, :12], use_cache=True))
         cache = recording.output.past_key_values
         for layer in recording.run(
             input_ids=ids[:, 12:], past_key_values=cache, attention_mask=inputs["attention_mask"]
         ):
             assert layer.attention.shape == (2, 4, 8, 20)
-            assert torch.allclose(layer.attention, whole[layer.index][:, :, 12:], atol=1e-5)
+            assert torch.allclose(layer.attention, full_maps[layer.index][:, :, 12:], atol=1e-5)
             with pytest.raises(ValueError, match="decoding step"):
                 layer.matrices()

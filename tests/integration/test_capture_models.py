@@ -61,14 +61,14 @@ def test_maps_and_output_equal_eager_attention(pair, padding):
         layers = list(recording.run(**inputs))
         assert recording.tier == (INTERFACE if models.has_attention_interface(name) else HOOKS)
     tolerance = TOLERANCE.get(name, 0.0)
-    wanted = {(kind, i): m for kind, maps in stacks(expected).items() for i, m in enumerate(maps)}
+    expected_maps = {(kind, i): m for kind, maps in stacks(expected).items() for i, m in enumerate(maps)}
     got = {(stack_of(layer, expected), layer.index): layer for layer in layers}
     assert len(layers) == len(got)
-    assert got.keys() == wanted.keys()
+    assert got.keys() == expected_maps.keys()
     for key, layer in got.items():
         # A padding query of a left-padded sample sees no key: its row is uniform, in eager attention as here.
-        assert layer.attention.shape == wanted[key].shape
-        gap = float((layer.attention - wanted[key]).abs().max())
+        assert layer.attention.shape == expected_maps[key].shape
+        gap = float((layer.attention - expected_maps[key]).abs().max())
         assert gap <= tolerance, f"{name}, {padding} padding, {key}: {gap}"
         assert layer.call == 0
         assert layer.key_offset == 0
@@ -86,9 +86,9 @@ def test_valid_is_the_attention_mask(pair, padding):
     keep = inputs["attention_mask"].bool()
     with capture(model) as recording:
         for layer in recording.run(**inputs):
-            own = layer.cross or "encoder." in layer.stack or not model.config.is_encoder_decoder
-            wanted = keep if own else torch.ones(2, 11, dtype=torch.bool)
-            assert torch.equal(layer.valid, wanted), (name, layer)
+            has_own_mask = layer.cross or "encoder." in layer.stack or not model.config.is_encoder_decoder
+            expected = keep if has_own_mask else torch.ones(2, 11, dtype=torch.bool)
+            assert torch.equal(layer.valid, expected), (name, layer)
 
 
 def test_the_maps_are_sharp_enough_to_show_a_lost_mask(pair):
@@ -113,26 +113,26 @@ def test_only_causal_models_do_not_look_ahead(pair):
 @pytest.mark.parametrize("padding", PADDINGS)
 def test_the_encoder_alone(name, padding):
     """BART's encoder carries the configuration of an encoder-decoder, without taking decoder tokens."""
-    whole = models.tiny(name)
-    encoder, inputs = whole.get_encoder(), models.text(whole, padding=padding)
-    own = {key: inputs[key] for key in ("input_ids", "attention_mask")}
-    with capture(whole) as recording:
-        wanted = [layer for layer in recording.run(**inputs) if "encoder." in layer.stack]
+    full_model = models.tiny(name)
+    encoder, inputs = full_model.get_encoder(), models.text(full_model, padding=padding)
+    text_inputs = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+    with capture(full_model) as recording:
+        expected = [layer for layer in recording.run(**inputs) if "encoder." in layer.stack]
     with capture(encoder) as recording:
-        layers = list(recording.run(**own))
+        layers = list(recording.run(**text_inputs))
         assert recording.tier == (INTERFACE if models.has_attention_interface(name) else HOOKS)
-    for layer, other in zip(layers, wanted, strict=True):
+    for layer, other in zip(layers, expected, strict=True):
         assert torch.equal(layer.attention, other.attention)
-        assert torch.equal(layer.valid, own["attention_mask"].bool())
+        assert torch.equal(layer.valid, text_inputs["attention_mask"].bool())
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon"])
 def test_the_body_without_its_head(name):
-    whole = models.tiny(name)
-    inputs = models.text(whole, padding="left")
-    with capture(whole) as recording, capture(whole.base_model) as body:
-        wanted = list(recording.run(**inputs))
-        for layer, other in zip(body.run(**inputs), wanted, strict=True):
+    full_model = models.tiny(name)
+    inputs = models.text(full_model, padding="left")
+    with capture(full_model) as recording, capture(full_model.base_model) as body:
+        expected = list(recording.run(**inputs))
+        for layer, other in zip(body.run(**inputs), expected, strict=True):
             assert torch.equal(layer.attention, other.attention)
             assert torch.equal(layer.valid, other.valid)
 

@@ -26,12 +26,12 @@ def test_half_precision_models_give_float32_maps(name, dtype):
     keep = inputs["attention_mask"].bool()
     with capture(model, layers=[0]) as recording, capture(full, layers=[0]) as exact:
         assert recording.tier == (1 if models.has_attention_interface(name) else 2)
-        for layer, wanted in zip(recording.run(**inputs), exact.run(**inputs), strict=True):
+        for layer, expected in zip(recording.run(**inputs), exact.run(**inputs), strict=True):
             assert layer.attention.dtype == torch.float32
             if name != "gpt_oss":  # its rows leave room for the learned sink
                 assert float((layer.attention.sum(-1) - 1).abs().max()) < 2e-6
             # One layer deep, the gap is that of rounded weights and inputs under sharpened logits.
-            gap = (layer.attention - wanted.attention).abs().transpose(1, 2)
+            gap = (layer.attention - expected.attention).abs().transpose(1, 2)
             rows = keep if gap.shape[1] == keep.shape[1] else slice(None)
             assert float(gap[rows].mean()) < (2e-3 if dtype == torch.bfloat16 else 5e-4)
 
@@ -40,11 +40,11 @@ def test_half_precision_logits_stay_close_to_eager_ones():
     model, eager = models.tiny("llama").bfloat16(), models.tiny("llama", implementation="eager").bfloat16()
     inputs = models.text(model)
     with torch.no_grad():
-        wanted = eager(**inputs).logits.float()
+        expected = eager(**inputs).logits.float()
     with capture(model) as recording:
         list(recording.run(**inputs))
         assert recording.output.logits.dtype == torch.bfloat16
-        assert float((recording.output.logits.float() - wanted).abs().mean()) < 2e-2
+        assert float((recording.output.logits.float() - expected).abs().mean()) < 2e-2
 
 
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
@@ -96,11 +96,13 @@ def test_four_dimensional_masks_are_honoured_in_either_tier(name, kind):
             assert float(layer.attention[..., ~seen].abs().max()) == 0.0
             assert float((layer.attention.sum(-1) - 1).abs().max()) < 1e-6
             assert bool(layer.valid.all())
-        alone = list(recording.run(input_ids=inputs["input_ids"][:, 10:]))
+        single_layers = list(recording.run(input_ids=inputs["input_ids"][:, 10:]))
         for layer in recording.run(
             input_ids=inputs["input_ids"], attention_mask=mask, position_ids=positions
         ):
-            assert torch.allclose(layer.attention[..., 10:, 10:], alone[layer.index].attention, atol=1e-5)
+            assert torch.allclose(
+                layer.attention[..., 10:, 10:], single_layers[layer.index].attention, atol=1e-5
+            )
 
 
 def test_a_sliding_window_is_seen_in_the_maps():
@@ -132,7 +134,7 @@ def test_compiled_models_are_captured_as_written(way):
     model = models.tiny("llama", num_hidden_layers=2)
     inputs = models.text(model)
     with capture(model) as recording:
-        wanted = [layer.attention.clone() for layer in recording.run(**inputs)]
+        expected = [layer.attention.clone() for layer in recording.run(**inputs)]
     if way == "wrapped":
         compiled = torch.compile(model, backend="eager")
     elif way == "in place":
@@ -147,7 +149,7 @@ def test_compiled_models_are_captured_as_written(way):
         layers = list(recording.run(**inputs))
         assert [layer.stack for layer in layers] == ["model.layers.*.self_attn"] * 2
         for layer in layers:
-            assert torch.equal(layer.attention, wanted[layer.index])
+            assert torch.equal(layer.attention, expected[layer.index])
     with torch.no_grad():
         assert torch.equal(compiled(**inputs).logits, before)
 

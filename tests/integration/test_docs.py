@@ -38,14 +38,14 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag, attrs):
-        own = dict(attrs)
-        self.anchors |= {own[name] for name in ("id", "name") if own.get(name)}
-        if tag == "a" and own.get("href"):
-            self.links.append(own["href"])
-        if tag in ("script", "img", "iframe") and own.get("src"):
-            self.loaded.append(own["src"])
-        if tag == "link" and own.get("rel") in ("stylesheet", "preconnect", "icon"):
-            self.loaded.append(own["href"])
+        attributes = dict(attrs)
+        self.anchors |= {attributes[name] for name in ("id", "name") if attributes.get(name)}
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        if tag in ("script", "img", "iframe") and attributes.get("src"):
+            self.loaded.append(attributes["src"])
+        if tag == "link" and attributes.get("rel") in ("stylesheet", "preconnect", "icon"):
+            self.loaded.append(attributes["href"])
 
     def handle_data(self, data):
         self.text += data
@@ -129,8 +129,9 @@ def test_every_public_name_is_in_the_api(site):
     names |= {f"ruscio2025.{name}": getattr(ruscio2025, name) for name in ruscio2025.__all__}
     missing = [
         name
-        for name, one in names.items()
-        if not isinstance(one, types.ModuleType) and f"{one.__module__}.{one.__qualname__}" not in anchors
+        for name, value in names.items()
+        if not isinstance(value, types.ModuleType)
+        and f"{value.__module__}.{value.__qualname__}" not in anchors
     ]
     assert missing == []
     assert any(anchor.startswith("attnscope.inference.") for anchor in anchors)

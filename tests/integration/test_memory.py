@@ -88,13 +88,13 @@ def long(tmp_path_factory):
     return file
 
 
-def measured(script, tmp_path, long, layers, metrics, **more):
+def measured(script, tmp_path, long, layers, metrics, **changes):
     folder = tmp_path / f"gpt{layers}"
     if not folder.exists():
         tiny("gpt2", n_layer=layers, n_head=HEADS, n_positions=1024).save_pretrained(folder)
-        made = tokenizer()
-        made.model_max_length = 1024
-        made.save_pretrained(folder)
+        word_tokenizer = tokenizer()
+        word_tokenizer.model_max_length = 1024
+        word_tokenizer.save_pretrained(folder)
     done = subprocess.run(
         [
             sys.executable,
@@ -104,7 +104,7 @@ def measured(script, tmp_path, long, layers, metrics, **more):
             str(long),
             tempfile.mkdtemp(dir=tmp_path),
             json.dumps(metrics),
-            json.dumps(more),
+            json.dumps(changes),
         ],
         capture_output=True,
         text=True,
@@ -115,18 +115,19 @@ def measured(script, tmp_path, long, layers, metrics, **more):
 
 def test_two_layers_are_alive_and_output_attentions_keeps_all(tmp_path, long):
     """Above what a forward pass takes by itself: two layers, the float64 mean of one, masks and buffers."""
-    one = HEADS * TOKENS**2 * 4
-    found = measured(SCRIPT, tmp_path, long, 12, ["sink_share", "attention_entropy"])
+    bytes_of_layer = HEADS * TOKENS**2 * 4
+    result = measured(SCRIPT, tmp_path, long, 12, ["sink_share", "attention_entropy"])
     shallow = measured(SCRIPT, tmp_path, long, 3, ["sink_share", "attention_entropy"])
-    layers = {what: round(bytes_ / one, 2) for what, bytes_ in found.items()}
+    layers = {name: round(bytes_ / bytes_of_layer, 2) for name, bytes_ in result.items()}
     print(
-        f"in layers of attention ({one / 1e6:.0f} MB): {layers}; 3 layers deep {shallow['study'] / one:.2f}"
+        f"in layers of attention ({bytes_of_layer / 1e6:.0f} MB): {layers}; 3 layers deep "
+        f"{shallow['study'] / bytes_of_layer:.2f}"
     )
-    assert found["output_attentions"] > 11 * one
-    assert found["study"] - found["forward"] < (2 + 2 / HEADS) * one + WORKING
+    assert result["output_attentions"] > 11 * bytes_of_layer
+    assert result["study"] - result["forward"] < (2 + 2 / HEADS) * bytes_of_layer + WORKING
     # Whether the next layer is there before the last one goes is a matter of time, nine more layers are not.
     # Of those, the weights and the cache are some megabytes.
-    assert found["study"] < shallow["study"] + 1.5 * one
+    assert result["study"] < shallow["study"] + 1.5 * bytes_of_layer
 
 
 @pytest.mark.parametrize(
@@ -142,10 +143,10 @@ def test_two_layers_are_alive_and_output_attentions_keeps_all(tmp_path, long):
 def test_the_announced_peak_holds(tmp_path, metrics, tokens):
     long = tmp_path / "long.txt"
     long.write_text(" ".join(["cat sat"] * (tokens // 2)) + "\n", "utf-8")
-    found = measured(ANNOUNCED, tmp_path, long, 2, metrics)
-    print(f"announced {found['planned'] / 1e6:.0f} MB, reached {found['peak'] / 1e6:.0f} MB")
-    assert found["peak"] <= found["planned"]
-    assert found["planned"] <= 1.5 * found["peak"]
+    result = measured(ANNOUNCED, tmp_path, long, 2, metrics)
+    print(f"announced {result['planned'] / 1e6:.0f} MB, reached {result['peak'] / 1e6:.0f} MB")
+    assert result["peak"] <= result["planned"]
+    assert result["planned"] <= 1.5 * result["peak"]
 
 
 def test_max_memory_bounds_what_many_sentences_take_together(tmp_path):

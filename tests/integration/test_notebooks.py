@@ -32,7 +32,7 @@ LARGEST = 600_000
 #: Stories that run whole studies for minutes: they may be stored bare, never with outputs of other code.
 LONG = {"09", "10", "11", "12"}
 
-every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
 
 def read(path):
@@ -61,23 +61,23 @@ def faults(notebook, size):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     outputs = [output for cell in code for output in cell.outputs]
     texts = [str(output.get("text", "")) + str(dict(output.get("data", {}))) for output in outputs]
-    found = []
+    result = []
     if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
-        found.append("its cells were not run once, in their order")
+        result.append("its cells were not run once, in their order")
     if notebook.metadata.get("attnscope", {}).get("code") != executing().digest(notebook):
-        found.append("its outputs are of other code")
+        result.append("its outputs are of other code")
     if any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs):
-        found.append("it holds an error, or what went to stderr")
+        result.append("it holds an error, or what went to stderr")
     if any(re.search(r"(?<![\w.~])/(home|root|tmp|work|Users|usr)/", text) for text in texts):
-        found.append("it names a folder of the machine that ran it")
+        result.append("it names a folder of the machine that ran it")
     if sum("image/png" in output.get("data", {}) for output in outputs) < 2:
-        found.append("it shows fewer than two figures")
+        result.append("it shows fewer than two figures")
     if size > LARGEST:
-        found.append(f"it has {size:,} bytes")
-    return found
+        result.append(f"it has {size:,} bytes")
+    return result
 
 
-@every
+@each_notebook
 def test_outputs_are_of_the_code_and_metadata_is_bare(path):
     notebook = read(path)
     nbformat.validate(notebook)
@@ -113,7 +113,7 @@ def test_what_is_stored_names_no_folder_of_this_machine():
     assert executing().without_paths(text, homes) == "./runs, 'TMP/a', TMP/b, /tmpfs"
 
 
-@every
+@each_notebook
 def test_a_story_opens_with_its_number_and_its_question(path):
     first = read(path).cells[0]
     assert first.cell_type == "markdown"
@@ -122,7 +122,7 @@ def test_a_story_opens_with_its_number_and_its_question(path):
     assert re.fullmatch(r"\*\*[A-Z].*\?.*\*\*", lines[1]), f"no question in bold under the title: {lines[1]}"
 
 
-@every
+@each_notebook
 def test_a_story_draws_and_defines_nothing_reusable(path):
     cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
     trees = [ast.parse(source(cell)) for cell in cells]
@@ -136,7 +136,7 @@ def test_a_story_draws_and_defines_nothing_reusable(path):
     assert any("plots." in cell.source for cell in cells)
 
 
-@every
+@each_notebook
 def test_links_between_stories_lead_somewhere(path):
     text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
     targets = re.findall(r"\]\(([^)#:]+)\)", text)
@@ -146,7 +146,7 @@ def test_links_between_stories_lead_somewhere(path):
 
 
 @pytest.mark.slow
-@every
+@each_notebook
 def test_a_story_runs(path):
     """Every cell runs, from the notebook's own folder, and figures come out.
 

@@ -61,7 +61,7 @@ def test_layers_are_as_measured_and_nothing_is_where_nothing_can_be(name, tmp_pa
         ),
         progress=False,
     )
-    wanted = {key: np.array(values) for key, values in MEASURED[name].items()}
+    expected = {key: np.array(values) for key, values in MEASURED[name].items()}
     position = results.table("position")
     rows = position[(position["queries"] == "early") & (position["arm"] == "base")]
     early = position[position["queries"] == "early"]
@@ -70,13 +70,15 @@ def test_layers_are_as_measured_and_nothing_is_where_nothing_can_be(name, tmp_pa
         ("shuffled", "base", "shuffled"),
         ("no_bos", "no_bos", "windows"),
     ):
-        own = early[(early["arm"] == arm) & (early["input"] == kind)].groupby("layer")
-        mine = (own["residual_high"].mean() - own["residual"].mean()) / 2.365  # t of 7 degrees of freedom
-        apart = np.abs(own["residual"].mean() - wanted[measured])
-        assert (apart <= 3 * np.hypot(mine, wanted["error"])).all(), (measured, apart.to_numpy())
-    own = rows[rows["input"] == "windows"].groupby("layer")
-    scale = np.abs(wanted["sink_advantage"]).max()
-    assert np.abs(own["sink_advantage"].mean() - wanted["sink_advantage"]).max() < 0.05 * scale
+        rows_of_arm = early[(early["arm"] == arm) & (early["input"] == kind)].groupby("layer")
+        standard_error = (
+            rows_of_arm["residual_high"].mean() - rows_of_arm["residual"].mean()
+        ) / 2.365  # t of 7 degrees of freedom
+        apart = np.abs(rows_of_arm["residual"].mean() - expected[measured])
+        assert (apart <= 3 * np.hypot(standard_error, expected["error"])).all(), (measured, apart.to_numpy())
+    rows_of_windows = rows[rows["input"] == "windows"].groupby("layer")
+    scale = np.abs(expected["sink_advantage"]).max()
+    assert np.abs(rows_of_windows["sink_advantage"].mean() - expected["sink_advantage"]).max() < 0.05 * scale
     for kind in ("windows", "shuffled"):
         first = rows[(rows["layer"] == 0) & (rows["input"] == kind)]
         assert first["p_adjusted"].min() > 0.01
@@ -88,7 +90,7 @@ def test_layers_are_as_measured_and_nothing_is_where_nothing_can_be(name, tmp_pa
         prints[prints["arm"] == arm].groupby("layer")["fingerprint_cosine"] for arm in ("base", "no_bos")
     )
     assert with_bos.min().min() > 1 - 1e-9
-    np.testing.assert_allclose(without.mean(), wanted["fingerprint"], atol=0.1)
+    np.testing.assert_allclose(without.mean(), expected["fingerprint"], atol=0.1)
     removed = results.table("removed").query(
         "scope == 'from_1' and queries == 'early' and measure == 'uniform'"
     )
@@ -109,8 +111,8 @@ def test_the_mask_cuts_queries_1_and_8_as_measured(name):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with TEXTS.open(encoding="utf-8", newline="") as file:
         text = " ".join(row["text"] for row in csv.DictReader(file))
-    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
-    windows = torch.tensor(whole[: len(whole) // 63 * 63]).reshape(-1, 63)
+    token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    windows = torch.tensor(token_ids[: len(token_ids) // 63 * 63]).reshape(-1, 63)
     chosen = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))[:128]
     bos = torch.full((len(chosen), 1), tokenizer.bos_token_id)
     ids = torch.cat([bos, windows[chosen]], dim=1)
@@ -136,7 +138,8 @@ def test_the_demo_model_is_as_measured(tmp_path):
     for name, read in (("windows", ids[:, :n]), ("no_bos", ids[:, 1:])):
         products = asc.position_profile(model, {"input_ids": read}, n=n, groups=groups).gram().numpy()
         value, _, high, _ = jackknife_bounds(
-            np.arange(groups), lambda kept, of=products: mean_product(of[..., kept, :][..., kept]).mean(1)
+            np.arange(groups),
+            lambda groups_kept, of=products: mean_product(of[..., groups_kept, :][..., groups_kept]).mean(1),
         )
         error = (high - value) / 2.365  # t of 7 degrees of freedom; the measured windows are as many
         assert (np.abs(value - DEMO[name]) <= 3 * np.sqrt(2) * error).all(), (name, value)

@@ -39,7 +39,9 @@ def drawn_model(path, draw, **changes):
     heads = draw.choice([1, 2, 4])
     shape = {
         "num_attention_heads": heads,
-        "num_key_value_heads": draw.choice([one for one in (1, 2, 4) if heads % one == 0 and one <= heads]),
+        "num_key_value_heads": draw.choice(
+            [count for count in (1, 2, 4) if heads % count == 0 and count <= heads]
+        ),
         "num_hidden_layers": draw.choice([1, 2, 3]),
     }
     return model_folder(path, seed=draw.randrange(1000), bos=draw.random() < 0.7, **{**shape, **changes})
@@ -76,10 +78,10 @@ def drawn_study(name, home, draw):
     model = drawn_model(home / "m", draw)
     if name == "absolute_position":
         texts = drawn_texts(home / "texts.txt", draw, shortest=20, most=40)
-        made = position_study.settings(
+        run_settings = position_study.settings(
             model, texts, home, block=draw.choice([3, 8]), samples=draw.choice([8, 16])
         )
-        return Settings(**{**made.to_dict(), "seed": draw.randrange(100)})
+        return Settings(**{**run_settings.to_dict(), "seed": draw.randrange(100)})
     if name == "attention_likelihood":
         texts = drawn_texts(home / "texts.txt", draw, shortest=6, longest=40)
         return likelihood_study.settings(
@@ -93,17 +95,17 @@ def drawn_study(name, home, draw):
     )  # fmt: skip
 
 
-def to_its_report(made):
+def to_its_report(run_settings):
     """Run a study and write its report; every figure is drawn or has a reason."""
-    print(made.to_yaml())
-    results = run(made, progress=False, say=lambda text: None)
+    print(run_settings.to_yaml())
+    results = run(run_settings, progress=False, say=lambda text: None)
     left_out = []
     results.figures(results.path / "figures", formats=["svg"], left_out=left_out)
-    assert [str(one) for one in left_out if one.failed] == []
+    assert [str(omission) for omission in left_out if omission.failed] == []
     assert results.report().stat().st_size > 10_000
-    found = check_folder(results.path)
-    assert found.is_whole
-    assert found.is_complete
+    result = check_folder(results.path)
+    assert result.is_whole
+    assert result.is_complete
 
 
 def test_texts_of_several_lengths_and_one_cut_come_to_their_tables(tmp_path):
@@ -112,10 +114,10 @@ def test_texts_of_several_lengths_and_one_cut_come_to_their_tables(tmp_path):
     model = model_folder(tmp_path / "m", num_hidden_layers=1)
     texts = drawn_texts(tmp_path / "texts.txt", draw, longest=45, most=3)
     options = {"thresholds": [0.05]}
-    made = Settings(
+    run_settings = Settings(
         models=str(model), texts=str(texts), max_tokens=40, output=str(tmp_path), name="a", options=options
     )
-    results = run(made, progress=False, say=lambda text: None)
+    results = run(run_settings, progress=False, say=lambda text: None)
     assert set(results.table("samples")["n_tokens"]) > {40}
     assert len(results.table("frames")) == 1
 

@@ -23,7 +23,7 @@ import runs
 
 #: The sink study takes longest; its numbers are held against the metrics' own in test_sink_study.py.
 RUNS = [
-    pytest.param(one, marks=pytest.mark.slow) if one.startswith("sinks") else one for one in sorted(runs.RUNS)
+    pytest.param(run, marks=pytest.mark.slow) if run.startswith("sinks") else run for run in sorted(runs.RUNS)
 ]
 #: What units write as it was measured; the rest are means, tests and correlations of it.
 MEASURED = (
@@ -60,18 +60,18 @@ OF_TEXTS = ["rho", "rho_fourier"]
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def both(request, tmp_path_factory):
+def reference_and_run(request, tmp_path_factory):
     """The stored tables, what made them, and the same run."""
     if request.param.endswith("stories") and not runs.STORIES.is_dir():
         pytest.skip(f"there is no {runs.STORIES}")
-    stored, about = runs.stored(runs.HERE / f"{request.param}.parquet")
+    stored, metadata = runs.stored(runs.FOLDER / f"{request.param}.parquet")
     tables = {name: table.to_pandas() for name, table in stored.items()}
     home = tmp_path_factory.mktemp(request.param)
-    made = runs.made(request.param, home)
+    results = runs.run_reference(request.param, home)
     rounding = runs.arithmetic(request.param, home)
-    about |= {"study": request.param.partition("-")[0], "run": request.param, "arithmetic_here": rounding}
-    about["same_attention"] = about["arithmetic"] == rounding
-    return moved(tables), about, made
+    metadata |= {"study": request.param.partition("-")[0], "run": request.param, "arithmetic_here": rounding}
+    metadata["same_attention"] = metadata["arithmetic"] == rounding
+    return moved(tables), metadata, results
 
 
 def moved(tables):
@@ -84,9 +84,9 @@ def moved(tables):
         if name in tables:
             exact = tables[name]["protocol"] == "exact"
             tables[name]["degenerate"] = tables[name]["degenerate"].astype(object).mask(exact).astype(float)
-    whole = tables["baselines"]
-    unmeasured = (whole["metric"] == "degenerate") & (whole["protocol"] == "exact")
-    tables["baselines"] = whole[~unmeasured].copy()
+    baselines = tables["baselines"]
+    unmeasured = (baselines["metric"] == "degenerate") & (baselines["protocol"] == "exact")
+    tables["baselines"] = baselines[~unmeasured].copy()
     controls = tables["heads_variants"]
     if "rho" not in controls:
         return tables
@@ -116,8 +116,8 @@ def compared(name, table, stored, study):
         table = table[table["metric"].isin(stored["metric"])]
     if name in ("layer_tests", "null_tests"):
         # what differs nowhere is no test; such rows were stored with p = 1
-        nothing = (table["difference"] == 0) & (table["p_value"] == 1)
-        table = table[table["p_value"].notna() & ~nothing]
+        is_empty = (table["difference"] == 0) & (table["p_value"] == 1)
+        table = table[table["p_value"].notna() & ~is_empty]
     if name in runs.OF_HEADS:
         columns = table.columns.intersection(runs.BY_TEST)
         exact = table["protocol"] == "exact"
@@ -133,13 +133,13 @@ def meaningful(table, other, keys):
         other: the same tests; rounding errors were tested when the tables were stored, and no longer are.
         keys: of the rows.
     """
-    known = [one[one["difference"].abs() > 1e-6].set_index(keys).index for one in (table, other)]
-    return table[table.set_index(keys).index.isin(known[0].intersection(known[1]))]
+    changed = [rows[rows["difference"].abs() > 1e-6].set_index(keys).index for rows in (table, other)]
+    return table[table.set_index(keys).index.isin(changed[0].intersection(changed[1]))]
 
 
 def entries(values):
     """The numbers of a column of arrays, one behind the other."""
-    return np.concatenate([np.ravel(part).astype(float) for one in values for part in one])
+    return np.concatenate([np.ravel(part).astype(float) for value in values for part in value])
 
 
 def numbers(values):
@@ -148,31 +148,31 @@ def numbers(values):
 
 def words(values):
     """A column in words; null, and the "" that older tables held for it, both are that there is none."""
-    return ["" if pd.api.types.is_scalar(one) and pd.isna(one) else str(one) for one in values]
+    return ["" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value) for value in values]
 
 
-def test_every_stored_column_is_there(both):
-    stored, _, made = both
-    assert set(stored) <= set(made.tables())
+def test_every_stored_column_is_there(reference_and_run):
+    stored, _, results = reference_and_run
+    assert set(stored) <= set(results.tables())
     for name, table in stored.items():
-        assert set(table) <= set(made.table(name)), name
+        assert set(table) <= set(results.table(name)), name
 
 
-def test_every_stored_number_is_there(both):
-    stored, about, made = both
-    minor = [".".join(version.split(".")[:2]) for version in (about["torch"], torch.__version__)]
-    same_machine = about["instructions"] == _isa.live() and minor[0] == minor[1]
-    same_attention = about["same_attention"]
+def test_every_stored_number_is_there(reference_and_run):
+    stored, metadata, results = reference_and_run
+    minor = [".".join(version.split(".")[:2]) for version in (metadata["torch"], torch.__version__)]
+    same_machine = metadata["instructions"] == _isa.live() and minor[0] == minor[1]
+    same_attention = metadata["same_attention"]
     for name, table in stored.items():
-        keys = made.keys(name)
-        sides = [compared(name, one, table, about["study"]) for one in (table, made.table(name))]
+        keys = results.keys(name)
+        sides = [compared(name, side, table, metadata["study"]) for side in (table, results.table(name))]
         if name in TESTS:
             count, sides = len(sides[0]), [meaningful(*pair, keys) for pair in (sides, sides[::-1])]
             assert len(sides[0]) > 0.8 * count, name
-        there, here = (one.sort_values(keys).reset_index(drop=True) for one in sides)
-        assert len(there) == len(here), name
-        for column in there:
-            a, b, where = there[column], here[column], f"{name}.{column}"
+        old, new = (side.sort_values(keys).reset_index(drop=True) for side in sides)
+        assert len(old) == len(new), name
+        for column in old:
+            a, b, where = old[column], new[column], f"{name}.{column}"
             if column in (*CORRECTED, *BY_TOKEN):
                 continue
             if a.dtype.kind not in "fiub":
@@ -187,9 +187,9 @@ def test_every_stored_number_is_there(both):
             elif not same_attention:
                 np.testing.assert_allclose(x, y, **FLOAT32, err_msg=where)
             else:
-                metrics = here.get("metric", pd.Series("", index=here.index)).astype(str)
-                protocols = here.get("protocol", pd.Series("", index=here.index))
-                tests = np.full(len(here), name in TESTS)
+                metrics = new.get("metric", pd.Series("", index=new.index)).astype(str)
+                protocols = new.get("protocol", pd.Series("", index=new.index))
+                tests = np.full(len(new), name in TESTS)
                 # p-values of differences that nearly vanish, correlations of heads that hardly differ
                 small = (protocols == "ruscio2025") & (metrics + column).str.contains("p_value")
                 small |= (not same_machine) & (metrics + column).str.contains("rho")
@@ -211,20 +211,20 @@ def test_every_stored_number_is_there(both):
                 np.testing.assert_allclose(x[near], y[near], rtol=1e-12, atol=1e-12, err_msg=where)
 
 
-def test_what_another_rule_decides_is_stored_too(both):
+def test_what_another_rule_decides_is_stored_too(reference_and_run):
     """Sinks by the test, and what follows from them: no column is left uncompared."""
-    _, about, made = both
-    if about["run"] != "sinks-tiny":
+    _, metadata, results = reference_and_run
+    if metadata["run"] != "sinks-tiny":
         return
-    stored, of_rules = runs.stored(runs.HERE / "sinks-tiny-rules.parquet")
-    exact = of_rules["arithmetic"] == about["arithmetic_here"]
-    tables = runs.of_rules(made)
+    stored, of_rules = runs.stored(runs.FOLDER / "sinks-tiny-rules.parquet")
+    exact = of_rules["arithmetic"] == metadata["arithmetic_here"]
+    tables = runs.of_rules(results)
     assert set(stored) == set(tables)
     assert {"heads", "head_means", "layers", "baselines", "null_tests"} <= {
         name for name, rows in stored.items() if len(rows)
     }
     for name, rows in stored.items():
-        keys = [key for key in made.keys(name) if key in tables[name]]
+        keys = [key for key in results.keys(name) if key in tables[name]]
         a, b = (table.sort_values(keys).reset_index(drop=True) for table in (rows.to_pandas(), tables[name]))
         assert len(a) == len(b), name
         for column in a:
@@ -237,8 +237,8 @@ def test_what_another_rule_decides_is_stored_too(both):
                 np.testing.assert_allclose(numbers(a[column]), numbers(b[column]), **near, err_msg=where)
 
 
-def test_no_row_of_a_head_mean_or_a_control_stands_among_the_heads(both):
-    _, _, made = both
-    assert "nulls" not in made.tables()
-    assert (made.table("heads")["head"] >= 0).all()
-    assert set(made.table("heads_variants")["scope"]) == {"heads", "head_mean"}
+def test_no_row_of_a_head_mean_or_a_control_stands_among_the_heads(reference_and_run):
+    _, _, results = reference_and_run
+    assert "nulls" not in results.tables()
+    assert (results.table("heads")["head"] >= 0).all()
+    assert set(results.table("heads_variants")["scope"]) == {"heads", "head_mean"}

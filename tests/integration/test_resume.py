@@ -114,12 +114,12 @@ def killed_at_random(launcher, inputs, seconds, output, draw):
         assert process.code == -signal.SIGKILL, process.output
         kills += 1
         assert len(units(folder)) >= before
-        begun = (folder / "study.yaml").exists()
-        arguments = ("resume", "--no-draw", folder) if begun else command(inputs, output)
-        if kills >= 4 and begun:
+        has_started = (folder / "study.yaml").exists()
+        arguments = ("resume", "--no-draw", folder) if has_started else command(inputs, output)
+        if kills >= 4 and has_started:
             # what bears its name is whole: nothing of it is done again
-            there = len(units(folder))
-            assert resumed(launcher, folder) == UNITS - there
+            stored_units = len(units(folder))
+            assert resumed(launcher, folder) == UNITS - stored_units
             return kills
 
 
@@ -218,11 +218,11 @@ def test_no_room_for_a_unit_stops_with_everything_before_intact(launcher, inputs
     assert process.code == 1, process.output
     assert "no room for" in process.output
     assert f"what is done is intact: attnscope resume {folder}" in process.output
-    there = units(folder)
-    assert 0 < len(there) < UNITS
+    stored_units = units(folder)
+    assert 0 < len(stored_units) < UNITS
     assert stored(folder).items() <= stored(uninterrupted[0]).items()
     assert not list(folder.rglob("*.tmp"))
-    assert resumed(launcher, folder) == UNITS - len(there)
+    assert resumed(launcher, folder) == UNITS - len(stored_units)
     finished_like(uninterrupted, folder)
 
 
@@ -239,10 +239,10 @@ def test_a_full_file_system(launcher, inputs, uninterrupted, tmp_path):
         process = launcher.run(*command(inputs, small))
         assert process.code == 1, process.output
         assert "no room for" in process.output
-        there = units(small / "a")
-        assert 0 < len(there) < UNITS
+        stored_units = units(small / "a")
+        assert 0 < len(stored_units) < UNITS
         subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
-        assert resumed(launcher, small / "a") == UNITS - len(there)
+        assert resumed(launcher, small / "a") == UNITS - len(stored_units)
         finished_like(uninterrupted, small / "a")
     finally:
         subprocess.run(["umount", str(small)], check=True)
@@ -250,14 +250,14 @@ def test_a_full_file_system(launcher, inputs, uninterrupted, tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("truncated", "one bit", "foreign")),
+    [*(pytest.param(damage, marks=pytest.mark.slow) for damage in ("truncated", "one bit", "foreign")),
      "unlisted", "all at once"],
 )  # fmt: skip
 def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, uninterrupted, tmp_path, damage):
     folder = tmp_path / "a"
     shutil.copytree(uninterrupted[0], folder)
-    there = units(folder)
-    files = [unit / "heads.parquet" for unit in there]
+    stored_units = units(folder)
+    files = [unit / "heads.parquet" for unit in stored_units]
     # the summaries are the same, and so are the ids of the units that they are made of
     expected = 1
     if damage in ("truncated", "all at once"):
@@ -267,10 +267,10 @@ def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, uninte
         data[len(data) // 2] ^= 4
         files[2].write_bytes(data)
     if damage in ("foreign", "all at once"):
-        shutil.rmtree(there[4])
-        shutil.copytree(there[5], there[4])
+        shutil.rmtree(stored_units[4])
+        shutil.copytree(stored_units[5], stored_units[4])
     if damage == "unlisted":
-        (there[2] / "unit.json").unlink()
+        (stored_units[2] / "unit.json").unlink()
     if damage == "all at once":
         expected = 3
     shutil.rmtree(folder / "tables")

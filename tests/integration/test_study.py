@@ -105,9 +105,9 @@ def test_results_as_pandas_xarray_parquet_and_csv(folders, tmp_path):
     assert [float(line["fiedler_value"]) for line in lines] == heads["fiedler_value"].tolist()
     results.to_parquet(tmp_path / "parquet")
     assert asc.Results.__name__ == type(results).__name__
-    same = results.compare(asc.load(folders[2]))
-    assert len(same) > 3
-    assert (same["max_difference"].fillna(0) == 0).all()
+    unchanged = results.compare(asc.load(folders[2]))
+    assert len(unchanged) > 3
+    assert (unchanged["max_difference"].fillna(0) == 0).all()
 
 
 def test_a_plan_tells_units_tokens_memory_and_time(inputs, tmp_path):
@@ -134,7 +134,7 @@ def test_the_doctor_runs_every_function_of_the_core(monkeypatch):
 
         return call
 
-    functions = {name: one for name, one in vars(_core).items() if isinstance(one, types.BuiltinFunctionType)}
+    functions = {name: var for name, var in vars(_core).items() if isinstance(var, types.BuiltinFunctionType)}
     assert len(functions) > 15
     for name, function in functions.items():
         monkeypatch.setattr(_core, name, watched(name, function))
@@ -153,8 +153,8 @@ def test_the_doctor_runs_every_function_of_the_core(monkeypatch):
     ],
 )  # fmt: skip
 def test_shells_complete_commands(launcher, shell, words, expected):
-    asked = {"_ATTNSCOPE_COMPLETE": f"complete_{shell}", **words}
-    done = launcher.script("from attnscope.commands.cli import main; main()", **asked)
+    completion = {"_ATTNSCOPE_COMPLETE": f"complete_{shell}", **words}
+    done = launcher.script("from attnscope.commands.cli import main; main()", **completion)
     assert done.returncode == 0, done.stderr
     for word in expected:
         assert word in done.stdout

@@ -196,18 +196,20 @@ def test_a_line_of_a_hundred_megabytes(tmp_path, suffix):
     content = {".csv": f"text\n{long}\nthe cat\n", ".txt": f"{long}\nthe cat\n"}.get(suffix)
     content = content or json.dumps({"text": long}) + '\n{"text": "the cat"}\n'
     (tmp_path / f"a{suffix}").write_text(content, "utf-8")
-    found = read(tmp_path / f"a{suffix}")
-    assert [len(one.text) for one in found] == [len(long), 7]
+    result = read(tmp_path / f"a{suffix}")
+    assert [len(text.text) for text in result] == [len(long), 7]
     began = time.perf_counter()
-    encoded = Encoder(tokenizer(), 64).encode(found[0].text)
+    encoded = Encoder(tokenizer(), 64).encode(result[0].text)
     assert time.perf_counter() - began < 5
     assert encoded.truncated
     assert encoded.ids.tolist() == Encoder(tokenizer(), 64).encode(long[:5000]).ids.tolist()
 
 
 def test_a_long_text_of_few_tokens_is_read_to_its_end():
-    made = Encoder(tokenizer(), 8)
-    assert made.encode(" " * 5000 + "the cat sat").ids.tolist() == made.encode("the cat sat").ids.tolist()
+    encoder = Encoder(tokenizer(), 8)
+    assert (
+        encoder.encode(" " * 5000 + "the cat sat").ids.tolist() == encoder.encode("the cat sat").ids.tolist()
+    )
 
 
 @pytest.mark.slow
@@ -222,8 +224,8 @@ def test_a_million_columns(tmp_path, suffix):
         file.write_text(json.dumps(dict.fromkeys(names, 0) | {"text": "the cat"}) + "\n", "utf-8")
     else:
         pq.write_table(pa.table({**{name: [0] for name in names}, "text": ["the cat"]}), file)
-    (found,) = read(file)
-    assert found.text == "the cat"
+    (result,) = read(file)
+    assert result.text == "the cat"
     with pytest.raises(ConfigError, match="no column 'txt'") as caught:
         read(file, column="txt")
     assert len(str(caught.value)) < 1000
@@ -273,8 +275,8 @@ def test_parquet_of_a_million_columns_is_refused_in_little_memory(tmp_path, colu
     done = subprocess.run(
         [sys.executable, "-c", NARROW, str(file)], capture_output=True, text=True, timeout=60
     )
-    wanted = "describes more than 100,000 columns" if columns > 2 else "holds no sentence"
-    assert wanted in done.stdout, done.stdout + done.stderr[-1000:]
+    expected = "describes more than 100,000 columns" if columns > 2 else "holds no sentence"
+    assert expected in done.stdout, done.stdout + done.stderr[-1000:]
 
 
 @pytest.mark.parametrize(
@@ -335,10 +337,10 @@ def hostile(tmp_path_factory):
     texts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     source = {"path": str(texts), "column": "text", "group": EVIL}
     models = {"path": str(model_folder(folder / "m")), "label": EVIL.replace("/", "-")}
-    made = Study(
+    study = Study(
         models=models, texts=source, metrics=["sink_share", "sink_position"], output=str(folder), name="a"
     )
-    return asc.run(made, progress=False)
+    return asc.run(study, progress=False)
 
 
 @in_a_browser

@@ -35,7 +35,7 @@ def command(inputs, output):
     return (
         "run", "pretraining_writes", "--no-draw", "--model", inputs / "base", "--model", inputs / "tuned",
         "--texts", inputs / "texts.jsonl", "--block", 4, "--output", output, "--name", "a",
-        *(part for one in options for part in ("--set", one)),
+        *(part for option in options for part in ("--set", option)),
     )  # fmt: skip
 
 
@@ -62,8 +62,12 @@ def uninterrupted(launcher, inputs, tmp_path_factory):
 def test_killed_in_every_stage(launcher, inputs, uninterrupted, tmp_path):
     folder, kills = tmp_path / "a", 0
     process = launcher.start(*command(inputs, tmp_path))
-    for wanted in range(1, len(units(uninterrupted)), 2):
-        until(lambda wanted=wanted, own=process: len(units(folder)) >= wanted or own.poll() is not None)
+    for index in range(1, len(units(uninterrupted)), 2):
+        until(
+            lambda expected=index, running=process: (
+                len(units(folder)) >= expected or running.poll() is not None
+            )
+        )
         process.send(signal.SIGKILL)
         if process.wait() == 0:
             break
@@ -82,9 +86,9 @@ def test_without_room_for_a_file_everything_before_it_is_intact(launcher, inputs
     process = launcher.run(*command(inputs, tmp_path), file_size=sizes[-1] - 1)
     assert process.code == 1, process.output
     assert "no room for" in process.output
-    there = {unit.name for unit in units(tmp_path / "a")}
-    assert len(there) < len(sizes)
+    stored_units = {unit.name for unit in units(tmp_path / "a")}
+    assert len(stored_units) < len(sizes)
     again = launcher.run("resume", "--no-draw", tmp_path / "a")
     assert again.code == 0, again.output
-    assert there <= {unit.name for unit in units(tmp_path / "a")}
+    assert stored_units <= {unit.name for unit in units(tmp_path / "a")}
     assert tables(tmp_path / "a") == tables(uninterrupted)

@@ -60,10 +60,10 @@ def dist(tmp_path_factory):
 
 
 def test_the_wheel_answers_right_in_a_fresh_environment(dist):
-    _, said = dist
-    assert re.search(r"^attnscope 0\.\d+\.\d+ core \w+ from 1 builds$", said, re.MULTILINE)
-    assert re.search(r"^ok +fiedler_value ", said, re.MULTILINE)
-    assert "BAD" not in said
+    _, output = dist
+    assert re.search(r"^attnscope 0\.\d+\.\d+ core \w+ from 1 builds$", output, re.MULTILINE)
+    assert re.search(r"^ok +fiedler_value ", output, re.MULTILINE)
+    assert "BAD" not in output
 
 
 def test_the_wheel_carries_the_package_and_no_library_of_torch(dist):
@@ -72,9 +72,9 @@ def test_the_wheel_carries_the_package_and_no_library_of_torch(dist):
     names = zipfile.ZipFile(wheel).namelist()
     package = dist[0].parent / "python"
     files = [str(file.relative_to(package)) for file in (package / "attnscope").rglob("*") if file.is_file()]
-    kept = {name for name in files if not name.endswith((".pyc", ".so"))}
-    assert "attnscope/studies/hallucination_geometry/prompts/hallucination_geometry.csv" in kept
-    assert {"attnscope/_build.py", *kept} <= set(names)
+    kept_files = {name for name in files if not name.endswith((".pyc", ".so"))}
+    assert "attnscope/studies/hallucination_geometry/prompts/hallucination_geometry.csv" in kept_files
+    assert {"attnscope/_build.py", *kept_files} <= set(names)
     libraries = [name for name in names if ".so" in name]
     assert len(libraries) == 1
     assert re.match(r"attnscope/_core_\w+\.cpython-", libraries[0])
@@ -85,12 +85,12 @@ def test_the_sdist_carries_the_sources_and_nothing_built(dist):
     (sdist,) = dist[0].glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = [name.partition("/")[2] for name in archive.getnames()]
-    for wanted in (
+    for part in (
         "CMakeLists.txt",
         "cpp/bindings/module.cpp",
         "python/attnscope/__init__.py",
         "LICENSE",
         "README.md",
     ):
-        assert wanted in names
+        assert part in names
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc")) or name.startswith("build/")]

@@ -53,8 +53,8 @@ def whole_study(tmp_path, model, **options):
 
 def complete(results, *, predicts=True, series=False):
     """Every table is there, and every column of what was measured says something somewhere."""
-    wanted = TABLES | ({"fisher", "ablation"} if predicts else set()) | ({"emergence"} if series else set())
-    assert set(results.tables()) == wanted
+    expected = TABLES | ({"fisher", "ablation"} if predicts else set()) | ({"emergence"} if series else set())
+    assert set(results.tables()) == expected
     for name in ("samples", "heads", "graphs", "layers", "head_means", "head_mean_graphs", "bars", "frames"):
         table = results.table(name)
         empty = [column for column in table.columns if table[column].isna().all()]
@@ -65,8 +65,8 @@ def complete(results, *, predicts=True, series=False):
 
 def shares(results):
     heads = results.table("heads")
-    own = heads[heads["protocol"] == "exact"]
-    return own.groupby(["layer", "head"])["sink_share"].mean()
+    exact_heads = heads[heads["protocol"] == "exact"]
+    return exact_heads.groupby(["layer", "head"])["sink_share"].mean()
 
 
 def causal_quirk(results):
@@ -87,9 +87,9 @@ def test_stories260k_has_no_sink(tmp_path):
     assert (results.table("frames")["frame"] == "distributed").all()
     published = causal_quirk(results)
     assert (published["bar_count_0"] == np.minimum(published["n_tokens"], 30)).all()
-    nothing = results.table("ablation").query("key_count == 0")
+    unmasked = results.table("ablation").query("key_count == 0")
     # where nothing is hidden its control has nothing to draw
-    assert (nothing["output_kl"].dropna() == 0).all()
+    assert (unmasked["output_kl"].dropna() == 0).all()
 
 
 def test_llama2xs_rests_on_bos_in_its_two_known_heads(tmp_path):
@@ -144,8 +144,8 @@ def test_a_pythia_like_series_of_checkpoints(tmp_path):
     complete(results, series=True)
     assert list(dict.fromkeys(results.table("samples")["step"])) == [0, 1, 2, 4, 8, 2000, 143000]
     table = results.table("emergence")
-    whole = table[(table["scope"] == "heads") & (table["metric"] == "entropy")]
-    exact = whole[whole["protocol"] == "exact"].iloc[0]
+    entropies = table[(table["scope"] == "heads") & (table["metric"] == "entropy")]
+    exact = entropies[entropies["protocol"] == "exact"].iloc[0]
     assert exact["end"] < exact["start"]
     published = table[(table["protocol"] == "ruscio2025") & (table["metric"] == "entropy")].iloc[0]
     # strings in order: 0, 1, 143000, 2, 2000, 4, 8
@@ -171,8 +171,8 @@ def test_gpt2_rests_on_its_first_token(example):
     assert asc.sink_rate(attention).double().mean() > 0.9
     positions = asc.sink_position(attention, rule="largest")
     assert (positions == 0).double().mean() > 0.85
-    found = asc.classify_frames(positions[None], lengths=[n], causal=True)
-    assert found.frame == "centralized" or found.margin < 0.2
+    result = asc.classify_frames(positions[None], lengths=[n], causal=True)
+    assert result.frame == "centralized" or result.margin < 0.2
     published = ruscio2025.topology(attention)
     assert (published.top_key == 0).double().mean() > 0.9
     bars = ruscio2025.betti_numbers(attention.mean(1))
@@ -183,11 +183,11 @@ def wavelet_study(tmp_path, model, count=2, characters=126, **options):
     texts = tmp_path / "texts.jsonl"
     lines = [json.dumps({"text": line[:characters]}) for line in text_windows(count, seed=5)]
     texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    given = Study(
+    study_settings = Study(
         study="wavelet_heads", models={"path": str(model), "label": "model"}, texts=str(texts), name="a",
         output=str(tmp_path), options={"nulls": ["row_permutation"], "min_keys": 16, **options},
     )  # fmt: skip
-    return run(given, progress=False, say=lambda text: None)
+    return run(study_settings, progress=False, say=lambda text: None)
 
 
 @pytest.mark.parametrize("name", ["stories260K", "llama2xs"])

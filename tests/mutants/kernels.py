@@ -83,7 +83,9 @@ def mutants_of(text: str) -> Iterator[Mutant]:
 
 
 def quietly(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(one) for one in arguments], capture_output=True, text=True, **options)
+    return subprocess.run(
+        [str(argument) for argument in arguments], capture_output=True, text=True, **options
+    )
 
 
 def built() -> dict[Path, dict[str, str]]:
@@ -103,15 +105,15 @@ def seen_through(file: Path) -> Path:
     if file.suffix == ".cpp":
         return file
     sources = [*sorted(LANE_TESTS.glob("*.cpp")), *sorted(SOURCES.rglob("*.cpp"))]
-    headers, known = [file], {file}
+    headers, known_headers = [file], {file}
     while headers:
         line = f'#include "{headers.pop(0).relative_to(SOURCES)}"'
         for source in sources:
             if line in source.read_text() and not source.is_relative_to(SOURCES / "bindings"):
                 return source
-        above = {header for header in SOURCES.rglob("*.h") if line in header.read_text()} - known
+        above = {header for header in SOURCES.rglob("*.h") if line in header.read_text()} - known_headers
         headers += sorted(above)
-        known |= above
+        known_headers |= above
     raise LookupError(f"no source includes {file.relative_to(SOURCES)}")
 
 
@@ -124,13 +126,13 @@ def verdict(file: Path, mutant: Mutant, entry: dict[str, str]) -> str:
         copy = Path(folder) / file.relative_to(SOURCES)
         copy.parent.mkdir(parents=True)
         copy.write_text("\n".join(lines))
-        given = [word for word in shlex.split(entry["command"]) if word not in ("-O3", "-Werror")]
+        flags = [word for word in shlex.split(entry["command"]) if word not in ("-O3", "-Werror")]
         if file == Path(entry["file"]):
-            given[given.index(entry["file"])] = str(copy)
-        given.insert(2 if Path(given[0]).name == "ccache" else 1, f"-I{folder}")
-        at = given.index("-o") + 1
-        replaced, given[at] = Path(entry["directory"]) / given[at], f"{folder}/broken.o"
-        if quietly(*given, "-O1", "-w", cwd=entry["directory"]).returncode:
+            flags[flags.index(entry["file"])] = str(copy)
+        flags.insert(2 if Path(flags[0]).name == "ccache" else 1, f"-I{folder}")
+        at = flags.index("-o") + 1
+        replaced, flags[at] = Path(entry["directory"]) / flags[at], f"{folder}/broken.o"
+        if quietly(*flags, "-O1", "-w", cwd=entry["directory"]).returncode:
             return "no code"
         objects = [*BUILD.glob("cpp/**/*.cpp.o"), *BUILD.glob("tests/cpp/**/*.cpp.o")]
         others = [path for path in sorted(objects) if path != replaced]
@@ -155,33 +157,33 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=8, help="places a file; 0: all of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--least", type=float, default=0.95, help="share of mutants that must be killed")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     folders = [
         path for path in sorted(SOURCES.iterdir()) if path.is_dir() and path.name not in ("bindings", "cmake")
     ]
     files = [
         file for folder in folders for file in sorted(folder.rglob("*")) if file.suffix in (".cpp", ".h")
     ]
-    if unknown := set(asked.stems) - {file.stem for file in files}:
+    if unknown := set(arguments.stems) - {file.stem for file in files}:
         sys.exit(f"no file below cpp is called {sorted(unknown)[0]!r}")
     entries = built()
     counts: Counter[str] = Counter()
     began = time.monotonic()
     for file in files:
-        if asked.stems and file.stem not in asked.stems:
+        if arguments.stems and file.stem not in arguments.stems:
             continue
-        found = list(mutants_of(file.read_text()))
+        result = list(mutants_of(file.read_text()))
         name = file.relative_to(SOURCES)
-        if asked.each and len(found) > asked.each:
-            found = random.Random(f"{asked.seed} {name}").sample(found, asked.each)
-        for mutant in sorted(found):
+        if arguments.each and len(result) > arguments.each:
+            result = random.Random(f"{arguments.seed} {name}").sample(result, arguments.each)
+        for mutant in sorted(result):
             answer = verdict(file, mutant, entries[seen_through(file)])
             counts[answer] += 1
             print(f"{answer:8} {name}:{mutant.number + 1}: {mutant.new.strip()}", flush=True)
     summary = ", ".join(f"{count} {answer}" for answer, count in sorted(counts.items()))
     share = counts["killed"] / max(counts["killed"] + counts["survived"], 1)
-    print(f"{summary}; {share:.1%} killed, at least {asked.least:.0%}; {time.monotonic() - began:.0f} s")
-    return int(share < asked.least)
+    print(f"{summary}; {share:.1%} killed, at least {arguments.least:.0%}; {time.monotonic() - began:.0f} s")
+    return int(share < arguments.least)
 
 
 if __name__ == "__main__":

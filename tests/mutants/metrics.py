@@ -173,8 +173,8 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE")
     parser.add_argument("--jobs", metavar="N", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--least", metavar="SHARE", type=float, default=0.9)
-    asked = parser.parse_args()
-    stems = asked.modules or list(MODULES)
+    arguments = parser.parse_args()
+    stems = arguments.modules or list(MODULES)
     if unknown := set(stems) - set(MODULES):
         parser.error(f"no module {', '.join(sorted(unknown))}; there are: {', '.join(MODULES)}")
     shutil.rmtree(WORK, ignore_errors=True)
@@ -186,7 +186,7 @@ def main() -> int:
     (BESIDE / "sitecustomize.py").write_text(SITE)
     preloaded = [PRELOADED[stem] for stem in stems if stem in PRELOADED]
     (BESIDE / "quickest_first.py").write_text("\n".join([PLUGIN, *preloaded, ""]))
-    if status := mutmut("run", "--max-children", str(asked.jobs), read=False).returncode:
+    if status := mutmut("run", "--max-children", str(arguments.jobs), read=False).returncode:
         return status
     listed = mutmut("results", "--all", "true").stdout
     verdicts = [line.strip().rpartition(": ") for line in listed.splitlines() if line.strip()]
@@ -199,8 +199,8 @@ def main() -> int:
     killed = counts["killed"] + counts["timeout"]
     share = killed / max(counts.total(), 1)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-    print(f"{kinds}; {share:.1%} killed, at least {asked.least:.0%}")
-    return int(share < asked.least)
+    print(f"{kinds}; {share:.1%} killed, at least {arguments.least:.0%}")
+    return int(share < arguments.least)
 
 
 if __name__ == "__main__":

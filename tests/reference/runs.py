@@ -30,8 +30,8 @@ from attnscope import _isa
 from attnscope.demo.training import one_thread
 from folders import WORDS, model_folder, sentences
 
-HERE = Path(__file__).resolve().parent
-STORIES = HERE.parents[2] / "shared" / "data" / "stories260K" / "hf"
+FOLDER = Path(__file__).resolve().parent
+STORIES = FOLDER.parents[2] / "shared" / "data" / "stories260K" / "hf"
 #: Study and options of each run; its model is the part of the name behind the hyphen.
 _SINKS = {
     "study": "attention_sinks", "protocols": "both", "bars": True, "options": {"extra": "all", "controls": 1},
@@ -66,7 +66,7 @@ def _model(name, home):
     return STORIES if name.endswith("stories") else model_folder(home / "tiny" / "hf")
 
 
-def made(name, home):
+def run_reference(name, home):
     """The results of one run.
 
     Args:
@@ -137,7 +137,7 @@ def of_rules(results):
     return {name: rows.reset_index(drop=True) for name, rows in tables.items()}
 
 
-def written(tables, file, about):
+def written(tables, file, metadata):
     """Write tables of Arrow as one small file that says what made them."""
     columns = {}
     for name, table in tables.items():
@@ -145,21 +145,21 @@ def written(tables, file, about):
         structs = rows.to_struct_array()
         structs = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
         columns[name] = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), structs)
-    about = {"instructions": _isa.live(), "torch": torch.__version__, **about}
-    table = pa.table(columns).replace_schema_metadata({"reference": json.dumps(about)})
+    metadata = {"instructions": _isa.live(), "torch": torch.__version__, **metadata}
+    table = pa.table(columns).replace_schema_metadata({"reference": json.dumps(metadata)})
     pq.write_table(table, file, compression="zstd", compression_level=19)
 
 
 def stored(file):
     """The tables of a file by name, and what made them."""
-    whole = pq.read_table(file)
-    about = json.loads(whole.schema.metadata[b"reference"])
+    table = pq.read_table(file)
+    metadata = json.loads(table.schema.metadata[b"reference"])
     tables = {}
-    for name in whole.column_names:
-        column = whole.column(name).combine_chunks()
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
         column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
         tables[name] = pa.Table.from_struct_array(column.flatten())
-    return tables, about
+    return tables, metadata
 
 
 def main(folder, rules=""):
@@ -167,16 +167,16 @@ def main(folder, rules=""):
     for run in ["sinks-tiny"] if rules else RUNS:
         with tempfile.TemporaryDirectory() as inner:
             home = Path(inner)
-            results, about = made(run, home), {"arithmetic": arithmetic(run, home)}
+            results, metadata = run_reference(run, home), {"arithmetic": arithmetic(run, home)}
             if rules:
-                commit = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
-                about["commit"] = subprocess.run(
+                commit = ["git", "-C", str(FOLDER), "rev-parse", "HEAD"]
+                metadata["commit"] = subprocess.run(
                     commit, capture_output=True, text=True, check=True
                 ).stdout.strip()
                 tables = {name: pa.Table.from_pandas(rows) for name, rows in of_rules(results).items()}
             else:
                 tables = {name: results.arrow(name) for name in results.tables()}
-            written(tables, Path(folder) / f"{run}{'-rules' if rules else ''}.parquet", about)
+            written(tables, Path(folder) / f"{run}{'-rules' if rules else ''}.parquet", metadata)
             print(run, flush=True)
 
 

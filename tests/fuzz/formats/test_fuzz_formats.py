@@ -120,11 +120,11 @@ def test_headers_against_the_library(tmp_path, amount):
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     path, accepted = tmp_path / "a.safetensors", []
 
-    def check(text, cut, more):
-        path.write_bytes(struct.pack("<Q", len(text)) + text + data[: len(data) - cut] + bytes(more))
+    def check(text, cut, appended):
+        path.write_bytes(struct.pack("<Q", len(text)) + text + data[: len(data) - cut] + bytes(appended))
         theirs, ours, reasons = of_library(path), None, []
         with refusals(ValueError, reasons=reasons):
-            ours = {one.name: one.shape for one in read_header(path)}
+            ours = {entry.name: entry.shape for entry in read_header(path)}
         stricter = ("twice", "not of the format", "must have", "no file holds", "letters, at most")
         assert theirs == ours or any(word in reason for reason in reasons for word in stricter), (
             reasons,
@@ -137,7 +137,7 @@ def test_headers_against_the_library(tmp_path, amount):
     cuts = st.sampled_from([0, 0, 0, 0, 1, 27])
     fuzz(amount, changed(header), cuts, st.sampled_from([0, 0, 0, 1]))(check)
     check(json.dumps(header).encode(), 0, 0)
-    assert accepted[-1] == {name: tuple(one.shape) for name, one in TENSORS.items()}
+    assert accepted[-1] == {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
 
 
 @pytest.mark.parametrize("amount", AMOUNTS)
@@ -147,13 +147,13 @@ def test_bytes_as_a_header(tmp_path, amount):
     def check(content):
         path.write_bytes(content)
         with refusals(ValueError):
-            assert {one.name: one.shape for one in read_header(path)} == of_library(path)
+            assert {entry.name: entry.shape for entry in read_header(path)} == of_library(path)
 
-    whole = save(TENSORS)
-    some = st.tuples(st.integers(0, len(whole)), st.binary(max_size=9), st.integers(0, 9)).map(
-        lambda drawn: whole[: drawn[0]] + drawn[1] + whole[drawn[0] + drawn[2] :]
+    file_bytes = save(TENSORS)
+    cuts = st.tuples(st.integers(0, len(file_bytes)), st.binary(max_size=9), st.integers(0, 9)).map(
+        lambda drawn: file_bytes[: drawn[0]] + drawn[1] + file_bytes[drawn[0] + drawn[2] :]
     )
-    fuzz(amount, st.one_of(st.binary(max_size=64), some))(check)
+    fuzz(amount, st.one_of(st.binary(max_size=64), cuts))(check)
 
 
 # --- configurations and adapters of models
@@ -167,7 +167,7 @@ def model(tmp_path_factory):
 @pytest.mark.parametrize("amount", AMOUNTS)
 def test_configurations_of_models(model, amount):
     stored = json.loads((model / "config.json").read_text("utf-8"))
-    shapes = {one.name: one.shape for file in model.glob("*.safetensors") for one in read_header(file)}
+    shapes = {entry.name: entry.shape for file in model.glob("*.safetensors") for entry in read_header(file)}
 
     def check(content):
         with refusals(ValueError):
@@ -213,7 +213,7 @@ def finished(tmp_path_factory, model):
 
 
 @contextlib.contextmanager
-def kept(file):
+def restored(file):
     content = file.read_bytes()
     try:
         yield json.loads(content) if file.suffix == ".json" else content
@@ -223,8 +223,8 @@ def kept(file):
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 def test_manifests_of_units(finished, amount):
-    unit = min(one for one in (finished / "units").iterdir() if (one / "unit.json").is_file())
-    with kept(unit / "unit.json") as stored:
+    unit = min(path for path in (finished / "units").iterdir() if (path / "unit.json").is_file())
+    with restored(unit / "unit.json") as stored:
 
         def check(content):
             (unit / "unit.json").write_bytes(content)
@@ -238,7 +238,7 @@ def test_manifests_of_units(finished, amount):
 
 @pytest.mark.parametrize("amount", AMOUNTS)
 def test_provenance(finished, amount):
-    with kept(finished / "provenance.json") as stored:
+    with restored(finished / "provenance.json") as stored:
 
         def check(content):
             (finished / "provenance.json").write_bytes(content)
@@ -266,17 +266,17 @@ def test_studies(finished, tmp_path, amount):
 @pytest.mark.parametrize("amount", AMOUNTS)
 def test_bytes_as_a_study(finished, tmp_path, amount):
     file = tmp_path / "study.yaml"
-    whole = (finished / "study.yaml").read_bytes()
+    file_bytes = (finished / "study.yaml").read_bytes()
     words = st.sampled_from(
         [b"&a ", b"*a", b"<<: ", b"!!python/object:os.system ", b"!!int ", b"\t", b"- ", b"{", b"%"]
     )
-    some = st.tuples(
-        st.integers(0, len(whole)), st.one_of(words, st.binary(max_size=4)), st.integers(0, 4)
-    ).map(lambda drawn: whole[: drawn[0]] + drawn[1] + whole[drawn[0] + drawn[2] :])
+    changes = st.tuples(
+        st.integers(0, len(file_bytes)), st.one_of(words, st.binary(max_size=4)), st.integers(0, 4)
+    ).map(lambda drawn: file_bytes[: drawn[0]] + drawn[1] + file_bytes[drawn[0] + drawn[2] :])
 
     def check(content):
         file.write_bytes(content)
         with refusals(ConfigError):
             assert Settings.from_yaml(file).models
 
-    fuzz(amount, st.one_of(st.binary(max_size=64), some))(check)
+    fuzz(amount, st.one_of(st.binary(max_size=64), changes))(check)

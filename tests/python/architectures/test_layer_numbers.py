@@ -151,7 +151,7 @@ def test_numbers_of_stages_count_on():
 @pytest.mark.parametrize("name", ["t5", "jamba", "albert", "modernbert"])
 def test_numbers_of_plain_models(name):
     """Blocks with a list inside, attention in every second layer, one block for all layers."""
-    model = models.kept(name)
+    model = models.cached_model(name)
     rows = numbers(model, **models.text(model))
     expected = {
         "t5": [(layer, 0) for layer in (0, 1, 2, 0, 0, 1, 1)],

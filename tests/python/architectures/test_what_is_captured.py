@@ -279,8 +279,8 @@ def test_offloaded_weights_are_captured_to_the_bit():
     accelerate = pytest.importorskip(
         "accelerate", reason="accelerate, which offloads weights, is not installed"
     )
-    inputs = models.text(models.kept("llama"), padding="left")
-    with capture(models.kept("llama")) as recording:
+    inputs = models.text(models.cached_model("llama"), padding="left")
+    with capture(models.cached_model("llama")) as recording:
         expected = [layer.tensors["attention"] for layer in recording.run(**inputs)]
     model = models.tiny("llama")
     accelerate.cpu_offload(model, execution_device="cpu")
@@ -304,7 +304,7 @@ def test_analyze_says_that_it_measured_nothing():
 @pytest.mark.parametrize("pad", [0, 2])
 def test_the_first_step_with_a_static_cache_is_the_whole_prompt(pad):
     """The places that later steps fill are no keys of it."""
-    model = models.kept("llama")
+    model = models.cached_model("llama")
     ids = tokens(6)
     mask = torch.ones_like(ids)
     mask[1, :pad] = 0

@@ -33,7 +33,7 @@ def agrees(layer):
 @pytest.mark.parametrize("name", models.few(TIER_1))
 def test_the_exponential_of_scores_less_their_log_sum_is_the_attention(name, padding):
     models.needs_attention_interface(name)
-    model = models.kept(name)
+    model = models.cached_model(name)
     inputs = models.text(model, padding=padding)
     for layer in run(model, WANTED, inputs):
         seen = agrees(layer)
@@ -105,7 +105,7 @@ def test_scores_of_some_heads(chunk):
 def test_models_without_an_attention_function_refuse_by_name(name, site):
     if models.has_attention_interface(name):
         pytest.skip(f"{name} has an attention interface in this transformers")
-    model = models.kept(name)
+    model = models.cached_model(name)
     with pytest.raises(RuntimeError, match=rf"{type(model).__name__} does not let \['{site}'\] be captured"):
         capture(model, sites=("attention", site)).__enter__()
 

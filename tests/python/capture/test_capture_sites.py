@@ -45,7 +45,7 @@ def test_hidden_is_the_hidden_state_entering_the_layer(name):
 
 @pytest.mark.parametrize("name", PRE_NORM)
 def test_the_contributions_add_up_to_the_next_residual_stream(name):
-    model = models.kept(name)
+    model = models.cached_model(name)
     layers = run(model, RESIDUAL, models.text(model))
     assert len(layers) >= 2
     for layer, after in pairwise(layers):
@@ -57,7 +57,7 @@ def test_the_contributions_add_up_to_the_next_residual_stream(name):
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
 def test_contributions_of_a_post_norm_block(name):
-    model = models.kept(name)
+    model = models.cached_model(name)
     layers = run(model, RESIDUAL, models.text(model))
     for layer, after in pairwise(layers):
         block = model.encoder.layer[layer.index]
@@ -110,7 +110,7 @@ def test_encoder_decoder_sites():
 def test_query_key_value_are_the_projections_after_the_rotary_embedding(name):
     from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-    model = models.kept(name)
+    model = models.cached_model(name)
     inputs = models.text(model)
     positions = torch.arange(37)[None]
     for layer in run(model, ("query", "key", "value", "attention_input"), inputs):
@@ -131,7 +131,7 @@ def test_query_key_value_are_the_projections_after_the_rotary_embedding(name):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "phi"])
 def test_maps_follow_from_queries_and_keys_and_explain_the_output(name):
-    model = models.kept(name)
+    model = models.cached_model(name)
     inputs = models.text(model)
     names = {"llama": "o_proj", "gpt2": "c_proj", "phi": "dense", "bert": "dense"}
     for layer in run(model, ("attention", "query", "key", "value", "attention_output"), inputs):
@@ -169,7 +169,7 @@ def test_sites_do_not_change_one_another():
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "gpt_oss"])
 def test_selected_heads_and_layers(name):
-    model = models.kept(name)
+    model = models.cached_model(name)
     inputs = models.text(model, padding="left")
     sites = ("attention",) if name == "bloom" else ("attention", "query", "value")
     full = run(model, sites, inputs)
@@ -188,7 +188,7 @@ def test_selected_heads_and_layers(name):
 @pytest.mark.parametrize("chunk", [1, 2, 3, 100])
 def test_the_size_of_the_tiles_changes_nothing(chunk):
     for name in ("llama", "gpt_oss", "t5"):
-        model = models.kept(name)
+        model = models.cached_model(name)
         inputs = models.text(model, padding="left", batch=3)
         whole = run(model, ("attention",), inputs)
         tiled = run(model, ("attention",), inputs, chunk=chunk)
@@ -211,7 +211,7 @@ def test_many_small_maps_are_tiled_over_samples(monkeypatch):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "bert", "gemma2", "albert"])
 def test_what_leaves_a_block_enters_the_next(name):
-    model = models.kept(name)
+    model = models.cached_model(name)
     inputs = models.text(model, padding="right")
     layers = run(model, ("hidden", "block_output"), inputs)
     for one, following in pairwise(layers):

@@ -23,7 +23,7 @@ from attnscope.capture.edits import (
     SubtractRead,
 )
 from attnscope.capture.implementation import configs
-from models import DATA, EVERY, changed, layers_of, made, out
+from models import ALL_FAMILIES, DATA, build_tokenizer, changed, layers_of, out
 
 
 def own_embedding(model, inputs):
@@ -49,10 +49,10 @@ def nothing(model, inputs):
     }
 
 
-@pytest.mark.parametrize("name", models.few(EVERY))
+@pytest.mark.parametrize("name", models.few(ALL_FAMILIES))
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_what_changes_nothing_changes_no_bit(name):
-    model, inputs = made(name)
+    model, inputs = build_tokenizer(name)
     base = out(model, inputs)
     edits = nothing(model, inputs)
     other = edits.pop("width")
@@ -66,7 +66,7 @@ def test_what_changes_nothing_changes_no_bit(name):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gpt_oss"])
 def test_generation_with_a_cache_is_the_whole_pass(name):
     """Every step's logits equal those of one edited pass over the text so far."""
-    model, inputs = made(name, "none")
+    model, inputs = build_tokenizer(name, "none")
     short = {key: value[:, :12] for key, value in inputs.items()}
     direction = torch.randn(96)
     for edits in (
@@ -90,7 +90,7 @@ def test_generation_with_a_cache_is_the_whole_pass(name):
 
 
 def test_two_that_set_one_thing_contradict():
-    model, inputs = made("llama")
+    model, inputs = build_tokenizer("llama")
     vector = torch.zeros(96)
     pairs = [
         (SetEmbedding(1, vector), SetEmbedding(1, vector)),
@@ -132,7 +132,7 @@ def same(one, two):
 
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
 def test_the_model_is_restored(error):
-    model, inputs = made("llama")
+    model, inputs = build_tokenizer("llama")
     base, before = out(model, inputs), snapshot(model)
     edits = (
         SetRotary("none"), SetEmbedding(0, torch.zeros(96)), HideKeys([1]), LimitWindow(9), SubtractRead([0]),
@@ -155,7 +155,7 @@ def test_the_model_is_restored(error):
 
 
 def test_an_edit_that_never_acts_says_so():
-    model, inputs = made("llama")
+    model, inputs = build_tokenizer("llama")
     embeds = model.get_input_embeddings().weight[inputs["input_ids"]]
     one = SetEmbedding(0, torch.zeros(96))
     with pytest.raises(RuntimeError, match="SetEmbedding never acted on LlamaForCausalLM"), edit(model, one):
@@ -165,9 +165,9 @@ def test_an_edit_that_never_acts_says_so():
 
 
 def test_what_cannot_be_reached_is_refused_by_name():
-    llama, _ = made("llama")
-    bloom, _ = made("bloom")
-    gpt2, _ = made("gpt2")
+    llama, _ = build_tokenizer("llama")
+    bloom, _ = build_tokenizer("bloom")
+    gpt2, _ = build_tokenizer("gpt2")
     t5 = models.tiny("t5")
     for one in (HideKeys([0]), LimitWindow(3), SubtractRead([0])):
         with (
@@ -215,7 +215,7 @@ def test_what_cannot_be_reached_is_refused_by_name():
     ],
 )
 def test_arguments_out_of_range(one, words):
-    model, inputs = made("llama")
+    model, inputs = build_tokenizer("llama")
     before = snapshot(model)
     with pytest.raises(ValueError, match=words), edit(model, one):
         out(model, inputs)
@@ -240,13 +240,13 @@ def test_arguments_that_make_no_sense(build, words):
 
 
 def test_something_that_is_no_edit():
-    model, _ = made("llama")
+    model, _ = build_tokenizer("llama")
     with pytest.raises(TypeError, match="str is no edit"), edit(model, "HideKeys"):
         pass
 
 
 def test_another_thread_is_left_alone():
-    model, inputs = made("llama")
+    model, inputs = build_tokenizer("llama")
     base = out(model, inputs)
     seen = []
     with edit(model, HideKeys([0]), AddDirection(0, torch.ones(96), "all")):
@@ -259,7 +259,7 @@ def test_another_thread_is_left_alone():
 
 
 def test_the_preflight_is_of_the_model_and_not_of_the_edit():
-    model, inputs = made("llama")
+    model, inputs = build_tokenizer("llama")
     with edit(model, AddDirection(0, torch.ones(96), "all")), capture(model) as recording:
         list(recording.run(**inputs))
         assert recording.tier == 1

@@ -15,13 +15,13 @@ from attnscope.capture.edits import (
     SetState,
     SubtractRead,
 )
-from models import EVERY, LEARNED_POSITIONS, ROTARY, SLOPES, WITHOUT_POSITIONS, changed, layers_of, out
+from models import ALL_FAMILIES, LEARNED_POSITIONS, ROTARY, SLOPES, WITHOUT_POSITIONS, changed, layers_of, out
 from models import kept_with_inputs as kept
 
 N = 37
 TAKES_IDS = (*ROTARY, *SLOPES, *WITHOUT_POSITIONS, *LEARNED_POSITIONS)
 #: Whose rotation is a table of sines, or which do not rotate.
-NO_FREQUENCIES = tuple(name for name in EVERY if name not in ROTARY or name == "gptj")
+NO_FREQUENCIES = tuple(name for name in ALL_FAMILIES if name not in ROTARY or name == "gptj")
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -32,7 +32,7 @@ def states_of(model, inputs):
         return [layer.block_output.nan_to_num() for layer in run]
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_FAMILIES)
 def test_added_logits_are_added_and_zeros_change_no_bit(name):
     model, inputs = kept(name)
     values = torch.randn(models.VOCABULARY, generator=torch.Generator().manual_seed(0))
@@ -47,7 +47,7 @@ def test_added_logits_are_added_and_zeros_change_no_bit(name):
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_FAMILIES)
 def test_its_own_states_change_no_bit_and_those_of_another_text_give_its_output(name, padding):
     model, inputs = kept(name, padding)
     other = models.text(model, padding=padding, seed=5)
@@ -61,7 +61,7 @@ def test_its_own_states_change_no_bit_and_those_of_another_text_give_its_output(
     assert not torch.equal(patched, base)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_FAMILIES)
 def test_a_shift_of_all_positions(name):
     """It moves scores by rounding alone, unless positions are learned; ids that stay change no bit."""
     model, inputs = kept(name)
@@ -99,7 +99,7 @@ def gap_of(moved, base, site, relative):
 
 def test_every_family_has_positions_of_one_kind():
     assert len(set(TAKES_IDS)) == len(TAKES_IDS)
-    assert set(EVERY) - set(TAKES_IDS) == {"t5", "bart", "bloom"}
+    assert set(ALL_FAMILIES) - set(TAKES_IDS) == {"t5", "bart", "bloom"}
 
 
 @pytest.mark.parametrize("name", SLOPES)
@@ -112,7 +112,7 @@ def test_ids_of_ones_own_are_refused_where_attention_reads_slopes(name):
         pass
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_FAMILIES)
 def test_frequencies_of_the_rotation(name):
     model, inputs = kept(name)
     if name in NO_FREQUENCIES:

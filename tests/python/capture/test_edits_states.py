@@ -16,7 +16,7 @@ from attnscope.capture.edits import (
     SetRotary,
     SetState,
 )
-from models import EVERY, changed, layers_of, made, out
+from models import ALL_FAMILIES, build_tokenizer, changed, layers_of, out
 from models import kept_with_inputs as kept
 
 
@@ -26,7 +26,7 @@ def blocks_of(model, inputs, *edits):
         return list(run)
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ALL_FAMILIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_states_are_changed_where_they_are_said_to_be(name):
     model, inputs = kept(name, "left")
@@ -59,7 +59,7 @@ def test_states_are_changed_where_they_are_said_to_be(name):
 
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_the_last_token_is_the_last_real_one(padding):
-    model, inputs = made("llama", padding)
+    model, inputs = build_tokenizer("llama", padding)
     with capture(model, sites=("block_output",)) as recording:
         base = list(recording.run(**inputs))[-1].block_output
     found = layers_of(model, inputs, ("block_output",), AddDirection(-1, torch.ones(2, 96)))[-1].block_output
@@ -71,7 +71,7 @@ def test_the_last_token_is_the_last_real_one(padding):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
 def test_the_state_of_another_text_gives_its_logits(name):
-    model, inputs = made(name, "none")
+    model, inputs = build_tokenizer(name, "none")
     other = models.text(model, seed=5)
     with capture(model, sites=("block_output",)) as recording:
         states = list(recording.run(**other))[-1].block_output
@@ -83,7 +83,7 @@ def test_the_state_of_another_text_gives_its_logits(name):
 
 
 def test_edits_of_one_site_follow_one_another():
-    model, inputs = made("llama", "none")
+    model, inputs = build_tokenizer("llama", "none")
     direction = torch.randn(96)
     after = layers_of(
         model, inputs, ("block_output",), SetState(1, direction, "all"), AddDirection(1, direction, "all")
@@ -95,7 +95,7 @@ def test_edits_of_one_site_follow_one_another():
 
 
 def test_scaled_heads_and_sites():
-    model, inputs = made("llama", "none")
+    model, inputs = build_tokenizer("llama", "none")
     weights = torch.tensor([0.0, 1.0, 2.0, 1.0])[:, None]
     base = layers_of(model, inputs, ("head_output",), Scale("head_output", 1.0))
     found = layers_of(model, inputs, ("head_output",), Scale("head_output", weights, [0]))
@@ -108,7 +108,7 @@ def test_scaled_heads_and_sites():
 
 
 def test_added_logits():
-    model, inputs = made("llama")
+    model, inputs = build_tokenizer("llama")
     values = torch.randn(models.VOCABULARY)
     assert torch.equal(changed(model, inputs, AddLogits(values)), out(model, inputs) + values)
     ban = torch.zeros(models.VOCABULARY)
@@ -116,13 +116,13 @@ def test_added_logits():
     with edit(model, AddLogits(ban)):
         tokens = model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert bool((tokens[:, 37:] >= 90).all())
-    bert, text = made("bert")
+    bert, text = build_tokenizer("bert")
     with pytest.raises(TypeError, match="AddLogits: BertModel gives no logits"):
         changed(bert, text, AddLogits(values))
 
 
 def test_given_positions_are_those_of_the_model():
-    model, inputs = made("llama")
+    model, inputs = build_tokenizer("llama")
     ids = torch.randint(0, 50, (2, 37))
     wanted = out(model, {**inputs, "position_ids": ids + 0})
     assert torch.equal(changed(model, inputs, SetPositionIds(ids=ids)), wanted)
@@ -133,7 +133,7 @@ def test_given_positions_are_those_of_the_model():
 
 
 def test_ntk_and_interpolation_by_hand():
-    model, _ = made("llama")
+    model, _ = build_tokenizer("llama")
     old = model.model.rotary_emb.inv_freq.double()
     with edit(model, SetRotary(("ntk", 4.0))) as applied:
         new = model.model.rotary_emb.inv_freq.double()
@@ -148,7 +148,7 @@ def test_ntk_and_interpolation_by_hand():
 
 
 def test_an_embedding_at_one_position():
-    model, inputs = made("llama", "left")
+    model, inputs = build_tokenizer("llama", "left")
     vector = torch.randn(2, 96)
     with capture(model, sites=("hidden",)) as recording:
         base = list(recording.run(**inputs))

@@ -24,7 +24,7 @@ def vectors(entry):
     return torch.randn(entry.shape[0], generator=generator), torch.randn(entry.shape[1], generator=generator)
 
 
-@pytest.mark.parametrize("name", models.EVERY)
+@pytest.mark.parametrize("name", models.ALL_FAMILIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_one_matrix_of_every_role_and_no_other(name):
     model, inputs = models.kept_with_inputs(name, "none")

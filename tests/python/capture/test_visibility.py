@@ -187,7 +187,7 @@ def test_the_callers_own_mask_is_what_queries_see(name):
 
 def test_heads_that_see_different_keys_are_measured_by_their_own():
     """Hidden keys of one head, and a mask by head: entropy is divided by the log of the head's count."""
-    model = models.kept("llama")
+    model = models.cached_model("llama")
     ids = models.text(model, batch=1, n=12)["input_ids"]
     with asc.edit(model, asc.edits.HideKeys([0, 1, 2, 3], heads=[1])), capture(model) as recording:
         for layer in recording.run(input_ids=ids):

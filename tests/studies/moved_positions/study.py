@@ -48,7 +48,7 @@ class MovedPositions(Study):
         for batch in run.batches():
             positions = torch.arange(max(batch.lengths)) + self.options.shift
             plain, moved, hidden = (
-                self.kept(run, batch, Forward(sites=sites, edits=edits))
+                self.states_of_batch(run, batch, Forward(sites=sites, edits=edits))
                 for edits in ((), (SetPositionIds(ids=positions),), (HideKeys([0]),))
             )
             for layer, ((scores, attention), (other, _), (_, without)) in enumerate(
@@ -56,22 +56,22 @@ class MovedPositions(Study):
             ):
                 for row, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
                     seen = scores[row, :, :n, :n].isfinite()
-                    own = scores[row, :, :n, :n].masked_fill(~seen, 0.0)
-                    change = (own - other[row, :, :n, :n].masked_fill(~seen, 0.0)).abs()
+                    scores_of_text = scores[row, :, :n, :n].masked_fill(~seen, 0.0)
+                    change = (scores_of_text - other[row, :, :n, :n].masked_fill(~seen, 0.0)).abs()
                     run.write(
                         "scores",
                         sample=sample,
                         layer=layer,
-                        head=range(own.shape[0]),
-                        largest=own.flatten(1).amax(1),
+                        head=range(scores_of_text.shape[0]),
+                        largest=scores_of_text.flatten(1).amax(1),
                         moved_by=change.flatten(1).amax(1),
                         on_first_key=attention[row, :, 1:n, 0].mean(-1),
                         on_hidden_key=without[row, :, 1:n, 0].mean(-1),
                     )
 
-    def kept(self, run, batch, what):
+    def states_of_batch(self, run, batch, site):
         """Scores and attention of every layer of one pass, in float64."""
-        with run.forward(batch, what) as layers:
+        with run.forward(batch, site) as layers:
             return [(layer.scores.double(), layer.attention.double()) for layer in layers]
 
 

@@ -86,9 +86,9 @@ class StateClouds(Study):
     def axes(self, unit, run):
         """Principal axes of each layer's states."""
         moments, means = run.reduced("second_moment", by=("layer",)), run.reduced("mean", by=("layer",))
-        for (layer,), found in moments.items():
+        for (layer,), moment in moments.items():
             centre = means[layer,].mean
-            values, vectors = np.linalg.eigh(found.mean - np.outer(centre, centre))
+            values, vectors = np.linalg.eigh(moment.mean - np.outer(centre, centre))
             for axis in range(self.options.axes):
                 vector = vectors[:, -1 - axis]
                 vector = vector * np.sign(vector[np.abs(vector).argmax()])
@@ -99,9 +99,9 @@ class StateClouds(Study):
         """How the model answers a step along each axis, and along one drawn at random."""
         stored = run.read("axes")
         for batch in run.batches():
-            for layer, own in stored.groupby("layer"):
-                directions = {f"axis {row.axis}": np.asarray(row.vector) for row in own.itertuples()}
-                drawn = run.rng("direction", int(layer)).standard_normal(len(own["vector"].iloc[0]))
+            for layer, group in stored.groupby("layer"):
+                directions = {f"axis {row.axis}": np.asarray(row.vector) for row in group.itertuples()}
+                drawn = run.rng("direction", int(layer)).standard_normal(len(group["vector"].iloc[0]))
                 directions["random"] = drawn / np.linalg.norm(drawn)
                 self.along(run, batch, int(layer), directions)
 
@@ -112,10 +112,10 @@ class StateClouds(Study):
         def value(outputs):
             return self.last(outputs.logits, batch).gather(-1, likeliest[:, None]).sum()
 
-        what = Forward(
+        specification = Forward(
             sites=("block_output", "logits"), layers=(layer,), gradient=Gradient(value, ("block_output",))
         )
-        with run.forward(batch, what) as layers:
+        with run.forward(batch, specification) as layers:
             slopes = next(iter(layers)).gradients["block_output"].double().sum(1)
         for name, vector in directions.items():
             direction = torch.tensor(vector)

@@ -66,25 +66,31 @@ class TokenLikelihood(Study):
             with torch.no_grad():
                 logits = run.model().model(**run.inputs(batch)).logits.double().log_softmax(-1)
             for row, (sample, ids) in enumerate(zip(batch.samples, batch.token_ids, strict=True)):
-                own = logits[row, : len(ids) - 1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
-                values = torch.cat([torch.tensor([torch.nan]).double(), own])
+                log_probabilities = logits[row, : len(ids) - 1].gather(-1, torch.tensor(ids[1:])[:, None])[
+                    :, 0
+                ]
+                values = torch.cat([torch.tensor([torch.nan]).double(), log_probabilities])
                 keys = {"sample": sample, "position": range(len(ids))}
                 run.write("tokens", **keys, log_likelihood=values, token=list(batch.tokens[row]))
 
     def rank(self, unit, run):
         """Each text's mean, and the share of random draws of tokens of this checkpoint below it."""
         tokens = run.read("tokens")
-        known = tokens["log_likelihood"].dropna().to_numpy()
-        for sample, own in tokens.groupby("sample")["log_likelihood"]:
-            drawn = run.rng("ranks", int(sample)).choice(known, (self.options.draws, len(own))).mean(1)
-            mean = own.mean()
+        likelihoods = tokens["log_likelihood"].dropna().to_numpy()
+        for sample, likelihoods_of_text in tokens.groupby("sample")["log_likelihood"]:
+            drawn = (
+                run.rng("ranks", int(sample))
+                .choice(likelihoods, (self.options.draws, len(likelihoods_of_text)))
+                .mean(1)
+            )
+            mean = likelihoods_of_text.mean()
             run.write("ranks", sample=int(sample), mean=mean, share_below=(drawn < mean).mean())
 
     def best(self, unit, run):
         """The checkpoint that finds each text most likely."""
         ranks = run.read("ranks")
-        for sample, own in ranks.groupby("sample"):
-            best = own.sort_values("mean").iloc[-1]
+        for sample, group in ranks.groupby("sample"):
+            best = group.sort_values("mean").iloc[-1]
             run.write("best", sample=int(sample), revision_of_best=best["revision"])
 
 

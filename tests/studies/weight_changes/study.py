@@ -54,23 +54,26 @@ class WeightChanges(Study):
     def compare(self, unit, run):
         """One pair, matrix by matrix."""
         after, before = (
-            load_file(run.folder(one) / "model.safetensors") for one in (unit.checkpoint, unit.other)
+            load_file(run.folder(checkpoint) / "model.safetensors")
+            for checkpoint in (unit.checkpoint, unit.other)
         )
         for name in sorted(before):
             if before[name].ndim == 2:
                 change = after[name].astype(float) - before[name].astype(float)
                 energy = np.cumsum(np.linalg.svd(change, compute_uv=False) ** 2)
-                whole = np.linalg.norm(before[name].astype(float))
+                total_norm = np.linalg.norm(before[name].astype(float))
                 rank = int((energy < self.options.energy * energy[-1]).sum()) + 1
-                run.write("changes", matrix=name, relative_change=np.linalg.norm(change) / whole, rank=rank)
+                run.write(
+                    "changes", matrix=name, relative_change=np.linalg.norm(change) / total_norm, rank=rank
+                )
                 run.reduce("absolute", np.linalg.norm(change), matrix=name)
 
     def total(self, unit, run):
         """Means over pairs, from the partial sums."""
         pairs = run.read("changes", ["matrix", "rank"]).groupby("matrix").size()
-        for (name,), found in run.reduced("absolute", by=("matrix",)).items():
-            assert found.count == pairs[name]
-            run.write("total", matrix=name, mean_change=float(found.mean), pairs=found.count)
+        for (name,), sums in run.reduced("absolute", by=("matrix",)).items():
+            assert sums.count == pairs[name]
+            run.write("total", matrix=name, mean_change=float(sums.mean), pairs=sums.count)
 
 
 STUDY = WeightChanges

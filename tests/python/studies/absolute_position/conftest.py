@@ -5,7 +5,7 @@ import pytest
 
 from attnscope.engine.run_study import run
 from folders import model_folder, sentences
-from position_study import WHOLE, settings
+from position_study import FULL_OPTIONS, settings
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +20,4 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def whole(folder, texts, tmp_path_factory):
-    return run(settings(folder, texts, tmp_path_factory.mktemp("whole"), **WHOLE), progress=False)
+    return run(settings(folder, texts, tmp_path_factory.mktemp("whole"), **FULL_OPTIONS), progress=False)

@@ -9,7 +9,7 @@ import attnscope as asc
 from attnscope.engine.run_study import resume, run
 from folders import killed, model_folder, sums_on_disk, table_bytes
 from placeholders import placeholders
-from position_study import GROUPS, TEXTS, WHOLE, N, settings
+from position_study import FULL_OPTIONS, GROUPS, TEXTS, N, settings
 
 
 def early(results, arm="base", kind="windows"):
@@ -243,7 +243,7 @@ def test_the_same_texts_in_other_blocks_give_the_same_estimates(whole, folder, t
 
 @pytest.mark.slow
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(whole, folder, texts, tmp_path):
-    stopped = killed(settings(folder, texts, tmp_path, **WHOLE))
+    stopped = killed(settings(folder, texts, tmp_path, **FULL_OPTIONS))
     assert not (stopped / "tables" / "claims.parquet").exists()
     resume(stopped, progress=False)
     assert table_bytes(whole.path) == table_bytes(stopped)
