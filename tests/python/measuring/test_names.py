@@ -128,7 +128,7 @@ def test_a_result_names_its_fields_with_dtype_and_shape():
     shown = shown_by_shape(Pair)
     assert shown is Pair
     pair = shown(torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), [1, 2])
-    assert repr(pair) == "Pair(value=float32[2, 3], count=0, kept=[1, 2])"
+    assert repr(pair) == "Pair(value=float32[2, 3], count=0, items=[1, 2])"
     third = shown(torch.tensor(1 / 3), torch.tensor([2, 3]), None)
-    assert repr(third) == "Pair(value=0.3333, count=int64[2], kept=None)"
-    assert f"{[pair]}" == "[Pair(value=float32[2, 3], count=0, kept=[1, 2])]"
+    assert repr(third) == "Pair(value=0.3333, count=int64[2], items=None)"
+    assert f"{[pair]}" == "[Pair(value=float32[2, 3], count=0, items=[1, 2])]"

@@ -96,12 +96,12 @@ def findings(results):
     "printed,origin\nllama,1,self_attention,,,mean,0.5,,,,0.5,made for a test\n",
     "added_study/published/__init__.py": """
 import pandas as pd
-from attnscope.published import Compared, Measured, beside, pairs
+from attnscope.published import Compared, Measured, comparison_row, pairs
 
 def compare(results, numbers, chosen, *, draws, seed):
     statements = ["A number that was made for a test."]
     mean = Measured(results.table("whole")["self_attention"].item())
-    rows = [beside(str(model), number, measured=mean)
+    rows = [comparison_row(str(model), number, measured=mean)
             for model, number in pairs(results.table("whole")["model"], numbers, chosen, statements)]
     return Compared(pd.DataFrame(rows), statements)
 """,
