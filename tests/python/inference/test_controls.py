@@ -15,25 +15,28 @@ def test_the_model_is_one_draw_beside_the_mean_of_its_controls():
     draw = np.random.default_rng(0)
     levels = draw.normal(0, 1, 9)
     controls = [np.full(12, level) for level in levels]
-    found = inference.control_test(np.full(30, 2.5), controls)
+    result = inference.control_test(np.full(30, 2.5), controls)
     error = levels.std(ddof=1) * math.sqrt(1 + 1 / 9)
     t = (2.5 - levels.mean()) / error
-    assert (found.statistic, found.freedom) == pytest.approx((t, 8), rel=1e-12)
-    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(t), 8), rel=1e-12)
+    assert (result.statistic, result.freedom) == pytest.approx((t, 8), rel=1e-12)
+    assert result.p_value == pytest.approx(2 * stats.t.sf(abs(t), 8), rel=1e-12)
     reach = stats.t.ppf(0.975, 8) * error
-    assert (found.low, found.high) == pytest.approx(
+    assert (result.low, result.high) == pytest.approx(
         (2.5 - levels.mean() - reach, 2.5 - levels.mean() + reach)
     )
-    assert found.between == pytest.approx(levels.std(ddof=1))
-    assert (found.controls, found.texts) == (9, 30)
+    assert result.between == pytest.approx(levels.std(ddof=1))
+    assert (result.controls, result.texts) == (9, 30)
 
 
 def trials(count, controls, texts, between):
     """(model, controls) of one more initialisation among equals: no difference but that of its weights."""
     draw = np.random.default_rng(3)
     for _ in range(count):
-        own, *shift = draw.normal(0, between, controls + 1)
-        yield draw.normal(own, 1, texts), [draw.normal(one, 1, texts // 4) for one in shift]
+        model_mean, *shift = draw.normal(0, between, controls + 1)
+        yield (
+            draw.normal(model_mean, 1, texts),
+            [draw.normal(control_mean, 1, texts // 4) for control_mean in shift],
+        )
 
 
 @pytest.mark.parametrize("controls", [8, 40])
@@ -42,13 +45,13 @@ def test_one_more_initialisation_differs_in_one_of_twenty_cases(controls):
     widths = []
     for texts in (100, 10_000 if controls == 8 else 1000):
         hits = one_control = 0
-        each = list(trials(250, controls, texts, 0.3))
-        for own, others in each:
-            found = inference.control_test(own, others)
-            assert (found.p_value > 0.05) == (found.low <= 0 <= found.high)
-            hits += found.p_value > 0.05
-            one_control += inference.welch_test(own, others[0]).p_value >= 0.05
-        widths.append(found.high - found.low)
+        cases = list(trials(250, controls, texts, 0.3))
+        for model_values, others in cases:
+            result = inference.control_test(model_values, others)
+            assert (result.p_value > 0.05) == (result.low <= 0 <= result.high)
+            hits += result.p_value > 0.05
+            one_control += inference.welch_test(model_values, others[0]).p_value >= 0.05
+        widths.append(result.high - result.low)
         print(f"{texts} texts: kept {hits / 250:.3f}; one control over texts {one_control / 250:.3f}")
         assert hits / 250 >= 0.915  # controls of a quarter of the texts vary more than the model
     assert one_control / 250 < 0.4  # one draw of weights passes for a finding
@@ -58,20 +61,20 @@ def test_one_more_initialisation_differs_in_one_of_twenty_cases(controls):
 def test_a_model_of_few_texts_is_not_surer_than_its_controls():
     """Two texts that happen to agree say nothing about how much texts vary."""
     controls = [np.tile([-1.0, 1.0], 50)] * 8
-    found = inference.control_test([0.9, 0.91], controls)
-    assert found.p_value > 0.1
+    result = inference.control_test([0.9, 0.91], controls)
+    assert result.p_value > 0.1
 
 
 def test_the_spread_between_initialisations_is_without_that_of_texts():
-    found = [inference.control_test(*one).between for one in trials(200, 40, 80, 0.3)]
-    assert np.sqrt(np.mean(np.square(found))) == pytest.approx(0.3, abs=0.03)
+    result = [inference.control_test(*trial).between for trial in trials(200, 40, 80, 0.3)]
+    assert np.sqrt(np.mean(np.square(result))) == pytest.approx(0.3, abs=0.03)
 
 
 def test_too_few_controls_make_no_test():
-    found = inference.control_test([1.0, 2.0], [[0.0, 1.0]] * 7)
-    assert found.difference == 1
-    assert (found.controls, found.texts) == (7, 2)
-    assert all(math.isnan(x) for x in found[1:7])
+    result = inference.control_test([1.0, 2.0], [[0.0, 1.0]] * 7)
+    assert result.difference == 1
+    assert (result.controls, result.texts) == (7, 2)
+    assert all(math.isnan(x) for x in result[1:7])
     still = inference.control_test([1.0, 1.0], [[1.0]] * 8)  # nothing varies: no test
     assert math.isnan(still.p_value)
     gap = inference.control_test([1.0, np.nan, 2.0], [[k, np.nan] for k in range(8)] + [[np.nan]])

@@ -53,11 +53,11 @@ def test_the_probe_is_the_minimum_of_its_loss(d):
         theta = optimize.minimize(loss, np.zeros(d + 1), method="BFGS", options={"gtol": 1e-7}).x
         return b @ theta[:-1] / size + theta[-1]
 
-    found = probe_scores(x, y, folds)
+    result = probe_scores(x, y, folds)
     for fold in (5,):
         test = folds == fold
         closest = min(
-            np.abs(fitted(x[~test], y[~test], x[test], penalty) - found[test]).max()
+            np.abs(fitted(x[~test], y[~test], x[test], penalty) - result[test]).max()
             for penalty in (1e-3, 1e-2, 1e-1, 1.0, 10.0)
         )
         assert closest < 1e-4
@@ -72,12 +72,12 @@ def test_nothing_is_found_where_nothing_is():
 
 def test_folds_that_hold_more_of_a_label_do_not_rank_the_wrong_way_round():
     """Noise whose labels fall on folds as they will: the training labels' log-odds alone gave .41."""
-    found = []
+    result = []
     for seed in range(12):
         rng = np.random.default_rng(seed)
         labels, folds = rng.permutation(np.arange(60) % 2), np.arange(60) // 3 % 5
-        found.append(auc(probe_scores(rng.standard_normal((60, 8)), labels, folds), labels))
-    assert np.mean(found) == pytest.approx(0.5, abs=0.06)
+        result.append(auc(probe_scores(rng.standard_normal((60, 8)), labels, folds), labels))
+    assert np.mean(result) == pytest.approx(0.5, abs=0.06)
     # what is fitted of nothing but labels tells no row from another
     constant = probe_scores(np.ones((60, 2)), labels, folds)
     assert np.abs(constant).max() < 1e-6
@@ -86,19 +86,19 @@ def test_folds_that_hold_more_of_a_label_do_not_rank_the_wrong_way_round():
 def test_a_planted_difference_and_its_baseline():
     states, labels, template = clouds(0, shift=9.0)
     useless = np.random.default_rng(5).standard_normal(len(labels))
-    found = asc.detection(
+    result = asc.detection(
         torch.tensor(states), labels, folds=template // 2, clusters=template,
         baselines={"auc_length": useless, "auc_words": states[:, 0]},
     ).set_index("score")  # fmt: skip
-    assert found.loc["auc", "auc"] > 0.9
-    assert found.loc["auc", "low"] > 0.7
-    assert found.loc["auc", "low"] <= found.loc["auc", "auc"] <= found.loc["auc", "high"]
-    assert abs(found.loc["auc_excess", "auc"]) < 0.1  # the planted coordinate alone knows as much
+    assert result.loc["auc", "auc"] > 0.9
+    assert result.loc["auc", "low"] > 0.7
+    assert result.loc["auc", "low"] <= result.loc["auc", "auc"] <= result.loc["auc", "high"]
+    assert abs(result.loc["auc_excess", "auc"]) < 0.1  # the planted coordinate alone knows as much
     without = asc.detection(
         states, labels, folds=template // 2, clusters=template, baselines={"auc_length": useless}
     ).set_index("score")
     assert without.loc["auc_excess", "low"] > 0.2
-    assert set(found["n"]) == {160}
+    assert set(result["n"]) == {160}
 
 
 @pytest.mark.slow
@@ -116,16 +116,16 @@ def test_the_interval_covers_a_difference():
 
 def test_more_dimensions_than_texts_fit_nothing_held_out():
     rng = np.random.default_rng(0)
-    found = asc.detection(rng.standard_normal((60, 300)), np.arange(60) % 2, folds=np.arange(60) // 10)
-    assert found["auc"][0] < 0.75
+    result = asc.detection(rng.standard_normal((60, 300)), np.arange(60) % 2, folds=np.arange(60) // 10)
+    assert result["auc"][0] < 0.75
 
 
 def test_what_cannot_be_scored_is_nan():
     states, labels, template = clouds(0)
     assert asc.detection(states, labels, folds=np.zeros(160))["auc"].isna().all()
     states[3, 2] = np.nan
-    found = asc.detection(states, labels, folds=template // 2, baselines={"auc_length": labels}, draws=50)
-    values = found.set_index("score")["auc"]
+    result = asc.detection(states, labels, folds=template // 2, baselines={"auc_length": labels}, draws=50)
+    values = result.set_index("score")["auc"]
     assert values[["auc", "auc_direction", "auc_excess"]].isna().all()
     assert values["auc_length"] == 1.0
     equal = asc.detection(np.ones((160, 3)), labels, folds=template // 2, draws=50)

@@ -31,8 +31,8 @@ def half_way(data, **options):
 
 def test_the_first_step_that_covers_the_fraction():
     curve = [0.0, 0.0, 0.1, 0.2, 0.45, 0.55, 0.5, 0.9, 0.95, 1.0]
-    found = asc.emergence_step(table([curve, curve]), "x").iloc[0]
-    assert (found["half_way"], found["start"], found["end"]) == (16, 0, 1)
+    result = asc.emergence_step(table([curve, curve]), "x").iloc[0]
+    assert (result["half_way"], result["start"], result["end"]) == (16, 0, 1)
     assert half_way(table([curve]), fraction=0.2).item() == 4
     assert half_way(table([curve]), fraction=1.0).item() == 143000
     falling = [1 - value for value in curve]
@@ -42,8 +42,8 @@ def test_the_first_step_that_covers_the_fraction():
 def test_steps_are_integers_not_strings():
     # As strings 143000 comes before 2, and the last step would be 8.
     curve = np.arange(len(STEPS)) / 9.0
-    found = asc.emergence_step(table([curve]), "x").iloc[0]
-    assert (found["half_way"], found["end"]) == (16, 1)
+    result = asc.emergence_step(table([curve]), "x").iloc[0]
+    assert (result["half_way"], result["end"]) == (16, 1)
     published = ruscio2025.emergence_change(table([curve]), "x")
     assert published.last_step == 8
     assert published.change == pytest.approx(curve[4])
@@ -62,37 +62,37 @@ def test_no_change_and_missing_values_have_no_step():
 def test_one_row_for_every_group_and_rows_of_a_sample_are_averaged():
     half = table([[0.0] * 5 + [1.0] * 5], layer=0, head=0)
     other = table([[0.0] * 7 + [1.0] * 3], layer=0, head=1)
-    both = pd.concat([half, other])
-    found = asc.emergence_step(both, "x", by=["layer", "head"])
-    assert found["step"].tolist() == [16, 1000]
+    doubled = pd.concat([half, other])
+    result = asc.emergence_step(doubled, "x", by=["layer", "head"])
+    assert result["step"].tolist() == [16, 1000]
     answer = ["verdict", "step", "p_value", "p_holm", "difference", "low", "high", "start", "end", "half_way"]
-    assert list(found.columns) == ["layer", "head", *answer]
-    assert found["half_way"].tolist() == [16, 1000]
+    assert list(result.columns) == ["layer", "head", *answer]
+    assert result["half_way"].tolist() == [16, 1000]
     # Averaged over heads the curve is 0, then 0.5, then 1: half the way is reached with the first head.
-    assert half_way(both).item() == 16
+    assert half_way(doubled).item() == 16
 
 
 def test_a_planted_step_is_found_with_its_difference():
     draw = np.random.default_rng(0)
     level = np.array([0.0] * 4 + [1.0] * 6)
-    found = asc.emergence_step(table(level + 0.1 * draw.normal(size=(12, 10))), "x").iloc[0]
-    assert (found["verdict"], found["step"]) == ("step", 8)
-    assert found["low"] < 1 < found["high"]
-    assert found["p_holm"] <= 0.05
+    result = asc.emergence_step(table(level + 0.1 * draw.normal(size=(12, 10))), "x").iloc[0]
+    assert (result["verdict"], result["step"]) == ("step", 8)
+    assert result["low"] < 1 < result["high"]
+    assert result["p_holm"] <= 0.05
     assert asc.emergence_step(table(-level + 0.1 * draw.normal(size=(12, 10))), "x")["step"].item() == 8
 
 
 def test_too_few_checkpoints_say_so():
     for count in range(2, 8):
         curve = [0.0] * (count // 2) + [1.0] * (count - count // 2)
-        found = asc.emergence_step(table([curve], steps=STEPS[:count]), "x").iloc[0]
-        assert found["verdict"] == "too few to tell", count
-        assert math.isnan(found["p_value"])
+        result = asc.emergence_step(table([curve], steps=STEPS[:count]), "x").iloc[0]
+        assert result["verdict"] == "too few to tell", count
+        assert math.isnan(result["p_value"])
     eight = [0.0] * 4 + [1.0] * 4
     assert asc.emergence_step(table([eight], steps=STEPS[:8]), "x")["verdict"].item() == "step"
     # Among fifty quantities no order of eight checkpoints is rare enough.
-    many = pd.concat([table([eight], steps=STEPS[:8], head=head) for head in range(50)])
-    assert set(asc.emergence_step(many, "x", by=["head"])["verdict"]) == {"too few to tell"}
+    many_heads = pd.concat([table([eight], steps=STEPS[:8], head=head) for head in range(50)])
+    assert set(asc.emergence_step(many_heads, "x", by=["head"])["verdict"]) == {"too few to tell"}
 
 
 def test_the_p_value_is_that_of_all_orders():
@@ -109,8 +109,8 @@ def test_the_p_value_is_that_of_all_orders():
             ]
             return np.max(squares, axis=0)
 
-        every = best(np.array(list(permutations(mean))))
-        expected = (every >= best(mean[None]) * (1 - 1e-9)).mean()
+        best_splits = best(np.array(list(permutations(mean))))
+        expected = (best_splits >= best(mean[None]) * (1 - 1e-9)).mean()
         _, p_value = emergence._split_of(mean, 9999, 0)
         assert p_value == pytest.approx(expected, abs=4 * math.sqrt(expected / 9999) + 1e-4)
 
@@ -119,14 +119,14 @@ def test_quantities_of_a_run_are_one_family():
     draw = np.random.default_rng(1)
     curves = [(np.arange(15), draw.normal(size=(15, 6))) for _ in range(8)]
     curves.append((np.arange(15), np.zeros((15, 6))))  # no test: in no family
-    found = emergence.emergence_splits(curves)
-    p_values = np.array([one["p_value"] for one in found])
+    result = emergence.emergence_splits(curves)
+    p_values = np.array([row["p_value"] for row in result])
     assert np.isnan(p_values[-1])
     np.testing.assert_allclose(
-        [one["p_holm"] for one in found][:-1], inference.holm(p_values[:-1]), rtol=1e-12
+        [row["p_holm"] for row in result][:-1], inference.holm(p_values[:-1]), rtol=1e-12
     )
     again = emergence.emergence_splits(curves)
-    pd.testing.assert_frame_equal(pd.DataFrame(found), pd.DataFrame(again))
+    pd.testing.assert_frame_equal(pd.DataFrame(result), pd.DataFrame(again))
 
 
 def noise(draw, samples, jitter):
@@ -141,9 +141,9 @@ def test_noise_does_not_emerge(jitter):
     trials, steps, crossed = 400, 0, 0
     for trial in range(trials):
         values = noise(draw, 20, jitter)
-        found = emergence.emergence_splits([(2 ** np.arange(15), values)], seed=trial)[0]
-        steps += found["verdict"] == "step"
-        crossed += found["half_way"] is not None and found["half_way"] <= 2**3
+        result = emergence.emergence_splits([(2 ** np.arange(15), values)], seed=trial)[0]
+        steps += result["verdict"] == "step"
+        crossed += result["half_way"] is not None and result["half_way"] <= 2**3
     print(f"jitter {jitter}: a step in {steps / trials:.3f}, half way by step 8 in {crossed / trials:.2f}")
     assert steps / trials <= 0.06 + 0.02  # two standard errors of 400 trials
     assert crossed / trials > 0.5  # what half the way says of the same noise
@@ -158,8 +158,8 @@ def test_a_step_of_three_standard_errors_is_found(before):
     for trial in range(trials):
         values = noise(draw, 20, 0.0)
         values[before:] += height
-        found = emergence.emergence_splits([(np.arange(15), values)], seed=trial)[0]
-        near += found["verdict"] == "step" and abs(found["step"] - before) <= 1
+        result = emergence.emergence_splits([(np.arange(15), values)], seed=trial)[0]
+        near += result["verdict"] == "step" and abs(result["step"] - before) <= 1
     print(f"{before} of 15 before: within one checkpoint in {near / trials:.3f}")
     assert near / trials >= 0.85
 
@@ -170,7 +170,10 @@ def test_a_family_of_noise_has_a_step_in_few_runs():
     trials, any_step = 60, 0
     for trial in range(trials):
         curves = [(np.arange(15), noise(draw, 10, 0.5)) for _ in range(20)]
-        any_step += any(one["verdict"] == "step" for one in emergence.emergence_splits(curves, seed=trial))
+        any_step += any(
+            emergence_split["verdict"] == "step"
+            for emergence_split in emergence.emergence_splits(curves, seed=trial)
+        )
     print(f"any step among 20 quantities: {any_step / trials:.3f}")
     assert any_step / trials <= 0.12
 
@@ -196,17 +199,17 @@ def test_bad_arguments_are_named(change, message):
 
 
 def test_models_and_protocols_are_not_mixed_in_silence():
-    both = pd.concat([table([range(10)], model="a"), table([range(10)], model="b")])
+    two_models = pd.concat([table([range(10)], model="a"), table([range(10)], model="b")])
     with pytest.raises(ValueError, match="holds 2 values of 'model': filter it or name 'model' in by"):
-        asc.emergence_step(both, "x")
-    assert asc.emergence_step(both, "x", by=["model"])["model"].tolist() == ["a", "b"]
+        asc.emergence_step(two_models, "x")
+    assert asc.emergence_step(two_models, "x", by=["model"])["model"].tolist() == ["a", "b"]
     assert len(asc.emergence_step(table([range(10)], model="a"), "x")) == 1
     # NaN is the threshold of what has none.
     half = pd.concat([table([range(10)], threshold=0.1), table([range(10)], threshold=np.nan)])
     with pytest.raises(ValueError, match=r"^emergence_step: the table holds 2 values of 'threshold'"):
         asc.emergence_step(half, "x")
     with pytest.raises(ValueError, match=r"ruscio2025.emergence_change: the table has no column 'y'"):
-        ruscio2025.emergence_change(both, "y")
+        ruscio2025.emergence_change(two_models, "y")
     with pytest.raises(ValueError, match="at least two steps"):
         ruscio2025.emergence_change(table([[1.0]], steps=[5]), "x")
 
@@ -241,11 +244,11 @@ def by_hand(group, fraction):
     for row in group.itertuples():
         if not math.isnan(row.x):
             values[row.step, row.sample].append(row.x)
-    means = {key: sum(own) / len(own) for key, own in values.items() if own}
+    means = {key: sum(value) / len(value) for key, value in values.items() if value}
     curve = []
     for step in steps:
-        known = [means[step, sample] for sample in samples if (step, sample) in means]
-        curve.append(sum(known) / len(known) if known else math.nan)
+        present = [means[step, sample] for sample in samples if (step, sample) in means]
+        curve.append(sum(present) / len(present) if present else math.nan)
     at = crossing(curve, fraction)
     return -1 if at is None else steps[at]
 
@@ -280,5 +283,5 @@ def test_half_way_is_that_of_the_definition():
 def test_a_series_of_more_than_a_thousand_checkpoints():
     steps = np.arange(1040)
     values = np.where(steps < 700, 0.0, 1.0)[:, None] + np.random.default_rng(0).normal(0, 0.1, (1040, 3))
-    (found,) = emergence.emergence_splits([(steps, values)], draws=99)
-    assert (found["verdict"], found["step"]) == ("step", 700)
+    (result,) = emergence.emergence_splits([(steps, values)], draws=99)
+    assert (result["verdict"], result["step"]) == ("step", 700)

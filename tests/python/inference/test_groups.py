@@ -16,9 +16,9 @@ from attnscope.inference.leakage import leakage_slope
 
 def test_the_jackknife_of_a_mean_is_students_interval():
     x = np.random.default_rng(0).normal(size=12)
-    found = inference.jackknife(x, np.mean)
+    result = inference.jackknife(x, np.mean)
     low, high = stats.ttest_1samp(x, 0).confidence_interval(0.95)
-    assert found == pytest.approx((x.mean(), low, high, 12))
+    assert result == pytest.approx((x.mean(), low, high, 12))
 
 
 def test_products_of_groups_are_looked_up_by_their_numbers():
@@ -26,7 +26,7 @@ def test_products_of_groups_are_looked_up_by_their_numbers():
     gram = rng.normal(size=(6, 6))
     gram = gram @ gram.T
     estimate, low, high, groups = jackknife_bounds(
-        np.arange(6), lambda kept: mean_product(gram[np.ix_(kept, kept)])
+        np.arange(6), lambda groups: mean_product(gram[np.ix_(groups, groups)])
     )
     slow = [
         np.mean([gram[g, f] for g, f in itertools.permutations([k for k in range(6) if k != out], 2)])
@@ -41,8 +41,8 @@ def test_products_of_groups_are_looked_up_by_their_numbers():
 def test_sign_flips_are_those_of_all_signs():
     x = np.random.default_rng(2).normal(0.4, 1, size=8)
     signs = np.array(list(itertools.product([-1, 1], repeat=8)))
-    both = np.mean(np.abs(signs @ x) >= abs(x.sum()) - 1e-12)
-    assert inference.sign_flips(x, draws=200_000) == pytest.approx(both, abs=0.004)
+    expected_p = np.mean(np.abs(signs @ x) >= abs(x.sum()) - 1e-12)
+    assert inference.sign_flips(x, draws=200_000) == pytest.approx(expected_p, abs=0.004)
     above = np.mean(signs @ x >= x.sum() - 1e-12)
     assert inference.sign_flips(x, draws=200_000, two_sided=False) == pytest.approx(above, abs=0.004)
     gram = np.outer(x, x)
@@ -60,9 +60,9 @@ def test_the_level_is_kept_for_noise_with_heavy_tails():
 
 @pytest.mark.filterwarnings("error")
 def test_an_estimate_that_is_infinite_without_a_group_has_no_interval_and_no_warning():
-    found = inference.jackknife([1.0, 2.0, 3.0], lambda x: np.inf if len(x) == 2 and x[0] == 1 else x.sum())
-    assert found.estimate == 6
-    assert np.isnan([found.low, found.high]).all()
+    result = inference.jackknife([1.0, 2.0, 3.0], lambda x: np.inf if len(x) == 2 and x[0] == 1 else x.sum())
+    assert result.estimate == 6
+    assert np.isnan([result.low, result.high]).all()
 
 
 def test_undefined_values():
@@ -109,18 +109,18 @@ def profile_of(n, size, *, seed=0, noise=1.0):
 def test_a_share_that_falls_as_the_inverse_length_has_slope_minus_1():
     """Size² = 2/n beside content of variance 1 that dominates: the share is next to proportional to 1/n."""
     profiles = [profile_of(n, (2 / n) ** 0.5, seed=n) for n in (16, 32, 64)]
-    found = leakage_slope(profiles)
-    assert found.lengths == (16, 32, 64)
-    assert found.share.estimate.shape == (3, 1)
-    assert found.slope.estimate.item() == pytest.approx(-1, abs=0.25)
-    assert found.slope.low.item() < found.slope.estimate.item() < found.slope.high.item() < -0.5
+    result = leakage_slope(profiles)
+    assert result.lengths == (16, 32, 64)
+    assert result.share.estimate.shape == (3, 1)
+    assert result.slope.estimate.item() == pytest.approx(-1, abs=0.25)
+    assert result.slope.low.item() < result.slope.estimate.item() < result.slope.high.item() < -0.5
 
 
 def test_a_share_of_1_at_every_length_has_slope_0():
-    found = leakage_slope([profile_of(n, 1.0, noise=0.0) for n in (32, 16)])
-    assert found.lengths == (16, 32)
-    assert found.share.estimate.flatten().tolist() == pytest.approx([1, 1])
-    assert found.slope.estimate.item() == pytest.approx(0, abs=1e-9)
+    result = leakage_slope([profile_of(n, 1.0, noise=0.0) for n in (32, 16)])
+    assert result.lengths == (16, 32)
+    assert result.share.estimate.flatten().tolist() == pytest.approx([1, 1])
+    assert result.slope.estimate.item() == pytest.approx(0, abs=1e-9)
 
 
 def test_bad_profiles_have_no_slope():

@@ -17,34 +17,34 @@ A, B = RNG.normal(size=12), RNG.normal(0.3, 2, size=12)
 
 
 def test_paired_test_equals_scipy():
-    found, expected = inference.paired_test(A, B), stats.ttest_rel(A, B)
-    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-12)
-    assert found.statistic == pytest.approx(expected.statistic, rel=1e-12)
+    result, expected = inference.paired_test(A, B), stats.ttest_rel(A, B)
+    assert result.p_value == pytest.approx(expected.pvalue, rel=1e-12)
+    assert result.statistic == pytest.approx(expected.statistic, rel=1e-12)
     low, high = expected.confidence_interval(0.95)
-    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
-    assert (found.freedom, found.n) == (11, 12)
+    assert (result.low, result.high) == pytest.approx((low, high), rel=1e-12)
+    assert (result.freedom, result.n) == (11, 12)
     holes = A.copy()
     holes[[2, 5]] = np.nan
-    kept = np.delete(np.arange(12), [2, 5])
-    assert inference.paired_test(holes, B) == inference.paired_test(A[kept], B[kept])
+    present = np.delete(np.arange(12), [2, 5])
+    assert inference.paired_test(holes, B) == inference.paired_test(A[present], B[present])
 
 
 def test_welch_test_equals_scipy():
-    found = inference.welch_test(A, B[:7], confidence=0.9)
+    result = inference.welch_test(A, B[:7], confidence=0.9)
     expected = stats.ttest_ind(A, B[:7], equal_var=False)
-    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-12)
-    assert found.freedom == pytest.approx(expected.df, rel=1e-12)
-    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.9)), rel=1e-12)
-    assert found.n == 19
+    assert result.p_value == pytest.approx(expected.pvalue, rel=1e-12)
+    assert result.freedom == pytest.approx(expected.df, rel=1e-12)
+    assert (result.low, result.high) == pytest.approx(tuple(expected.confidence_interval(0.9)), rel=1e-12)
+    assert result.n == 19
 
 
 def test_sums_in_another_order_do_not_differ():
     values = np.random.default_rng(0).random((20, 1000))
     a, b = values.sum(1), np.array([math.fsum(row) for row in values])
     assert (a != b).any()
-    same = inference.paired_test(a, b)
-    assert same.difference == 0
-    assert math.isnan(same.p_value)  # no test, and in no family
+    same_result = inference.paired_test(a, b)
+    assert same_result.difference == 0
+    assert math.isnan(same_result.p_value)  # no test, and in no family
     moved = a * (1 + 2.0**-36)
     assert inference.paired_test(moved, a).p_value == pytest.approx(stats.ttest_rel(moved, a).pvalue)
 
@@ -52,10 +52,10 @@ def test_sums_in_another_order_do_not_differ():
 @pytest.mark.filterwarnings("error")
 def test_tests_without_spread_or_sentences():
     assert inference.paired_test([1, 2, 3], [0, 1, 2]).p_value == 0
-    same = inference.paired_test([1, 2, 3], [1, 2, 3])
-    assert same.difference == 0
-    assert math.isnan(same.p_value)  # no test, and in no family
-    assert inference.holm([same.p_value, 0.02, 0.04])[1] == 0.04
+    same_result = inference.paired_test([1, 2, 3], [1, 2, 3])
+    assert same_result.difference == 0
+    assert math.isnan(same_result.p_value)  # no test, and in no family
+    assert inference.holm([same_result.p_value, 0.02, 0.04])[1] == 0.04
     assert math.isnan(inference.paired_test([1.0], [0.0]).p_value)
     assert inference.paired_test([1.0], [0.0]).difference == 1
     assert inference.paired_test([1.0], [0.0]).n == 1
@@ -78,14 +78,14 @@ def test_tests_without_spread_or_sentences():
 def test_correlation_equals_scipy(method):
     x = np.round(RNG.normal(size=40), 1)  # with ties
     y = x + RNG.normal(size=40)
-    found = inference.correlation(x, y, method=method)
+    result = inference.correlation(x, y, method=method)
     expected = (stats.pearsonr if method == "pearson" else stats.spearmanr)(x, y)
-    assert found.r == pytest.approx(expected.statistic, rel=1e-12)
-    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-8)
-    assert found.low < found.r < found.high
-    assert found == inference.correlation(x, y, method=method)
+    assert result.r == pytest.approx(expected.statistic, rel=1e-12)
+    assert result.p_value == pytest.approx(expected.pvalue, rel=1e-8)
+    assert result.low < result.r < result.high
+    assert result == inference.correlation(x, y, method=method)
     turned = inference.correlation(x, -y, method=method)
-    assert (turned.r, turned.low) == pytest.approx((-found.r, -found.high), rel=1e-9)
+    assert (turned.r, turned.low) == pytest.approx((-result.r, -result.high), rel=1e-9)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95])
@@ -95,13 +95,15 @@ def test_intervals_are_the_quantiles_of_the_drawn_sentences(confidence):
     # A mean's draws are in units of their own standard error, at any number of samples.
     for values in (np.resize(A, 40) + np.arange(40), x):
         index = np.random.default_rng(3).integers(0, len(values), (2000, len(values)))
-        found = inference.bootstrap(values, confidence=confidence, seed=3)
-        drawn = [values[one] for one in index if len(set(one)) > 1]
-        t = [(one.mean() - values.mean()) / one.std(ddof=1) for one in drawn]
+        result = inference.bootstrap(values, confidence=confidence, seed=3)
+        drawn = [values[index_row] for index_row in index if len(set(index_row)) > 1]
+        t = [(resample.mean() - values.mean()) / resample.std(ddof=1) for resample in drawn]
         expected = [values.mean() - np.quantile(t, tail) * values.std(ddof=1) for tail in tails[::-1]]
-        assert (found.low, found.high) == pytest.approx(tuple(expected), rel=1e-12)
-    found = inference.bootstrap(x, lambda one: np.median(one, axis=-1), confidence=confidence, seed=3)
-    assert (found.low, found.high) == pytest.approx(
+        assert (result.low, result.high) == pytest.approx(tuple(expected), rel=1e-12)
+    result = inference.bootstrap(
+        x, lambda resample: np.median(resample, axis=-1), confidence=confidence, seed=3
+    )
+    assert (result.low, result.high) == pytest.approx(
         tuple(np.quantile(np.median(x[index], axis=1), tails)), rel=1e-12
     )
 
@@ -121,9 +123,9 @@ def test_three_sentences_are_the_least_and_equal_ones_have_no_correlation():
         none = inference.correlation(x, y)
         assert all(math.isnan(value) for value in none[:4])
         assert none.n == len(x)
-    nothing = inference.bootstrap([np.nan])
-    assert all(math.isnan(value) for value in nothing[:3])
-    assert nothing.n == 0
+    empty_result = inference.bootstrap([np.nan])
+    assert all(math.isnan(value) for value in empty_result[:3])
+    assert empty_result.n == 0
     falling = inference.correlation(np.arange(40) / 7, -np.arange(40) / 7)
     assert (falling.r, falling.low, falling.high) == pytest.approx((-1, -1, -1), abs=1e-15)
     assert min(falling[:3]) >= -1
@@ -140,8 +142,8 @@ def test_correlation_without_variance_or_sentences():
 
 
 def test_bootstrap_is_seeded_counts_sentences_and_covers():
-    found = inference.bootstrap([1.0, np.nan, 3.0])
-    assert (found.estimate, found.n) == (2, 2)
+    result = inference.bootstrap([1.0, np.nan, 3.0])
+    assert (result.estimate, result.n) == (2, 2)
     assert inference.bootstrap(A) == inference.bootstrap(A)
     assert inference.bootstrap(A) != inference.bootstrap(A, seed=1)
     assert inference.bootstrap([5.0] * 5, seed=2**63 - 1) == (5, 5, 5, 5)
@@ -156,8 +158,8 @@ def test_bootstrap_is_seeded_counts_sentences_and_covers():
     rng = np.random.default_rng(1)
     hits = 0
     for trial in range(200):
-        one = inference.bootstrap(rng.normal(size=40), draws=400, seed=trial)
-        hits += one.low <= 0 <= one.high
+        single_result = inference.bootstrap(rng.normal(size=40), draws=400, seed=trial)
+        hits += single_result.low <= 0 <= single_result.high
     assert 0.87 < hits / 200 < 0.99
     narrow = inference.bootstrap(A, confidence=0.5)
     assert narrow.high - narrow.low < inference.bootstrap(A).high - inference.bootstrap(A).low
@@ -165,15 +167,15 @@ def test_bootstrap_is_seeded_counts_sentences_and_covers():
 
 def test_the_median_and_its_exact_coverage():
     for n, coverage, low, high in ((5, 0.938, 0, 4), (8, 0.930, 1, 6), (12, 0.961, 2, 9), (30, 0.957, 9, 20)):
-        found = inference.median_interval(np.random.default_rng(n).permutation(n))
-        assert found.coverage == pytest.approx(coverage, abs=5e-4)
-        assert (found.low, found.high, found.n) == (low, high, n)
-        assert found.estimate == (n - 1) / 2
+        result = inference.median_interval(np.random.default_rng(n).permutation(n))
+        assert result.coverage == pytest.approx(coverage, abs=5e-4)
+        assert (result.low, result.high, result.n) == (low, high, n)
+        assert result.estimate == (n - 1) / 2
     assert math.isnan(inference.median_interval([1.0, 2.0, 3.0, 4.0]).low)
     hits = sum(
-        one.low <= 0 <= one.high
+        interval.low <= 0 <= interval.high
         for trial in range(1000)
-        for one in [inference.median_interval(np.random.default_rng(trial).standard_cauchy(8))]
+        for interval in [inference.median_interval(np.random.default_rng(trial).standard_cauchy(8))]
     )
     assert hits / 1000 == pytest.approx(0.930, abs=0.03)
 
@@ -194,8 +196,8 @@ def test_the_interval_of_a_mean_covers_at_any_number_of_samples(law, n):
     trials, covered, percentile = 1000, 0, 0
     for trial in range(trials):
         values = drawn(draw, n)
-        one = inference.bootstrap(values, draws=1000, seed=trial)
-        covered += one.low <= mean <= one.high
+        single_result = inference.bootstrap(values, draws=1000, seed=trial)
+        covered += single_result.low <= mean <= single_result.high
         plain = np.quantile(values[draw.integers(0, n, (1000, n))].mean(1), [0.025, 0.975])
         percentile += plain[0] <= mean <= plain[1]
     print(f"{law}, {n} samples: {covered / trials:.3f}, percentile {percentile / trials:.3f}")
@@ -234,9 +236,9 @@ def test_heads_and_layers_of_a_sentence_are_one_number():
     table = pd.DataFrame(
         {"model": list("aaab"), "sample": [0, 0, 1, 0], "layer": [0, 1, 0, 0], "x": [1.0, 3.0, np.nan, 8.0]}
     )
-    found = inference.per_sample(table[table["model"] == "a"], "x")
-    assert found[0] == 2
-    assert math.isnan(found[1])
+    result = inference.per_sample(table[table["model"] == "a"], "x")
+    assert result[0] == 2
+    assert math.isnan(result[1])
     assert inference.per_sample(table, "x", by=["model"])["b", 0] == 8
 
 
@@ -245,8 +247,8 @@ def test_heads_and_layers_of_a_sentence_are_one_number():
 def test_correlations_and_degrees_of_freedom_do_not_depend_on_scale(scale):
     x, y = np.array([1.0, 2.0, 4.0, 7.0, 9.0]), np.array([1.0, 3.0, 2.0, 4.0, 3.5])
     for method in ("pearson", "spearman"):
-        found = inference.correlation(x * scale, y * scale, method=method)
-        assert found == pytest.approx(inference.correlation(x, y, method=method), rel=1e-9)
+        result = inference.correlation(x * scale, y * scale, method=method)
+        assert result == pytest.approx(inference.correlation(x, y, method=method), rel=1e-9)
     if 1e-100 < scale < 1e100:
         freedom = stats.ttest_ind(x, y[:3], equal_var=False).df
         assert inference.welch_test(x * scale, y[:3] * scale).freedom == pytest.approx(freedom, rel=1e-12)
@@ -256,9 +258,9 @@ def test_a_perfect_correlation_is_at_most_one():
     # Computed without the bounds, nine of these sixty exceed 1 in the last digit.
     for x in np.random.default_rng(8).normal(size=(60, 7)):
         for slope in (3.7, -3.7):
-            found = inference.correlation(x, slope * x + 0.3)
-            assert found[:3] == pytest.approx([math.copysign(1, slope)] * 3, abs=1e-14)
-            assert max(map(abs, found[:3])) <= 1
+            result = inference.correlation(x, slope * x + 0.3)
+            assert result[:3] == pytest.approx([math.copysign(1, slope)] * 3, abs=1e-14)
+            assert max(map(abs, result[:3])) <= 1
 
 
 def test_what_is_missing_may_be_none():
@@ -323,13 +325,13 @@ def test_intervals_of_many_means_are_those_of_each():
     values[2] = 7.0
     low, high = inference.mean_intervals(values, draws=20_000)
     for row, *ends in zip(values, low, high, strict=True):
-        alone = inference.bootstrap(row, draws=20_000)
-        assert ends == pytest.approx([alone.low, alone.high], rel=0.05)
-    many = draw.normal(size=(3, 40))
-    low, high = inference.mean_intervals(many, draws=20_000)
-    for row, *ends in zip(many, low, high, strict=True):
-        alone = inference.bootstrap(row, draws=20_000)
-        assert ends == pytest.approx([alone.low, alone.high], abs=0.02)
+        single_result = inference.bootstrap(row, draws=20_000)
+        assert ends == pytest.approx([single_result.low, single_result.high], rel=0.05)
+    samples = draw.normal(size=(3, 40))
+    low, high = inference.mean_intervals(samples, draws=20_000)
+    for row, *ends in zip(samples, low, high, strict=True):
+        single_result = inference.bootstrap(row, draws=20_000)
+        assert ends == pytest.approx([single_result.low, single_result.high], abs=0.02)
 
 
 def test_there_is_no_interval_of_four_samples():

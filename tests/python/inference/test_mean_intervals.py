@@ -9,14 +9,14 @@ import pytest
 from attnscope import inference
 
 
-@pytest.mark.parametrize("ones", [1, 2])
-def test_where_many_draws_repeat_one_value_there_is_no_interval(ones):
+@pytest.mark.parametrize("repeated", [1, 2])
+def test_where_many_draws_repeat_one_value_there_is_no_interval(repeated):
     """Of nine samples of 0 and one of 1, a third of the draws hold the 0 alone: nothing bounds the mean."""
-    values = np.r_[np.zeros(10 - ones), np.full(ones, 0.1)]
-    found = inference.bootstrap(values)
-    assert (found.estimate, found.n) == (pytest.approx(ones / 100), 10)
-    assert math.isnan(found.low)
-    assert math.isnan(found.high)
+    values = np.r_[np.zeros(10 - repeated), np.full(repeated, 0.1)]
+    result = inference.bootstrap(values)
+    assert (result.estimate, result.n) == (pytest.approx(repeated / 100), 10)
+    assert math.isnan(result.low)
+    assert math.isnan(result.high)
     other = np.random.default_rng(0).normal(size=10)
     low, high = inference.mean_intervals([values, other, np.full(10, 0.3)])
     assert np.isnan([low[0], high[0]]).all()
@@ -36,23 +36,23 @@ def test_clusters_are_drawn_whole():
     rng = np.random.default_rng(0)
     means = rng.standard_normal(8)
     ids = np.repeat(np.arange(8), 5)
-    found = inference.bootstrap(means[ids], clusters=ids)
-    alone = inference.bootstrap(means)
-    assert found.n == 8
-    assert math.isclose(found.estimate, alone.estimate)
-    np.testing.assert_allclose([found.low, found.high], [alone.low, alone.high], atol=1e-9)
+    result = inference.bootstrap(means[ids], clusters=ids)
+    single_result = inference.bootstrap(means)
+    assert result.n == 8
+    assert math.isclose(result.estimate, single_result.estimate)
+    np.testing.assert_allclose([result.low, result.high], [single_result.low, single_result.high], atol=1e-9)
     # As if they were forty, the interval would be far shorter.
     plain = inference.bootstrap(means[ids])
-    assert found.high - found.low > 1.8 * (plain.high - plain.low)
+    assert result.high - result.low > 1.8 * (plain.high - plain.low)
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e150])
 def test_clusters_of_one_sample_each_are_no_clusters(scale):
     """Also where squares of the numbers vanish, and where many draws repeat one value."""
     for values in (np.random.default_rng(1).normal(size=9), np.eye(9)[0], np.full(9, 0.3)):
-        alone = inference.bootstrap(values * scale)
-        found = inference.bootstrap(values * scale, clusters=list("abcdefghi"))
-        np.testing.assert_array_equal(found, alone)
+        single_result = inference.bootstrap(values * scale)
+        result = inference.bootstrap(values * scale, clusters=list("abcdefghi"))
+        np.testing.assert_array_equal(result, single_result)
 
 
 def test_an_interval_over_clusters_covers_the_mean():
@@ -62,8 +62,8 @@ def test_an_interval_over_clusters_covers_the_mean():
         for trial in range(200):
             ids = np.repeat(np.arange(clusters), rng.integers(2, 8, clusters))
             values = rng.standard_normal(clusters)[ids] + 0.5 * rng.standard_normal(len(ids))
-            found = inference.bootstrap(values, clusters=ids, draws=400, seed=trial)
-            covered += found.low <= 0 <= found.high
+            result = inference.bootstrap(values, clusters=ids, draws=400, seed=trial)
+            covered += result.low <= 0 <= result.high
         assert 178 <= covered <= 199
 
 
@@ -81,9 +81,9 @@ def test_a_statistic_of_clusters_sees_the_samples_of_a_draw():
         seen.append(np.bincount(ids[places.astype(int)], minlength=6))
         return rate(places)
 
-    found = inference.bootstrap(np.arange(12.0), spy, clusters=ids, draws=50)
-    assert found.estimate == rate(np.arange(12.0))
-    assert found.low < found.estimate < found.high
+    result = inference.bootstrap(np.arange(12.0), spy, clusters=ids, draws=50)
+    assert result.estimate == rate(np.arange(12.0))
+    assert result.low < result.estimate < result.high
     assert all((counts % 2 == 0).all() and counts.sum() == 12 for counts in seen)
     assert max(counts.max() for counts in seen) > 2
 

@@ -34,18 +34,18 @@ def inverse_form(x, y, z, ranked=True):
 @settings(max_examples=15)
 def test_it_is_the_inverse_matrix_form_and_the_form_of_residuals(method, ties, seed, c):
     x, y, z = drawn(seed, c=c, ties=ties)
-    found = inference.partial_correlation(x, y, z, method=method)
-    assert found.r == pytest.approx(inverse_form(x, y, z, method == "spearman"), abs=1e-12)
+    result = inference.partial_correlation(x, y, z, method=method)
+    assert result.r == pytest.approx(inverse_form(x, y, z, method == "spearman"), abs=1e-12)
     data = np.column_stack([x, y, z])
     data = stats.rankdata(data, axis=0) if method == "spearman" else data
     design = np.column_stack([np.ones(len(x)), data[:, 2:]])
     rest = data[:, :2] - design @ np.linalg.lstsq(design, data[:, :2], rcond=None)[0]
-    assert found.r == pytest.approx(np.corrcoef(rest.T)[0, 1], abs=1e-12)
-    assert found.low < found.r < found.high
+    assert result.r == pytest.approx(np.corrcoef(rest.T)[0, 1], abs=1e-12)
+    assert result.low < result.r < result.high
     freedom = len(x) - 2 - c
-    t = found.r * math.sqrt(freedom / (1 - found.r**2))
-    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
-    assert found.n == len(x)
+    t = result.r * math.sqrt(freedom / (1 - result.r**2))
+    assert result.p_value == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
+    assert result.n == len(x)
 
 
 def test_one_covariate_has_a_formula_and_none_is_the_plain_correlation():
@@ -55,10 +55,10 @@ def test_one_covariate_has_a_formula_and_none_is_the_plain_correlation():
     expected = (xy - xz * yz) / math.sqrt((1 - xz**2) * (1 - yz**2))
     assert inference.partial_correlation(x, y, z).r == pytest.approx(expected, abs=1e-12)
     plain = inference.correlation(x, y, method="spearman")
-    for nothing in ([], np.empty((len(x), 0)), np.ones(len(x)), np.ones((len(x), 2))):
-        found = inference.partial_correlation(x, y, nothing)
-        assert found.r == pytest.approx(plain.r, abs=1e-12)
-        assert found.p_value == pytest.approx(plain.p_value, abs=1e-12)
+    for no_covariates in ([], np.empty((len(x), 0)), np.ones(len(x)), np.ones((len(x), 2))):
+        result = inference.partial_correlation(x, y, no_covariates)
+        assert result.r == pytest.approx(plain.r, abs=1e-12)
+        assert result.p_value == pytest.approx(plain.p_value, abs=1e-12)
 
 
 def test_a_constant_covariate_and_a_repeated_one_change_nothing():
@@ -81,27 +81,27 @@ def test_what_has_no_value_is_nan():
         ([], [], []),
         (np.full(30, math.nan), y, z),
     ):
-        found = inference.partial_correlation(a, b, c)
-        assert all(math.isnan(value) for value in found[:4])
+        result = inference.partial_correlation(a, b, c)
+        assert all(math.isnan(value) for value in result[:4])
     x[3], z[7, 1] = math.nan, math.nan
-    kept = ~np.isin(np.arange(30), (3, 7))
-    found = inference.partial_correlation(x, y, z)
-    assert found.n == 28
-    assert found.r == pytest.approx(inverse_form(x[kept], y[kept], z[kept]), abs=1e-12)
+    present = ~np.isin(np.arange(30), (3, 7))
+    result = inference.partial_correlation(x, y, z)
+    assert result.n == 28
+    assert result.r == pytest.approx(inverse_form(x[present], y[present], z[present]), abs=1e-12)
 
 
 def test_a_unit_counts_as_one_sample():
     x, y, z = drawn(7, n=60)
-    alone = inference.partial_correlation(x, y, z)
-    assert alone.low < alone.r < alone.high
+    single_result = inference.partial_correlation(x, y, z)
+    assert single_result.low < single_result.r < single_result.high
     twice = [np.concatenate([values, values]) for values in (x, y, z)]
     units = np.tile(np.arange(60), 2)
-    found = inference.partial_correlation(*twice, units=units)
-    assert found.n == 60
-    assert found.r == pytest.approx(alone.r, abs=1e-12)
-    assert (found.low, found.high) == pytest.approx((alone.low, alone.high), abs=1e-9)
-    assert found.p_value == pytest.approx(alone.p_value, abs=1e-12)
-    assert found.high - found.low > 1.2 * np.ptp(inference.partial_correlation(*twice)[1:3])
+    result = inference.partial_correlation(*twice, units=units)
+    assert result.n == 60
+    assert result.r == pytest.approx(single_result.r, abs=1e-12)
+    assert (result.low, result.high) == pytest.approx((single_result.low, single_result.high), abs=1e-9)
+    assert result.p_value == pytest.approx(single_result.p_value, abs=1e-12)
+    assert result.high - result.low > 1.2 * np.ptp(inference.partial_correlation(*twice)[1:3])
 
 
 @pytest.mark.parametrize(
@@ -110,36 +110,36 @@ def test_a_unit_counts_as_one_sample():
 def test_the_permutation_variance_is_one_over_k_less_one_exactly(values):
     """Over all k! orders, ties or not; what the p-value rests on."""
     other = list(range(len(values)))
-    found = [
+    result = [
         inference.within_correlation(values, order, [0] * len(values), draws=1).r
         for order in itertools.permutations(other)
     ]
-    assert np.mean(found) == pytest.approx(0, abs=1e-12)
-    assert np.mean(np.square(found)) == pytest.approx(1 / (len(values) - 1), abs=1e-12)
+    assert np.mean(result) == pytest.approx(0, abs=1e-12)
+    assert np.mean(np.square(result)) == pytest.approx(1 / (len(values) - 1), abs=1e-12)
 
 
 def test_the_mean_over_texts_and_its_z_against_scipy():
     rng = np.random.default_rng(8)
     texts = np.repeat(np.arange(9), [3, 4, 5, 6, 7, 3, 3, 8, 2])
     x, y = np.round(rng.normal(size=len(texts)), 1), rng.normal(size=len(texts))
-    own = [stats.spearmanr(x[texts == t], y[texts == t]).statistic for t in range(8)]
-    found = inference.within_correlation(x, y, texts, draws=300, seed=3)
-    assert found.r == pytest.approx(np.mean(own), abs=1e-12)
-    assert found.n == 8  # the last text has two versions
-    z = sum(own) / math.sqrt(sum(1 / ((texts == t).sum() - 1) for t in range(8)))
-    assert found.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), abs=1e-12)
-    interval = inference.bootstrap(own, draws=300, seed=3)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+    correlations = [stats.spearmanr(x[texts == t], y[texts == t]).statistic for t in range(8)]
+    result = inference.within_correlation(x, y, texts, draws=300, seed=3)
+    assert result.r == pytest.approx(np.mean(correlations), abs=1e-12)
+    assert result.n == 8  # the last text has two versions
+    z = sum(correlations) / math.sqrt(sum(1 / ((texts == t).sum() - 1) for t in range(8)))
+    assert result.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), abs=1e-12)
+    interval = inference.bootstrap(correlations, draws=300, seed=3)
+    assert (result.low, result.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
 
 
 def test_texts_that_say_nothing_do_not_count():
     x = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 5.0, 5.0, 5.0]
     y = [1.0, 2.0, 3.0, 4.0, 4.0, 4.0, 1.0, 2.0, 3.0]
     texts = list("aaabbbccc")
-    found = inference.within_correlation(x, y, texts, draws=10)
-    assert (found.r, found.n) == (1.0, 1)
-    for given_ in (None, x[3:]):
-        none = inference.within_correlation(x[3:], y[3:], texts[3:], covariates=given_, draws=10)
+    result = inference.within_correlation(x, y, texts, draws=10)
+    assert (result.r, result.n) == (1.0, 1)
+    for covariates in (None, x[3:]):
+        none = inference.within_correlation(x[3:], y[3:], texts[3:], covariates=covariates, draws=10)
         assert math.isnan(none.r)
         assert none.n == 0
     assert inference.within_correlation([], [], [], draws=10).n == 0
@@ -154,11 +154,11 @@ def test_given_a_control_it_is_the_pooled_partial_correlation_of_centred_ranks()
         [stats.rankdata(np.column_stack([x, y, control])[texts == t], axis=0) - 3.5 for t in range(10)]
     )
     p = np.linalg.inv(centred.T @ centred)
-    found = inference.within_correlation(x, y, texts, covariates=control, draws=200, seed=1)
-    assert found.r == pytest.approx(-p[0, 1] / math.sqrt(p[0, 0] * p[1, 1]), abs=1e-12)
-    assert found.low < found.r < found.high
-    assert found.n == 10
-    assert math.isnan(found.p_value)
+    result = inference.within_correlation(x, y, texts, covariates=control, draws=200, seed=1)
+    assert result.r == pytest.approx(-p[0, 1] / math.sqrt(p[0, 0] * p[1, 1]), abs=1e-12)
+    assert result.low < result.r < result.high
+    assert result.n == 10
+    assert math.isnan(result.p_value)
     assert math.isnan(inference.within_correlation(x, y, texts, covariates=x, draws=10).r)
 
 
@@ -166,10 +166,10 @@ def test_few_ranks_given_a_covariate_are_counted():
     """Three degrees of freedom cannot give a p-value of 0: all orders of so many ranks are 24."""
     z = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
     noise = np.array([0.0, 4.0, -3.0, 1.0, 2.0])
-    found = inference.partial_correlation(z + noise, z + noise, z)
-    assert found.r == pytest.approx(1)
-    assert found.p_value == pytest.approx(2 / math.factorial(4))
-    assert math.isnan(found.low) == (len(z) < 1 + 4)
+    result = inference.partial_correlation(z + noise, z + noise, z)
+    assert result.r == pytest.approx(1)
+    assert result.p_value == pytest.approx(2 / math.factorial(4))
+    assert math.isnan(result.low) == (len(z) < 1 + 4)
     six = inference.partial_correlation(np.r_[z + noise, 9.0], np.r_[z + noise, 9.0], np.arange(6.0) ** 2)
     assert six.p_value == pytest.approx(2 / math.factorial(5))
 

@@ -31,14 +31,14 @@ def attention(n, key_of, mass=0.3, *, causal=True, logits=1.0, seed=0):
 
 
 def judged(maps, causal=True):
-    found = asc.sink_test(maps, support="causal" if causal else "full")
-    sums = asc.sink_sums(found)
+    result = asc.sink_test(maps, support="causal" if causal else "full")
+    sums = asc.sink_sums(result)
     pooled = asc.pooled_sinks(sums, texts=len(maps))
     pooled = {
         divmod(int(row["map"]), HEADS): int(row["label"]) for _, row in pooled[pooled["sink"]].iterrows()
     }
     return inference.frames_of_sinks(
-        found.position, found.untested, lengths=maps.shape[-1], causal=causal, pooled=pooled
+        result.position, result.untested, lengths=maps.shape[-1], causal=causal, pooled=pooled
     )
 
 
@@ -111,9 +111,9 @@ def test_a_pooled_place_outside_a_short_text_is_none():
     """15 from the end of texts of 40 tokens is nowhere in one of 10."""
     positions, untested = np.full((2, 1, 1), -1), np.zeros((2, 1, 1), bool)
     for label in (-25, -10, -11, 9, 10, 39):
-        found = inference.frames_of_sinks(
+        result = inference.frames_of_sinks(
             positions, untested, lengths=[10, 31], causal=True, pooled={(0, 0): label}
         )
         places = [label if label >= 0 else size + label for size in (10, 31)]
         expected = [place if 0 <= place < size else -1 for place, size in zip(places, (10, 31), strict=True)]
-        assert found.positions.ravel().tolist() == expected, label
+        assert result.positions.ravel().tolist() == expected, label

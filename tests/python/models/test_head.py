@@ -43,7 +43,7 @@ def test_the_readout_is_the_models_own(name):
 def test_equals_finite_differences_of_logits(name):
     changes = {"final_logit_softcapping": None} if name == "gemma2" else {}
     model = tiny(name, **changes)
-    found = asc.weight_map(model)
+    result = asc.weight_map(model)
     hidden, _ = last_state(model, torch.arange(3, 12)[None])
     model = model.double()
     h = hidden[0, 4].double()
@@ -54,7 +54,7 @@ def test_equals_finite_differences_of_logits(name):
             [(logits(h + 1e-2 * e) - logits(h - 1e-2 * e)) / 2e-2 for e in torch.eye(d).double()]
         )
     moved = (moved - moved.mean(1, keepdim=True)).mT * (1 / FACTORS.get(name, lambda c: 1)(model.config))
-    centring = torch.eye(d).double() - (1 / d if found.layer_norm else 0)
+    centring = torch.eye(d).double() - (1 / d if result.layer_norm else 0)
     unit = centring @ h
     scale = unit.norm() / d**0.5
     unit = unit / unit.norm()
@@ -68,10 +68,10 @@ def test_equals_finite_differences_of_logits(name):
 def test_a_folder_and_its_model_agree(name, tmp_path):
     model: PreTrainedModel = tiny(name)
     model.save_pretrained(tmp_path)
-    one, other = asc.effective_unembedding(tmp_path), asc.effective_unembedding(model)
+    first, other = asc.effective_unembedding(tmp_path), asc.effective_unembedding(model)
     scale = float(other.gram.abs().max())
-    torch.testing.assert_close(one.gain, other.gain, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(one.gram / scale, other.gram / scale, rtol=0, atol=3e-5)
+    torch.testing.assert_close(first.gain, other.gain, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(first.gram / scale, other.gram / scale, rtol=0, atol=3e-5)
 
 
 def test_options_leave_out_what_they_say():
@@ -80,8 +80,8 @@ def test_options_leave_out_what_they_say():
     weight = model.lm_head.weight.detach().double()
     torch.testing.assert_close(raw.gram, weight.mT @ weight)
     few = asc.effective_unembedding(model, fold_norm=False, rows=50)
-    own = weight[:50] - weight[:50].mean(0)
-    torch.testing.assert_close(few.gram, own.mT @ own)
+    centred = weight[:50] - weight[:50].mean(0)
+    torch.testing.assert_close(few.gram, centred.mT @ centred)
     assert few.tokens == 50
     folded = asc.effective_unembedding(model, center=False)
     gain = model.model.norm.weight.detach().double()
@@ -91,15 +91,15 @@ def test_options_leave_out_what_they_say():
 
 def test_the_prediction_subspace_is_that_of_the_matrix():
     model = tiny("gpt2")
-    found = asc.prediction_subspace(model, 5)
+    result = asc.prediction_subspace(model, 5)
     weight = model.lm_head.weight.detach().double()
     folded = (weight - weight.mean(0)) * asc.effective_unembedding(model).gain
     folded = folded - folded.mean(1, keepdim=True)
     _, values, vectors = torch.linalg.svd(folded, full_matrices=False)
-    torch.testing.assert_close(found.energies[:40], values.square()[:40], rtol=1e-8, atol=1e-8)
-    overlap = torch.linalg.svdvals(found.basis.mT @ vectors[:5].mT)
+    torch.testing.assert_close(result.energies[:40], values.square()[:40], rtol=1e-8, atol=1e-8)
+    overlap = torch.linalg.svdvals(result.basis.mT @ vectors[:5].mT)
     torch.testing.assert_close(overlap, torch.ones(5).double(), rtol=1e-6, atol=1e-6)
-    assert float(found.share) == pytest.approx(float(values[:5].square().sum() / values.square().sum()))
+    assert float(result.share) == pytest.approx(float(values[:5].square().sum() / values.square().sum()))
 
 
 @pytest.mark.parametrize("name", ["bert", "distilbert", "roberta"])
@@ -129,8 +129,8 @@ def test_gain_is_that_of_the_unembedding(read):
     b = np.random.default_rng(0).standard_normal(96)
     gain = np.sum((rows @ b) ** 2) / (b @ b) / (np.sum(rows**2) / 96)
     assert read.gain(torch.tensor(b)).item() == pytest.approx(gain, rel=1e-6)
-    whole = asc.alignment_gain(torch.tensor(np.outer(b, b)), read.gram, side="in").gain
-    assert read.gain(torch.tensor(b)).item() == pytest.approx(whole.item(), rel=1e-9)
+    gains = asc.alignment_gain(torch.tensor(np.outer(b, b)), read.gram, side="in").gain
+    assert read.gain(torch.tensor(b)).item() == pytest.approx(gains.item(), rel=1e-9)
     axes = np.linalg.svd(rows)[2]
     for k in (1, 16, 95):
         share = np.sum((axes[:k] @ b) ** 2) / (b @ b)
@@ -141,14 +141,14 @@ def test_gain_is_that_of_the_unembedding(read):
 
 def test_the_mean_gain_is_one_and_all_axes_hold_everything(read):
     assert read.gain(read.axes.T).mean().item() == pytest.approx(1.0, abs=1e-12)
-    found = read.share(torch.randn(96), 96)
-    assert found.share == pytest.approx(1.0)
-    assert (found.chance, found.p_value) == (1.0, 1.0)
+    result = read.share(torch.randn(96), 96)
+    assert result.share == pytest.approx(1.0)
+    assert (result.chance, result.p_value) == (1.0, 1.0)
 
 
 def test_p_values_of_isotropic_directions_are_uniform(read):
     draws = torch.randn(400, 96, generator=torch.Generator().manual_seed(1))
-    p = [read.share(one, 20).p_value for one in draws]
+    p = [read.share(draw, 20).p_value for draw in draws]
     assert stats.kstest(p, "uniform").pvalue > 0.01
 
 

@@ -35,7 +35,7 @@ def adapter(folder, shape, left=(None, 3), right=(3, None), config=None, **extra
     """An adapter of one module; None in a shape is the module's own size."""
     folder.mkdir()
     sizes = [
-        [shape[at] if size is None else size for at, size in enumerate(given)] for given in (left, right)
+        [shape[at] if size is None else size for at, size in enumerate(sizes)] for sizes in (left, right)
     ]
     tensors = {f"base_model.model.{MODULE}.lora_{side}.weight": torch.randn(size)
                for side, size in zip("BA", sizes, strict=True)}  # fmt: skip
@@ -73,7 +73,7 @@ def test_patterns_end(base, tmp_path, option, pattern):
 @pytest.mark.parametrize(
     "config",
     [b"", b"null", b"[]", b"1", b'"LORA"', b"\xff", b"[" * 100_000, b"{}",
-     *(json.dumps({"peft_type": "LORA", "r": 3, **more}).encode() for more in (
+     *(json.dumps({"peft_type": "LORA", "r": 3, **changes}).encode() for changes in (
          {"peft_type": None}, {"peft_type": []}, {"r": "3"}, {"r": None}, {"r": [3]}, {"r": 10**400},
          {"lora_alpha": "x"}, {"lora_alpha": []}, {"lora_alpha": None}, {"lora_alpha": True},
          {"lora_alpha": 10**400}, {"rank_pattern": [1]}, {"rank_pattern": "q"},

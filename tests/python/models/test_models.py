@@ -36,29 +36,40 @@ def touch(folder, *names):
 
 def test_a_series_is_in_integer_order(tmp_path):
     touch(tmp_path / "pythia", *(f"step{step}" for step in (1, 10, 2, 512, 64, 0)))
-    found = find_checkpoints(str(tmp_path / "pythia"))
-    assert [one.step for one in found] == [0, 1, 2, 10, 64, 512]
-    assert {one.model for one in found} == {"pythia"}
-    assert [one.step for one in find_checkpoints(str(tmp_path / "pythia" / "step?"))] == [0, 1, 2]
-    some = find_checkpoints(str(tmp_path / "pythia"), ["step512", "step2"])
-    assert [one.revision for one in some] == ["step2", "step512"]
+    result = find_checkpoints(str(tmp_path / "pythia"))
+    assert [checkpoint.step for checkpoint in result] == [0, 1, 2, 10, 64, 512]
+    assert {checkpoint.model for checkpoint in result} == {"pythia"}
+    assert [checkpoint.step for checkpoint in find_checkpoints(str(tmp_path / "pythia" / "step?"))] == [
+        0,
+        1,
+        2,
+    ]
+    chosen = find_checkpoints(str(tmp_path / "pythia"), ["step512", "step2"])
+    assert [checkpoint.revision for checkpoint in chosen] == ["step2", "step512"]
 
 
 def test_folder_names_that_say_nothing_give_way_to_the_one_above(tmp_path):
     touch(tmp_path / "llama2xs", "hf")
     assert find_checkpoints(str(tmp_path / "llama2xs" / "hf"))[0].model == "llama2xs"
     touch(tmp_path / "run" / "checkpoints", "step1", "step2")
-    assert {one.model for one in find_checkpoints(str(tmp_path / "run" / "checkpoints" / "step*"))} == {"run"}
+    assert {
+        checkpoint.model for checkpoint in find_checkpoints(str(tmp_path / "run" / "checkpoints" / "step*"))
+    } == {"run"}
     assert find_checkpoints(str(tmp_path / "llama2xs" / "hf"), label="mine")[0].model == "mine"
 
 
 def test_hub_ids_and_their_revisions():
-    found = find_checkpoints("EleutherAI/pythia-14m", ["step1000", "step8"])
-    assert [(one.model, one.revision, one.step, one.local) for one in found] == [
+    result = find_checkpoints("EleutherAI/pythia-14m", ["step1000", "step8"])
+    assert [
+        (checkpoint.model, checkpoint.revision, checkpoint.step, checkpoint.local) for checkpoint in result
+    ] == [
         ("EleutherAI/pythia-14m", "step8", 8, False),
         ("EleutherAI/pythia-14m", "step1000", 1000, False),
     ]
-    assert [one.revision for one in find_checkpoints("gpt2", ["main", "step3"])] == ["main", "step3"]
+    assert [checkpoint.revision for checkpoint in find_checkpoints("gpt2", ["main", "step3"])] == [
+        "main",
+        "step3",
+    ]
     assert find_checkpoints("gpt2")[0].title == "gpt2"
 
 
@@ -83,12 +94,12 @@ def test_paths_with_spaces_and_unicode(tmp_path):
 
 def test_fingerprints_follow_the_weights(tmp_path):
     series(tmp_path / "a", (0, 1))
-    one, two = (fingerprint(checkpoint) for checkpoint in find_checkpoints(str(tmp_path / "a")))
-    assert one != two
+    first, two = (fingerprint(checkpoint) for checkpoint in find_checkpoints(str(tmp_path / "a")))
+    assert first != two
     shutil.copytree(tmp_path / "a" / "step0", tmp_path / "copy")
-    assert fingerprint(find_checkpoints(str(tmp_path / "copy"))[0]) == one
+    assert fingerprint(find_checkpoints(str(tmp_path / "copy"))[0]) == first
     (tmp_path / "copy" / "README.md").write_text("words", "utf-8")
-    assert fingerprint(find_checkpoints(str(tmp_path / "copy"))[0]) == one
+    assert fingerprint(find_checkpoints(str(tmp_path / "copy"))[0]) == first
     hub = find_checkpoints("gpt2", ["a", "b"])
     assert fingerprint(hub[0]) != fingerprint(hub[1])
 
@@ -155,13 +166,13 @@ def test_a_configuration_without_positions_bounds_nothing():
 
 def test_an_encoder_keeps_the_token_at_its_end_when_it_cuts(tmp_path):
     model_folder(tmp_path / "bert", "bert")
-    made = load_tokenizer(find_checkpoints(str(tmp_path / "bert"))[0])
+    tokenizer = load_tokenizer(find_checkpoints(str(tmp_path / "bert"))[0])
     from tokenizers import processors
 
-    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
-    cut = Encoder(made, limit=5).encode("the cat sat on a mat")
+    cut = Encoder(tokenizer, limit=5).encode("the cat sat on a mat")
     assert cut.truncated
     assert cut.ids.tolist()[0] == 1
     assert cut.ids.tolist()[-1] == 2
@@ -191,22 +202,22 @@ def test_a_name_that_never_resolves_costs_no_more_than_the_patience(monkeypatch)
 
     monkeypatch.setattr(socket, "create_connection", waits)
     monkeypatch.setattr(hub, "PATIENCE", 0.2)
-    begun = time.monotonic()
+    start_time = time.monotonic()
     assert not hub._connects("https://nowhere.invalid")
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - start_time < 5
     never.set()
 
 
 def test_a_model_that_is_not_here_is_said_at_once_and_once(monkeypatch):
-    asked = []
-    monkeypatch.setattr(hub, "_connects", lambda endpoint: asked.append(endpoint))
+    addresses = []
+    monkeypatch.setattr(hub, "_connects", lambda endpoint: addresses.append(endpoint))
     monkeypatch.setattr(hub, "_silent_since", None)
     monkeypatch.setattr(hub.urllib.request, "getproxies", dict)
     (checkpoint,) = find_checkpoints("nobody/nothing")
     for _ in range(2):
         with pytest.raises(LoadError, match="not on this machine and the hub cannot be reached"):
             load_model(checkpoint)
-    assert len(asked) == 1
+    assert len(addresses) == 1
 
 
 def test_behind_a_proxy_the_hubs_own_client_decides(monkeypatch):

@@ -96,20 +96,20 @@ def ids_of(batch=2, n=11, seed=3):
 
 def last_and_logits(model, ids):
     """The last hidden state as the body gives it, and the full logits."""
-    kept = {}
+    captured = {}
     body = model.base_model
 
     def keep(_module, _args, output):
-        kept["state"] = output.last_hidden_state
+        captured["state"] = output.last_hidden_state
 
     handle = body.register_forward_hook(keep)
     with torch.no_grad():
         output = model(input_ids=ids, attention_mask=torch.ones_like(ids))
         logits = output.logits if hasattr(output, "logits") else output.prediction_logits
-        if not kept:  # a head that goes past its body
+        if not captured:  # a head that goes past its body
             body(input_ids=ids, attention_mask=torch.ones_like(ids))
     handle.remove()
-    return kept["state"], logits
+    return captured["state"], logits
 
 
 @pytest.mark.parametrize("name", sorted({*CAUSAL, *HEADS}))
@@ -117,11 +117,11 @@ def test_all_rows_are_the_full_logits_bitwise_in_every_family(name):
     model = with_head(name)
     hidden, logits = last_and_logits(model, ids_of())
     with torch.no_grad():
-        found = asc.row_logits(model, hidden, torch.arange(11))
-        some = asc.row_logits(model, hidden, torch.tensor([[10, 2], [4, 4]]))
-    assert torch.equal(found, logits)
+        result = asc.row_logits(model, hidden, torch.arange(11))
+        rows = asc.row_logits(model, hidden, torch.tensor([[10, 2], [4, 4]]))
+    assert torch.equal(result, logits)
     expected = torch.stack([logits[0, [10, 2]], logits[1, [4, 4]]])
-    assert (some - expected).abs().max() <= 1e-5 * logits.abs().max()
+    assert (rows - expected).abs().max() <= 1e-5 * logits.abs().max()
     assert head_plan(model).causal == (name in CAUSAL)
     assert head_plan(model).vocabulary == VOCABULARY
     assert head_plan(model).note == ""
@@ -132,8 +132,8 @@ def test_a_head_that_goes_past_the_base_model_is_reached_behind_it_and_noted():
     hidden, logits = last_and_logits(model, ids_of())
     note = "row_logits: OPTForCausalLM goes past its base_model; model.decoder stands for it"
     with pytest.warns(RuntimeWarning, match=note), torch.no_grad():
-        found = asc.row_logits(model, hidden, torch.arange(11))
-    assert torch.equal(found, logits)
+        result = asc.row_logits(model, hidden, torch.arange(11))
+    assert torch.equal(result, logits)
 
 
 class ReadsIds(transformers.LlamaForCausalLM):
@@ -183,10 +183,10 @@ def test_a_forward_that_somebody_replaced_is_back_after_it():
     hidden, logits = last_and_logits(model, ids_of())
     original = model.model.forward
     model.model.forward = lambda *args, **options: original(*args, **options)
-    mine = model.model.forward
+    own_forward = model.model.forward
     with torch.no_grad():
         assert torch.equal(asc.row_logits(model, hidden, torch.arange(11)), logits)
-    assert model.model.forward is mine
+    assert model.model.forward is own_forward
 
 
 def test_what_it_cannot_do_is_refused_in_words():

@@ -162,7 +162,7 @@ def test_every_dtype_of_the_format_is_read_where_the_library_knows_it(tmp_path, 
     path = written(tmp_path / "a.safetensors", header, bytes(size))
     if library(path) is None:
         pytest.skip(f"this version of safetensors does not know {dtype}")
-    assert [one.shape for one in read_header(path)] == [(count,)]
+    assert [entry.shape for entry in read_header(path)] == [(count,)]
 
 
 def test_what_the_library_writes_is_read_to_the_byte(tmp_path):
@@ -174,12 +174,12 @@ def test_what_the_library_writes_is_read_to_the_byte(tmp_path):
     }
     save_file(tensors, tmp_path / "a.safetensors", metadata={"format": "pt"})
     content = (tmp_path / "a.safetensors").read_bytes()
-    found = {one.name: one for one in read_header(tmp_path / "a.safetensors")}
-    assert found.keys() == tensors.keys()
+    result = {entry.name: entry for entry in read_header(tmp_path / "a.safetensors")}
+    assert result.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].shape == tuple(tensor.shape)
+        assert result[name].shape == tuple(tensor.shape)
         raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-        assert content[found[name].start :][: len(raw)] == raw
+        assert content[result[name].start :][: len(raw)] == raw
 
 
 # --- folders
@@ -218,9 +218,9 @@ def test_the_bytes_of_a_header_are_no_weights(pair, tmp_path):
     content = file.read_bytes()
     length = struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8 : 8 + length])
-    for about in header.values():
-        if "data_offsets" in about:
-            about["data_offsets"] = [place - 64 for place in about["data_offsets"]]
+    for entry in header.values():
+        if "data_offsets" in entry:
+            entry["data_offsets"] = [place - 64 for place in entry["data_offsets"]]
     written(file, header, content[8 + length :])
     assert re.search(r"data_offsets \[-64, \d+\], expected two whole numbers", one_line(before, after))
 
@@ -235,7 +235,7 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", CONFIGS, ids=[repr(one[:60]) for one in CONFIGS])
+@pytest.mark.parametrize("content", CONFIGS, ids=[repr(config[:60]) for config in CONFIGS])
 def test_configurations_of_another_form_are_refused_in_one_line(pair, tmp_path, content):
     after = copied(pair[1], tmp_path / "after")
     (after / "config.json").write_bytes(content)

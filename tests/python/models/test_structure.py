@@ -22,10 +22,10 @@ from attnscope.models.architecture import (
 
 def module(**children):
     """A module of named children."""
-    made = nn.Module()
+    root = nn.Module()
     for name, child in children.items():
-        made.add_module(name, child)
-    return made
+        root.add_module(name, child)
+    return root
 
 
 def linear():
@@ -36,15 +36,15 @@ def attention():
     return module(q=linear(), o=linear())
 
 
-def block(**more):
-    return module(norm=nn.LayerNorm(2), attn=attention(), **more)
+def block(**children):
+    return module(norm=nn.LayerNorm(2), attn=attention(), **children)
 
 
 def decoder(count=3, **options):
-    made = module(embed=nn.Embedding(4, 2), layers=nn.ModuleList(), norm=nn.LayerNorm(2))
+    root = module(embed=nn.Embedding(4, 2), layers=nn.ModuleList(), norm=nn.LayerNorm(2))
     for _ in range(count):
-        made.layers.append(block(mlp=module(up=linear(), down=linear()), **options))
-    return made
+        root.layers.append(block(mlp=module(up=linear(), down=linear()), **options))
+    return root
 
 
 class Config:
@@ -85,7 +85,7 @@ def test_matrices_and_norms():
 
 
 @pytest.mark.parametrize(
-    ("children", "found"),
+    ("children", "result"),
     [
         ({"mlp": module(up=linear(), down=linear())}, "mlp"),
         ({"mlp": module(up=linear()), "drop": nn.Dropout(), "after": nn.LayerNorm(2)}, "mlp"),
@@ -99,9 +99,9 @@ def test_matrices_and_norms():
         ({}, None),
     ],
 )  # fmt: skip
-def test_the_feed_forward_part_is_the_last_with_matrices(children, found):
+def test_the_feed_forward_part_is_the_last_with_matrices(children, result):
     modules = named_modules(module(layers=nn.ModuleList([block(**children)])))
-    expected = found and f"layers.0.{found}"
+    expected = result and f"layers.0.{result}"
     assert feed_forward("layers.0", "layers.0.attn", modules) == expected
 
 
@@ -135,10 +135,10 @@ def test_sub_layers_in_a_list_of_their_own():
 def test_a_block_is_the_nearest_element_of_a_list_that_holds_more():
     modules = named_modules(decoder())
     assert block_of("layers.1.attn", modules) == "layers.1"
-    alone = named_modules(
+    single_block = named_modules(
         module(outer=nn.ModuleList([module(layers=nn.ModuleList([module(attn=attention())]))]))
     )
-    assert block_of("outer.0.layers.0.attn", alone) == "outer.0.layers.0"
+    assert block_of("outer.0.layers.0.attn", single_block) == "outer.0.layers.0"
     assert block_of("attn", named_modules(block(mlp=linear()))) is None
     # the list itself may be the model, attention may stand deeper in its block, or in a list of its own
     assert block_of("0.attn", named_modules(nn.ModuleList([block(mlp=linear())]))) == "0"
@@ -171,27 +171,27 @@ def test_blocks_are_the_neighbours_of_known_ones_or_a_list_as_long_as_the_model_
 
 
 def parts_of(model):
-    found = {}
+    result = {}
     for at in range(len(model.layers)):
         place = f"layers.{at}"
-        found[f"{place}.attn"] = Parts(place, f"{place}.attn.o", f"{place}.mlp", f"{place}.mlp.up")
-    return found
+        result[f"{place}.attn"] = Parts(place, f"{place}.attn.o", f"{place}.mlp", f"{place}.mlp.up")
+    return result
 
 
 def test_layers_are_numbered_in_order_and_places_are_where_sites_are_seen():
     model = decoder()
-    made = Structure(model, parts_of(model), {"layers.*.attn": 4, "other.*": 2})
-    assert made.depth == 3
-    assert made.heads == {f"layers.{at}.attn": 4 for at in range(3)}
-    assert [core for _, core, _ in made.layers] == [f"layers.{at}.attn" for at in range(3)]
-    assert (made.layer("f", -1), made.layer("f", 2), made.layer("f", -3)) == (2, 2, 0)
+    structure = Structure(model, parts_of(model), {"layers.*.attn": 4, "other.*": 2})
+    assert structure.depth == 3
+    assert structure.heads == {f"layers.{at}.attn": 4 for at in range(3)}
+    assert [core for _, core, _ in structure.layers] == [f"layers.{at}.attn" for at in range(3)]
+    assert (structure.layer("f", -1), structure.layer("f", 2), structure.layer("f", -3)) == (2, 2, 0)
     for wrong in (3, -4):
         with pytest.raises(ValueError, match=f"f: layer {wrong} of Module, which has 3 layers"):
-            made.layer("f", wrong)
-    places = {site: made.place("f", 1, site) for site in SITES}
+            structure.layer("f", wrong)
+    places = {site: structure.place("f", 1, site) for site in SITES}
     assert places == {site: (f"layers.1{name}", enters, 0) for site, (name, enters) in SITES.items()}
     with pytest.raises(ValueError, match="f: site must be one that a module hands on, got 'scores'"):
-        made.place("f", 1, "scores")
+        structure.place("f", 1, "scores")
 
 
 #: Site -> the module at which it is seen, and whether on the way in.
@@ -213,20 +213,20 @@ def test_blocks_without_attention_and_attention_to_another_sequence():
     parts = parts_of(model)
     del parts["layers.0.attn"]
     parts = {"layers.1.other": Parts("layers.1"), **parts}
-    made = Structure(model, parts)
-    assert made.heads == {}
-    assert [core for _, core, _ in made.layers] == [None, "layers.1.attn", "layers.2.attn"]
-    assert made.layers[0][0] == Parts("layers.0")
+    structure = Structure(model, parts)
+    assert structure.heads == {}
+    assert [core for _, core, _ in structure.layers] == [None, "layers.1.attn", "layers.2.attn"]
+    assert structure.layers[0][0] == Parts("layers.0")
     with pytest.raises(ValueError, match="f: no place for site 'head_output' was found in layer 0 of Module"):
-        made.place("f", 0, "head_output")
-    by_name, numbers = made.by_block()
+        structure.place("f", 0, "head_output")
+    by_name, numbers = structure.by_block()
     assert list(by_name) == ["layers.0", "layers.1.attn", "layers.2.attn"]
     assert numbers == {
         "layers.0": (0, None),
         "layers.1": (1, "layers.1.attn"),
         "layers.2": (2, "layers.2.attn"),
     }
-    assert [made.depth_of(f"layers.{at}") for at in (0, 2)] == [1, 1]
+    assert [structure.depth_of(f"layers.{at}") for at in (0, 2)] == [1, 1]
     # a block that is its attention module has no input of the attention's own
     assert Parts("layers.0", "o").place("layers.0", "attention_input") == (None, True)
 
@@ -234,7 +234,7 @@ def test_blocks_without_attention_and_attention_to_another_sequence():
 def test_a_model_without_attention_has_as_many_layers_as_its_configuration_says():
     model = decoder(3)
     model.config = Config(3)
-    assert [one for one, *_ in Structure(model, {}).layers] == [Parts(f"layers.{at}") for at in range(3)]
+    assert [layer for layer, *_ in Structure(model, {}).layers] == [Parts(f"layers.{at}") for at in range(3)]
     model.config = Config(7)
     assert Structure(model, parts_of(model)).depth == 3
     assert Structure(decoder(1), parts_of(decoder(1))).depth == 1
@@ -243,12 +243,12 @@ def test_a_model_without_attention_has_as_many_layers_as_its_configuration_says(
 def test_one_block_that_runs_as_often_as_there_are_layers():
     model = decoder(1)
     model.config = Config(4)
-    made = Structure(model, parts_of(model))
-    assert made.depth == 4
-    assert [call for *_, call in made.layers] == [0, 1, 2, 3]
-    assert made.depth_of("layers.0") == 4
-    assert made.place("f", 2, "hidden") == ("layers.0", True, 2)
-    assert made.by_block()[1] == {"layers.0": (0, "layers.0.attn")}
+    structure = Structure(model, parts_of(model))
+    assert structure.depth == 4
+    assert [call for *_, call in structure.layers] == [0, 1, 2, 3]
+    assert structure.depth_of("layers.0") == 4
+    assert structure.place("f", 2, "hidden") == ("layers.0", True, 2)
+    assert structure.by_block()[1] == {"layers.0": (0, "layers.0.attn")}
 
 
 def test_two_stacks_are_numbered_each_from_0():

@@ -42,7 +42,9 @@ def adapter(folder, model, modules, *, ranks=None, extra=None, **config):
         factors[module] = left, right
         tensors[f"base_model.model.{module}.lora_A.weight"] = right
         tensors[f"base_model.model.{module}.lora_B.weight"] = left
-    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "adapter_model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "adapter_model.safetensors"
+    )
     stated = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, **config}
     (folder / "adapter_config.json").write_text(json.dumps(stated), "utf-8")
     return factors
@@ -65,15 +67,15 @@ def dense(delta):
 def assert_same(adapted, merged_folder, base):
     """Every matrix that the merged model changes is in the adapter's deltas, to 1e-6, and no other."""
     expected = {
-        (one.layer, one.role, one.expert): one.delta
-        for one in asc.weight_deltas(base, merged_folder)
-        if bool(one.delta.any())
+        (weight_delta.layer, weight_delta.role, weight_delta.expert): weight_delta.delta
+        for weight_delta in asc.weight_deltas(base, merged_folder)
+        if bool(weight_delta.delta.any())
     }
-    found = {(one.layer, one.role, one.expert): one.delta for one in adapted}
-    assert found.keys() == expected.keys()
+    result = {(entry.layer, entry.role, entry.expert): entry.delta for entry in adapted}
+    assert result.keys() == expected.keys()
     for key, delta in expected.items():
-        assert (dense(found[key]) - delta).norm() <= 1e-6 * delta.norm(), key
-    return found
+        assert (dense(result[key]) - delta).norm() <= 1e-6 * delta.norm(), key
+    return result
 
 
 def base_folder(model, tmp_path):
@@ -90,20 +92,22 @@ def test_an_adapter_gives_the_change_of_the_merged_weights_in_factors(tmp_path, 
     factors = adapter(tmp_path / "lora", model, LLAMA)
     changes = {module: 2.0 * left @ right for module, (left, right) in factors.items()}
     full = merged(model, changes, tmp_path / "merged")
-    found = assert_same(asc.weight_deltas(base, tmp_path / "lora"), full, base)
-    assert all(isinstance(one, LowRank) and one.rank == RANK for one in found.values())
+    result = assert_same(asc.weight_deltas(base, tmp_path / "lora"), full, base)
+    assert all(isinstance(delta, LowRank) and delta.rank == RANK for delta in result.values())
 
     def multiplied_out(_):
         raise AssertionError("B·A was formed")
 
     monkeypatch.setattr(LowRank, "dense", multiplied_out)
     basis = torch.linalg.qr(torch.randn(48, 5, dtype=torch.float64)).Q
-    for one in asc.weight_deltas(base, tmp_path / "lora", roles=["q"]):
-        change = changes[f"model.layers.{one.layer}.self_attn.q_proj"]
-        assert torch.allclose(one.delta.energy(), change.square().sum(), rtol=1e-12)
-        assert torch.allclose(one.delta @ basis, change @ basis, rtol=1e-9)
-        assert torch.allclose(one.delta.T @ basis, change.T @ basis, rtol=1e-9)
-        assert torch.allclose(one.delta.singular_values(), torch.linalg.svdvals(change)[:RANK], rtol=1e-9)
+    for weight_delta in asc.weight_deltas(base, tmp_path / "lora", roles=["q"]):
+        change = changes[f"model.layers.{weight_delta.layer}.self_attn.q_proj"]
+        assert torch.allclose(weight_delta.delta.energy(), change.square().sum(), rtol=1e-12)
+        assert torch.allclose(weight_delta.delta @ basis, change @ basis, rtol=1e-9)
+        assert torch.allclose(weight_delta.delta.T @ basis, change.T @ basis, rtol=1e-9)
+        assert torch.allclose(
+            weight_delta.delta.singular_values(), torch.linalg.svdvals(change)[:RANK], rtol=1e-9
+        )
 
 
 def test_rank_and_alpha_patterns_and_rslora(tmp_path):
@@ -131,8 +135,8 @@ def test_transposed_storage_needs_nothing_done(tmp_path, flag):
     factors = adapter(tmp_path / "lora", model, modules, fan_in_fan_out=flag)
     changes = {module: 2.0 * left @ right for module, (left, right) in factors.items()}
     full = merged(model, changes, tmp_path / "merged")
-    found = assert_same(asc.weight_deltas(base, tmp_path / "lora"), full, base)
-    assert {(1, "q", None), (1, "k", None), (1, "v", None)} <= found.keys()
+    result = assert_same(asc.weight_deltas(base, tmp_path / "lora"), full, base)
+    assert {(1, "q", None), (1, "k", None), (1, "v", None)} <= result.keys()
 
 
 @pytest.mark.parametrize(
@@ -151,9 +155,9 @@ def test_fused_targets_are_split_on_the_rows_of_b(tmp_path, name, modules, roles
     factors = adapter(tmp_path / "lora", model, modules)
     changes = {module: 2.0 * left @ right for module, (left, right) in factors.items()}
     full = merged(model, changes, tmp_path / "merged")
-    found = assert_same(asc.weight_deltas(base, tmp_path / "lora"), full, base)
-    assert all(isinstance(one, LowRank) for one in found.values())
-    assert set(roles) <= {role for _, role, _ in found}
+    result = assert_same(asc.weight_deltas(base, tmp_path / "lora"), full, base)
+    assert all(isinstance(delta, LowRank) for delta in result.values())
+    assert set(roles) <= {role for _, role, _ in result}
 
 
 def test_modules_saved_whole_are_ordinary_deltas(tmp_path):
@@ -162,10 +166,10 @@ def test_modules_saved_whole_are_ordinary_deltas(tmp_path):
     head = model.lm_head.weight.detach() + 1
     extra = {"base_model.model.lm_head.weight": head, "base_model.model.model.norm.weight": torch.ones(48)}
     adapter(tmp_path / "lora", model, LLAMA[:1], extra=extra, modules_to_save=["lm_head", "norm"])
-    found = {one.role: one for one in asc.weight_deltas(base, tmp_path / "lora")}
-    assert set(found) == {"q", "unembed"}
-    assert torch.equal(found["unembed"].delta, head - model.lm_head.weight.detach())
-    assert found["unembed"].tied == ""
+    result = {weight_delta.role: weight_delta for weight_delta in asc.weight_deltas(base, tmp_path / "lora")}
+    assert set(result) == {"q", "unembed"}
+    assert torch.equal(result["unembed"].delta, head - model.lm_head.weight.detach())
+    assert result["unembed"].tied == ""
 
 
 def test_a_head_saved_beside_a_tied_table_is_untied(tmp_path):
@@ -175,9 +179,9 @@ def test_a_head_saved_beside_a_tied_table_is_untied(tmp_path):
     adapter(
         tmp_path / "lora", model, [], extra={"base_model.model.lm_head.modules_to_save.default.weight": head}
     )
-    (found,) = asc.weight_deltas(base, tmp_path / "lora")
-    assert (found.role, found.tied) == ("unembed", "untied")
-    assert torch.equal(found.delta, model.lm_head.weight.detach())
+    (result,) = asc.weight_deltas(base, tmp_path / "lora")
+    assert (result.role, result.tied) == ("unembed", "untied")
+    assert torch.equal(result.delta, model.lm_head.weight.detach())
 
 
 def test_an_adapted_embedding(tmp_path):
@@ -189,10 +193,10 @@ def test_an_adapted_embedding(tmp_path):
     extra = {f"{prefix}.lora_embedding_A": right, f"{prefix}.lora_embedding_B": left}
     extra[f"{prefix}.base_layer.weight"] = model.model.embed_tokens.weight.detach().clone()
     adapter(tmp_path / "lora", model, [], extra=extra)
-    (found,) = asc.weight_deltas(base, tmp_path / "lora")
-    assert found.role == "embed"
-    assert isinstance(found.delta, LowRank)
-    assert torch.allclose(found.delta.dense(), 2.0 * (left @ right).T, rtol=1e-12)
+    (result,) = asc.weight_deltas(base, tmp_path / "lora")
+    assert result.role == "embed"
+    assert isinstance(result.delta, LowRank)
+    assert torch.allclose(result.delta.dense(), 2.0 * (left @ right).T, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +215,8 @@ def test_dora_is_formed_from_the_base(tmp_path, name, module):
     turned = weight + 2.0 * left @ right
     changed = magnitude[:, None] * turned / turned.norm(dim=1, keepdim=True)
     full = merged(model, {module: changed - weight}, tmp_path / "merged")
-    found = assert_same(asc.weight_deltas(base, tmp_path / "lora"), full, base)
-    assert all(isinstance(one, torch.Tensor) for one in found.values())
+    result = assert_same(asc.weight_deltas(base, tmp_path / "lora"), full, base)
+    assert all(isinstance(delta, torch.Tensor) for delta in result.values())
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def saved(model, folder, dtypes=(torch.float32,), shards=1):
 
 def loaded(model, folder):
     """The parameters of a folder, loaded by transformers into a module in float32."""
-    found = type(model).from_pretrained(folder, dtype=torch.float32)
-    return {name: one.detach() for name, one in found.named_parameters(remove_duplicate=False)}
+    result = type(model).from_pretrained(folder, dtype=torch.float32)
+    return {name: parameter.detach() for name, parameter in result.named_parameters(remove_duplicate=False)}
 
 
 MIXED = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,16 +52,16 @@ MIXED = (torch.float32, torch.bfloat16, torch.float16)
 def test_deltas_are_the_difference_of_two_loaded_models_to_the_bit(name, tmp_path):
     before, after = tiny(name, seed=0), tiny(name, seed=1)
     folders = saved(before, tmp_path / "a", MIXED, 3), saved(after, tmp_path / "b", MIXED[::-1], 3)
-    one, other = (loaded(before, folder) for folder in folders)
-    found = {(delta.layer, delta.role, delta.expert): delta for delta in asc.weight_deltas(*folders)}
+    first, other = (loaded(before, folder) for folder in folders)
+    result = {(delta.layer, delta.role, delta.expert): delta for delta in asc.weight_deltas(*folders)}
     entries = asc.weight_map(before)
-    assert set(found) == {entry.key for entry in entries}
+    assert set(result) == {entry.key for entry in entries}
     for entry in entries:
-        delta = found[entry.key]
+        delta = result[entry.key]
         assert delta.delta.dtype == torch.float32
-        assert torch.equal(delta.delta, entry.of(other[entry.tensor]) - entry.of(one[entry.tensor]))
+        assert torch.equal(delta.delta, entry.of(other[entry.tensor]) - entry.of(first[entry.tensor]))
         assert delta.finite
-    assert {delta.before_dtype for delta in found.values()} <= {"float32", "bfloat16", "float16"}
+    assert {delta.before_dtype for delta in result.values()} <= {"float32", "bfloat16", "float16"}
 
 
 def test_float64_stays_float64_and_half_is_widened_before_the_subtraction(tmp_path):
@@ -75,19 +75,19 @@ def test_float64_stays_float64_and_half_is_widened_before_the_subtraction(tmp_pa
         saved(tiny("llama"), tmp_path / "c", (torch.bfloat16,)),
         saved(tiny("llama", seed=1), tmp_path / "d", (torch.bfloat16,)),
     )
-    found = next(asc.weight_deltas(*half, roles=["q"], layers=[1]))
-    one, other = (WeightFolder(folder).read(entry.tensor) for folder in half)
-    assert torch.equal(found.delta, other.float() - one.float())
-    assert not torch.equal(found.delta, (other - one).float())
-    assert (found.before_dtype, found.after_dtype) == ("bfloat16", "bfloat16")
+    result = next(asc.weight_deltas(*half, roles=["q"], layers=[1]))
+    first, other = (WeightFolder(folder).read(entry.tensor) for folder in half)
+    assert torch.equal(result.delta, other.float() - first.float())
+    assert not torch.equal(result.delta, (other - first).float())
+    assert (result.before_dtype, result.after_dtype) == ("bfloat16", "bfloat16")
 
 
 def test_blocks_smaller_than_a_matrix_give_the_same_bits(monkeypatch, tmp_path):
     folders = [saved(tiny("gpt2", seed=seed), tmp_path / str(seed)) for seed in (0, 1)]
-    whole = [found.delta for found in asc.weight_deltas(*folders)]
+    deltas = [weight_delta.delta for weight_delta in asc.weight_deltas(*folders)]
     monkeypatch.setattr("attnscope.models.weights._BLOCK", 7 * 48)
-    parts = [found.delta for found in asc.weight_deltas(*folders)]
-    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+    parts = [weight_delta.delta for weight_delta in asc.weight_deltas(*folders)]
+    assert all(torch.equal(a, b) for a, b in zip(deltas, parts, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_tied_and_untied_heads(tmp_path, ties, flag):
         model.save_pretrained(folders[-1])
         stored = load_file(folders[-1] / "model.safetensors")
         assert ("lm_head.weight" in stored) == (not ties[at])
-    found = {delta.role: delta for delta in asc.weight_deltas(*folders, layers=[-1])}
-    assert set(found) == {"embed", "unembed"}
+    result = {delta.role: delta for delta in asc.weight_deltas(*folders, layers=[-1])}
+    assert set(result) == {"embed", "unembed"}
     heads = [model.get_output_embeddings().weight.detach() for model in models]
-    assert torch.equal(found["unembed"].delta, heads[1] - heads[0])
-    assert (found["unembed"].tied, found["embed"].tied) == (flag, "")
+    assert torch.equal(result["unembed"].delta, heads[1] - heads[0])
+    assert (result["unembed"].tied, result["embed"].tied) == (flag, "")
 
 
 def tokenizer(folder, words, added=()):
     vocabulary = {word: at for at, word in enumerate(words)}
-    tokens = [{"id": len(words) + at, "content": one} for at, one in enumerate(added)]
+    tokens = [{"id": len(words) + at, "content": content} for at, content in enumerate(added)]
     stored = {"model": {"vocab": vocabulary}, "added_tokens": tokens}
     (folder / "tokenizer.json").write_text(json.dumps(stored), "utf-8")
 
@@ -119,20 +119,25 @@ def tokenizer(folder, words, added=()):
 def test_vocabularies_of_two_sizes_are_compared_over_their_common_rows(tmp_path):
     before, after = tiny("llama"), tiny("llama", seed=1, vocab_size=101)
     a, b = saved(before, tmp_path / "a"), saved(after, tmp_path / "b")
-    found = next(one for one in asc.weight_deltas(a, b) if one.role == "embed")
+    result = next(weight_delta for weight_delta in asc.weight_deltas(a, b) if weight_delta.role == "embed")
     rows = [model.get_input_embeddings().weight.detach() for model in (before, after)]
-    assert torch.equal(found.delta, rows[1][:97] - rows[0])
-    assert (found.added, found.removed, found.changed, found.tokens.tolist()) == (4, 0, 0, list(range(97)))
-    back = next(one for one in asc.weight_deltas(b, a) if one.role == "unembed")
+    assert torch.equal(result.delta, rows[1][:97] - rows[0])
+    assert (result.added, result.removed, result.changed, result.tokens.tolist()) == (
+        4,
+        0,
+        0,
+        list(range(97)),
+    )
+    back = next(weight_delta for weight_delta in asc.weight_deltas(b, a) if weight_delta.role == "unembed")
     assert (back.added, back.removed) == (0, 4)
     words = [f"w{at}" for at in range(97)]
     tokenizer(a, words)
     tokenizer(b, [*words[:5], "other", *words[6:]], added=["<new>"])
-    found = next(one for one in asc.weight_deltas(a, b) if one.role == "embed")
-    kept = [at for at in range(97) if at != 5]
-    assert found.changed == 1
-    assert found.tokens.tolist() == kept
-    assert torch.equal(found.delta, (rows[1][:97] - rows[0])[kept])
+    result = next(weight_delta for weight_delta in asc.weight_deltas(a, b) if weight_delta.role == "embed")
+    rows_left = [at for at in range(97) if at != 5]
+    assert result.changed == 1
+    assert result.tokens.tolist() == rows_left
+    assert torch.equal(result.delta, (rows[1][:97] - rows[0])[rows_left])
 
 
 def test_identical_weights_are_refused_whatever_their_dtypes(tmp_path):
@@ -143,7 +148,7 @@ def test_identical_weights_are_refused_whatever_their_dtypes(tmp_path):
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[-1, -1] += 1
     c = saved(model, tmp_path / "c")
-    assert int(sum(one.delta.count_nonzero() for one in asc.weight_deltas(a, c))) == 1
+    assert int(sum(weight_delta.delta.count_nonzero() for weight_delta in asc.weight_deltas(a, c))) == 1
     with pytest.raises(ValueError, match="same weights"):
         asc.weight_deltas(a, c, roles=["q"])
 
@@ -187,11 +192,11 @@ def test_nan_in_one_matrix_is_marked_and_the_others_go_on(tmp_path):
     before, after = tiny("llama"), tiny("llama", seed=1)
     with torch.no_grad():
         after.model.layers[0].mlp.up_proj.weight[3, 4] = float("nan")
-    found = list(asc.weight_deltas(saved(before, tmp_path / "a"), saved(after, tmp_path / "b")))
-    broken = [(one.layer, one.role) for one in found if not one.finite]
+    result = list(asc.weight_deltas(saved(before, tmp_path / "a"), saved(after, tmp_path / "b")))
+    broken = [(entry.layer, entry.role) for entry in result if not entry.finite]
     assert broken == [(0, "up")]
-    (one,) = (one for one in found if not one.finite)
-    assert int(one.delta.isnan().sum()) == 1
+    (first,) = (first for first in result if not first.finite)
+    assert int(first.delta.isnan().sum()) == 1
 
 
 def test_a_truncated_file_is_named(tmp_path):
@@ -248,6 +253,6 @@ def test_peak_memory_is_three_times_the_largest_matrix_as_it_is_stored(fresh, tm
 
 def test_the_printed_form_of_a_delta(tmp_path):
     folders = [saved(tiny("mixtral", seed=seed), tmp_path / str(seed)) for seed in (0, 1)]
-    found = next(one for one in asc.weight_deltas(*folders, roles=["up"], layers=[1]))
-    assert repr(found) == "WeightDelta(layer=1, up, expert=0, delta=float32[80, 48])"
+    result = next(weight_delta for weight_delta in asc.weight_deltas(*folders, roles=["up"], layers=[1]))
+    assert repr(result) == "WeightDelta(layer=1, up, expert=0, delta=float32[80, 48])"
     assert Path(folders[0]).name == "0"

@@ -27,10 +27,10 @@ def saved(model, folder):
     return folder
 
 
-def swapped(found, **names):
+def swapped(result, **names):
     """A map that calls some roles by the names of others."""
-    entries = (dataclasses.replace(one, role=names.get(one.role, one.role)) for one in found)
-    return dataclasses.replace(found, entries=tuple(entries))
+    entries = (dataclasses.replace(entry, role=names.get(entry.role, entry.role)) for entry in result)
+    return dataclasses.replace(result, entries=tuple(entries))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -38,15 +38,15 @@ def test_a_folder_and_a_module_give_the_same_matrices(name, tmp_path):
     model = tiny(name)
     module, folder = asc.weight_map(model), asc.weight_map(saved(model, tmp_path))
     assert folder.entries == module.entries
-    assert {one.key for one in module} == {one.key for one in folder}
-    for what in ("tied", "layers", "heads", "kv_heads", "final_norm", "project_out", "rotary", "layer_norm"):
-        assert getattr(folder, what) == getattr(module, what), what
+    assert {entry.key for entry in module} == {entry.key for entry in folder}
+    for field in ("tied", "layers", "heads", "kv_heads", "final_norm", "project_out", "rotary", "layer_norm"):
+        assert getattr(folder, field) == getattr(module, field), field
     parameters = dict(model.named_parameters(remove_duplicate=False))
     files = WeightFolder(tmp_path)
-    for one, other in zip(module, folder, strict=True):
-        in_memory = one.of(parameters[one.tensor].detach())
-        assert tuple(in_memory.shape) == one.shape
-        assert torch.equal(in_memory, other.of(files.read(other.tensor))), one.title
+    for entry, other in zip(module, folder, strict=True):
+        in_memory = entry.of(parameters[entry.tensor].detach())
+        assert tuple(in_memory.shape) == entry.shape
+        assert torch.equal(in_memory, other.of(files.read(other.tensor))), entry.title
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -60,20 +60,27 @@ def test_each_role_does_what_its_name_says(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_shapes_fit_one_another(name):
     """What reads or writes the residual stream is as wide as it; the rest fits in between."""
-    found = asc.weight_map(tiny(name))
-    for layer in range(found.layers):
-        own = {(one.role, one.expert): one.shape for one in found if one.layer == layer}
-        for (role, expert), (out, inside) in own.items():
+    result = asc.weight_map(tiny(name))
+    for layer in range(result.layers):
+        shapes_of_layer = {
+            (entry.role, entry.expert): entry.shape for entry in result if entry.layer == layer
+        }
+        for (role, expert), (out, inside) in shapes_of_layer.items():
             if role in ("q", "k", "v", "kv", "gate", "up", "router"):
                 assert inside == 48, (layer, role)
             if role in ("o", "down"):
                 assert out == 48, (layer, role)
             if role == "down":
-                assert inside == own["up", expert][0], (layer, role)
+                assert inside == shapes_of_layer["up", expert][0], (layer, role)
             if role == "gate":
-                assert out == own["up", expert][0], (layer, role)
-            if role == "o" and ("q", None) in own and ("q_up", None) not in own and "deepseek" not in name:
-                assert inside == own["q", None][0], (layer, role)
+                assert out == shapes_of_layer["up", expert][0], (layer, role)
+            if (
+                role == "o"
+                and ("q", None) in shapes_of_layer
+                and ("q_up", None) not in shapes_of_layer
+                and "deepseek" not in name
+            ):
+                assert inside == shapes_of_layer["q", None][0], (layer, role)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
@@ -85,12 +92,12 @@ def test_half_precision_is_verified_in_float32(name):
 def test_every_weight_of_a_block_is_in_one_entry(name):
     """Counted against the parameters: nothing is left out, nothing is listed twice."""
     model = tiny(name)
-    found = asc.weight_map(model)
-    listed = sum(one.shape[0] * one.shape[1] for one in found if one.layer >= 0)
+    result = asc.weight_map(model)
+    listed = sum(entry.shape[0] * entry.shape[1] for entry in result if entry.layer >= 0)
     inside = sum(
-        one.numel()
-        for tensor, one in model.named_parameters()
-        if place_of(tensor) and one.ndim > 1 and "bias" not in tensor and "conv1d" not in tensor
+        parameter.numel()
+        for tensor, parameter in model.named_parameters()
+        if place_of(tensor) and parameter.ndim > 1 and "bias" not in tensor and "conv1d" not in tensor
     )
     assert listed == inside
 
@@ -122,10 +129,10 @@ def test_a_fused_matrix_read_in_a_wrong_layout_is_found_out(monkeypatch, name, m
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral"])
 def test_exchanged_roles_are_found_out(name):
     model = tiny(name)
-    found = asc.weight_map(model)
+    result = asc.weight_map(model)
     for names in ({"q": "k", "k": "q"}, {"k": "v", "v": "k"}, {"q": "v", "v": "q"}):
         with pytest.raises(asc.WeightMapError, match=r"layer 1 .* is no (query|key|value): noise"):
-            asc.verify_weight_map(model, swapped(found, **names))
+            asc.verify_weight_map(model, swapped(result, **names))
 
 
 @pytest.mark.parametrize("name", ["llama", "phi3", "mixtral", "llama4", "modernbert"])
@@ -154,12 +161,12 @@ def test_norms_behind_v_or_before_o_and_down_hide_no_role(name):
     )
     before = {key: value.clone() for key, value in model.state_dict().items()}
     asc.verify_weight_map(model)
-    found = asc.weight_map(model)
+    result = asc.weight_map(model)
     for names in ({"q": "k", "k": "q"}, {"k": "v", "v": "k"}):
         with pytest.raises(asc.WeightMapError, match=r"layer 1 .* is no (query|key|value): noise"):
-            asc.verify_weight_map(model, swapped(found, **names))
+            asc.verify_weight_map(model, swapped(result, **names))
     with pytest.raises(asc.WeightMapError, match="is not up but gate"):
-        asc.verify_weight_map(model, swapped(found, up="gate", gate="up"))
+        asc.verify_weight_map(model, swapped(result, up="gate", gate="up"))
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
 
@@ -180,11 +187,11 @@ def test_rows_of_the_fused_layouts_by_hand():
 
 def test_alternating_columns_of_experts():
     shapes = {"layers.0.mlp.experts.gate_up_proj": (2, 8, 6)}
-    found = asc.weight_map(shapes, config={"model_type": "gpt_oss"})
-    assert [one.key for one in found] == [(0, "gate", 0), (0, "gate", 1), (0, "up", 0), (0, "up", 1)]
-    assert found[0, "up", 1].rows == Rows(start=1, size=1, period=2, repeats=3)
+    result = asc.weight_map(shapes, config={"model_type": "gpt_oss"})
+    assert [entry.key for entry in result] == [(0, "gate", 0), (0, "gate", 1), (0, "up", 0), (0, "up", 1)]
+    assert result[0, "up", 1].rows == Rows(start=1, size=1, period=2, repeats=3)
     stored = torch.arange(96.0).view(2, 8, 6)
-    assert torch.equal(found[0, "up", 1].of(stored), stored[1, :, 1::2].T)
+    assert torch.equal(result[0, "up", 1].of(stored), stored[1, :, 1::2].T)
 
 
 def test_norms_gains_and_what_is_around_the_blocks():
@@ -204,18 +211,18 @@ def test_norms_gains_and_what_is_around_the_blocks():
 def test_the_gain_of_the_final_norm_is_the_stored_one_and_an_offset(name):
     """The gain by probing: norm(x) − norm(−x) over 2x at entries ±1 of sum 0; and what becomes of a shift."""
     model = tiny(name)
-    found = asc.weight_map(model)
+    result = asc.weight_map(model)
     if name in WITHOUT_GAIN:
-        assert found.final_norm is None
+        assert result.final_norm is None
         return
-    norm = model.get_submodule(found.final_norm.rpartition(".")[0])
+    norm = model.get_submodule(result.final_norm.rpartition(".")[0])
     x = torch.tensor([1.0, -1.0]).repeat(norm.weight.numel() // 2)
     with torch.no_grad():
         probed = (norm(x) - norm(-x)) / (2 * x)
-        stored = norm.weight + found.norm_offset
+        stored = norm.weight + result.norm_offset
         assert torch.allclose(probed, stored, atol=1e-4), name
         shifted = torch.allclose(norm(x + 3), norm(x), atol=1e-4)
-    assert shifted == found.layer_norm
+    assert shifted == result.layer_norm
 
 
 def test_the_stack_of_blocks_is_the_one_with_the_layers_and_the_width():
@@ -224,8 +231,8 @@ def test_the_stack_of_blocks_is_the_one_with_the_layers_and_the_width():
     assert stack_of({**shapes, "scales.layers.0.norm.weight": (8,)}, {}) == "enc.layers"  # no matrix in it
     narrow = {f"vision.layers.{k}.q.weight": (6, 6) for k in (0, 1)}
     short = {"head.layers.0.q.weight": (8, 8)}
-    wanted = {"num_hidden_layers": 2, "hidden_size": 8}
-    assert stack_of({**narrow, **short, **shapes}, wanted) == "enc.layers"
+    expected = {"num_hidden_layers": 2, "hidden_size": 8}
+    assert stack_of({**narrow, **short, **shapes}, expected) == "enc.layers"
     assert stack_of({**narrow, **short}, {"num_hidden_layers": 2}) == "vision.layers"
     with pytest.raises(asc.WeightMapError, match=r"2 stacks of blocks, .* \(None layers of width None\)"):
         stack_of({**narrow, **short}, {})
@@ -252,21 +259,24 @@ def test_of_several_embeddings_and_norms_those_beside_the_stack_are_taken():
 
 
 def test_maps_of_one_layer_role_and_their_errors():
-    found = asc.weight_map(tiny("llama"))
-    assert [one.key for one in found.select(roles=["q", "k"], layers=[1])] == [(1, "q", None), (1, "k", None)]
-    assert len(found.select(roles=["q"])) == 2
+    result = asc.weight_map(tiny("llama"))
+    assert [entry.key for entry in result.select(roles=["q", "k"], layers=[1])] == [
+        (1, "q", None),
+        (1, "k", None),
+    ]
+    assert len(result.select(roles=["q"])) == 2
     with pytest.raises(ValueError, match=r"no matrix has the role 'query'"):
-        found.select(roles=["query"])
+        result.select(roles=["query"])
     with pytest.raises(ValueError, match=r"layer 2 is outside the model's 0 .. 1"):
-        found.select(layers=[2])
+        result.select(layers=[2])
     with pytest.raises(ValueError, match=r"layer -2 is outside the model's 0 .. 1"):
-        found.select(layers=[-2])
-    outside = found.select(layers=[-1])
-    assert {one.layer for one in outside} == {-1}
-    assert {one.layer for one in found.select(layers=[0])} == {0}
+        result.select(layers=[-2])
+    outside = result.select(layers=[-1])
+    assert {entry.layer for entry in outside} == {-1}
+    assert {entry.layer for entry in result.select(layers=[0])} == {0}
     with pytest.raises(KeyError, match="upp"):
-        found[0, "upp"]
-    assert repr(found).startswith("WeightMap(llama, 2 layers, 16 matrices: q, k, v, o")
+        result[0, "upp"]
+    assert repr(result).startswith("WeightMap(llama, 2 layers, 16 matrices: q, k, v, o")
 
 
 def test_matrices_are_called_by_layer_role_and_expert():
@@ -276,7 +286,7 @@ def test_matrices_are_called_by_layer_role_and_expert():
         "model.embed_tokens.weight": (9, 4),
         "lm_head.weight": (9, 4),
     }
-    titles = [one.title for one in asc.weight_map(shapes)]
+    titles = [entry.title for entry in asc.weight_map(shapes)]
     assert titles == ["layer 0 q", "layer 0 up of expert 3", "embed", "unembed"]
 
 
@@ -306,9 +316,9 @@ def test_fused_matrices_need_heads_that_divide_them():
 
 def test_rows_are_given_where_a_tensor_holds_several_roles():
     shapes = {"h.0.attn.c_attn.weight": (4, 12), "h.0.attn.c_proj.weight": (4, 4)}
-    found = asc.weight_map(shapes, config={"model_type": "gpt2", "n_head": 2})
-    assert found[0, "o"].rows is None
-    assert found[0, "v"].rows == Rows(start=8, size=4, period=12, repeats=1)
+    result = asc.weight_map(shapes, config={"model_type": "gpt2", "n_head": 2})
+    assert result[0, "o"].rows is None
+    assert result[0, "v"].rows == Rows(start=8, size=4, period=12, repeats=1)
 
 
 @pytest.mark.parametrize(
@@ -338,8 +348,8 @@ def test_of_several_stacks_the_text_model_is_taken():
 def test_layers_behind_the_last_of_the_configuration_are_left_out():
     shapes = {f"model.layers.{at}.self_attn.q_proj.weight": (4, 4) for at in range(3)}
     shapes["model.layers.2.eh_proj.weight"] = (4, 8)
-    found = asc.weight_map(shapes, config={"num_hidden_layers": 2, "model_type": "deepseek_v3"})
-    assert [one.layer for one in found] == [0, 1]
+    result = asc.weight_map(shapes, config={"num_hidden_layers": 2, "model_type": "deepseek_v3"})
+    assert [entry.layer for entry in result] == [0, 1]
 
 
 def test_names_without_prefix_as_in_hub_files(tmp_path):
@@ -347,7 +357,7 @@ def test_names_without_prefix_as_in_hub_files(tmp_path):
     saved(model, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     buffers = {"h.0.attn.bias": torch.ones(1, 1, 64, 64), "h.0.attn.masked_bias": torch.tensor(-1e4)}
-    short = {name.removeprefix("transformer."): one for name, one in tensors.items()} | buffers
+    short = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()} | buffers
     save_file(short, tmp_path / "model.safetensors")
     assert asc.weight_map(tmp_path).entries == asc.weight_map(model).entries
 
@@ -391,8 +401,8 @@ def test_quantised_weights_are_refused_by_name(tmp_path, tensor, value, message)
 def test_what_is_no_matrix_may_have_any_dtype(tmp_path):
     tensors = {"self_attn.q_proj.weight": torch.zeros(4, 4), "self_attn.steps": torch.zeros(4).long()}
     file = tmp_path / "model.safetensors"
-    save_file({f"model.layers.0.{name}": one for name, one in tensors.items()}, file)
-    assert [one.role for one in asc.weight_map(tmp_path)] == ["q"]
+    save_file({f"model.layers.0.{name}": tensor for name, tensor in tensors.items()}, file)
+    assert [entry.role for entry in asc.weight_map(tmp_path)] == ["q"]
 
 
 def test_folders_that_hold_no_weights(tmp_path):

@@ -12,12 +12,12 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
-def roles(found):
-    return [(one.role, one.expert) for one in found]
+def roles(result):
+    return [(entry.role, entry.expert) for entry in result]
 
 
 @pytest.mark.parametrize(
-    ("config", "wanted"),
+    ("config", "expected"),
     [
         (None, ["embed", "unembed"]),
         ({"tie_word_embeddings": True}, ["embed", "unembed"]),
@@ -27,42 +27,44 @@ def roles(found):
         ({"text_config": {"tie_word_embeddings": False}}, ["embed"]),
     ],
 )
-def test_an_absent_head_is_the_embedding_unless_the_configuration_denies_it(config, wanted):
-    found = asc.weight_map({Q: (4, 4), EMBED: (9, 4)}, config=config)
-    assert [one.role for one in found if one.layer == -1] == wanted
-    assert {one.tensor for one in found if one.layer == -1} == {EMBED}
-    assert found.tied == (wanted == ["embed", "unembed"])
+def test_an_absent_head_is_the_embedding_unless_the_configuration_denies_it(config, expected):
+    result = asc.weight_map({Q: (4, 4), EMBED: (9, 4)}, config=config)
+    assert [entry.role for entry in result if entry.layer == -1] == expected
+    assert {entry.tensor for entry in result if entry.layer == -1} == {EMBED}
+    assert result.tied == (expected == ["embed", "unembed"])
 
 
 def test_a_head_of_its_own_is_not_tied_and_nothing_is_tied_to_nothing():
-    found = asc.weight_map({Q: (4, 4), EMBED: (9, 4), HEAD: (11, 4)})
-    assert (found[-1, "embed"].shape, found[-1, "unembed"].shape, found.tied) == ((9, 4), (11, 4), False)
-    assert found[-1, "unembed"].tensor == HEAD
-    alone = asc.weight_map({Q: (4, 4), HEAD: (11, 4)})
-    assert (roles(alone), alone.tied) == ([("q", None), ("unembed", None)], False)
-    nothing = asc.weight_map({Q: (4, 4)})
-    assert (roles(nothing), nothing.tied) == ([("q", None)], False)
+    result = asc.weight_map({Q: (4, 4), EMBED: (9, 4), HEAD: (11, 4)})
+    assert (result[-1, "embed"].shape, result[-1, "unembed"].shape, result.tied) == ((9, 4), (11, 4), False)
+    assert result[-1, "unembed"].tensor == HEAD
+    single_result = asc.weight_map({Q: (4, 4), HEAD: (11, 4)})
+    assert (roles(single_result), single_result.tied) == ([("q", None), ("unembed", None)], False)
+    empty_result = asc.weight_map({Q: (4, 4)})
+    assert (roles(empty_result), empty_result.tied) == ([("q", None)], False)
 
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_module_is_tied_where_both_are_one_parameter(tie):
-    found = asc.weight_map(tiny("llama", tie_word_embeddings=tie))
-    assert found.tied == tie
-    assert found[-1, "unembed"].tensor == HEAD
+    result = asc.weight_map(tiny("llama", tie_word_embeddings=tie))
+    assert result.tied == tie
+    assert result[-1, "unembed"].tensor == HEAD
 
 
 def test_order_is_that_of_layers_then_roles_then_experts_whatever_order_tensors_come_in():
     names = [f"mlp.experts.{at}.{role}_proj" for at in (10, 9, 0) for role in ("up", "gate")]
-    names += ["mlp.gate", "mlp.shared_expert.up_proj", *(f"self_attn.{one}_proj" for one in "ovkq")]
+    names += ["mlp.gate", "mlp.shared_expert.up_proj", *(f"self_attn.{letter}_proj" for letter in "ovkq")]
     shapes = {f"model.layers.{layer}.{name}.weight": (4, 4) for layer in (1, 0) for name in names}
-    found = asc.weight_map({EMBED: (9, 4), **shapes})
+    result = asc.weight_map({EMBED: (9, 4), **shapes})
     one_layer = [("q", None), ("k", None), ("v", None), ("o", None), ("gate", 0), ("gate", 9), ("gate", 10)]
     one_layer += [("up", 0), ("up", 9), ("up", 10), ("router", None), ("shared_up", None)]
-    assert roles(found) == [*one_layer, *one_layer, ("embed", None), ("unembed", None)]
-    assert [one.layer for one in found] == [0] * 12 + [1] * 12 + [-1] * 2
-    assert found.layers == 2
-    both = asc.weight_map({f"h.0.mlp.{one}.weight": (4, 4) for one in ("up_proj", "experts.0.up_proj")})
-    assert roles(both) == [("up", None), ("up", 0)]
+    assert roles(result) == [*one_layer, *one_layer, ("embed", None), ("unembed", None)]
+    assert [entry.layer for entry in result] == [0] * 12 + [1] * 12 + [-1] * 2
+    assert result.layers == 2
+    both_results = asc.weight_map(
+        {f"h.0.mlp.{part}.weight": (4, 4) for part in ("up_proj", "experts.0.up_proj")}
+    )
+    assert roles(both_results) == [("up", None), ("up", 0)]
 
 
 def test_two_tensors_of_one_place_are_both_named():
@@ -89,13 +91,13 @@ def test_what_a_configuration_says_of_heads_and_turns():
     assert (plain.heads, plain.kv_heads, plain.model_type, plain.rotary) == (0, 0, "", "half")
     assert (plain.norm_offset, plain.layer_norm, plain.final_norm) == (0.0, False, "norm.weight")
     config = {"model_type": "gemma", "num_attention_heads": 4, "num_key_value_heads": 2, "alibi": True}
-    found = asc.weight_map(shapes, config=config)
-    assert (found.heads, found.kv_heads, found.model_type, found.rotary) == (4, 2, "gemma", "")
-    assert found.norm_offset == 1.0
+    result = asc.weight_map(shapes, config=config)
+    assert (result.heads, result.kv_heads, result.model_type, result.rotary) == (4, 2, "gemma", "")
+    assert result.norm_offset == 1.0
     assert asc.weight_map(shapes, config={"num_attention_heads": 4}).kv_heads == 4
-    one = {"model_type": "falcon", "num_attention_heads": 4, "num_kv_heads": 2, "alibi": False}
-    assert asc.weight_map(shapes, config=one).kv_heads == 1
-    assert asc.weight_map(shapes, config=one).rotary == "half"
+    settings = {"model_type": "falcon", "num_attention_heads": 4, "num_kv_heads": 2, "alibi": False}
+    assert asc.weight_map(shapes, config=settings).kv_heads == 1
+    assert asc.weight_map(shapes, config=settings).rotary == "half"
     # a norm subtracts the mean where it has a shift, or where the family is known to
     assert asc.weight_map({**shapes, "norm.bias": (4,)}).layer_norm
     assert asc.weight_map(shapes, config={"model_type": "cohere"}).layer_norm
@@ -106,9 +108,9 @@ def test_the_gain_behind_a_sub_layer_is_the_blocks_own():
     names = ("post_attention_layernorm", "post_feedforward_layernorm")
     shapes = {f"model.layers.1.{name}.weight": (4,) for name in names}
     shapes |= {f"model.layers.{at}.mlp.experts.1.down_proj.weight": (4, 4) for at in (0, 1)}
-    found = asc.weight_map(shapes)
-    assert found[1, "down", 1].out_gain == "model.layers.1.post_feedforward_layernorm.weight"
-    assert found[0, "down", 1].out_gain is None
+    result = asc.weight_map(shapes)
+    assert result[1, "down", 1].out_gain == "model.layers.1.post_feedforward_layernorm.weight"
+    assert result[0, "down", 1].out_gain is None
     del shapes["model.layers.1.post_attention_layernorm.weight"]
     assert asc.weight_map(shapes)[1, "down", 1].out_gain is None
 
@@ -144,8 +146,8 @@ def test_a_quantised_module_is_refused_by_its_dtype():
 
 
 def test_a_block_of_a_convolution_alone_has_no_matrix():
-    found = asc.weight_map({"layers.0.linear_attn.conv1d.weight": (4, 1, 3)})
-    assert (len(found), found.layers) == (0, 0)
+    result = asc.weight_map({"layers.0.linear_attn.conv1d.weight": (4, 1, 3)})
+    assert (len(result), result.layers) == (0, 0)
 
 
 @pytest.mark.parametrize(

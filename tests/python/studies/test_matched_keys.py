@@ -16,21 +16,23 @@ def test_every_control_has_the_size_of_its_set_and_none_of_its_keys():
     for text, count in enumerate((1, 3, 0, 4, 7)):  # none; half of the keys; more than half
         keys[text, draw.choice(lengths[text], count, replace=False)] = True
     seeds = [[3, text] for text in range(5)]
-    found, there = matched_keys(keys, lengths, seeds)
-    assert there.tolist() == [True, True, False, True, False]
+    result, has_control = matched_keys(keys, lengths, seeds)
+    assert has_control.tolist() == [True, True, False, True, False]
     for text, n in enumerate(lengths):
-        wanted = int(keys[text].sum()) if there[text] else 0
-        assert (found[:, text].sum(-1) == wanted).all()
-        assert not (found[:, text] & keys[text]).any()
-        assert not found[:, text, n:].any()
-    assert torch.equal(found, matched_keys(keys, lengths, seeds)[0])
-    assert len({tuple(row.nonzero().flatten().tolist()) for row in found[:, 1]}) > 1
+        expected = int(keys[text].sum()) if has_control[text] else 0
+        assert (result[:, text].sum(-1) == expected).all()
+        assert not (result[:, text] & keys[text]).any()
+        assert not result[:, text, n:].any()
+    assert torch.equal(result, matched_keys(keys, lengths, seeds)[0])
+    assert len({tuple(row.nonzero().flatten().tolist()) for row in result[:, 1]}) > 1
 
 
 def test_a_key_is_stood_for_by_one_nearby():
     first = torch.eye(1, 64) > 0
     places = [
-        int(found.nonzero()[0, 1]) for seed in range(40) for found in matched_keys(first, [64], [[seed]])[0]
+        int(matched_key.nonzero()[0, 1])
+        for seed in range(40)
+        for matched_key in matched_keys(first, [64], [[seed]])[0]
     ]
     assert set(places) <= set(range(1, 17))
     assert len(set(places)) > 10
@@ -49,15 +51,17 @@ def test_a_text_in_which_nothing_is_masked_is_in_no_test():
             rows.append({"model": "m", "revision": "", "step": -1, "sample": sample, "keys": kind,
                          "key_count": count, "output_kl": value, "loss_change": value})  # fmt: skip
     table = pd.DataFrame(rows)
-    (asked,) = [one for one in questions({"ablation": table}, None) if "sinks" in one.title]
-    sentences = asked.frame.set_index("compared")["n"]
+    (question,) = [question for question in questions({"ablation": table}, None) if "sinks" in question.title]
+    sentences = question.frame.set_index("compared")["n"]
     assert sentences.to_dict() == {"m: sinks − other keys": 3, "m: first key − other keys": 6}
     without = table.assign(key_count=table["key_count"].where(~table["keys"].str.contains("sinks"), 0))
-    (asked,) = [one for one in questions({"ablation": without}, None) if "sinks" in one.title]
-    none = asked.frame["compared"] == "m: sinks − other keys"
-    assert set(asked.frame[none][["n", "p", "Holm"]].itertuples(index=False, name=None)) == {(0, "–", "–")}
-    assert not none[list(asked.certain)].any()
-    assert set(asked.frame[~none]["n"]) == {6}
+    (question,) = [
+        question for question in questions({"ablation": without}, None) if "sinks" in question.title
+    ]
+    none = question.frame["compared"] == "m: sinks − other keys"
+    assert set(question.frame[none][["n", "p", "Holm"]].itertuples(index=False, name=None)) == {(0, "–", "–")}
+    assert not none[list(question.certain)].any()
+    assert set(question.frame[~none]["n"]) == {6}
 
 
 def test_seeds_are_asked_for():

@@ -33,9 +33,9 @@ def measured(maps):
 def test_independent_heads_agree_more_in_one_of_twenty_studies(deviation):
     """Against random keys nearby it was 95 to 100 %: those are not chosen as the strongest."""
     trials, texts, rates = 300, 12, []
-    found = measured(layer(5, trials * texts, deviation))
+    result = measured(layer(5, trials * texts, deviation))
     for at in SHARE:
-        pairs = zip(*(np.split(found[name[at]], trials) for name in (SHARE, SHUFFLED)), strict=True)
+        pairs = zip(*(np.split(result[name[at]], trials) for name in (SHARE, SHUFFLED)), strict=True)
         rates.append(np.mean([inference.paired_test(*pair).p_value <= 0.05 for pair in pairs]))
     print(f"deviation {deviation}: {np.round(rates, 3).tolist()} at {list(SHARE)}")
     assert np.mean(rates) <= 0.06
@@ -45,12 +45,12 @@ def test_independent_heads_agree_more_in_one_of_twenty_studies(deviation):
 def test_the_strongest_keys_of_noise_do_no_more_than_those_of_shuffled_rows():
     """More than as many other keys, because they are the strongest: that was taken for a finding."""
     maps = layer(8, 40, 2.0)
-    found = measured(maps)
+    result = measured(maps)
     keys = _keys_by_percentile(head_mean(maps))[90][:, 0]
     others = share_without(maps, keys.roll(-2, -1) & ~keys)
-    assert inference.paired_test(found["kl_share_90"], others).p_value < 1e-6
+    assert inference.paired_test(result["kl_share_90"], others).p_value < 1e-6
     for at, column in SHUFFLED.items():
-        assert inference.paired_test(found[SHARE[at]], found[column]).p_value > 0.05
+        assert inference.paired_test(result[SHARE[at]], result[column]).p_value > 0.05
 
 
 def test_a_key_that_sets_heads_apart_is_more_than_chance():
@@ -59,8 +59,8 @@ def test_a_key_that_sets_heads_apart_is_more_than_chance():
     shares = torch.tensor([0.1, 0.4, 0.7], dtype=torch.float64).reshape(1, HEADS, 1, 1)
     maps = maps * (1 - shares)
     maps[..., 0] += shares[..., 0]
-    found = measured(maps)
-    test = inference.paired_test(found["kl_share_95"], found["kl_share_shuffled_95"])
+    result = measured(maps)
+    test = inference.paired_test(result["kl_share_95"], result["kl_share_shuffled_95"])
     assert test.p_value < 1e-4
     assert test.difference > 0.5
 
@@ -72,12 +72,16 @@ def test_the_share_is_that_of_sink_removal(learned):
     keys[:, [0, 1, 5]] = True  # without a learned sink the first two queries have nothing left
     mass = torch.full((2, HEADS, N), 0.3, dtype=torch.float64) if learned else None
     rows = torch.cat([0.7 * maps, mass[..., None]], -1) if learned else maps
-    whole = asc.sink_removal(0.7 * maps if learned else maps, keys, sink_mass=mass, keep_attention=False)
-    each = (torch.xlogy(rows, rows) - torch.xlogy(rows, rows.mean(1, keepdim=True))).sum(-1)
-    before = each[..., 0 if learned else 2 :].mean((1, 2))
-    torch.testing.assert_close(share_without(rows, keys), whole.kl_reduction / before, rtol=1e-10, atol=1e-12)
-    nothing = share_without(rows, torch.zeros_like(keys))
-    assert nothing.isnan().all()
+    full_result = asc.sink_removal(
+        0.7 * maps if learned else maps, keys, sink_mass=mass, keep_attention=False
+    )
+    divergences = (torch.xlogy(rows, rows) - torch.xlogy(rows, rows.mean(1, keepdim=True))).sum(-1)
+    before = divergences[..., 0 if learned else 2 :].mean((1, 2))
+    torch.testing.assert_close(
+        share_without(rows, keys), full_result.kl_reduction / before, rtol=1e-10, atol=1e-12
+    )
+    empty_share = share_without(rows, torch.zeros_like(keys))
+    assert empty_share.isnan().all()
     assert share_without(torch.full((1, 2, 4, 4), 0.25), torch.eye(1, 4) > 0).isnan().all()
 
 
@@ -89,10 +93,10 @@ def test_a_text_has_its_own_draws_whatever_the_batch():
     together = removal_shares(maps, lengths, [4, 7, 9], 1, 5)
     for place, sample in enumerate((4, 7, 9)):
         n = int(lengths[place])
-        own = maps[place : place + 1, :, :n, :n]
-        alone = removal_shares(own, lengths[place : place + 1], [sample], 1, 5)
+        maps_of_text = maps[place : place + 1, :, :n, :n]
+        single_shares = removal_shares(maps_of_text, lengths[place : place + 1], [sample], 1, 5)
         for column, values in together.items():
-            assert values[place] == pytest.approx(alone[column].item(), rel=1e-12)
+            assert values[place] == pytest.approx(single_shares[column].item(), rel=1e-12)
     other = removal_shares(maps, lengths, [4, 7, 9], 1, 6)
     assert (other["kl_share_shuffled_90"] != together["kl_share_shuffled_90"]).all()
 
@@ -113,9 +117,9 @@ def test_a_run_with_the_old_control_says_that_it_was_no_test():
     row = {"model": "m", "revision": "", "step": -1, "layer": 0, "percentile": 90, "protocol": "exact"}
     row |= {"kl_reduction": 0.1, "kl_random": 0.05, "difference": 0.05, "low": 0.04, "high": 0.06}
     row |= {"p_value": 1e-9, "p_holm": 1e-8, "p_bh": 1e-8, "samples": 9}
-    (asked,) = questions({"removal_tests": pd.DataFrame([row])}, None)
-    assert asked.certain == ()
-    assert "this was no test" in asked.frame.iloc[0, 0]
+    (question,) = questions({"removal_tests": pd.DataFrame([row])}, None)
+    assert question.certain == ()
+    assert "this was no test" in question.frame.iloc[0, 0]
     now = pd.DataFrame([row | {"kl_share": 0.3, "kl_share_shuffled": 0.2}])
-    (asked,) = questions({"removal_tests": now}, None)
-    assert asked.certain == (0,)
+    (question,) = questions({"removal_tests": now}, None)
+    assert question.certain == (0,)

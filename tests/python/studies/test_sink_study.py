@@ -89,23 +89,23 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
     _, maps, hidden, _ = direct
     heads = with_means(results)
     for layer in range(2):
-        own = torch.cat([maps[layer].mean(0, keepdim=True), maps[layer]])
+        maps_of_layer = torch.cat([maps[layer].mean(0, keepdim=True), maps[layer]])
         before, after = hidden[layer], hidden[layer + 1]
-        found = rows(heads, "ruscio2025", layer)
-        bars, answer = ruscio2025.persistence(own), ruscio2025.topology(own)
-        influence = ruscio2025.reference_influence(own, before.expand(5, -1, -1))
-        pca = ruscio2025.pca_correlation(own, before)
+        result = rows(heads, "ruscio2025", layer)
+        bars, answer = ruscio2025.persistence(maps_of_layer), ruscio2025.topology(maps_of_layer)
+        influence = ruscio2025.reference_influence(maps_of_layer, before.expand(5, -1, -1))
+        pca = ruscio2025.pca_correlation(maps_of_layer, before)
         expected = {
-            "entropy": ruscio2025.attention_entropy(own).mean(-1),
-            "entropy_bits": ruscio2025.attention_entropy(own, base=2).mean(-1),
-            "participation_ratio": ruscio2025.participation_ratio(own),
-            "stable_rank": ruscio2025.stable_rank(own),
-            "spectral_ratio": ruscio2025.spectral_ratio(own),
-            "spectral_norm": ruscio2025.spectral_norm(own),
-            "bulk_edge": ruscio2025.bulk(own).edge,
-            "bulk_std": ruscio2025.bulk(own).std,
-            "sink_concentration": ruscio2025.sink_concentration(own),
-            "marchenko_pastur_deviation": ruscio2025.marchenko_pastur_deviation(own),
+            "entropy": ruscio2025.attention_entropy(maps_of_layer).mean(-1),
+            "entropy_bits": ruscio2025.attention_entropy(maps_of_layer, base=2).mean(-1),
+            "participation_ratio": ruscio2025.participation_ratio(maps_of_layer),
+            "stable_rank": ruscio2025.stable_rank(maps_of_layer),
+            "spectral_ratio": ruscio2025.spectral_ratio(maps_of_layer),
+            "spectral_norm": ruscio2025.spectral_norm(maps_of_layer),
+            "bulk_edge": ruscio2025.bulk(maps_of_layer).edge,
+            "bulk_std": ruscio2025.bulk(maps_of_layer).std,
+            "sink_concentration": ruscio2025.sink_concentration(maps_of_layer),
+            "marchenko_pastur_deviation": ruscio2025.marchenko_pastur_deviation(maps_of_layer),
             "bar_count_0": asc.bar_count(bars)[:, 0],
             "bar_count_1": asc.bar_count(bars)[:, 1],
             "mean_persistence_0": answer.mean_length[:, 0],
@@ -118,9 +118,13 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
             "sink_position": answer.top_key,
             "strongest_query": answer.strongest_edge[:, 0],
             "strongest_key": answer.strongest_edge[:, 1],
-            "sink_count": ruscio2025.sink_tokens(own, rule="rmt").sum(-1),
-            "alignment_hidden": ruscio2025.geometric_semantic_alignment(own, before.expand(5, -1, -1)),
-            "entropy_magnitude_correlation": ruscio2025.entropy_magnitude_correlation(own, before, after),
+            "sink_count": ruscio2025.sink_tokens(maps_of_layer, rule="rmt").sum(-1),
+            "alignment_hidden": ruscio2025.geometric_semantic_alignment(
+                maps_of_layer, before.expand(5, -1, -1)
+            ),
+            "entropy_magnitude_correlation": ruscio2025.entropy_magnitude_correlation(
+                maps_of_layer, before, after
+            ),
             "reference_magnitude": influence.relative_magnitude.mean(-1),
             "reference_directional": influence.directional.mean(-1),
             "reference_information": influence.information_change.mean(-1),
@@ -130,11 +134,11 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
         divergence = torch.cat([torch.full((1,), torch.nan), ruscio2025.head_divergence(maps[layer])])
         expected["head_divergence"] = divergence
         for name, values in expected.items():
-            mine = found[name].to_numpy(float, na_value=np.nan)
-            np.testing.assert_allclose(mine, values, rtol=2e-3, atol=2e-5, err_msg=name)
+            stored_values = result[name].to_numpy(float, na_value=np.nan)
+            np.testing.assert_allclose(stored_values, values, rtol=2e-3, atol=2e-5, err_msg=name)
         tokens = list(results.table("samples")["tokens"][5])
-        assert list(found["sink_token"]) == [tokens[at] for at in answer.top_key.tolist()]
-        assert found[["fiedler_value", "sink_share", "mp_ks", "alignment_value"]].isna().all().all()
+        assert list(result["sink_token"]) == [tokens[at] for at in answer.top_key.tolist()]
+        assert result[["fiedler_value", "sink_share", "mp_ks", "alignment_value"]].isna().all().all()
 
 
 def test_published_graphs_and_layers_are_the_protocols(results, direct):
@@ -144,17 +148,19 @@ def test_published_graphs_and_layers_are_the_protocols(results, direct):
         mean = maps[layer].mean(0)
         for variant, suffix in (("laplacian", ""), ("fiedler", "_fiedler")):
             answer = ruscio2025.graph_statistics(mean, THRESHOLDS, variant=variant)
-            found = rows(results.table("head_mean_graphs"), "ruscio2025", layer)
-            np.testing.assert_allclose(found["threshold"], [0.05, 2 / n])
+            result = rows(results.table("head_mean_graphs"), "ruscio2025", layer)
+            np.testing.assert_allclose(result["threshold"], [0.05, 2 / n])
             for name in ("gini", "star_likeness", "hub_share", "centralization", "degree_variance"):
-                np.testing.assert_allclose(found[name + suffix], getattr(answer, name), rtol=1e-6)
-        np.testing.assert_allclose(found["graph_fiedler_value"], answer.fiedler_value, rtol=1e-5, atol=1e-12)
-        np.testing.assert_allclose(found["average_clustering"], answer.average_clustering, rtol=1e-9)
-        assert found["components"].isna().all()
-        found = rows(results.table("layers"), "ruscio2025", layer).iloc[0]
+                np.testing.assert_allclose(result[name + suffix], getattr(answer, name), rtol=1e-6)
+        np.testing.assert_allclose(result["graph_fiedler_value"], answer.fiedler_value, rtol=1e-5, atol=1e-12)
+        np.testing.assert_allclose(result["average_clustering"], answer.average_clustering, rtol=1e-9)
+        assert result["components"].isna().all()
+        result = rows(results.table("layers"), "ruscio2025", layer).iloc[0]
         moved = ruscio2025.transformation_magnitude(hidden[layer], hidden[layer + 1])
-        assert found["transformation_magnitude"] == pytest.approx(moved.mean().item(), rel=1e-3)
-        assert found["transformation_magnitude_median"] == pytest.approx(moved.quantile(0.5).item(), rel=1e-3)
+        assert result["transformation_magnitude"] == pytest.approx(moved.mean().item(), rel=1e-3)
+        assert result["transformation_magnitude_median"] == pytest.approx(
+            moved.quantile(0.5).item(), rel=1e-3
+        )
         for percentile in (80, 90, 95):
             full = ruscio2025.sink_removal(maps[layer], percentile=percentile)
             fast = ruscio2025.sink_removal(maps[layer], percentile=percentile, speed=True)
@@ -166,7 +172,7 @@ def test_published_graphs_and_layers_are_the_protocols(results, direct):
                 (f"kl_reduction_speed_{percentile}", fast.kl_reduction),
                 (f"sink_concentration_speed_{percentile}", fast.sink_concentration),
             ):
-                assert found[name] == pytest.approx(value.item(), rel=2e-3, abs=2e-5), name
+                assert result[name] == pytest.approx(value.item(), rel=2e-3, abs=2e-5), name
 
 
 def test_the_published_last_layer_is_after_the_final_norm_and_the_exact_one_before(results, direct):
@@ -185,37 +191,39 @@ def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
     _, maps, hidden, blocks = direct
     heads = with_means(results)
     for layer in range(2):
-        own, mean = maps[layer], maps[layer].mean(0)
+        maps_of_layer, mean = maps[layer], maps[layer].mean(0)
         block = model.model.layers[layer]
         with torch.no_grad():
             entered = block.input_layernorm(hidden[layer].float())
             value = block.self_attn.v_proj(entered).view(len(entered), 2, -1).transpose(0, 1)
-            mixed = (own.float() @ value.repeat_interleave(2, 0)).transpose(0, 1).flatten(1)
+            mixed = (maps_of_layer.float() @ value.repeat_interleave(2, 0)).transpose(0, 1).flatten(1)
             written = block.self_attn.o_proj(mixed).double()
-        sinks = asc.sink_tokens(own, rule="test")
-        influence = asc.reference_influence(own, value, sinks)
+        sinks = asc.sink_tokens(maps_of_layer, rule="test")
+        influence = asc.reference_influence(maps_of_layer, value, sinks)
         expected = {
-            "alignment_value": asc.geometric_semantic_alignment(own, value),
-            "alignment_value_without_sinks": asc.geometric_semantic_alignment(own, value, without=sinks),
-            "alignment_hidden": asc.geometric_semantic_alignment(own, hidden[layer]),
+            "alignment_value": asc.geometric_semantic_alignment(maps_of_layer, value),
+            "alignment_value_without_sinks": asc.geometric_semantic_alignment(
+                maps_of_layer, value, without=sinks
+            ),
+            "alignment_hidden": asc.geometric_semantic_alignment(maps_of_layer, hidden[layer]),
             # without a sink there is no reference
             "reference_magnitude": influence.relative_magnitude.nanmean(-1).where(sinks.any(-1), torch.nan),
             "reference_information": influence.information_change.nanmean(-1).where(sinks.any(-1), torch.nan),
             "reference_count": sinks.sum(-1),
-            "sink_count_frequency": asc.sink_tokens(own, rule="frequency").sum(-1),
-            "sink_position": asc.sink_position(own).double().where(sinks.any(-1), torch.nan),
+            "sink_count_frequency": asc.sink_tokens(maps_of_layer, rule="frequency").sum(-1),
+            "sink_position": asc.sink_position(maps_of_layer).double().where(sinks.any(-1), torch.nan),
             "entropy_magnitude_correlation": asc.entropy_magnitude_correlation(
-                own, hidden[layer], blocks[layer]
+                maps_of_layer, hidden[layer], blocks[layer]
             ),
             "entropy_magnitude_correlation_attention": asc.entropy_magnitude_correlation(
-                own, torch.zeros_like(written), written
+                maps_of_layer, torch.zeros_like(written), written
             ),
         }
-        found = rows(heads, "exact", layer)
+        result = rows(heads, "exact", layer)
         for name, values in expected.items():
-            mine = found[found["head"] >= 0][name]
-            np.testing.assert_allclose(mine, values, rtol=5e-3, atol=5e-4, err_msg=name)
-        at_mean = found[found["head"] == -1].iloc[0]
+            stored_values = result[result["head"] >= 0][name]
+            np.testing.assert_allclose(stored_values, values, rtol=5e-3, atol=5e-4, err_msg=name)
+        at_mean = result[result["head"] == -1].iloc[0]
         influence = asc.reference_influence(mean, hidden[layer], asc.sink_tokens(mean, rule="test"))
         directional = (
             influence.directional.nanmean()
@@ -224,20 +232,22 @@ def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
         )
         assert at_mean["reference_directional"] == pytest.approx(directional.item(), rel=1e-3, nan_ok=True)
         answer = rows(results.table("layers"), "exact", layer).iloc[0]
-        assert answer["head_divergence"] == pytest.approx(asc.head_divergence(own).mean().item(), rel=1e-3)
+        assert answer["head_divergence"] == pytest.approx(
+            asc.head_divergence(maps_of_layer).mean().item(), rel=1e-3
+        )
         assert answer["transformation_magnitude_attention"] == pytest.approx(
             written.norm(dim=-1).mean().item(), rel=1e-3
         )
-        removed = asc.sink_removal(own, asc.sink_tokens(mean, rule="test"))
+        removed = asc.sink_removal(maps_of_layer, asc.sink_tokens(mean, rule="test"))
         assert answer["kl_reduction"] == pytest.approx(removed.kl_reduction.item(), rel=1e-2, abs=1e-6)
-        n = own.shape[-1]
+        n = maps_of_layer.shape[-1]
         seen_by = n - np.arange(n)
         incoming = asc.incoming_attention(mean).numpy()
         eligible = seen_by >= np.ceil(0.3 * n)
         keys = torch.from_numpy(eligible & (incoming >= np.percentile(incoming[eligible], 80)))
         assert answer["sink_count_80"] == keys.sum()
         assert answer["kl_reduction_80"] == pytest.approx(
-            asc.sink_removal(own, keys).kl_reduction.item(), rel=1e-2, abs=1e-6
+            asc.sink_removal(maps_of_layer, keys).kl_reduction.item(), rel=1e-2, abs=1e-6
         )
         share = (mean.sum(0)[keys].sum() / mean.sum()).item()
         assert answer["sink_concentration_80"] == pytest.approx(share, rel=1e-4)
@@ -256,25 +266,29 @@ def test_the_ablation_hides_sinks_the_first_key_and_others_of_the_same_number(re
     ids, maps, _, _ = direct
     table = results.table("ablation")
     assert set(table["keys"]) == {"sinks", "first", "control_sinks", "control_first"}
-    own = table[table["sample"] == 5].set_index("keys")
+    rows_of_text = table[table["sample"] == 5].set_index("keys")
     first = asc.output_kl(model, {"input_ids": ids}, [0])
-    assert own.loc["first", "output_kl"] == pytest.approx(first.kl.item(), rel=1e-3)
-    assert own.loc["first", "loss_change"] == pytest.approx(first.loss_change.item(), rel=1e-2, abs=1e-6)
+    assert rows_of_text.loc["first", "output_kl"] == pytest.approx(first.kl.item(), rel=1e-3)
+    assert rows_of_text.loc["first", "loss_change"] == pytest.approx(
+        first.loss_change.item(), rel=1e-2, abs=1e-6
+    )
     sinks = asc.sink_tokens(maps.mean((0, 1)), rule="test")
     for kind, count in (("sinks", int(sinks.sum())), ("first", 1)):
-        assert own.loc[kind, "key_count"] == own.loc[f"control_{kind}", "key_count"] == count
+        assert (
+            rows_of_text.loc[kind, "key_count"] == rows_of_text.loc[f"control_{kind}", "key_count"] == count
+        )
     drawn, _ = matched_keys(
         torch.eye(1, ids.shape[1]) > 0, [ids.shape[1]], [[Study.model_fields["seed"].default, 5, 0xAB1A, 1]]
     )
-    each = [asc.output_kl(model, {"input_ids": ids}, keys).kl.item() for keys in drawn]
-    assert own.loc["control_first", "output_kl"] == pytest.approx(np.mean(each), rel=1e-3)
+    divergences = [asc.output_kl(model, {"input_ids": ids}, keys).kl.item() for keys in drawn]
+    assert rows_of_text.loc["control_first", "output_kl"] == pytest.approx(np.mean(divergences), rel=1e-3)
     if sinks.any():
         hidden = asc.output_kl(model, {"input_ids": ids}, sinks[None])
-        assert own.loc["sinks", "output_kl"] == pytest.approx(hidden.kl.item(), rel=1e-3)
-    nothing = table[table["key_count"] == 0]
-    control = nothing["keys"].str.startswith("control")
-    assert (nothing[~control][["output_kl", "loss_change"]] == 0).all(None)
-    assert nothing[control][["output_kl", "loss_change"]].isna().all(None)
+        assert rows_of_text.loc["sinks", "output_kl"] == pytest.approx(hidden.kl.item(), rel=1e-3)
+    unmasked = table[table["key_count"] == 0]
+    control = unmasked["keys"].str.startswith("control")
+    assert (unmasked[~control][["output_kl", "loss_change"]] == 0).all(None)
+    assert unmasked[control][["output_kl", "loss_change"]].isna().all(None)
 
 
 def test_fisher_is_the_trace_of_each_sentence(results, direct, model):
@@ -283,15 +297,19 @@ def test_fisher_is_the_trace_of_each_sentence(results, direct, model):
     longest = int(results.table("samples")["n_tokens"].max())
     assert longest > ids.shape[1]
     options = {"tokenizer": tokenizer(), "padded_to": longest}
-    for protocol, trace, own in (
+    for protocol, trace, expected_traces in (
         ("exact", asc.fisher_trace, {}),
         ("ruscio2025", ruscio2025.fisher_trace, options),
     ):
-        expected = trace(model, [{"input_ids": ids}], **own).set_index(["layer", "group"])["trace"]
-        own = table[(table["sample"] == 5) & (table["protocol"] == protocol)].set_index(["layer", "group"])
-        assert set(own.index) == set(expected.index)
+        expected = trace(model, [{"input_ids": ids}], **expected_traces).set_index(["layer", "group"])[
+            "trace"
+        ]
+        rows_of_text = table[(table["sample"] == 5) & (table["protocol"] == protocol)].set_index(
+            ["layer", "group"]
+        )
+        assert set(rows_of_text.index) == set(expected.index)
         for key, value in expected.items():
-            assert own.loc[key, "trace"] == pytest.approx(value, rel=1e-3)
+            assert rows_of_text.loc[key, "trace"] == pytest.approx(value, rel=1e-3)
     drawn = table.groupby("protocol")["trace_sampled"]
     assert (drawn.apply(lambda column: column.isna().all()) == [False, True]).all()
 
@@ -303,19 +321,19 @@ def test_an_encoder_with_and_without_a_language_model_head(tmp_path, texts, name
         from transformers import AutoConfig, BertForMaskedLM
 
         BertForMaskedLM(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
-    said = []
+    messages = []
     results = run(
         sink_study(tmp_path, folder, texts, block=8, metrics=["fiedler_value"], options=QUICK),
-        say=said.append,
+        say=messages.append,
     )
     assert not results.table("samples")["causal"].any()
     assert set(results.table("baselines")["support"]) == {"full"}
     if name == "bert_model":
         assert {"fisher", "ablation"} & set(results.tables()) == set()
-        assert any("fisher: enc: BertModel has no language-model head" in line for line in said)
-        assert any("ablation: enc: BertModel has no language-model head" in line for line in said)
+        assert any("fisher: enc: BertModel has no language-model head" in line for line in messages)
+        assert any("ablation: enc: BertModel has no language-model head" in line for line in messages)
     else:
-        assert "needs a tokenizer with a mask token" in " ".join(said)
+        assert "needs a tokenizer with a mask token" in " ".join(messages)
         assert results.table("ablation")["loss_change"].isna().all()
         assert (results.table("ablation")["output_kl"].dropna() >= 0).all()
 
@@ -325,9 +343,9 @@ def test_one_protocol_alone_and_chosen_metrics(tmp_path, llama, texts):
     assert set(published.table("heads")["protocol"]) == {"ruscio2025"}
     assert published.table("heads")["fiedler_value_normalized"].isna().all()
     assert set(published.table("baselines")["protocol"]) == {"ruscio2025"}
-    some = run(sink_study(tmp_path, llama, texts, metrics=["sink_removal"]), name="b", progress=False)
-    assert some.tables() == ["samples", "layers", "removal_tests"]
-    assert set(some.table("layers")["protocol"]) == {"exact", "ruscio2025"}
+    results = run(sink_study(tmp_path, llama, texts, metrics=["sink_removal"]), name="b", progress=False)
+    assert results.tables() == ["samples", "layers", "removal_tests"]
+    assert set(results.table("layers")["protocol"]) == {"exact", "ruscio2025"}
 
 
 def test_examples_are_the_models_own_maps_of_the_first_sentence(results, model):
@@ -337,43 +355,49 @@ def test_examples_are_the_models_own_maps_of_the_first_sentence(results, model):
     table, bars = results.table("examples"), results.table("bars")
     ids = torch.tensor([list(results.table("samples")["token_ids"][0])])
     with torch.no_grad():
-        own = torch.stack([layer[0] for layer in model(ids, output_attentions=True).attentions]).double()
+        attentions = torch.stack(
+            [layer[0] for layer in model(ids, output_attentions=True).attentions]
+        ).double()
     assert set(table["sample"]) == {0}
     for layer, part in table.groupby("layer"):
-        first = own[layer, ..., 0].mean(-1)
+        first = attentions[layer, ..., 0].mean(-1)
         assert set(part["head"]) == {int(first.argmax()), int(first.argmin())}
         for row in part.itertuples():
             n = ids.shape[1]
-            kept = np.array(row.attention).reshape(n, n)
-            np.testing.assert_allclose(kept, own[layer, row.head], atol=1e-6)
-            (found,) = [bars[(bars["layer"] == layer) & (bars["head"] == row.head)]]
-            assert len(found) == int(asc.bar_count(asc.persistence(torch.from_numpy(kept))).sum())
+            stored_map = np.array(row.attention).reshape(n, n)
+            np.testing.assert_allclose(stored_map, attentions[layer, row.head], atol=1e-6)
+            (result,) = [bars[(bars["layer"] == layer) & (bars["head"] == row.head)]]
+            assert len(result) == int(asc.bar_count(asc.persistence(torch.from_numpy(stored_map))).sum())
     assert ids.shape[1] < 8
     with pytest.raises(NotDrawable, match="too few tokens"):
         FIGURES["examples"](results)
 
 
 def test_of_an_encoder_decoder_the_encoder_is_studied_and_that_is_said(tmp_path, texts):
-    said = []
+    messages = []
     folder = model_folder(tmp_path / "both", "t5")
     results = run(
         sink_study(tmp_path, folder, texts, block=8, metrics=["fiedler_value"], options=QUICK),
-        say=said.append,
+        say=messages.append,
     )
-    assert "both: an encoder-decoder; its encoder is studied, its decoder is not" in said
+    assert "both: an encoder-decoder; its encoder is studied, its decoder is not" in messages
     assert not results.table("samples")["causal"].any()
-    assert any("fisher: both: T5ForConditionalGeneration predicts with a decoder" in line for line in said)
-    assert any("ablation: both: T5ForConditionalGeneration predicts with a decoder" in line for line in said)
+    assert any(
+        "fisher: both: T5ForConditionalGeneration predicts with a decoder" in line for line in messages
+    )
+    assert any(
+        "ablation: both: T5ForConditionalGeneration predicts with a decoder" in line for line in messages
+    )
 
 
 def test_a_model_that_cannot_be_captured_is_skipped_once_with_its_null(tmp_path, texts):
     folder = model_folder(tmp_path / "none", "mamba")
     models = [str(folder), str(model_folder(tmp_path / "some"))]
-    said = []
-    asked = Study(
+    messages = []
+    study = Study(
         models=models, texts=str(texts), output=str(tmp_path), name="a", block=8, metrics=["fiedler_value"],
         options={"extra": ["random_weights"]},
     )  # fmt: skip
-    found = run(asked, say=said.append)
-    assert [one["checkpoint"] for one in found.provenance["skipped"]] == ["none"]
-    assert sum("skipped none" in line for line in said) == 1
+    result = run(study, say=messages.append)
+    assert [entry["checkpoint"] for entry in result.provenance["skipped"]] == ["none"]
+    assert sum("skipped none" in line for line in messages) == 1

@@ -17,8 +17,8 @@ from folders import WORDS, model_folder, sentences, series, with_means
 
 
 def study(tmp_path, model, texts, **options):
-    everything = {"extra": "all", "controls": 1}
-    options = {"thresholds": [0.05, "2/n"], "protocols": "both", "options": everything, **options}
+    all_options = {"extra": "all", "controls": 1}
+    options = {"thresholds": [0.05, "2/n"], "protocols": "both", "options": all_options, **options}
     return Study(models=model, texts=str(texts), output=str(tmp_path / "runs"), name="a", **options)
 
 
@@ -35,9 +35,9 @@ def numbers(table):
 def test_a_tokenizer_that_adds_no_special_token(tmp_path, bos):
     folder = model_folder(tmp_path / "plain", bos=False)
     texts = sentences(tmp_path / "texts.txt", 3, shortest=8)
-    said = []
+    messages = []
     only = {"protocols": ["exact"], "options": {"extra": ["ablation"]}}
-    results = run(study(tmp_path, str(folder), texts, bos=bos, **only), say=said.append)
+    results = run(study(tmp_path, str(folder), texts, bos=bos, **only), say=messages.append)
     samples = results.table("samples")
     assert not samples["bos"].any()
     assert [len(ids) for ids in samples["token_ids"]] == [8, 9, 10]
@@ -48,7 +48,7 @@ def test_a_tokenizer_that_adds_no_special_token(tmp_path, bos):
     assert set(tokens.dropna()) <= set(WORDS)
     first = results.table("ablation").query("keys == 'first'")
     assert first["output_kl"].gt(0).all()
-    assert sum("no sentence starts with a BOS token" in line for line in said) == (bos == "keep")
+    assert sum("no sentence starts with a BOS token" in line for line in messages) == (bos == "keep")
 
 
 def test_token_ids_without_any_tokenizer(tmp_path):
@@ -60,7 +60,7 @@ def test_token_ids_without_any_tokenizer(tmp_path):
     results = run(study(tmp_path, str(folder), rows, options={"extra": ["fisher"]}), progress=False)
     # a token without a tokenizer is its id; without a sink by the test there is none
     modal = results.table("frames").set_index("protocol")["modal_token"]
-    assert modal["ruscio2025"] in [str(one) for one in range(97)]
+    assert modal["ruscio2025"] in [str(index) for index in range(97)]
     assert results.table("fisher")["trace"].gt(0).any()
 
 
@@ -72,8 +72,10 @@ def test_one_token_sentences_have_defined_numbers_or_none(tmp_path):
     results = run(study(tmp_path, str(folder), texts), progress=False)
     assert results.provenance["sentences"]["plain"]["of_one_token"] == 2
     heads = results.table("heads")
-    one = heads[heads["sample"] == 0]
-    exact, published = (one[one["protocol"] == protocol] for protocol in ("exact", "ruscio2025"))
+    rows_of_text = heads[heads["sample"] == 0]
+    exact, published = (
+        rows_of_text[rows_of_text["protocol"] == protocol] for protocol in ("exact", "ruscio2025")
+    )
     assert (exact["fiedler_value"] == 0).all()
     assert (exact["sink_share"] == 1).all()
     assert (exact["entropy"] == 0).all()
@@ -107,14 +109,14 @@ def test_only_one_token_sentences_still_make_a_run(tmp_path):
 def test_sentences_longer_than_the_context_are_cut_counted_and_said(tmp_path):
     folder = model_folder(tmp_path / "tiny")
     texts = lines(tmp_path / "texts.txt", "the cat sat on a mat", " ".join(["cat", "sat", "the"] * 50))
-    said = []
+    messages = []
     results = run(
-        study(tmp_path, str(folder), texts, options={"extra": ["fisher", "ablation"]}), say=said.append
+        study(tmp_path, str(folder), texts, options={"extra": ["fisher", "ablation"]}), say=messages.append
     )
     assert list(results.table("samples")["n_tokens"]) == [7, 64]
     assert list(results.table("samples")["truncated"]) == [False, True]
     assert results.provenance["sentences"]["tiny"]["cut"] == 1
-    assert any("1 of 2 sentences were longer than 64 tokens and are cut" in line for line in said)
+    assert any("1 of 2 sentences were longer than 64 tokens and are cut" in line for line in messages)
     assert results.table("fisher").query("sample == 1")["trace"].gt(0).all()
 
 
@@ -135,7 +137,7 @@ def test_a_checkpoint_that_fails_in_mid_sweep_is_skipped_named_and_in_the_exit_c
     import attnscope as asc
 
     results = asc.load(tmp_path / "runs" / "a")
-    assert [one["checkpoint"] for one in results.provenance["skipped"]] == ["growing step4"]
+    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["growing step4"]
     assert sorted(set(results.table("heads")["step"])) == [0, 16]
     emergence = results.table("emergence")
     assert set(emergence["change_last_step"].dropna()) == {16}
@@ -174,13 +176,13 @@ def test_heads_that_overflow_in_half_precision_are_nan_and_counted(tmp_path):
     weights[name][:8] *= 60000 / weights[name][:8].abs().max()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     texts = sentences(tmp_path / "texts.txt", 3, shortest=8)
-    said = []
+    messages = []
     results = run(
-        study(tmp_path, {"path": str(folder), "dtype": "float16"}, texts, bars=True), say=said.append
+        study(tmp_path, {"path": str(folder), "dtype": "float16"}, texts, bars=True), say=messages.append
     )
     heads = with_means(results)
     head = heads["layer"].eq(1) & heads["head"].isin([-1, 0])
-    broken, whole = heads[head], heads[~head]
+    broken, intact = heads[head], heads[~head]
     assert len(broken) == 3 * 2 * 2
     for protocol, columns, counts in (
         ("exact", ["sink_share", "fiedler_value", "entropy", "mp_ks", "alignment_hidden"], ["sink_count"]),
@@ -190,7 +192,7 @@ def test_heads_that_overflow_in_half_precision_are_nan_and_counted(tmp_path):
             ["sink_position", "strongest_key"],
         ),
     ):
-        bad, good = (table[table["protocol"] == protocol] for table in (broken, whole))
+        bad, good = (table[table["protocol"] == protocol] for table in (broken, intact))
         assert bad[columns].isna().all().all()
         assert bad[counts].isna().all().all()
         assert bad["sink_token"].isna().all()
@@ -199,8 +201,8 @@ def test_heads_that_overflow_in_half_precision_are_nan_and_counted(tmp_path):
     assert layers[["kl_reduction_90", "head_divergence"]].isna().all().all()
     assert layers["sink_count_90"].isna().all()
     assert results.provenance["non_finite"]["fiedler_value"] >= 6
-    assert any("matrices held NaN or infinite entries; their results are NaN" in line for line in said)
-    assert any("fisher: half: gradients of float16" in line for line in said)
+    assert any("matrices held NaN or infinite entries; their results are NaN" in line for line in messages)
+    assert any("fisher: half: gradients of float16" in line for line in messages)
     assert "fisher" not in results.tables()
     assert results.table("ablation")["output_kl"].isna().all()
 
@@ -225,13 +227,13 @@ def hub_cache(tmp_path):
     cache = tmp_path / "hub" / "models--acme--pythia-tiny"
     for number, revision in enumerate(REVISIONS):
         commit = f"{number + 1:040x}"
-        made = model_folder(tmp_path / "made" / revision, seed=number)
+        folder = model_folder(tmp_path / "made" / revision, seed=number)
         snapshot = cache / "snapshots" / commit
         snapshot.mkdir(parents=True)
         (cache / "blobs").mkdir(exist_ok=True)
         (cache / "refs").mkdir(exist_ok=True)
         (cache / "refs" / revision).write_text(commit, "utf-8")
-        for file in made.iterdir():
+        for file in folder.iterdir():
             blob = cache / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
             if not blob.exists():
                 blob.write_bytes(file.read_bytes())
@@ -260,4 +262,4 @@ def test_revisions_leave_the_hub_cache_after_use(tmp_path, hub_cache):
         assert f"acme/pythia-tiny {revision}: " in done.stderr
     assert done.stderr.count("of disk freed") == 3
     stored = json.loads((tmp_path / "runs" / "a" / "provenance.json").read_text("utf-8"))["models"]
-    assert {one["commit"] for one in stored.values()} == {f"{number + 1:040x}" for number in range(3)}
+    assert {entry["commit"] for entry in stored.values()} == {f"{number + 1:040x}" for number in range(3)}

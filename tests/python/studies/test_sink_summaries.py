@@ -48,9 +48,9 @@ def test_row_permutation_keeps_rows_and_what_no_order_changes(results):
     )
     heads = results.table("heads")
     heads = heads[(heads["head"] >= 0) & (heads["protocol"] == "exact")]
-    own = heads.groupby("sample")[["entropy", "sink_share", "stable_rank"]].mean()
-    np.testing.assert_allclose(shuffled["entropy"], own["entropy"], rtol=1e-6)
-    assert (abs(shuffled["sink_share"] - own["sink_share"]) > 1e-3).any()
+    means_of_texts = heads.groupby("sample")[["entropy", "sink_share", "stable_rank"]].mean()
+    np.testing.assert_allclose(shuffled["entropy"], means_of_texts["entropy"], rtol=1e-6)
+    assert (abs(shuffled["sink_share"] - means_of_texts["sink_share"]) > 1e-3).any()
 
 
 def test_shuffled_rows_do_not_depend_on_the_batch():
@@ -71,16 +71,16 @@ def test_frames_specialisation_and_tests_between_layers(results):
     frames = results.table("frames")
     assert list(frames["protocol"]) == ["exact", "ruscio2025"]
     heads = results.table("heads")
-    own = heads[heads["protocol"] == "ruscio2025"]
-    positions = own.pivot(index="sample", columns=["layer", "head"], values="sink_position").to_numpy(
-        np.int64
-    )
+    published_heads = heads[heads["protocol"] == "ruscio2025"]
+    positions = published_heads.pivot(
+        index="sample", columns=["layer", "head"], values="sink_position"
+    ).to_numpy(np.int64)
     samples = results.table("samples")
     answer = asc.classify_frames(
         torch.tensor(positions.reshape(7, 2, 4)),
         lengths=samples["n_tokens"].tolist(),
         causal=True,
-        tokens=[list(one) for one in samples["tokens"]],
+        tokens=[list(token) for token in samples["tokens"]],
     )
     row = frames.iloc[1]
     assert (row["frame"], row["token_frame"], row["margin"]) == (
@@ -89,17 +89,17 @@ def test_frames_specialisation_and_tests_between_layers(results):
         answer.margin,
     )
     assert len(results.table("frame_evidence")) == len(answer.evidence)
-    modal = own["sink_position"].mode()[0]
+    modal = published_heads["sink_position"].mode()[0]
     assert row["modal_position"] == modal
-    assert row["modal_position_share"] == pytest.approx((own["sink_position"] == modal).mean())
+    assert row["modal_position_share"] == pytest.approx((published_heads["sink_position"] == modal).mean())
     heads_of = results.table("specialization")
     published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == 2) & (heads["layer"] == 1)]
     expected = ruscio2025.head_specialization(published["sink_token"].tolist())
-    mine = heads_of[
+    rows_of_model = heads_of[
         (heads_of["protocol"] == "ruscio2025") & (heads_of["head"] == 2) & (heads_of["layer"] == 1)
     ]
-    assert mine["consistency"].item() == expected.consistency
-    assert mine["modal"].item() == expected.modal
+    assert rows_of_model["consistency"].item() == expected.consistency
+    assert rows_of_model["modal"].item() == expected.modal
     tests = results.table("layer_tests")
     assert set(zip(tests["layer"], tests["other_layer"], strict=True)) == {(0, 1)}
     layers = results.table("layers")
@@ -123,11 +123,11 @@ def test_sink_removal_is_tested_over_sentences_and_the_authors_way(results):
 
     table, layers = results.table("removal_tests"), results.table("layers")
     row = table[(table["protocol"] == "exact") & (table["layer"] == 1) & (table["percentile"] == 90)].iloc[0]
-    own = layers[(layers["protocol"] == "exact") & (layers["layer"] == 1)]
-    values, random = own["kl_share_90"], own["kl_share_shuffled_90"]
+    rows_of_layer = layers[(layers["protocol"] == "exact") & (layers["layer"] == 1)]
+    values, random = rows_of_layer["kl_share_90"], rows_of_layer["kl_share_shuffled_90"]
     assert (random != 0).all()
     assert row["samples"] == 7
-    assert row["kl_reduction"] == pytest.approx(own["kl_reduction_90"].mean())
+    assert row["kl_reduction"] == pytest.approx(rows_of_layer["kl_reduction_90"].mean())
     assert row["kl_share"] == pytest.approx(values.mean())
     assert row["kl_share_shuffled"] == pytest.approx(random.mean())
     assert row["difference"] == pytest.approx((values - random).mean())
@@ -136,9 +136,9 @@ def test_sink_removal_is_tested_over_sentences_and_the_authors_way(results):
     row = table[
         (table["protocol"] == "ruscio2025") & (table["layer"] == 1) & (table["percentile"] == 90)
     ].iloc[0]
-    each = layers[(layers["protocol"] == "ruscio2025") & (layers["layer"] == 1)]["p_value_90"]
-    statistic = -2 * np.log(each + 1e-10).sum()
-    assert row["p_value"] == pytest.approx(stats.chi2.sf(statistic, 2 * len(each)), rel=1e-6)
+    p_values = layers[(layers["protocol"] == "ruscio2025") & (layers["layer"] == 1)]["p_value_90"]
+    statistic = -2 * np.log(p_values + 1e-10).sum()
+    assert row["p_value"] == pytest.approx(stats.chi2.sf(statistic, 2 * len(p_values)), rel=1e-6)
     assert np.isnan(row["p_holm"])
 
 
@@ -149,7 +149,7 @@ def test_every_number_is_held_against_its_nulls(results):
     table, nulls, heads = results.table("null_tests"), results.variants(), results.table("heads")
     assert set(table["kind"]) == {"random_weights", "row_permutation"}
     for kind in ("random_weights", "row_permutation"):
-        here = (
+        text_means = (
             heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
             .groupby("sample")["sink_share"]
             .mean()
@@ -161,17 +161,19 @@ def test_every_number_is_held_against_its_nulls(results):
         row = table[(table["kind"] == kind) & (table["metric"] == "sink_share") & (table["scope"] == "heads")]
         row = row[row["protocol"] == "exact"].iloc[0]
         if kind == "random_weights":
-            each = null.groupby("seed")["value"]
-            means, within = each.mean(), each.var(ddof=1)
-            of_texts = max(here.var(ddof=1), within.mean()) / 7 - (within / each.size()).mean()
+            values_by_seed = null.groupby("seed")["value"]
+            means, within = values_by_seed.mean(), values_by_seed.var(ddof=1)
+            of_texts = (
+                max(text_means.var(ddof=1), within.mean()) / 7 - (within / values_by_seed.size()).mean()
+            )
             variance = means.var(ddof=1) * (1 + 1 / 8) + max(0.0, of_texts)
-            statistic = (here.mean() - means.mean()) / np.sqrt(variance)
+            statistic = (text_means.mean() - means.mean()) / np.sqrt(variance)
             p_value = 2 * stats.t.sf(abs(statistic), 7)
             assert (row["controls"], row["unit"]) == (8, "initialisation")
         else:
-            p_value = stats.ttest_rel(here, null.set_index("sample")["value"]).pvalue
+            p_value = stats.ttest_rel(text_means, null.set_index("sample")["value"]).pvalue
             assert (row["samples"], row["unit"]) == (7, "text")
-        assert row["difference"] == pytest.approx(here.mean() - null["value"].mean())
+        assert row["difference"] == pytest.approx(text_means.mean() - null["value"].mean())
         assert row["p_value"] == pytest.approx(p_value, rel=1e-6)
         assert row["low"] < row["difference"] < row["high"]
 
@@ -182,8 +184,8 @@ def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
     results = run(sink_study(tmp_path, deep, texts, metrics=[], options={}, **only), progress=False)
     table = results.table("graph_depth")
     graphs = results.table("head_mean_graphs")
-    own = graphs[(graphs["protocol"] == "ruscio2025") & (graphs["threshold"] == 0.05)]
-    means = own.groupby("layer")[["graph_fiedler_value", "gini", "density"]].mean()
+    rows_at_threshold = graphs[(graphs["protocol"] == "ruscio2025") & (graphs["threshold"] == 0.05)]
+    means = rows_at_threshold.groupby("layer")[["graph_fiedler_value", "gini", "density"]].mean()
     means = means.rename(columns={"graph_fiedler_value": "fiedler_value"})
     row = table[(table["protocol"] == "ruscio2025") & (table["threshold"] == 0.05)].iloc[0]
     early, middle, late = (means["fiedler_value"][k : k + 2].mean() for k in (0, 2, 4))
@@ -212,15 +214,15 @@ def test_a_series_has_its_controls_once_and_its_emergence_in_integer_order(tmp_p
     heads = results.table("heads")
     exact = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
     described = asc.emergence_step(exact, "sink_share").iloc[0]
-    whole = table[(table["metric"] == "sink_share") & (table["scope"] == "heads")].iloc[0]
+    row_of_heads = table[(table["metric"] == "sink_share") & (table["scope"] == "heads")].iloc[0]
     # four checkpoints: three do not fit on each side
-    assert whole["verdict"] == described["verdict"] == "too few to tell"
+    assert row_of_heads["verdict"] == described["verdict"] == "too few to tell"
     for key in ("half_way", "start", "end", "difference", "low", "high"):
-        assert whole[key] == pytest.approx(described[key]), key
-    one = table[(table["metric"] == "entropy") & (table["place"] == "L1H3")]
+        assert row_of_heads[key] == pytest.approx(described[key]), key
+    row_of_head = table[(table["metric"] == "entropy") & (table["place"] == "L1H3")]
     part = exact[(exact["layer"] == 1) & (exact["head"] == 3)]
-    assert one["end"].item() == pytest.approx(part[part["step"] == 10]["entropy"].mean())
-    assert one["verdict"].isna().all()
+    assert row_of_head["end"].item() == pytest.approx(part[part["step"] == 10]["entropy"].mean())
+    assert row_of_head["verdict"].isna().all()
     published = table[(table["protocol"] == "ruscio2025") & (table["metric"] == "spectral_norm")].iloc[0]
     assert (published["change_first_step"], published["change_last_step"]) == (0, 4)
     assert table[table["protocol"] == "exact"]["change_last_step"].isna().all()
@@ -246,7 +248,7 @@ CHECKPOINTS, TEXTS, QUANTITIES = 16, 6, 8
 STEPS = np.arange(CHECKPOINTS) * 10
 
 
-def made(jump, seed=0, groups=("all",)):
+def build_results(jump, seed=0, groups=("all",)):
     """A run of noise in eight quantities of two layers and two heads; the first jumps at checkpoint 8."""
     draw = np.random.default_rng(seed)
     keys = pd.MultiIndex.from_product(
@@ -256,8 +258,8 @@ def made(jump, seed=0, groups=("all",)):
     # what all texts of a checkpoint share is noise too
     shared = draw.normal(size=(QUANTITIES, CHECKPOINTS))
     columns = {
-        f"q{number}": own[keys["step"] // 10] + 0.1 * draw.normal(size=len(keys))
-        for number, own in enumerate(shared)
+        f"q{number}": texts_of_part[keys["step"] // 10] + 0.1 * draw.normal(size=len(keys))
+        for number, texts_of_part in enumerate(shared)
     }
     columns["q0"] = columns["q0"] + jump * (keys["step"] >= 80)
     columns["design"] = 0.001 * keys["step"].astype(float)
@@ -267,50 +269,52 @@ def made(jump, seed=0, groups=("all",)):
         place, heads.schema.field(place).with_metadata({b"kind": b"constant"}), heads.column(place)
     )
     order = ["model", "revision", "step", "sample"]
-    about = {"name": "heads", "version": 1, "keys": [*order, "layer", "head", "protocol"]}
-    heads = heads.replace_schema_metadata({b"attnscope_table": json.dumps(about).encode()})
+    metadata = {"name": "heads", "version": 1, "keys": [*order, "layer", "head", "protocol"]}
+    heads = heads.replace_schema_metadata({b"attnscope_table": json.dumps(metadata).encode()})
     samples = keys[order].drop_duplicates()
     samples["group"] = [groups[sample % len(groups)] for sample in samples["sample"]]
     return Results({"heads": heads, "samples": samples})
 
 
-def whole(rows):
+def split_rows(rows):
     return {row["metric"]: row for row in rows if row["scope"] == "heads" and row["verdict"] is not None}
 
 
 def test_a_planted_step_is_found_where_it_is_and_noise_beside_it_is_not():
-    results = made(6.0)
+    results = build_results(6.0)
     rows = emergence(results, 0)
-    found = whole(rows)
-    assert set(found) == {f"q{number}" for number in range(QUANTITIES)}
-    assert found["q0"]["verdict"] == "step"
-    assert found["q0"]["step"] == 80
-    assert [found[f"q{number}"]["verdict"] for number in range(1, QUANTITIES)] == ["no change"] * 7
-    assert all(found[f"q{number}"]["half_way"] is not None for number in range(1, QUANTITIES))
+    result = split_rows(rows)
+    assert set(result) == {f"q{number}" for number in range(QUANTITIES)}
+    assert result["q0"]["verdict"] == "step"
+    assert result["q0"]["step"] == 80
+    assert [result[f"q{number}"]["verdict"] for number in range(1, QUANTITIES)] == ["no change"] * 7
+    assert all(result[f"q{number}"]["half_way"] is not None for number in range(1, QUANTITIES))
 
 
 def test_the_family_is_that_of_the_run():
-    found = whole(emergence(made(6.0), 0))
-    names = sorted(found)
-    corrected = holm([found[name]["p_value"] for name in names])
-    assert [found[name]["p_holm"] for name in names] == pytest.approx(corrected.tolist())
-    heads = made(6.0).table("heads")
+    result = split_rows(emergence(build_results(6.0), 0))
+    names = sorted(result)
+    corrected = holm([result[name]["p_value"] for name in names])
+    assert [result[name]["p_holm"] for name in names] == pytest.approx(corrected.tolist())
+    heads = build_results(6.0).table("heads")
     curve = heads.groupby(["step", "sample"])["q0"].mean().unstack("sample")
-    alone = emergence_splits([(curve.index.to_numpy(), curve.to_numpy())])[0]
-    assert alone["p_value"] <= found["q0"]["p_holm"]
+    single_split = emergence_splits([(curve.index.to_numpy(), curve.to_numpy())])[0]
+    assert single_split["p_value"] <= result["q0"]["p_holm"]
 
 
 def test_noise_steps_in_few_runs():
     """One family of eight in 12 runs: a step at all in about one run of twenty."""
     steps = sum(
-        any(row["verdict"] == "step" for row in whole(emergence(made(0.0, seed), seed)).values())
+        any(
+            row["verdict"] == "step" for row in split_rows(emergence(build_results(0.0, seed), seed)).values()
+        )
         for seed in range(12)
     )
     assert steps <= 2
 
 
 def test_layers_are_described_and_not_tested():
-    rows = emergence(made(6.0), 0)
+    rows = emergence(build_results(6.0), 0)
     layers = [row for row in rows if row["scope"] == "layer"]
     assert {(row["place"], row["layer"], row["head"]) for row in layers} == {("L0", 0, None), ("L1", 1, None)}
     assert all(row["verdict"] is None and np.isnan(row["p_value"]) for row in layers)
@@ -318,7 +322,7 @@ def test_layers_are_described_and_not_tested():
 
 
 def test_groups_of_texts_are_tested_apart():
-    rows = emergence(made(6.0, groups=("a", "b")), 0)
+    rows = emergence(build_results(6.0, groups=("a", "b")), 0)
     judged = [row for row in rows if row["verdict"] is not None]
     assert {row["group"] for row in judged} == {"a", "b"}
     assert all(row["step"] == 80 for row in judged if row["metric"] == "q0")

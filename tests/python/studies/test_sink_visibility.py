@@ -42,75 +42,83 @@ def case(request, tmp_path_factory):
         options={"metrics": METRICS, "extra": ["row_permutation", "examples"]},
     )  # fmt: skip
     results = run(study, progress=False)
-    alone = []
+    captured_layers = []
     for ids in results.table("samples")["token_ids"]:
         with capture(model, sites=("attention",)) as recording:
             inputs = torch.tensor(list(ids))[None]
             layers = list(recording.run(input_ids=inputs, attention_mask=torch.ones_like(inputs)))
-        alone.append([(one.matrices()[0].double(), one.states("sink_mass")[0].double()) for one in layers])
-    return request.param, results, alone
+        captured_layers.append(
+            [(layer.matrices()[0].double(), layer.states("sink_mass")[0].double()) for layer in layers]
+        )
+    return request.param, results, captured_layers
 
 
 def rows(case, table="heads"):
     """Sample, layer, support, map [h, n, n], learned mass [h, n] and the rows that are stored of them."""
-    name, results, alone = case
+    name, results, single_results = case
     stored = results.table(table)
-    for sample, layers in enumerate(alone):
+    for sample, layers in enumerate(single_results):
         for layer, (maps, learned) in enumerate(layers):
             n = maps.shape[-1]
             kind = LAYERS[name][layer]
             short = {"window 7": n <= 7, "window 7+7": n <= 8}.get(kind, False)
             kind = {"window 7": "causal", "window 7+7": "full"}[kind] if short else kind
-            own = stored[(stored["sample"] == sample) & (stored["layer"] == layer)]
-            yield kind, maps.numpy(), learned.numpy(), own
+            rows_of_layer = stored[(stored["sample"] == sample) & (stored["layer"] == layer)]
+            yield kind, maps.numpy(), learned.numpy(), rows_of_layer
 
 
 def entropies(maps, learned, seen):
     """Entropy and its normalised form of each row [h, n]; a learned sink is one more key."""
-    more = bool(learned.any())
-    found = np.zeros(maps.shape[:2])
+    has_learned = bool(learned.any())
+    result = np.zeros(maps.shape[:2])
     scaled = np.full(maps.shape[:2], np.nan)
-    for head, i in np.ndindex(*found.shape):
-        own = [maps[head, i, j] for j in np.flatnonzero(seen[i])] + ([learned[head, i]] if more else [])
-        found[head, i] = -sum(p * np.log(p) for p in own if p > 0)
-        if len(own) > 1:
-            scaled[head, i] = found[head, i] / np.log(len(own))
-    return found, scaled
+    for head, i in np.ndindex(*result.shape):
+        outcomes_of_query = [maps[head, i, j] for j in np.flatnonzero(seen[i])] + (
+            [learned[head, i]] if has_learned else []
+        )
+        result[head, i] = -sum(p * np.log(p) for p in outcomes_of_query if p > 0)
+        if len(outcomes_of_query) > 1:
+            scaled[head, i] = result[head, i] / np.log(len(outcomes_of_query))
+    return result, scaled
 
 
 def test_rows_say_what_queries_see(case):
-    for kind, _, _, own in rows(case):
-        assert set(own["support"]) == {kind}
+    for kind, _, _, stored_rows in rows(case):
+        assert set(stored_rows["support"]) == {kind}
         law = {"causal": "triangular", "full": "Marchenko-Pastur"}.get(kind, "shuffled rows")
-        assert set(own["mp_law"]) == {law}
+        assert set(stored_rows["mp_law"]) == {law}
 
 
 def test_columns_of_rows_are_those_of_the_visible_keys(case):
-    for kind, maps, learned, own in rows(case):
+    for kind, maps, learned, stored_rows in rows(case):
         n = maps.shape[-1]
         seen = seen_by(kind, n)
         assert (maps[:, ~seen] == 0).all()
-        found, scaled = entropies(maps, learned, seen)
+        result, scaled = entropies(maps, learned, seen)
         tight = {"rtol": 1e-6, "atol": 1e-7}
-        np.testing.assert_allclose(own["entropy"], found.mean(1), **tight)
-        np.testing.assert_allclose(own["entropy_normalized"], np.nanmean(scaled, 1), **tight)
-        takes = learned.mean(1) if case[0] == "gpt_oss" else np.full(len(own), np.nan)
-        np.testing.assert_allclose(own["learned_sink_mass"].astype(float), takes, **tight)
+        np.testing.assert_allclose(stored_rows["entropy"], result.mean(1), **tight)
+        np.testing.assert_allclose(stored_rows["entropy_normalized"], np.nanmean(scaled, 1), **tight)
+        takes = learned.mean(1) if case[0] == "gpt_oss" else np.full(len(stored_rows), np.nan)
+        np.testing.assert_allclose(stored_rows["learned_sink_mass"].astype(float), takes, **tight)
         uniform = np.mean([seen[i, 0] / seen[i].sum() for i in range(n)])
-        np.testing.assert_allclose(own["sink_share_uniform"], uniform, rtol=1e-12)
-        every = np.concatenate([maps.sum(1), learned.sum(1)[:, None]], 1)
-        np.testing.assert_allclose(own["top_mass"], every.max(1) / n, **tight)
+        np.testing.assert_allclose(stored_rows["sink_share_uniform"], uniform, rtol=1e-12)
+        masses = np.concatenate([maps.sum(1), learned.sum(1)[:, None]], 1)
+        np.testing.assert_allclose(stored_rows["top_mass"], masses.max(1) / n, **tight)
 
 
 def test_divergence_of_a_layer_counts_the_learned_sink(case):
-    for (kind, maps, learned, own), (_, _, _, of_layer) in zip(rows(case), rows(case, "layers"), strict=True):
+    for (kind, maps, learned, stored_rows), (_, _, _, of_layer) in zip(
+        rows(case), rows(case, "layers"), strict=True
+    ):
         outcomes = np.concatenate([maps, learned[..., None]], -1)
         mean = outcomes.mean(0)
         with np.errstate(divide="ignore", invalid="ignore"):
-            each = np.where(outcomes > 0, outcomes * np.log(outcomes / mean), 0).sum(-1).mean(-1)
-        np.testing.assert_allclose(own["head_divergence"], each, rtol=1e-6, atol=1e-7, err_msg=kind)
-        assert (own["head_divergence"] >= -1e-9).all()
-        np.testing.assert_allclose(of_layer["head_divergence"], each.mean(), rtol=1e-6, atol=1e-7)
+            divergences = np.where(outcomes > 0, outcomes * np.log(outcomes / mean), 0).sum(-1).mean(-1)
+        np.testing.assert_allclose(
+            stored_rows["head_divergence"], divergences, rtol=1e-6, atol=1e-7, err_msg=kind
+        )
+        assert (stored_rows["head_divergence"] >= -1e-9).all()
+        np.testing.assert_allclose(of_layer["head_divergence"], divergences.mean(), rtol=1e-6, atol=1e-7)
 
 
 def test_uniform_attention_stands_beside_each_support(case):
@@ -118,9 +126,9 @@ def test_uniform_attention_stands_beside_each_support(case):
     for kind, maps, _, _ in rows(case):
         n = maps.shape[-1]
         seen = seen_by(kind, n)
-        own = baselines[(baselines["n_tokens"] == n) & (baselines["support"] == kind)]
-        assert set(own["kind"]) == {"uniform"}
-        value = own.set_index("metric")["value"]
+        rows_of_support = baselines[(baselines["n_tokens"] == n) & (baselines["support"] == kind)]
+        assert set(rows_of_support["kind"]) == {"uniform"}
+        value = rows_of_support.set_index("metric")["value"]
         assert value["entropy_normalized"] == pytest.approx(1.0)
         assert value["entropy"] == pytest.approx(np.log(seen.sum(1)).mean())
         assert value["top_mass"] == pytest.approx((seen / seen.sum(1, keepdims=True)).sum(0).max() / n)
@@ -145,22 +153,22 @@ def test_shuffled_rows_stay_inside_what_queries_see():
         seen = visible_pairs(name, 9)
         maps = torch.rand(2, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         maps = torch.where(seen, maps, 0.0)
-        found = shuffled_rows(maps, [9, 9], [0, 1], 0, 0, seen)
-        assert (found[..., ~seen] == 0).all()
-        assert (found[..., seen] > 0).all()
-        assert torch.equal(found.sort(-1).values, maps.sort(-1).values)
-        assert not torch.equal(found, maps)
+        result = shuffled_rows(maps, [9, 9], [0, 1], 0, 0, seen)
+        assert (result[..., ~seen] == 0).all()
+        assert (result[..., seen] > 0).all()
+        assert torch.equal(result.sort(-1).values, maps.sort(-1).values)
+        assert not torch.equal(result, maps)
 
 
 def test_entropies_of_shuffled_rows_are_the_same_under_any_support(case):
     heads = case[1].table("heads")
     controls = case[1].table("heads_variants")
     controls = controls[controls["scope"] == "heads"].set_index("sample")
-    for sample, own in heads.groupby("sample"):
+    for sample, group in heads.groupby("sample"):
         row = controls.loc[sample]
-        assert row["entropy"] == pytest.approx(own["entropy"].mean(), rel=1e-6)
+        assert row["entropy"] == pytest.approx(group["entropy"].mean(), rel=1e-6)
         assert row["learned_sink_mass"] == pytest.approx(
-            own["learned_sink_mass"].mean(), rel=1e-6, nan_ok=True
+            group["learned_sink_mass"].mean(), rel=1e-6, nan_ok=True
         )
 
 
@@ -175,17 +183,21 @@ def test_study_analyze_view_and_layer_give_the_same_numbers(case):
     """Texts of two lengths in one batch; windows, full attention, a learned sink."""
     name, results, _ = case
     model = models.tiny(name)
-    every = list(results.table("samples")["token_ids"])
-    ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(list(one)) for one in every], batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(one)) for one in every], batch_first=True).long()
+    token_ids = list(results.table("samples")["token_ids"])
+    ids = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(list(ids_of_text)) for ids_of_text in token_ids], batch_first=True
+    )
+    mask = torch.nn.utils.rnn.pad_sequence(
+        [torch.ones(len(ids_of_text)) for ids_of_text in token_ids], batch_first=True
+    ).long()
     keys, columns = ["sample", "layer", "head"], list(OF_SUPPORT)
     stored = results.table("heads")
     if name == "gpt_oss":
         columns.append("learned_sink_mass")
     stored = stored.set_index(keys)[columns].sort_index().astype(float)
-    found = asc.analyze(model, {"input_ids": ids, "attention_mask": mask}, METRICS)["heads"]
-    found = found.set_index(keys)[columns].sort_index().astype(float)
-    pd.testing.assert_frame_equal(found, stored, rtol=1e-6, atol=1e-8)
+    result = asc.analyze(model, {"input_ids": ids, "attention_mask": mask}, METRICS)["heads"]
+    result = result.set_index(keys)[columns].sort_index().astype(float)
+    pd.testing.assert_frame_equal(result, stored, rtol=1e-6, atol=1e-8)
 
     with capture(model) as recording, torch.no_grad():
         for layer in recording.run(input_ids=ids, attention_mask=mask):
@@ -193,7 +205,7 @@ def test_study_analyze_view_and_layer_give_the_same_numbers(case):
                 {"attention_entropy": {}, "sink_share": {}, "marchenko_pastur_deviation": {}, "even": {
                     "metric": "attention_entropy", "normalized": True}, "head_divergence": {}},
             )  # fmt: skip
-            own = stored.xs(layer.index, level="layer")
+            rows_of_layer = stored.xs(layer.index, level="layer")
             for column, values in (
                 ("entropy", measured["attention_entropy"].nanmean(-1)),
                 ("entropy_normalized", measured["even"].nanmean(-1)),
@@ -201,22 +213,24 @@ def test_study_analyze_view_and_layer_give_the_same_numbers(case):
                 ("mp_ks", measured["marchenko_pastur_deviation"]),
                 ("head_divergence", measured["head_divergence"]),
             ):
-                want = own[column].unstack("head").to_numpy()
+                want = rows_of_layer[column].unstack("head").to_numpy()
                 np.testing.assert_allclose(values, want, rtol=2e-5, atol=1e-7, err_msg=column)
             if name == "gpt_oss":
-                want = own["learned_sink_mass"].unstack("head").to_numpy()
+                want = rows_of_layer["learned_sink_mass"].unstack("head").to_numpy()
                 np.testing.assert_allclose(measured["sink_share"].learned, want, rtol=1e-6)
 
     text = int(mask.sum(1).argmax())
-    page = asc.view(model, list(every[text])).contents
-    shown = {one["name"]: np.array(page["values"][0][0][at], float) for at, one in enumerate(page["metrics"])}
+    page = asc.view(model, list(token_ids[text])).contents
+    shown = {
+        metric["name"]: np.array(page["values"][0][0][at], float) for at, metric in enumerate(page["metrics"])
+    }
     for column in columns:
         if column not in shown:  # what uniform attention gives is shown beside each column
             assert column == "sink_share_uniform"
             continue
         want = stored.xs(text, level="sample")[column].unstack("head").to_numpy()
         np.testing.assert_allclose(shown[column], want, rtol=1e-4, atol=1e-5, err_msg=column)
-    at = [one["name"] for one in page["metrics"]].index("sink_share")
+    at = [metric["name"] for metric in page["metrics"]].index("sink_share")
     uniform = np.broadcast_to(np.array(page["uniform"][0][at], float), len(models.LAYER_KINDS[name]))
     want = stored.xs(text, level="sample")["sink_share_uniform"].groupby("layer").first()
     np.testing.assert_allclose(uniform, want, rtol=1e-5)
@@ -227,7 +241,7 @@ def test_a_stored_matrix_of_a_window_has_no_law_in_closed_form(case):
     name, results, _ = case
     kinds = models.LAYER_KINDS[name]
     for page in (asc.view(results), asc.view(results, sample=1, model=models.tiny(name))):
-        shown = {one["layer"]: one["spectrum"] for one in page.contents["maps"]}
+        shown = {attention_map["layer"]: attention_map["spectrum"] for attention_map in page.contents["maps"]}
         assert sorted(shown) == list(range(len(kinds)))
         for layer, kind in enumerate(kinds):
             n = page.contents["maps"][0]["n"]

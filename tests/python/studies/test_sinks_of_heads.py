@@ -34,28 +34,28 @@ def stored(maps, lengths, tokens=None, parts=1):
     texts, layers, heads = maps.shape[:3]
     tokens = tokens or [[f"w{text}.{key}" for key in range(n)] for text, n in enumerate(lengths)]
     written = []
-    for own in np.array_split(np.arange(texts), parts):
+    for texts_of_part in np.array_split(np.arange(texts), parts):
         run = SimpleNamespace(write=lambda name, **rows: written.append(pd.DataFrame(rows)))
         sums = SinkSums(run)
         # two batches of a unit, the later texts first
-        for some in (own[1:], own[:1]):
-            if not len(some):
+        for group in (texts_of_part[1:], texts_of_part[:1]):
+            if not len(group):
                 continue
-            sizes = [lengths[text] for text in some]
-            batch = Batch(some.tolist(), sizes, [], [tokens[text] for text in some], ["all"] * len(some))
+            sizes = [lengths[text] for text in group]
+            batch = Batch(group.tolist(), sizes, [], [tokens[text] for text in group], ["all"] * len(group))
             for layer in range(layers):
                 states = SimpleNamespace(
-                    heads=maps[some.tolist(), layer], lengths=torch.tensor(sizes), support="causal",
+                    heads=maps[group.tolist(), layer], lengths=torch.tensor(sizes), support="causal",
                     names=tuple(range(heads)),
                 )  # fmt: skip
                 sums.add(states, layer, batch)
         sums.write()
     rows = []
     for layer in range(layers):
-        found = sink_test(maps[:, layer], support="causal", lengths=torch.tensor(lengths)[:, None])
-        counts = torch.where(found.untested, -1, found.sinks.sum(-1))
+        result = sink_test(maps[:, layer], support="causal", lengths=torch.tensor(lengths)[:, None])
+        counts = torch.where(result.untested, -1, result.sinks.sum(-1))
         for text, head in np.ndindex(texts, heads):
-            place, count = int(found.position[text, head]), int(counts[text, head])
+            place, count = int(result.position[text, head]), int(counts[text, head])
             rows.append(
                 {**MODEL, "sample": text, "layer": layer, "head": head, "protocol": "exact",
                  "sink_position": place if place >= 0 else None,
@@ -108,10 +108,10 @@ def test_texts_too_short_for_a_test_are_judged_together():
     lengths = [6 + text % 3 for text in range(20)]
     maps = random_maps(20, 6, 8, 0.6).reshape(20, 3, 2, 8, 8)
     results = stored(maps, lengths, parts=3)
-    (one,) = classify_heads(results)
-    assert len(one.pooled) == 6
-    assert set(one.labels.values()) == {0}
-    assert (one.positions < 0).mean() > 0.5
+    (first,) = classify_heads(results)
+    assert len(first.pooled) == 6
+    assert set(first.labels.values()) == {0}
+    assert (first.positions < 0).mean() > 0.5
     row, _ = verdict(results)
     assert (row["frame"], row["modal_position"]) == ("centralized", 0)
     rows = pd.DataFrame(sink_heads(list(classify_heads(results))))
@@ -136,16 +136,16 @@ def test_sums_of_units_and_batches_are_those_of_all_texts_at_once(kind):
     draw = np.random.default_rng(0)
     tokens = [draw.choice(list("abc"), n).tolist() for n in lengths]
     sums = stored(maps, lengths, tokens, parts=2).table("sink_sums")
-    own = sums[sums["label_kind"] == kind]
-    mine = pooled_sinks(own, texts=6, by=["layer", "head"]).drop(columns="layer")
+    sums_of_kind = sums[sums["label_kind"] == kind]
+    pooled = pooled_sinks(sums_of_kind, texts=6, by=["layer", "head"]).drop(columns="layer")
     # behind its length a text has nothing
-    found = sink_test(maps[:, 0], support="causal", lengths=torch.tensor(lengths)[:, None])
-    at_once = sink_sums(found, label=kind, lengths=torch.tensor(lengths), tokens=tokens)
+    result = sink_test(maps[:, 0], support="causal", lengths=torch.tensor(lengths)[:, None])
+    at_once = sink_sums(result, label=kind, lengths=torch.tensor(lengths), tokens=tokens)
     expected = pooled_sinks(at_once, texts=6).rename(columns={"map": "head"})
     expected["label"] = expected["label"].astype(str)
     order = ["head", "label"]
-    mine, expected = (one.sort_values(order).reset_index(drop=True) for one in (mine, expected))
-    pd.testing.assert_frame_equal(mine, expected[mine.columns], check_dtype=False, rtol=1e-12)
+    pooled, expected = (table.sort_values(order).reset_index(drop=True) for table in (pooled, expected))
+    pd.testing.assert_frame_equal(pooled, expected[pooled.columns], check_dtype=False, rtol=1e-12)
 
 
 def test_a_token_of_its_own_is_found_by_token_and_not_by_place():
@@ -159,10 +159,10 @@ def test_a_token_of_its_own_is_found_by_token_and_not_by_place():
     tokens = [draw.choice(list("abcdefgh"), n).tolist() for _ in range(texts)]
     for text, place in enumerate(places):
         tokens[text][place] = "<sep>"
-    (one,) = classify_heads(stored(maps, [n] * texts, tokens))
-    row = one.pooled[0, 0]
+    (first,) = classify_heads(stored(maps, [n] * texts, tokens))
+    row = first.pooled[0, 0]
     assert (row["label_kind"], row["label"]) == ("token", "<sep>")
-    assert one.labels == {(0, 0): None}
+    assert first.labels == {(0, 0): None}
 
 
 def test_gpt2_rests_on_its_first_key():
@@ -170,11 +170,13 @@ def test_gpt2_rests_on_its_first_key():
     folder = Path(__file__).resolve().parents[4] / "shared" / "data" / "gpt2_attention_maps"
     if not folder.is_dir():
         pytest.skip(f"there is no {folder}")
-    each = [torch.from_numpy(np.load(folder / f"ex{text}.npz")["attn_softmax"].copy()) for text in range(5)]
-    lengths = [one.shape[-1] for one in each]
+    stored_maps = [
+        torch.from_numpy(np.load(folder / f"ex{text}.npz")["attn_softmax"].copy()) for text in range(5)
+    ]
+    lengths = [maps_of_text.shape[-1] for maps_of_text in stored_maps]
     maps = torch.zeros(5, 12, 12, max(lengths), max(lengths), dtype=torch.float64)
-    for text, (one, n) in enumerate(zip(each, lengths, strict=True)):
-        maps[text, ..., :n, :n] = one.reshape(12, 12, n, n)
+    for text, (maps_of_text, n) in enumerate(zip(stored_maps, lengths, strict=True)):
+        maps[text, ..., :n, :n] = maps_of_text.reshape(12, 12, n, n)
     row, _ = verdict(stored(maps, lengths))
     assert row["frame"] == "centralized"
     assert 95 <= row["heads_with_sink"] <= 107

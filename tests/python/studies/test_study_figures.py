@@ -36,7 +36,7 @@ from attnscope.studies.attention_sinks.figures.sinks import frame_shares
 
 # arranged panels are tried in drawing/test_figures.py, and where titles stand below
 pytestmark = pytest.mark.usefixtures("unarranged")
-ONE = made.make_study()
+SINGLE_RUN = made.make_study()
 SERIES = made.make_study(("a-1b", "b-7b"), steps=made.STEPS)
 STUDY_FIGURES = {
     "protocols", "sink_removal", "ablation", "alignment", "spectra", "reference", "fisher", "frames",
@@ -49,15 +49,15 @@ def ax() -> matplotlib.axes.Axes:
 
 
 def line(axes, label: str):
-    return next(one for one in axes.get_lines() if one.get_label() == label)
+    return next(line for line in axes.get_lines() if line.get_label() == label)
 
 
 def with_gid(axes, gid: str):
-    return next((one for one in axes.get_children() if one.get_gid() == gid), None)
+    return next((child for child in axes.get_children() if child.get_gid() == gid), None)
 
 
 def panel(figure, title: str):
-    return next(one for one in figure.axes if one.get_title(loc="left") == title)
+    return next(axis for axis in figure.axes if axis.get_title(loc="left") == title)
 
 
 def over_samples(layer: int, head: int = -1, model: int = 0, step: int = -1) -> float:
@@ -68,7 +68,7 @@ def over_samples(layer: int, head: int = -1, model: int = 0, step: int = -1) -> 
 def test_every_kind_of_run_has_its_figures() -> None:
     assert set(FIGURES) > STUDY_FIGURES
     training = {"sink_emergence", "emergence"}
-    for results in (ONE, made.make_study(causal=False), made.make_study(("a-1b", "b-7b", "c"))):
+    for results in (SINGLE_RUN, made.make_study(causal=False), made.make_study(("a-1b", "b-7b", "c"))):
         assert set(draw(results)) == set(FIGURES) - training - {"examples", "persistence"}
     assert set(draw(SERIES)) == set(FIGURES) - {"examples", "persistence"}
 
@@ -78,14 +78,17 @@ def test_no_panel_is_empty_and_no_title_leaves_its_panel(monkeypatch) -> None:
     monkeypatch.setattr("attnscope.plots.figure.freeze_layout", freeze_layout)
     for name, figure in draw(SERIES).items():
         renderer = FigureCanvasAgg(figure).get_renderer()
-        shown = [one for one in figure.axes if one.axison]
+        shown = [axis for axis in figure.axes if axis.axison]
         assert shown, name
-        for one in shown:
-            assert one.lines or one.collections or one.images, (name, one.get_title(loc="left"))
+        for drawing in shown:
+            assert drawing.lines or drawing.collections or drawing.images, (
+                name,
+                drawing.get_title(loc="left"),
+            )
         rows: dict[float, list] = {}
-        for one in shown:
-            if one.get_title(loc="left").strip():
-                box = one._left_title.get_window_extent(renderer)
+        for drawing in shown:
+            if drawing.get_title(loc="left").strip():
+                box = drawing._left_title.get_window_extent(renderer)
                 rows.setdefault(round(box.y0), []).append(box)
         for boxes in rows.values():
             boxes.sort(key=lambda box: box.x0)
@@ -94,15 +97,15 @@ def test_no_panel_is_empty_and_no_title_leaves_its_panel(monkeypatch) -> None:
 
 
 def test_both_protocols_stand_side_by_side_over_depth(ax) -> None:
-    own = with_groups(ONE.table("head_means"), ONE.table("samples"))
-    protocol_profile(own, "mean_persistence_0", ax)
+    head_means = with_groups(SINGLE_RUN.table("head_means"), SINGLE_RUN.table("samples"))
+    protocol_profile(head_means, "mean_persistence_0", ax)
     want = [over_samples(layer) for layer in range(made.LAYERS)]
     np.testing.assert_allclose(line(ax, "exact").get_ydata(), want, rtol=1e-12)
     np.testing.assert_allclose(line(ax, "as published").get_ydata(), np.array(want) / 4, rtol=1e-12)
 
 
 def test_the_published_topology_is_held_against_its_bound() -> None:
-    figure = draw(ONE, ["protocols"])["protocols"]
+    figure = draw(SINGLE_RUN, ["protocols"])["protocols"]
     bars = panel(figure, r"H0 bars ($\beta_0$)")
     assert set(line(bars, "as published").get_ydata()) == {30.0}
     assert set(line(bars, "exact").get_ydata()) == {float(made.N)}
@@ -112,23 +115,25 @@ def test_the_published_topology_is_held_against_its_bound() -> None:
     assert list(line(loops, "exact").get_ydata()) == [5 + layer for layer in range(made.LAYERS)]
     encoder = draw(made.make_study(causal=False), ["protocols"])["protocols"]
     assert with_gid(panel(encoder, r"H0 bars ($\beta_0$)"), "bound") is None
-    only = Results({"head_means": ONE.table("head_means").query("protocol == 'exact'")}, study=ONE.study)
+    only = Results(
+        {"head_means": SINGLE_RUN.table("head_means").query("protocol == 'exact'")}, study=SINGLE_RUN.study
+    )
     with pytest.raises(NotDrawable, match="the run has one protocol"):
         draw(only, ["protocols"])
 
 
 def test_infinite_ratios_are_left_out_of_means(ax) -> None:
-    means = ONE.table("head_means")
+    means = SINGLE_RUN.table("head_means")
     first = (means["sample"] == 0) & (means["layer"] == 2)
     means.loc[first & (means["protocol"] == "ruscio2025"), "spectral_ratio"] = np.inf
-    own = with_groups(means, ONE.table("samples"))
-    protocol_profile(own, "spectral_ratio", ax)
-    kept = np.mean([1.5 + made.level(0, -1, sample, 2) for sample in range(1, made.SAMPLES)])
-    assert line(ax, "as published").get_ydata()[2] == pytest.approx(kept, abs=1e-12)
+    head_means = with_groups(means, SINGLE_RUN.table("samples"))
+    protocol_profile(head_means, "spectral_ratio", ax)
+    expected_mean = np.mean([1.5 + made.level(0, -1, sample, 2) for sample in range(1, made.SAMPLES)])
+    assert line(ax, "as published").get_ydata()[2] == pytest.approx(expected_mean, abs=1e-12)
 
 
 def test_kl_falls_over_the_percentile_of_a_sink() -> None:
-    layers = with_groups(ONE.table("layers"), ONE.table("samples"))
+    layers = with_groups(SINGLE_RUN.table("layers"), SINGLE_RUN.table("samples"))
     mean = np.mean([over_samples(layer) for layer in range(made.LAYERS)])
     for protocol, factor in (("exact", 1), ("ruscio2025", 2)):
         axes = Figure().subplots()
@@ -141,7 +146,7 @@ def test_kl_falls_over_the_percentile_of_a_sink() -> None:
 
 
 def test_masked_keys_carry_means_and_intervals() -> None:
-    figure = draw(ONE, ["ablation"])["ablation"]
+    figure = draw(SINGLE_RUN, ["ablation"])["ablation"]
     axes = panel(figure, "KL of the output (nats)")
     assert [tick.get_text() for tick in axes.get_xticklabels()] == [
         *("sinks", "random, as many", "first key", "one random"),
@@ -151,7 +156,7 @@ def test_masked_keys_carry_means_and_intervals() -> None:
 
 
 def test_fisher_has_a_line_per_group_and_a_level_outside_the_blocks(ax) -> None:
-    table = ONE.table("fisher").assign(series="text")
+    table = SINGLE_RUN.table("fisher").assign(series="text")
     fisher_profile(table[table["protocol"] == "exact"], "trace", ax)
     samples = 1 + 0.01 * np.mean(range(made.SAMPLES))
     for name, base in (("attention", 2.0), ("MLP", 3.0), ("norm", 0.5)):
@@ -162,19 +167,19 @@ def test_fisher_has_a_line_per_group_and_a_level_outside_the_blocks(ax) -> None:
 
 
 def test_frames_show_positions_against_tokens(ax) -> None:
-    evidence = ONE.table("frame_evidence")
-    own = evidence[evidence["protocol"] == "exact"]
-    own.loc[own["kind"] == "token", "top"] = "$a_1$"
-    frame_shares(own, ax)
+    evidence = SINGLE_RUN.table("frame_evidence")
+    exact_evidence = evidence[evidence["protocol"] == "exact"]
+    exact_evidence.loc[exact_evidence["kind"] == "token", "top"] = "$a_1$"
+    frame_shares(exact_evidence, ax)
     assert list(line(ax, "by position").get_ydata()) == [0.9, 0.8, 0.7]
     assert {"key 0", r"“\$a_1\$”"} <= {text.get_text() for text in ax.texts}
     assert with_gid(ax, "centralized").get_ydata()[0] == 0.8
-    answer = draw(ONE, ["frames"])["frames"].axes[0].get_title(loc="left")
+    answer = draw(SINGLE_RUN, ["frames"])["frames"].axes[0].get_title(loc="left")
     assert answer.endswith(": centralized (90%)\nby token: distributed")
 
 
 def test_reference_and_alignment_follow_the_heads() -> None:
-    figure = draw(ONE, ["alignment"])["alignment"]
+    figure = draw(SINGLE_RUN, ["alignment"])["alignment"]
     single = [
         np.mean([over_samples(layer, head) for head in range(made.HEADS)]) for layer in range(made.LAYERS)
     ]
@@ -184,10 +189,10 @@ def test_reference_and_alignment_follow_the_heads() -> None:
     )
     published = [-over_samples(layer) for layer in range(made.LAYERS)]
     np.testing.assert_allclose(line(panel(figure, "as published"), "tiny").get_ydata(), published)
-    lows = [one.get_ylim() for one in figure.axes]
+    lows = [axis.get_ylim() for axis in figure.axes]
     assert len(set(lows)) == 1
     assert lows[0][0] < min(published)
-    figure = draw(ONE, ["reference"])["reference"]
+    figure = draw(SINGLE_RUN, ["reference"])["reference"]
     np.testing.assert_allclose(
         line(panel(figure, r"size, $\|c_R\|/\|c\|$"), "tiny").get_ydata(), 0.6 + np.array(single) / 10
     )
@@ -207,25 +212,25 @@ def test_nulls_stand_in_every_emergence_plot() -> None:
 
 
 def test_the_uniform_baseline_follows_the_kind_of_attention() -> None:
-    both = pd.concat(
-        [ONE.table("baselines"), made.make_study(causal=False).table("baselines")], ignore_index=True
+    two_inputs = pd.concat(
+        [SINGLE_RUN.table("baselines"), made.make_study(causal=False).table("baselines")], ignore_index=True
     )
-    heads = measured_heads(ONE)
-    assert uniform_value(heads, both, "fiedler_value") == 0.5
+    heads = measured_heads(SINGLE_RUN)
+    assert uniform_value(heads, two_inputs, "fiedler_value") == 0.5
     encoder = measured_heads(made.make_study(causal=False))
-    assert uniform_value(encoder, both, "fiedler_value") == pytest.approx(0.45)
+    assert uniform_value(encoder, two_inputs, "fiedler_value") == pytest.approx(0.45)
     mixed = pd.concat([heads, encoder])
-    assert uniform_value(mixed, both, "fiedler_value") == pytest.approx(0.475)
+    assert uniform_value(mixed, two_inputs, "fiedler_value") == pytest.approx(0.475)
     # who does not say of which kind it is gets no baseline rather than a wrong one
-    assert np.isnan(uniform_value(heads.drop(columns="causal"), both, "fiedler_value"))
-    assert null_value(heads, both, "random_weights", "fiedler_value") == pytest.approx(0.55)
-    assert np.isnan(null_value(heads.assign(model="other"), both, "random_weights", "fiedler_value"))
+    assert np.isnan(uniform_value(heads.drop(columns="causal"), two_inputs, "fiedler_value"))
+    assert null_value(heads, two_inputs, "random_weights", "fiedler_value") == pytest.approx(0.55)
+    assert np.isnan(null_value(heads.assign(model="other"), two_inputs, "random_weights", "fiedler_value"))
 
 
 def test_models_of_different_depth_share_an_axis(ax) -> None:
-    shallow = measured_heads(ONE).assign(series="shallow")
+    shallow = measured_heads(SINGLE_RUN).assign(series="shallow")
     shallow = shallow[shallow["layer"] < 3]
-    deep = measured_heads(ONE).assign(series="deep")
+    deep = measured_heads(SINGLE_RUN).assign(series="deep")
     depth_profile(pd.concat([shallow, deep]), "sink_share", ax=ax)
     assert list(line(ax, "shallow").get_xdata()) == [0, 0.5, 1]
     assert list(line(ax, "deep").get_xdata()) == [0, 0.25, 0.5, 0.75, 1]
@@ -246,14 +251,14 @@ def test_the_axis_holds_intervals_whole(ax) -> None:
 
 
 def test_maps_take_colours_and_labels(ax) -> None:
-    heads = ONE.table("heads")
+    heads = SINGLE_RUN.table("heads")
     heads = heads[heads["protocol"] == "exact"]
     layer_head_map(heads, "sink_share", ax=ax, cmap="Greys", label="share")
     cells = np.asarray(ax.collections[0].get_array())
     assert cells.size == made.LAYERS * made.HEADS
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2"]
     assert ax.collections[0].cmap.name == "Greys"
-    assert "share" in {one.get_ylabel() for one in ax.figure.axes}
+    assert "share" in {axis.get_ylabel() for axis in ax.figure.axes}
 
 
 def test_barcodes_are_drawn_as_they_are() -> None:
@@ -280,7 +285,7 @@ def test_colours_follow_series_in_every_figure_of_a_run() -> None:
 
 
 def test_persistence_shows_the_heads_at_both_ends() -> None:
-    heads = ONE.table("heads")
+    heads = SINGLE_RUN.table("heads")
     keys = {"model": "tiny", "revision": "", "step": -1, "sample": 0, "protocol": "exact"}
     rows = [
         {
@@ -294,28 +299,28 @@ def test_persistence_shows_the_heads_at_both_ends() -> None:
         for layer in range(made.LAYERS)
         for head in range(-1, made.HEADS)
     ]
-    figure = draw(Results({"heads": heads, "bars": pd.DataFrame(rows)}, study=ONE.study), ["persistence"])[
-        "persistence"
-    ]
+    figure = draw(
+        Results({"heads": heads, "bars": pd.DataFrame(rows)}, study=SINGLE_RUN.study), ["persistence"]
+    )["persistence"]
     points = [axes.collections[0].get_offsets().tolist() for axes in figure.axes[::2]]
     assert points == [[[0.0, pytest.approx(0.42)]], [[0.0, 0.0]]]
     assert figure.axes[0].get_ylabel().startswith("L4H2, first key 0.38")
     with pytest.raises(NotDrawable, match="no table 'bars'"):
-        draw(ONE, ["persistence"])
+        draw(SINGLE_RUN, ["persistence"])
 
 
 def test_persistence_takes_two_heads_of_the_sample_with_the_strongest_sink() -> None:
-    kept = {0: [(1, 0)], 3: [(1, 0), (2, 1)], 5: [(0, 1), (1, 2), (4, 0)]}
+    edges = {0: [(1, 0)], 3: [(1, 0), (2, 1)], 5: [(0, 1), (1, 2), (4, 0)]}
     keys = {"model": "tiny", "revision": "", "step": -1, "protocol": "exact"}
     rows = [
         {**keys, "sample": sample, "layer": layer, "head": head, "dimension": 0, "birth": 0.0, "death": 0.5}
-        for sample, maps in kept.items()
+        for sample, maps in edges.items()
         for layer, head in maps
     ]
 
     def titles(bars: list[dict]) -> list[str]:
-        tables = {"heads": ONE.table("heads"), "bars": pd.DataFrame(bars)}
-        figure = draw(Results(tables, study=ONE.study), ["persistence"])["persistence"]
+        tables = {"heads": SINGLE_RUN.table("heads"), "bars": pd.DataFrame(bars)}
+        figure = draw(Results(tables, study=SINGLE_RUN.study), ["persistence"])["persistence"]
         return [axes.get_ylabel().partition("\n")[0] for axes in figure.axes[::2]]
 
     strongest, weakest = made.level(0, -1, 5, 4, 0), made.level(0, -1, 5, 0, 1)
@@ -328,23 +333,23 @@ def test_persistence_takes_two_heads_of_the_sample_with_the_strongest_sink() -> 
 
 @pytest.mark.slow
 def test_captions_say_what_is_drawn_and_nothing_else() -> None:
-    whole = {name: drawn.caption for name, drawn in draw_all(SERIES).items()}
-    assert all(whole.values())
-    assert "(top), and the published" in whole["reference"]
-    assert "as published (head mean" in whole["alignment"]
-    assert "random weights" in whole["emergence"]
-    assert "shuffled rows" in whole["emergence"]
-    assert "before training" in whole["depth"]
-    assert "mark on a colour scale" in whole["metric_maps"]
-    heads = ONE.table("heads")
-    alone = Results(
+    captions = {name: drawn.caption for name, drawn in draw_all(SERIES).items()}
+    assert all(captions.values())
+    assert "(top), and the published" in captions["reference"]
+    assert "as published (head mean" in captions["alignment"]
+    assert "random weights" in captions["emergence"]
+    assert "shuffled rows" in captions["emergence"]
+    assert "before training" in captions["depth"]
+    assert "mark on a colour scale" in captions["metric_maps"]
+    heads = SINGLE_RUN.table("heads")
+    single_table = Results(
         {
             "heads": heads[heads["protocol"] == "exact"],
-            "layers": ONE.table("layers").query("protocol == 'exact'"),
+            "layers": SINGLE_RUN.table("layers").query("protocol == 'exact'"),
         },
-        study=ONE.study,
+        study=SINGLE_RUN.study,
     )
-    few = {name: drawn.caption for name, drawn in draw_all(alone).items()}
+    few = {name: drawn.caption for name, drawn in draw_all(single_table).items()}
     assert few["reference"] == (
         "c is what a head writes, c_R the part that comes from reference points, c_N the rest. By layer: "
         "single heads with their value vectors. Bands: 95 % intervals over texts."
@@ -353,7 +358,7 @@ def test_captions_say_what_is_drawn_and_nothing_else() -> None:
     assert not [word for caption in few.values() for word in absent if word in caption]
     assert "uniform" in few["sink_maps"]
     assert "uniform" not in few["spectra"]
-    removal = draw(alone, ["sink_removal"])["sink_removal"]
-    assert [one.get_title(loc="left") for one in removal.axes] == [
+    removal = draw(single_table, ["sink_removal"])["sink_removal"]
+    assert [axis.get_title(loc="left") for axis in removal.axes] == [
         "ΔKL by percentile", "ΔKL by layer, keys ≥ 90th percentile",
     ]  # fmt: skip

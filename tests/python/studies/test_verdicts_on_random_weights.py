@@ -49,9 +49,9 @@ def rates(architecture):
         if seed >= SEEDS:
             continue
         positions = asc.sink_position(maps).transpose(0, 1)
-        found = inference.frames_of_sinks(positions, positions < -1, lengths=TOKENS, causal=True)
-        frames.append(found.frame != "none")
-        sinks.append(found.share)
+        result = inference.frames_of_sinks(positions, positions < -1, lengths=TOKENS, causal=True)
+        frames.append(result.frame != "none")
+        sinks.append(result.share)
         tests = []
         for layer in range(LAYERS):
             shares = removal_shares(maps[layer], torch.full((TEXTS,), TOKENS), range(TEXTS), layer, 0)
@@ -72,18 +72,18 @@ def rates(architecture):
 def rows():
     """Rates of the table: architecture and verdict -> rate."""
     text = README.read_text("utf-8").partition("## Levels\n")[2].partition("\n## ")[0]
-    found = re.findall(r"^\| sink study, (\w+): ([^|]+?) \| (\d?\.?\d+) \|", text, re.M)
-    return {(architecture, verdict): float(rate) for architecture, verdict, rate in found}
+    result = re.findall(r"^\| sink study, (\w+): ([^|]+?) \| (\d?\.?\d+) \|", text, re.M)
+    return {(architecture, verdict): float(rate) for architecture, verdict, rate in result}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["Llama", "GPTNeoX", "GPT2"])
 def test_an_untrained_model_supports_nothing(architecture):
-    found, stored = rates(architecture), rows()
-    for verdict, rate in found.items():
+    result, stored = rates(architecture), rows()
+    for verdict, rate in result.items():
         print(f"| sink study, {architecture}: {verdict} | {rate:.3f} |")
         assert rate == pytest.approx(stored[architecture, verdict], abs=0.09)
-    assert found["frame"] == 0
-    assert found["heads with a sink"] <= 0.01
+    assert result["frame"] == 0
+    assert result["heads with a sink"] <= 0.01
     # one of twelve
-    assert found["differs from initialisations"] <= 0.09
+    assert result["differs from initialisations"] <= 0.09

@@ -55,7 +55,11 @@ def test_points_of_uncertainty_lie_above_both_bounds(results):
     bound = max(left.get_lines()[0].get_xdata())
     for ax, holds in ((left, lambda x, y: x + y >= bound - 0.2), (right, lambda x, y: y >= x - 1e-9)):
         points = np.concatenate(
-            [one.get_offsets() for one in ax.collections if isinstance(one, PathCollection)]
+            [
+                collection.get_offsets()
+                for collection in ax.collections
+                if isinstance(collection, PathCollection)
+            ]
         )
         assert len(points) >= 8
         assert all(holds(x, y) for x, y in points)

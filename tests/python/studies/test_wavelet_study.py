@@ -34,7 +34,7 @@ def study(tmp_path, model, texts, **options):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def finished_run(tmp_path_factory):
     """A run with every null, its model folder and its text file."""
     home = tmp_path_factory.mktemp("wavelet")
     folder = model_folder(home / "tiny" / "hf")
@@ -54,17 +54,17 @@ def maps_of(folder, results, sample, tokens=None):
         ])  # fmt: skip
 
 
-def test_what_has_no_value_is_null(made):
-    assert placeholders(made[0]) == []
+def test_what_has_no_value_is_null(finished_run):
+    assert placeholders(finished_run[0]) == []
 
 
-def test_the_tables_hold_what_direct_calls_give(made):
-    results, folder, _ = made
+def test_the_tables_hold_what_direct_calls_give(finished_run):
+    results, folder, _ = finished_run
     heads = results.table("heads")
     assert list(heads.columns[:7]) == KEYS
     for sample in (0, 3):
         maps = maps_of(folder, results, sample)
-        own = heads[heads["sample"] == sample]
+        rows_of_text = heads[heads["sample"] == sample]
         spectrum = asc.power_spectrum(maps)
         wavelet = asc.wavelet_transform(maps)
         bounds = asc.spectral_uncertainty(maps)
@@ -73,43 +73,45 @@ def test_the_tables_hold_what_direct_calls_give(made):
             "spectral_entropy": spectrum.entropy, "wavelet_entropy": wavelet.scale_entropy,
             "position_entropy": bounds.position_entropy, "uncertainty_bound": bounds.variance_bound,
         }.items():  # fmt: skip
-            np.testing.assert_allclose(own[column], values.nanmean(-1).flatten(), rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(
+                rows_of_text[column], values.nanmean(-1).flatten(), rtol=1e-4, atol=1e-6
+            )
         np.testing.assert_allclose(
-            own["local_global_ratio"], asc.local_global_ratio(maps).flatten(), rtol=1e-4
+            rows_of_text["local_global_ratio"], asc.local_global_ratio(maps).flatten(), rtol=1e-4
         )
         energy = wavelet.energy.nanmean(-2)
         for scale in range(4):
             np.testing.assert_allclose(
-                own[f"wavelet_energy_{scale}"], energy[..., scale].flatten(), atol=1e-5
+                rows_of_text[f"wavelet_energy_{scale}"], energy[..., scale].flatten(), atol=1e-5
             )
         spectra = results.table("spectra")
         shares = spectra[spectra["sample"] == sample]["power_share"].to_numpy().reshape(2, 32)
         np.testing.assert_allclose(shares, spectrum.bands.nanmean(-2).mean(1), atol=1e-5)
 
 
-def test_head_means_are_those_of_the_mean_map(made):
-    results, folder, _ = made
+def test_head_means_are_those_of_the_mean_map(finished_run):
+    results, folder, _ = finished_run
     means = results.table("head_means")
     assert list(means.columns[:6]) == [key for key in KEYS if key != "head"]
     maps = maps_of(folder, results, 3).double().mean(1)
-    own = means[means["sample"] == 3]
-    np.testing.assert_allclose(own["low_band"], asc.power_spectrum(maps).low.nanmean(-1), rtol=1e-4)
+    means_of_text = means[means["sample"] == 3]
+    np.testing.assert_allclose(means_of_text["low_band"], asc.power_spectrum(maps).low.nanmean(-1), rtol=1e-4)
     # random weights have head means too, in the rows of their controls
     controls = results.table("heads_variants")
     assert set(controls.loc[controls["variant"] == "random_weights", "scope"]) == {"heads", "head_mean"}
 
 
-def test_a_run_restricted_to_one_metric_has_its_columns_only(tmp_path, made):
-    _, folder, texts = made
-    found = run(
+def test_a_run_restricted_to_one_metric_has_its_columns_only(tmp_path, finished_run):
+    _, folder, texts = finished_run
+    result = run(
         study(tmp_path, folder, texts, metrics="local_global_ratio", harmonics=False, prefixes=[0.8]),
         say=lambda text: None,
     )
-    assert set(found.tables()) == {"samples", "heads", "head_means", "signals", "baselines", "phases"}
-    heads = found.table("heads")
+    assert set(result.tables()) == {"samples", "heads", "head_means", "signals", "baselines", "phases"}
+    heads = result.table("heads")
     assert heads["local_share"].notna().all()
     assert heads["low_band"].isna().all()
-    assert set(found.table("phases")["metric"]) == {"local_global_ratio", "local_share"}
+    assert set(result.table("phases")["metric"]) == {"local_global_ratio", "local_share"}
 
 
 @pytest.mark.slow
@@ -122,75 +124,79 @@ def test_no_more_than_two_layers_are_alive(tmp_path, monkeypatch):
     assert count.most == 2
 
 
-def test_columns_say_what_they_are(made):
-    schema = made[0].schema("heads")
+def test_columns_say_what_they_are(finished_run):
+    schema = finished_run[0].schema("heads")
     field = schema.field("wavelet_energy_0").metadata
     assert (field[b"label"], field[b"low"], field[b"high"]) == (b"energy, smooth part", b"0", b"1")
     assert schema.field("local_global_ratio").metadata[b"kind"] == b"ratio"
 
 
-def test_short_texts_have_no_value(tmp_path, made):
-    _, folder, _ = made
+def test_short_texts_have_no_value(tmp_path, finished_run):
+    _, folder, _ = finished_run
     texts = sentences(tmp_path / "short.txt", 2, shortest=6)
-    found = run(study(tmp_path, folder, texts, harmonics=False), say=lambda text: None)
-    stored = found.arrow("heads")
+    result = run(study(tmp_path, folder, texts, harmonics=False), say=lambda text: None)
+    stored = result.arrow("heads")
     assert stored["low_band"].null_count == len(stored) > 0
     assert stored["local_share"].null_count < len(stored)
 
 
-def test_a_causal_beginning_is_the_leading_block_of_the_whole(made):
+def test_a_causal_beginning_is_the_leading_block_of_the_whole(finished_run):
     """So a second forward pass tells a causal model nothing, and S compares a map with its own corner."""
-    results, folder, _ = made
-    whole, part = maps_of(folder, results, 3), maps_of(folder, results, 3, 36)
-    np.testing.assert_allclose(whole[..., :36, :36], part, atol=1e-5)
+    results, folder, _ = finished_run
+    full_maps, part = maps_of(folder, results, 3), maps_of(folder, results, 3, 36)
+    np.testing.assert_allclose(full_maps[..., :36, :36], part, atol=1e-5)
     # half of these sentences is shorter than a signal: no table, and no second pass
     assert "scale_sensitivity" not in results.tables()
 
 
-def test_beginnings_are_read_again(tmp_path, made):
-    results, folder, texts = made
-    found = run(study(tmp_path, folder, texts, prefixes=[0.8], harmonics=False), say=lambda text: None)
-    table = found.table("scale_sensitivity")
+def test_beginnings_are_read_again(tmp_path, finished_run):
+    results, folder, texts = finished_run
+    result = run(study(tmp_path, folder, texts, prefixes=[0.8], harmonics=False), say=lambda text: None)
+    table = result.table("scale_sensitivity")
     n = int(results.table("samples").set_index("sample")["n_tokens"][3])
-    whole, part = maps_of(folder, results, 3), maps_of(folder, results, 3, math.ceil(0.8 * n))
-    own = table[table["sample"] == 3]
-    np.testing.assert_allclose(own["energy"], asc.scale_sensitivity(whole, part).flatten(), atol=1e-5)
+    full_maps, part = maps_of(folder, results, 3), maps_of(folder, results, 3, math.ceil(0.8 * n))
+    rows_of_text = table[table["sample"] == 3]
     np.testing.assert_allclose(
-        own["coefficients"], asc.scale_sensitivity(whole, part, compare="coefficients").flatten(), atol=1e-4
+        rows_of_text["energy"], asc.scale_sensitivity(full_maps, part).flatten(), atol=1e-5
     )
-    assert "scale_sensitivity_energy_0.8" in set(found.table("phases")["metric"])
+    np.testing.assert_allclose(
+        rows_of_text["coefficients"],
+        asc.scale_sensitivity(full_maps, part, compare="coefficients").flatten(),
+        atol=1e-4,
+    )
+    assert "scale_sensitivity_energy_0.8" in set(result.table("phases")["metric"])
 
 
-def test_uncertainty_and_its_nulls(made):
-    results = made[0]
+def test_uncertainty_and_its_nulls(finished_run):
+    results = finished_run[0]
     heads, rho = results.table("heads"), results.table("uncertainty")
-    own = heads[heads["sample"] == 1]
-    expected = np.corrcoef(own["position_entropy"], own["spectral_entropy"])[0, 1]
+    rows_of_text = heads[heads["sample"] == 1]
+    expected = np.corrcoef(rows_of_text["position_entropy"], rows_of_text["spectral_entropy"])[0, 1]
     assert rho.set_index("sample")["rho"][1] == pytest.approx(expected, abs=1e-12)
-    assert (rho["heads"] == len(own)).all()
+    assert (rho["heads"] == len(rows_of_text)).all()
     nulls = results.variants()
     assert set(nulls["variant"]) == {"random_weights", "row_permutation"}
     assert {"rho", "spectral_entropy", "low_band"} <= set(nulls["metric"])
     assert set(nulls.query("variant == 'row_permutation'")["scope"]) == {"heads", "whole"}
     # order changes no entropy of position
-    kept = nulls[(nulls["variant"] == "row_permutation") & (nulls["metric"] == "position_entropy")]
+    permuted = nulls[(nulls["variant"] == "row_permutation") & (nulls["metric"] == "position_entropy")]
     plain = heads.groupby("sample")["position_entropy"].mean()
     np.testing.assert_allclose(
-        kept.set_index("sample")["value"], plain, atol=1e-6
+        permuted.set_index("sample")["value"], plain, atol=1e-6
     )  # order changes no entropy
 
 
-def test_uniform_baselines_are_closed_forms(made):
-    table = made[0].table("baselines")
+def test_uniform_baselines_are_closed_forms(finished_run):
+    table = finished_run[0].table("baselines")
     n = int(table["n_tokens"].min())
-    own = table[(table["n_tokens"] == n) & (table["kind"] == "uniform")].set_index("metric")["value"]
+    values = table[(table["n_tokens"] == n) & (table["kind"] == "uniform")].set_index("metric")["value"]
     lengths = np.arange(32, n + 1)
-    assert own["position_entropy"] == pytest.approx(np.log(lengths).mean(), rel=1e-12)
-    assert own["fourier_entropy"] == pytest.approx(0, abs=1e-12)
-    assert own["wavelet_entropy"] == pytest.approx(0, abs=1e-12)
+    assert values["position_entropy"] == pytest.approx(np.log(lengths).mean(), rel=1e-12)
+    assert values["fourier_entropy"] == pytest.approx(0, abs=1e-12)
+    assert values["wavelet_entropy"] == pytest.approx(0, abs=1e-12)
     far = sum((i - 8) / (i + 1) for i in range(8, n))
-    assert own["local_global_ratio"] == pytest.approx((n - far) / far, rel=1e-12)
-    assert 0.6 < own["spectral_selectivity"] <= 2 / 3
+    assert values["local_global_ratio"] == pytest.approx((n - far) / far, rel=1e-12)
+    assert 0.6 < values["spectral_selectivity"] <= 2 / 3
 
 
 @pytest.mark.parametrize(
@@ -215,23 +221,28 @@ def test_windows_masks_and_learned_sinks_reach_every_number(tmp_path, name):
         layers = list(recording.run(input_ids=inputs, attention_mask=torch.ones_like(inputs)))
     supports = set()
     for number, layer in enumerate(layers):
-        own = heads[(heads["sample"] == 1) & (heads["layer"] == number)]
-        (word,) = set(own["support"])
+        rows_of_layer = heads[(heads["sample"] == 1) & (heads["layer"] == number)]
+        (word,) = set(rows_of_layer["support"])
         supports.add(word)
         seen = visible_pairs(word, len(ids)).numpy()
         signals = [np.flatnonzero(row) for row in seen if row.sum() >= 6]
-        for place, row in enumerate(own.itertuples()):
+        for place, row in enumerate(rows_of_layer.itertuples()):
             maps = layer.matrices()[0, place].double()
             rows = [
-                maps[i][there] for i, there in zip(np.flatnonzero(seen.sum(1) >= 6), signals, strict=True)
+                maps[i][visible] for i, visible in zip(np.flatnonzero(seen.sum(1) >= 6), signals, strict=True)
             ]
-            alone = []
+            low_bands = []
             for signal in rows:
-                one = torch.zeros(len(signal), len(signal), dtype=torch.float64)
-                one[-1] = signal
-                alone.append(asc.power_spectrum(one, signal="last", support="full", min_keys=6).low)
-            assert row.low_band == pytest.approx(float(torch.stack(alone).mean()), rel=1e-6), (word, number)
-            entropy = [float(torch.special.entr(one / one.sum()).sum()) for one in rows]
+                map_of_signal = torch.zeros(len(signal), len(signal), dtype=torch.float64)
+                map_of_signal[-1] = signal
+                low_bands.append(
+                    asc.power_spectrum(map_of_signal, signal="last", support="full", min_keys=6).low
+                )
+            assert row.low_band == pytest.approx(float(torch.stack(low_bands).mean()), rel=1e-6), (
+                word,
+                number,
+            )
+            entropy = [float(torch.special.entr(weights / weights.sum()).sum()) for weights in rows]
             assert row.position_entropy == pytest.approx(np.mean(entropy), rel=1e-6)
             learned = layer.states("sink_mass")[0, place].double().mean()
             stored = 0.0 if np.isnan(row.learned_sink_mass) else row.learned_sink_mass
@@ -240,7 +251,7 @@ def test_windows_masks_and_learned_sinks_reach_every_number(tmp_path, name):
         uniform = uniform[(uniform["support"] == word) & (uniform["n_tokens"] == len(ids))].set_index(
             "metric"
         )
-        expected = np.mean([np.log(len(there)) for there in signals])
+        expected = np.mean([np.log(len(visible)) for visible in signals])
         assert uniform.loc["position_entropy", "value"] == pytest.approx(expected, rel=1e-12)
         signal = results.table("signals").query("layer == @number and head == 0")["signal"].iloc[0]
         first = results.table("samples").iloc[0]["n_tokens"]
@@ -252,16 +263,16 @@ def test_windows_masks_and_learned_sinks_reach_every_number(tmp_path, name):
     assert results.table("scale_sensitivity")["energy"].notna().any()
 
 
-def test_signals_are_stored_for_scalograms(made):
-    results, folder, _ = made
+def test_signals_are_stored_for_scalograms(finished_run):
+    results, folder, _ = finished_run
     row = results.table("signals").iloc[0]
     assert row["sample"] == 0
     maps = maps_of(folder, results, 0)
     np.testing.assert_allclose(row["signal"], maps[0, 0, -1], atol=1e-5)
 
 
-def test_harmonics_are_those_of_the_models_activation(made):
-    table = made[0].table("harmonics")
+def test_harmonics_are_those_of_the_models_activation(finished_run):
+    table = finished_run[0].table("harmonics")
     assert set(table["input"]) == {"constant", "token"}
     assert set(table["activation"]) == {"SiLUActivation"}
     assert (table["distortion_before"] < 1e-4).all()
@@ -278,19 +289,21 @@ def test_phases_follow_the_checkpoints(tmp_path):
     phases = results.table("phases")
     assert sorted(phases["step"].unique()) == [0, 2, 10]
     heads = results.table("heads")
-    own = heads[heads["step"] == 2].groupby("sample")["low_band"].mean()
+    means_of_texts = heads[heads["step"] == 2].groupby("sample")["low_band"].mean()
     row = phases[(phases["step"] == 2) & (phases["metric"] == "low_band")].iloc[0]
-    assert row["mean"] == pytest.approx(own.mean(), rel=1e-12)
+    assert row["mean"] == pytest.approx(means_of_texts.mean(), rel=1e-12)
     assert row["low"] <= row["mean"] <= row["high"]
     assert len(results.table("harmonics").groupby("step")) == 3
 
 
 def test_a_model_without_rope_and_an_encoder(tmp_path):
     texts = sentences(tmp_path / "t.txt", 2, shortest=44)
-    said = []
-    results = run(study(tmp_path, model_folder(tmp_path / "bert", "bert", bos=False), texts), say=said.append)
+    messages = []
+    results = run(
+        study(tmp_path, model_folder(tmp_path / "bert", "bert", bos=False), texts), say=messages.append
+    )
     assert "harmonics" not in results.tables()
-    assert any("no RoPE" in text for text in said + results.provenance["notes"])
+    assert any("no RoPE" in text for text in messages + results.provenance["notes"])
     heads = results.table("heads")
     assert heads["low_band"].notna().all()
     assert set(results.table("baselines")["support"]) == {"full"}
@@ -307,9 +320,9 @@ def test_published_values_stand_beside_their_own_models():
         {"model": pythia, "step": 143000, "metric": "rho", "mean": -0.7, **keys},
         {"model": "another", "step": -1, "metric": "rho", "mean": -0.7, **keys},
     ])  # fmt: skip
-    found = published(table)
-    assert found["published"].tolist() == [-0.737, 0.76, 0.23]
-    assert found["here"].tolist() == [-0.7, 0.6, 0.3]
+    result = published(table)
+    assert result["published"].tolist() == [-0.737, 0.76, 0.23]
+    assert result["here"].tolist() == [-0.7, 0.6, 0.3]
 
 
 def test_phases_stand_beside_the_papers_numbers():
@@ -326,18 +339,18 @@ def test_phases_stand_beside_the_papers_numbers():
     other = [{"model": "other", "step": -1, "metric": "low_band", "mean": 0.5, **keys}]
 
     def table(rows, **options):
-        found = compare_published(Results({"phases": pd.DataFrame(rows)}), "ruscio2024", **options)
-        return found, found.table.set_index(["published_model", "quantity", "token"])
+        result = compare_published(Results({"phases": pd.DataFrame(rows)}), "ruscio2024", **options)
+        return result, result.table.set_index(["published_model", "quantity", "token"])
 
-    found, rows = table(pythia)
-    assert set(found.table["published_model"]) == {"Pythia-2.8B"}
-    assert "is the published Pythia-2.8B by name" in str(found)
+    comparison, rows = table(pythia)
+    assert set(comparison.table["published_model"]) == {"Pythia-2.8B"}
+    assert "is the published Pythia-2.8B by name" in str(comparison)
     assert rows.loc[("Pythia-2.8B", "rho", ""), "measured"] == -0.7
     assert rows.loc[("Pythia-2.8B", "rho", ""), "difference"] == pytest.approx(-0.7 + 0.737)
     assert rows.loc[("Pythia-2.8B", "spectral_selectivity", "steps 0 to 128"), "measured"] == 0.6
     assert rows.loc[("Pythia-2.8B", "spectral_selectivity", "steps 512 to 1000"), "step"] == 1000
-    found, rows = table(other, against="qwen2.5-0.5b")
-    assert "other is not Qwen2.5-0.5B" in str(found)
+    comparison, rows = table(other, against="qwen2.5-0.5b")
+    assert "other is not Qwen2.5-0.5B" in str(comparison)
     assert rows.loc[("Qwen2.5-0.5B", "low_band", ""), "measured"] == 0.5
     assert math.isnan(rows.loc[("Qwen2.5-0.5B", "rho", ""), "measured"])
     assert len(table(other)[0].table) == len(published_numbers("ruscio2024"))
@@ -345,14 +358,14 @@ def test_phases_stand_beside_the_papers_numbers():
         compare_published(Results({}), "ruscio2024")
 
 
-def test_the_local_share_is_that_of_the_ratio(made):
-    results, _, _ = made
+def test_the_local_share_is_that_of_the_ratio(finished_run):
+    results, _, _ = finished_run
     heads = results.table("heads")
     ratio, share = heads["local_global_ratio"], heads["local_share"]
-    there = ratio.notna()
-    assert there.any()
-    np.testing.assert_allclose(share[there], ratio[there] / (1 + ratio[there]), rtol=1e-12)
-    assert share[~there].isin([1.0]).all()
+    is_defined = ratio.notna()
+    assert is_defined.any()
+    np.testing.assert_allclose(share[is_defined], ratio[is_defined] / (1 + ratio[is_defined]), rtol=1e-12)
+    assert share[~is_defined].isin([1.0]).all()
 
 
 def test_rho_needs_three_heads_that_differ():
@@ -381,11 +394,11 @@ def test_options_are_checked(options, message):
 
 def test_the_papers_models_are_packaged():
     names = {name for name in packaged() if name.startswith("wavelet")}
-    assert {f"wavelet-{one}" for one in (
+    assert {f"wavelet-{config_name}" for config_name in (
         "gemma-2-2b", "pythia-2.8b", "pythia-12b", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b",
         "pythia-2.8b-training",
     )} == names - {"wavelet_heads"}  # fmt: skip
     for name in names:
-        one = Study.from_yaml(name, **({"models": "a"} if name == "wavelet_heads" else {}))
-        assert one.study == "wavelet_heads"
-        assert set(one.options) == set(WaveletOptions.model_fields)
+        study = Study.from_yaml(name, **({"models": "a"} if name == "wavelet_heads" else {}))
+        assert study.study == "wavelet_heads"
+        assert set(study.options) == set(WaveletOptions.model_fields)
