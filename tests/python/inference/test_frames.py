@@ -23,26 +23,26 @@ def positions(*thirds, samples=10, heads=10):
     return torch.tensor(layers).expand(samples, len(thirds), heads).clone()
 
 
-def classify(result, *, causal=True, lengths=20, **options):
-    return asc.classify_frames(result, lengths=lengths, causal=causal, **options)
+def classify(found, *, causal=True, lengths=20, **options):
+    return asc.classify_frames(found, lengths=lengths, causal=causal, **options)
 
 
 def test_one_position_in_every_third_is_centralized():
-    result = classify(positions({0: 9, 3: 1}, {0: 10}, {0: 8, 4: 2}))
-    assert result.frame == "centralized"
-    assert result.margin == pytest.approx(0.0, abs=1e-12)
-    assert result.probability == 1.0
-    assert result.evidence["top_1"].tolist() == [0.9, 1.0, 0.8]
-    assert result.evidence["third"].tolist() == ["early", "middle", "late"]
+    found = classify(positions({0: 9, 3: 1}, {0: 10}, {0: 8, 4: 2}))
+    assert found.frame == "centralized"
+    assert found.margin == pytest.approx(0.0, abs=1e-12)
+    assert found.probability == 1.0
+    assert found.evidence["top_1"].tolist() == [0.9, 1.0, 0.8]
+    assert found.evidence["third"].tolist() == ["early", "middle", "late"]
     entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(20)
-    assert result.evidence["entropy"][0] == pytest.approx(entropy)
-    assert result.evidence["entropy"][1] == 0
+    assert found.evidence["entropy"][0] == pytest.approx(entropy)
+    assert found.evidence["entropy"][1] == 0
 
 
 def test_another_position_in_one_third_is_not():
-    result = classify(positions({0: 10}, {0: 10}, {5: 10}))
-    assert result.frame == "distributed"
-    assert result.margin == pytest.approx(0.8)
+    found = classify(positions({0: 10}, {0: 10}, {5: 10}))
+    assert found.frame == "distributed"
+    assert found.margin == pytest.approx(0.8)
     just_below = classify(positions({0: 10}, {0: 7, 1: 3}, {0: 10}))
     assert just_below.frame == "distributed"
     assert just_below.margin == pytest.approx(0.1)
@@ -51,9 +51,9 @@ def test_another_position_in_one_third_is_not():
 
 def test_two_ends_make_a_bidirectional_frame_only_without_a_causal_mask():
     ends = positions({0: 7, 3: 3}, {3: 10}, {19: 6, 4: 4})
-    result = classify(ends, causal=False)
-    assert result.frame == "bidirectional"
-    assert result.margin == pytest.approx(0.1)
+    found = classify(ends, causal=False)
+    assert found.frame == "bidirectional"
+    assert found.margin == pytest.approx(0.1)
     causal = classify(ends, causal=True)
     assert (causal.frame, causal.probability) == ("distributed", 1.0)
     # Together 0.8, each 0.1, though never half of any third.
@@ -67,8 +67,8 @@ def test_two_ends_make_a_bidirectional_frame_only_without_a_causal_mask():
 
 def test_the_last_anchor_of_ragged_samples_is_their_own_last_position():
     lengths = [5, 9, 14]
-    result = torch.stack([torch.full((3, 4), length - 1) for length in lengths])
-    verdict = classify(result, causal=False, lengths=lengths)
+    found = torch.stack([torch.full((3, 4), length - 1) for length in lengths])
+    verdict = classify(found, causal=False, lengths=lengths)
     assert verdict.frame == "centralized"
     assert verdict.evidence["top"].tolist() == ["last"] * 3
     assert verdict.evidence["last_anchor"].tolist() == [1.0] * 3
@@ -80,21 +80,21 @@ def test_the_last_anchor_of_ragged_samples_is_their_own_last_position():
 
 
 def test_position_and_token_disagree_without_a_special_first_token():
-    result = torch.zeros(6, 3, 4, dtype=torch.int64)
+    found = torch.zeros(6, 3, 4, dtype=torch.int64)
     sentences = [[first, "x", "y"] for first in ("In", "This", "A", "It", "For", "The")]
-    verdict = classify(result, lengths=3, tokens=sentences)
+    verdict = classify(found, lengths=3, tokens=sentences)
     assert (verdict.frame, verdict.token_frame) == ("centralized", "distributed")
     with_bos = [["<s>", *sentence[1:]] for sentence in sentences]
-    assert classify(result, lengths=3, tokens=with_bos).token_frame == "centralized"
-    rows = classify(result, lengths=3, tokens=with_bos).evidence
+    assert classify(found, lengths=3, tokens=with_bos).token_frame == "centralized"
+    rows = classify(found, lengths=3, tokens=with_bos).evidence
     assert rows["kind"].tolist() == ["position"] * 3 + ["token"] * 3
     assert rows["top"].tolist() == ["0"] * 3 + ["<s>"] * 3
 
 
 def test_missing_sinks_are_left_out_and_few_layers_are_one_group():
-    result = positions({0: 5, 3: 5}, {0: 10})
-    result[:, 0, 5:] = -1
-    verdict = classify(result)
+    found = positions({0: 5, 3: 5}, {0: 10})
+    found[:, 0, 5:] = -1
+    verdict = classify(found)
     assert verdict.frame == "centralized"
     assert verdict.evidence["third"].tolist() == ["all"]
     assert verdict.evidence["sinks"].tolist() == [150]
@@ -103,21 +103,21 @@ def test_missing_sinks_are_left_out_and_few_layers_are_one_group():
 
 def test_the_probability_counts_samples_and_is_seeded():
     # Four of five samples rest on 0: close to the threshold, so that resampling changes the verdict.
-    result = torch.zeros(5, 3, 4, dtype=torch.int64)
-    result[0] = 7
-    first, again = classify(result), classify(result)
-    assert first.probability == again.probability
+    found = torch.zeros(5, 3, 4, dtype=torch.int64)
+    found[0] = 7
+    one, again = classify(found), classify(found)
+    assert one.probability == again.probability
     # At most one draw in five is the odd sample: binomial, 5 trials of 0.2.
     expected = 0.8**5 + 5 * 0.2 * 0.8**4
-    assert first.frame == "centralized"
-    assert first.probability == pytest.approx(expected, abs=0.05)
-    assert classify(result, seed=1).probability != first.probability
+    assert one.frame == "centralized"
+    assert one.probability == pytest.approx(expected, abs=0.05)
+    assert classify(found, seed=1).probability != one.probability
 
 
 def test_thirds_are_cut_at_a_third_and_two_thirds():
-    result = torch.zeros(2, 7, 3, dtype=torch.int64)
-    result[:, 2:4] = 5
-    shares = classify(result).evidence
+    found = torch.zeros(2, 7, 3, dtype=torch.int64)
+    found[:, 2:4] = 5
+    shares = classify(found).evidence
     # Layers 0-1, 2-3, 4-6.
     assert shares["sinks"].tolist() == [12, 12, 18]
     assert shares["top"].tolist() == ["0", "5", "0"]
@@ -128,8 +128,8 @@ def test_gpt2_like_maps_end_to_end():
     attention[..., 0] = 0.9
     attention += 0.1 * torch.eye(24)
     attention[..., 0, :] = torch.eye(24)[0]
-    result = asc.sink_position(attention)
-    assert classify(result, lengths=24).frame == "centralized"
+    found = asc.sink_position(attention)
+    assert classify(found, lengths=24).frame == "centralized"
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -143,12 +143,12 @@ def test_an_untrained_model_has_no_frame(causal):
     if causal:
         logits = logits.masked_fill(torch.ones(33, 33, dtype=torch.bool).triu(1), -torch.inf)
     maps = logits.softmax(-1)
-    result = classify(asc.sink_position(maps), lengths=33, causal=causal, tokens=[["a"] * 33] * 3)
-    assert (result.frame, result.token_frame, result.probability) == ("none", "none", 1.0)
-    assert math.isnan(result.margin)
-    assert result.evidence["sinks"].tolist() == [0] * 6
-    assert set(result.evidence["top"]) == {""}
-    assert result.evidence["top_1"].isna().all()
+    found = classify(asc.sink_position(maps), lengths=33, causal=causal, tokens=[["a"] * 33] * 3)
+    assert (found.frame, found.token_frame, found.probability) == ("none", "none", 1.0)
+    assert math.isnan(found.margin)
+    assert found.evidence["sinks"].tolist() == [0] * 6
+    assert set(found.evidence["top"]) == {""}
+    assert found.evidence["top_1"].isna().all()
     largest = classify(asc.sink_position(maps, rule="largest"), lengths=33, causal=True)
     assert largest.frame == ("centralized" if causal else "distributed")
 
@@ -213,9 +213,9 @@ def test_tokens_are_lists_of_lists(tokens):
         classify(torch.zeros(2, 3, 4, dtype=torch.int64), lengths=4, tokens=tokens)
 
 
-def by_hand(result, lengths, causal, tokens, special, dominant, half, minor, weights=None):
+def by_hand(found, lengths, causal, tokens, special, dominant, half, minor, weights=None):
     """The definition sink by sink: each kind's verdict with its margin, and its rows."""
-    samples, layers, _ = result.shape
+    samples, layers, _ = found.shape
     cuts = (0, layers // 3, 2 * layers // 3, layers) if layers >= 3 else (0, layers)
     anchors, order = [], {}
     for s in range(samples):
@@ -231,23 +231,19 @@ def by_hand(result, lengths, causal, tokens, special, dominant, half, minor, wei
             sinks = []
             for s in range(samples):
                 first, last = anchors[s]
-                for p in result[s, begin:end].flatten().tolist():
+                for p in found[s, begin:end].flatten().tolist():
                     if p >= 0 and kind == "token":
-                        tokens_of_text = tokens[s]
-                        sinks += [
-                            (
-                                tokens_of_text[p],
-                                tokens_of_text[p] == tokens_of_text[first],
-                                tokens_of_text[p] == tokens_of_text[last],
-                            )
-                        ] * (weights[s] if weights is not None else 1)
+                        own = tokens[s]
+                        sinks += [(own[p], own[p] == own[first], own[p] == own[last])] * (
+                            weights[s] if weights is not None else 1
+                        )
                     elif p >= 0:
                         ends_it = p == last and last > first
                         sinks += [("last" if ends_it else str(p), p == first, ends_it)] * (
                             weights[s] if weights is not None else 1
                         )
             thirds.append(sinks)
-        heads = result[0].numel() * (samples if weights is None else sum(weights))
+        heads = found[0].numel() * (samples if weights is None else sum(weights))
         verdicts[kind] = verdict_by_hand(thirds, causal, dominant, half, minor)
         if 10 * sum(map(len, thirds)) < heads or not any(thirds):
             verdicts[kind] = "none", math.nan
@@ -273,12 +269,8 @@ def by_hand(result, lengths, causal, tokens, special, dominant, half, minor, wei
                     "entropy": -sum(x * math.log(x) for x in shares) / (math.log(labels) if labels > 1 else 1)
                     if sinks
                     else math.nan,
-                    "first_anchor": sum(first_share for _, first_share, _ in sinks) / len(sinks)
-                    if sinks
-                    else math.nan,
-                    "last_anchor": sum(last_share for *_, last_share in sinks) / len(sinks)
-                    if sinks
-                    else math.nan,
+                    "first_anchor": sum(one for _, one, _ in sinks) / len(sinks) if sinks else math.nan,
+                    "last_anchor": sum(one for *_, one in sinks) / len(sinks) if sinks else math.nan,
                 }
             )
     return verdicts, rows
@@ -309,18 +301,18 @@ def verdict_by_hand(thirds, causal, dominant, half, minor):
 def drawn_case(draw):
     samples, layers, heads = draw.integers(1, 5), draw.integers(1, 8), draw.integers(1, 4)
     lengths = draw.integers(1, 7, samples)
-    pull, result = draw.random(), np.empty((samples, layers, heads), dtype=np.int64)
+    pull, found = draw.random(), np.empty((samples, layers, heads), dtype=np.int64)
     side = draw.integers(0, 2, layers)
-    for s, layer, h in np.ndindex(result.shape):
+    for s, layer, h in np.ndindex(found.shape):
         usual = 0 if side[layer] else lengths[s] - 1
-        result[s, layer, h] = usual if draw.random() < pull else draw.integers(-1, lengths[s])
+        found[s, layer, h] = usual if draw.random() < pull else draw.integers(-1, lengths[s])
     if draw.random() < 0.3:
-        result[:, draw.integers(layers)] = -1
-    if (result < 0).all():
-        result[0, 0, 0] = 0
+        found[:, draw.integers(layers)] = -1
+    if (found < 0).all():
+        found[0, 0, 0] = 0
     spare = int(lengths.max()) + draw.integers(0, 2)
     return {
-        "found": torch.from_numpy(result),
+        "found": torch.from_numpy(found),
         "lengths": lengths.tolist(),
         "causal": bool(draw.random() < 0.3),
         "tokens": [list(draw.choice(list("abc"), spare)) for _ in range(samples)]
@@ -355,9 +347,9 @@ def test_verdicts_and_evidence_are_those_of_the_definition(monkeypatch):
         assert verdict.margin == pytest.approx(by_kind["position"][1], abs=1e-12, nan_ok=True)
         assert verdict.token_frame == by_kind.get("token", (None,))[0]
         assert list(verdict.evidence) == list(rows[0])
-        for evidence_row, row in zip(verdict.evidence.to_dict("records"), rows, strict=True):
+        for own, row in zip(verdict.evidence.to_dict("records"), rows, strict=True):
             for key, value in row.items():
-                assert evidence_row[key] == (
+                assert own[key] == (
                     value if isinstance(value, str) else pytest.approx(value, abs=1e-12, nan_ok=True)
                 )
         seen[verdict.frame] += 1
@@ -371,19 +363,17 @@ def test_the_probability_is_the_share_of_draws_with_the_same_verdict():
     between = 0
     for seed in range(8):
         case = {**drawn_case(draw), "tokens": None, "special": None}
-        result = case["found"]
-        if seed < 4 and len(result) > 1:
-            result[0] = -1  # of some draws no sink is left
-            result[1, 0, 0] = 0
+        found = case["found"]
+        if seed < 4 and len(found) > 1:
+            found[0] = -1  # of some draws no sink is left
+            found[1, 0, 0] = 0
         verdict = classify(seed=seed, **case)
-        drawn = np.random.default_rng(seed).multinomial(
-            len(result), np.full(len(result), 1 / len(result)), 1000
-        )
-        frames = {}
+        drawn = np.random.default_rng(seed).multinomial(len(found), np.full(len(found), 1 / len(found)), 1000)
+        known = {}
         for weights in map(tuple, drawn.tolist()):
-            if weights not in frames:
-                frames[weights] = by_hand(**case, weights=weights)[0]["position"][0]
-        agreeing = sum(frames[tuple(weights)] == verdict.frame for weights in drawn.tolist())
-        assert verdict.probability == agreeing / 1000
-        between += 0 < agreeing < 1000
+            if weights not in known:
+                known[weights] = by_hand(**case, weights=weights)[0]["position"][0]
+        same = sum(known[tuple(weights)] == verdict.frame for weights in drawn.tolist())
+        assert verdict.probability == same / 1000
+        between += 0 < same < 1000
     assert between > 2

@@ -238,19 +238,23 @@ def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
         assert answer["transformation_magnitude_attention"] == pytest.approx(
             written.norm(dim=-1).mean().item(), rel=1e-3
         )
-        removed = asc.sink_removal(maps_of_layer, asc.sink_tokens(mean, rule="test"))
-        assert answer["kl_reduction"] == pytest.approx(removed.kl_reduction.item(), rel=1e-2, abs=1e-6)
-        n = maps_of_layer.shape[-1]
-        seen_by = n - np.arange(n)
-        incoming = asc.incoming_attention(mean).numpy()
-        eligible = seen_by >= np.ceil(0.3 * n)
-        keys = torch.from_numpy(eligible & (incoming >= np.percentile(incoming[eligible], 80)))
-        assert answer["sink_count_80"] == keys.sum()
-        assert answer["kl_reduction_80"] == pytest.approx(
-            asc.sink_removal(maps_of_layer, keys).kl_reduction.item(), rel=1e-2, abs=1e-6
-        )
-        share = (mean.sum(0)[keys].sum() / mean.sum()).item()
-        assert answer["sink_concentration_80"] == pytest.approx(share, rel=1e-4)
+        check_removal(answer, maps_of_layer, mean)
+
+
+def check_removal(answer, maps_of_layer, mean):
+    removed = asc.sink_removal(maps_of_layer, asc.sink_tokens(mean, rule="test"))
+    assert answer["kl_reduction"] == pytest.approx(removed.kl_reduction.item(), rel=1e-2, abs=1e-6)
+    n = maps_of_layer.shape[-1]
+    seen_by = n - np.arange(n)
+    incoming = asc.incoming_attention(mean).numpy()
+    eligible = seen_by >= np.ceil(0.3 * n)
+    keys = torch.from_numpy(eligible & (incoming >= np.percentile(incoming[eligible], 80)))
+    assert answer["sink_count_80"] == keys.sum()
+    assert answer["kl_reduction_80"] == pytest.approx(
+        asc.sink_removal(maps_of_layer, keys).kl_reduction.item(), rel=1e-2, abs=1e-6
+    )
+    share = (mean.sum(0)[keys].sum() / mean.sum()).item()
+    assert answer["sink_concentration_80"] == pytest.approx(share, rel=1e-4)
 
 
 def test_mean_persistence_is_total_over_count(results):
