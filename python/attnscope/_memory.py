@@ -90,8 +90,11 @@ def announce_results(need: float, shape: str) -> None:
     """
     frame: FrameType | None = sys._getframe(1)
     function = ""
-    while frame is not None and frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
-        function = frame.f_code.co_name
+    package = Path(__file__).parent
+    while frame is not None and frame.f_code.co_filename.startswith(str(package)):
+        # a decorator of gradients calls under a name of its own
+        if not frame.f_code.co_filename.startswith(str(package / "gradients")):
+            function = frame.f_code.co_name
         frame = frame.f_back
     _warn_beyond(need, f"{function}: results of shape ({shape}) need about")
 

@@ -93,6 +93,7 @@ def examine() -> list[Check]:
     with aggregate_warnings():
         checks += [_holds(name, quantities) for name, quantities in numbers.items()]
         checks += [_example_holds(name) for name in first_lines() if name not in numbers]
+        checks.append(_lazy_attention())
     return checks
 
 
@@ -167,6 +168,18 @@ def _holds(name: str, quantities: list[Quantity]) -> Check:
             )
         values.append(f"{value:.12g}")
     return Check(name, True, ", ".join(values))
+
+
+def _lazy_attention() -> Check:
+    """Check that queries and equal keys, of which no map is made, give uniform causal attention."""
+    from attnscope.metrics.lazy.lazy_attention import LazyAttention
+
+    lazy = LazyAttention(torch.ones(1, 4, 8, device="cpu"), torch.zeros(1, 4, 8, device="cpu"))
+    keys = torch.arange(1, 5, dtype=torch.float64, device="cpu")
+    entropy = float((lazy.row_measures("entropy")["entropy"][0] - keys.log()).abs().max())
+    weights = float((lazy.dense()[0, :, 0] - 1 / keys).abs().max())
+    answer = f"entropies and weights of equal keys {max(entropy, weights):.1g} off"
+    return Check("LazyAttention", max(entropy, weights) < 1e-6, answer, remedy=WRONG_NUMBERS)
 
 
 def first_lines() -> dict[str, str]:

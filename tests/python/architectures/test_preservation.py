@@ -149,5 +149,5 @@ def test_every_kind_of_change_is_undone_and_named():
     assert effects.drew
     with preserved(model) as effects:
         model.inner(torch.zeros(2))
-    assert not effects.any
+    assert not effects.has_changes
     assert not effects.drew

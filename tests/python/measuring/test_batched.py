@@ -72,11 +72,6 @@ def test_the_input_is_untouched_and_unmoved():
     assert torch.equal(maps, copy)
 
 
-def test_gradients_are_not_tracked():
-    maps = softmax_maps(4, 4).requires_grad_()
-    assert not asc.fiedler_value(maps).requires_grad
-
-
 @pytest.mark.slow
 def test_a_gigabyte_is_read_in_place():
     """Peak memory and torch's allocator see no copy of a 1 GiB tensor, strided and in half precision too."""

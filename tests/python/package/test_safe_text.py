@@ -116,10 +116,10 @@ def test_names_send_no_escape_sequence_to_the_terminal(tmp_path, call):
 
 
 def test_messages_of_a_run_are_escaped(capfd):
-    from attnscope.engine.engine import _say
+    from attnscope.engine.engine import _print_line
     from attnscope.engine.progress import Lines
 
-    _say(f"skipped {ESCAPE}")
+    _print_line(f"skipped {ESCAPE}")
     lines = Lines(2, ESCAPE)
     lines._last = -1e9
     lines.update()

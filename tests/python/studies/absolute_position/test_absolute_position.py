@@ -123,7 +123,8 @@ def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
     plan = engine.prepare()
     unit = next(unit for unit in plan.units if unit.stage == "reads")
-    hand = StageRun(engine, unit)
+    stage = plan.stages[unit.stage]
+    hand = StageRun(engine, unit, stage.reads, stage.writes)
     arms = list(reading_arms([(0, 1), (1, 3)], (3, 4), hand, engine.study.options))
     assert {(arm.name, arm.draw) for arm in arms} == {
         (name, draw) for name in ("unread", "hidden") for draw in (-1, 0, 1, 2)
@@ -150,7 +151,8 @@ def test_matched_sets_are_different_sets_of_as_many_heads_of_the_same_layers(fol
 
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
     plan = engine.prepare()
-    hand = StageRun(engine, next(planned for planned in plan.units if planned.stage == "reads"))
+    unit, stage = next((unit, plan.stages["reads"]) for unit in plan.units if unit.stage == "reads")
+    hand = StageRun(engine, unit, stage.reads, stage.writes)
     readers = [(0, 1), (1, 3), (2, 0)]
     drawn = []
     for arm in reading_arms(readers, (3, 4), hand, engine.study.options):

@@ -187,7 +187,9 @@ def test_a_tokenizer_without_a_second_special_token_is_noted(folder, texts, tmp_
 
     monkeypatch.setattr(arms, "_special", lambda encoder: {encoder.bos_id})
     engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
-    hand = StageRun(engine, next(unit for unit in engine.prepare().units if unit.stage == "passes"))
+    plan = engine.prepare()
+    unit, stage = next((unit, plan.stages["passes"]) for unit in plan.units if unit.stage == "passes")
+    hand = StageRun(engine, unit, stage.reads, stage.writes)
     names = {arm.name for arm in arms.first_arms(hand, engine.study.options, 8)}
     assert {"zero", "mean", "token", "gaussian"} <= names
     assert "special" not in names

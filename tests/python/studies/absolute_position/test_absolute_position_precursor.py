@@ -34,9 +34,11 @@ def bare_texts(results):
     from attnscope.study_api.stage_run import StageRun
 
     engine = Engine(resolved(asc.Study(**results.study)), progress=False, say=lambda text: None)
-    unit = next(unit for unit in engine.prepare().units if unit.stage == "precursor")
+    plan = engine.prepare()
+    unit = next(unit for unit in plan.units if unit.stage == "precursor")
     assert len(unit.inputs) == TEXTS
-    hand = StageRun(engine, unit)
+    stage = plan.stages[unit.stage]
+    hand = StageRun(engine, unit, stage.reads, stage.writes)
     return [token_ids(hand, batch, precursor.BARE) for batch in hand.batches()]
 
 

@@ -41,7 +41,7 @@ from models import DATA
         ({"pair": "fold"}, r"options.pair: '0' has"),
         (
             {"pair": "candidates"},
-            r"options.pair: 40 of 40 values stand in one row each, first '.*' in row \d+",
+            r"options.pair: 40 of 40 values are in one row each, first '.*' in row \d+",
         ),
         ({"prompt": "{question}"}, None),
         ({"prompt": "Is it so? {question}" + " or not" * 20}, r"has more than 128 tokens and would be cut"),

@@ -18,9 +18,7 @@ def test_an_unpaired_value_is_refused_with_its_row(folder, tmp_path):
         return {**row, "pair": "capitol-03"} if slip else row
 
     path = questions(tmp_path / "q.csv", change=change)
-    said = (
-        r"1 of 41 values stand in one row each, first 'capitol-03' in row \d+ \(unknown: '.*\?'\); a pair is"
-    )
+    said = r"1 of 41 values are in one row each, first 'capitol-03' in row \d+ \(unknown: '.*\?'\); a pair is"
     with pytest.raises(ConfigError, match=said):
         planned(folder, path, tmp_path)
     with path.open(encoding="utf-8", newline="") as file:
