@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from attnscope.report.claims_table import claims_frame
+from attnscope.report.claims_table import LONGEST, claims_frame
 from attnscope.report.section import NamedSentence, Page, Section
 from attnscope.studies.pretraining_writes.claims import sentences
 from attnscope.study_api.claims import NOT_TESTABLE
@@ -115,7 +115,7 @@ def _changes(page: Page) -> None:
         "How far every role’s matrices moved, and how much of that is rounding: below one step most changes "
         "are too small to be stored, and large weights lose theirs first."
     )
-    page.frame("sizes", "Medians over layers.", frame, names=2)
+    page.frame("sizes", "Medians over layers.", frame, names=2, folded=len(frame) > LONGEST)
     page.figure("rounding")
     page.notes(_large(blocks))
 
@@ -161,7 +161,8 @@ def _fractions(page: Page) -> None:
         "stronger ones are inputs of another layer, a model of random weights, and the base’s own matrices "
         "on the same directions; C1 is not supported where one of them reaches its interval."
     )
-    page.frame("numbers", "2^mean log2 over layers at the tested k.", pd.DataFrame(rows), names=3)
+    caption = "2^mean log2 over layers at the tested k."
+    page.frame("numbers", caption, pd.DataFrame(rows), names=3, folded=len(rows) > LONGEST)
     if len(models) > _SHOWN:
         page.notes([f"The first {_SHOWN} of {len(models)} models; all are in the table fractions."])
     for name in ("fraction_curves", "depth", "trajectory"):

@@ -96,10 +96,17 @@ def chosen_pairs(table: pd.DataFrame, most: int) -> tuple[list[str], str]:
 
 
 def isotropic(ax: Axes, spread: float = 0.0) -> None:
-    """Draw the line at 1 and the band of 95 % of random subspaces around it."""
+    """Draw the line at 1 and the band of 95 % of random subspaces around it.
+
+    A band that reaches 0 ends at the axis: it may not stretch a logarithmic axis over what was measured.
+    """
     ax.axhline(1.0, color=INK, linewidth=0.8, gid="isotropic")
     if spread > 0:
-        ax.axhspan(max(1 - 1.96 * spread, 1e-3), 1 + 1.96 * spread, color=MUTED, alpha=0.18, linewidth=0)
+        low, high = 1 - 1.96 * spread, 1 + 1.96 * spread
+        limits = ax.dataLim.frozen()
+        ax.axhspan(max(low, 1e-6), high, color=MUTED, alpha=0.18, linewidth=0)
+        ax.dataLim.set(limits)
+        ax.update_datalim([(0.0, max(low, 0.5)), (0.0, high)], updatex=False)
 
 
 def octaves(ax: Axes, *, along: str = "y") -> None:
