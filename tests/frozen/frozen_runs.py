@@ -68,7 +68,7 @@ def run_positions(home):
     """Return the results of the study of absolute position."""
     model = folders.model_folder(home / "m", num_hidden_layers=3)
     texts = folders.sentences(home / "texts.txt", 40)
-    return asc.run(position_study.settings(model, texts, home, **position_study.WHOLE), progress=False)
+    return asc.run(position_study.settings(model, texts, home, **position_study.FULL_OPTIONS), progress=False)
 
 
 def run_hallucinations(home):
