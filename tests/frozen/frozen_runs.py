@@ -13,6 +13,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -123,7 +124,11 @@ def digest_run(name):
         tables = {table: digest_table(results.table(table)) for table in results.tables()}
         claims = list_claims(results)
         report = digest_report(asc.report(results, Path(folder) / "report.html").read_text("utf-8"))
-        figures = {figure: digest_figure(drawn) for figure, drawn in asc.plots.draw(results).items()}
+        # panels are not arranged: that takes half of the time, and moves with the fonts of a machine
+        with mock.patch(
+            "attnscope.plots.figure.freeze_layout", lambda figure: figure.set_layout_engine("none")
+        ):
+            figures = {figure: digest_figure(drawn) for figure, drawn in asc.plots.draw(results).items()}
     return {"tables": tables, "claims": claims, "report": report, "figures": figures}
 
 

@@ -88,7 +88,7 @@ def dry_run(
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)
     plan = engine.prepare()
-    notes = [*plan.notes, *engine.study.expects(plan)]
+    notes = [*plan.notes, *engine.study.describe_plan(plan)]
     for line in notes:
         say(line)
     seconds, peak = started + time.perf_counter() - began, resident_bytes()

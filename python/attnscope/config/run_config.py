@@ -244,9 +244,9 @@ class Settings(Strict):
         if fault := _fault_in(values):
             raise ConfigError(fault)
         study = load_study(str(values.get("study") or default_study()))
-        if not hasattr(study, "settled"):  # without a study that could be run, the rest is checked
+        if not hasattr(study, "resolve_options"):  # without a study that could be run, the rest is checked
             study = None
-        values = study.settled(values, type(self).model_fields) if study else values
+        values = study.resolve_options(values, type(self).model_fields) if study else values
         try:
             super().__init__(**values)
         except ValidationError as error:

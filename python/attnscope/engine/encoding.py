@@ -17,7 +17,7 @@ from attnscope.models.architecture import largest_setting, text_config
 from attnscope.models.inputs.context_length import context_length
 from attnscope.models.loading import load_config
 from attnscope.results.schema import CHECKPOINT_KEYS
-from attnscope.study_api.tables import Table, described
+from attnscope.study_api.tables import Table, with_metadata
 from attnscope.study_api.units import Input, Unit
 from attnscope.texts.sentence import Sentence
 from attnscope.texts.windows import windows
@@ -47,7 +47,7 @@ def encode(plan: Plan, study: Study, position: int) -> list[Input]:
     sentences: Sequence[Sentence] = plan.sentences
     if windowed:
         sentences = windows(plan.sentences, settings, encoder, model, plan.notes)
-    sentences = study.worded(sentences, encoder, model, plan)
+    sentences = study.prepare_texts(sentences, encoder, model, plan)
     for sentence in sentences:
         try:
             if windowed:
@@ -143,4 +143,4 @@ def samples_table(
         table = table.append_column("causal", flags)
     for name, values in extras.items():
         table = table.append_column(name, values.take(table["sample"]))
-    return described(table, SAMPLES, study)
+    return with_metadata(table, SAMPLES, study)

@@ -23,15 +23,23 @@ from attnscope.texts.sources import origin, read_sentences
 
 
 def make_plan(
-    settings: Settings, study: Study | None = None, found: CheckpointsByModel | None = None
+    settings: Settings, study: Study | None = None, checkpoints: CheckpointsByModel | None = None
 ) -> Plan:
-    """Reads the texts, finds the checkpoints unless another process has, encodes, cuts stages into units."""
+    """Read the texts, list the checkpoints, encode the texts and cut the stages into units.
+
+    Args:
+        settings: of the run.
+        study: of the settings; None makes it.
+        checkpoints: of models whose checkpoints another process has listed.
+    """
     study = study or study_class(settings.study)(settings)
     stages = [*study.stages(Units())]
     first = next((at for at, stage in enumerate(stages) if stage.units.kind == "texts"), None)
     if first is not None:
         stages[first] = replace(stages[first], writes=("samples", *stages[first].writes))
-    plan = Plan(settings, {stage.name: stage for stage in stages}, found=dict(found or {}))
+    plan = Plan(
+        settings, {stage.name: stage for stage in stages}, checkpoints_by_model=dict(checkpoints or {})
+    )
     plan.phases = phases(stages)
     if first is not None:
         _read_texts(plan, study)
@@ -58,19 +66,19 @@ def _read_texts(plan: Plan, study: Study) -> None:
     settings = plan.settings
     if not settings.texts:
         raise ConfigError("texts is missing (--texts on the command line)")
-    if len({one.per == "window" for one in settings.texts}) > 1:
+    if len({source.per == "window" for source in settings.texts}) > 1:
         raise ConfigError("texts.per: windows and sentences do not go into one run; cut all sources or none")
     plan.sentences = read_sentences(settings.texts, settings.seed, study.samplers)
     plan.notes += [
-        f"{one.path}: every line is read as a sentence, but its lines look like wrapped paragraphs; "
+        f"{source.path}: every line is read as a sentence, but its lines look like wrapped paragraphs; "
         "--set texts.per=paragraph joins them"
-        for one in settings.texts
-        if looks_wrapped(one)
+        for source in settings.texts
+        if looks_wrapped(source)
     ]
-    for one in settings.texts:
-        own = sum((text.source, text.group) == (origin(one), one.group) for text in plan.sentences)
-        if one.samples is not None and one.per != "window" and own < one.samples:
-            plan.notes.append(f"{one.path}: {one.samples} texts were asked for, and it holds {own}")
+    for source in settings.texts:
+        count = sum((text.source, text.group) == (origin(source), source.group) for text in plan.sentences)
+        if source.samples is not None and source.per != "window" and count < source.samples:
+            plan.notes.append(f"{source.path}: {source.samples} texts were asked for, and it holds {count}")
     if short := sum(sentence.cut for sentence in plan.sentences):
         plan.notes.append(
             f"{short} of {len(plan.sentences)} sentences are cut to their source's max_characters"
@@ -78,7 +86,7 @@ def _read_texts(plan: Plan, study: Study) -> None:
 
 
 def checkpoints_of(settings: Settings, position: int) -> list[Checkpoint]:
-    """The checkpoints of one model of the settings."""
+    """Return the checkpoints of one model of the settings."""
     source = settings.models[position]
     try:
         return find_checkpoints(source.path, source.revisions, source.label)
@@ -87,16 +95,18 @@ def checkpoints_of(settings: Settings, position: int) -> list[Checkpoint]:
 
 
 def _series(plan: Plan) -> None:
-    """The checkpoints of every model that no other process has found."""
+    """List the checkpoints of every model that no other process has listed."""
     labels: dict[str, int] = {}
     for position in range(len(plan.settings.models)):
-        if position not in plan.found:
-            there = checkpoints_of(plan.settings, position)
-            plan.found[position] = [(one, fingerprint(one)) for one in there]
-        label = plan.found[position][0][0].model
+        if position not in plan.checkpoints_by_model:
+            plan.checkpoints_by_model[position] = [
+                (checkpoint, fingerprint(checkpoint))
+                for checkpoint in checkpoints_of(plan.settings, position)
+            ]
+        label = plan.checkpoints_by_model[position][0][0].model
         if fault := name_fault(label):
             raise ConfigError(f"models[{position}]: its name in tables {fault}; give it a label")
-        for checkpoint, _ in plan.found[position]:
+        for checkpoint, _ in plan.checkpoints_by_model[position]:
             if fault := name_fault(checkpoint.revision):
                 raise ConfigError(f"models[{position}]: the name of a checkpoint {fault}")
         if labels.setdefault(label, position) != position:
@@ -107,46 +117,46 @@ def _series(plan: Plan) -> None:
 
 
 def _encoded(plan: Plan, study: Study) -> dict[int, list[Input]]:
-    """The texts as each model that can be used reads them; none where no stage over texts takes it."""
+    """Return the encoded texts of each model that can be loaded; none if no stage over texts uses it."""
     cuts = [stage.units for stage in plan.stages.values() if stage.units.kind == "texts"]
     inputs = {}
     for position, series in plan.series.items():
-        taken = any(_takes(plan, cut, checkpoint) for cut in cuts for checkpoint in series)
+        is_used = any(_uses(plan, cut, checkpoint) for cut in cuts for checkpoint in series)
         try:
-            inputs[position] = encode(plan, study, position) if taken else []
+            inputs[position] = encode(plan, study, position) if is_used else []
         except LoadError as error:
             plan.leave_out(series, error)
     return inputs
 
 
-def _takes(plan: Plan, cut: Cut, checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is among those of a stage over texts."""
+def _uses(plan: Plan, cut: Cut, checkpoint: Checkpoint) -> bool:
+    """Return True if a stage over texts uses a checkpoint."""
     if not cut.base:
         return True
     others = (_base(plan, at, other, cut.base) for at, series in plan.series.items() for other in series)
-    return any(found is not None and found[1] == checkpoint for found in others)
+    return any(base is not None and base[1] == checkpoint for base in others)
 
 
 def _add_units(
     plan: Plan, position: int, stages: Sequence[Stage], inputs: Mapping[int, Sequence[Input]]
 ) -> None:
-    """The units of one model, checkpoint by checkpoint, its controls last."""
+    """Add the units of one model, checkpoint by checkpoint, its controls last."""
     series = plan.series[position]
     for checkpoint in series:
-        own: dict[str, Any] = {"checkpoint": checkpoint, "source": position}
+        fields: dict[str, Any] = {"checkpoint": checkpoint, "source": position}
         for stage in stages:
             if stage.units.kind == "texts":
-                if _takes(plan, stage.units, checkpoint):
-                    _add_blocks(plan, stage, inputs[position], own)
+                if _uses(plan, stage.units, checkpoint):
+                    _add_blocks(plan, stage, inputs[position], fields)
             elif stage.units.kind == "checkpoints":
-                plan.add(stage, **own)
+                plan.add(stage, **fields)
             elif stage.units.kind == "pairs":
-                found = _base(plan, position, checkpoint, stage.units.base)
-                if found is not None and found[0] in inputs:
-                    plan.add(stage, **own, other=found[1])
+                base = _base(plan, position, checkpoint, stage.units.base)
+                if base is not None and base[0] in inputs:
+                    plan.add(stage, **fields, other=base[1])
     for stage in stages:
-        taken = any(_takes(plan, stage.units, one) for one in series)
-        for variant in stage.units.variants if taken else ():
+        is_used = any(_uses(plan, stage.units, checkpoint) for checkpoint in series)
+        for variant in stage.units.variants if is_used else ():
             for seed in range(stage.units.seeds):
                 # one for a whole series, whose checkpoints share their configuration
                 control = {"checkpoint": series[0], "source": position, "variant": variant, "seed": seed}
@@ -154,31 +164,31 @@ def _add_units(
 
 
 def _base(plan: Plan, position: int, checkpoint: Checkpoint, base: str) -> tuple[int, Checkpoint] | None:
-    """The checkpoint that another is compared with and whose it is, None for the one that has none.
+    """Return the checkpoint that another is compared with and its model, None for one that has none.
 
     "first" is the first of the series, or of the first model listed where the model is no series.
     """
     series = plan.series[position]
     at = series.index(checkpoint)
-    named = {one.revision: (position, one) for one in series if one.revision}
-    labels = {own[0].model: (other, own[0]) for other, own in plan.series.items()}
+    named = {member.revision: (position, member) for member in series if member.revision}
+    labels = {members[0].model: (model, members[0]) for model, members in plan.series.items()}
     if base == "previous":
         return (position, series[at - 1]) if at else None
     if base == "first":
-        whose = position if len(series) > 1 else 0
-        found = whose, plan.series[whose][0]
+        model = position if len(series) > 1 else 0
+        compared = model, plan.series[model][0]
     elif base in named or base in labels:
-        found = named.get(base) or labels[base]
+        compared = named.get(base) or labels[base]
     else:
-        known = [*named, *labels]
-        raise ConfigError(f"{checkpoint.model} has no checkpoint {base!r}{nearest(base, known)}")
-    return None if found[1] == checkpoint else found
+        names = [*named, *labels]
+        raise ConfigError(f"{checkpoint.model} has no checkpoint {base!r}{nearest(base, names)}")
+    return None if compared[1] == checkpoint else compared
 
 
-def _add_blocks(plan: Plan, stage: Stage, inputs: Sequence[Input], own: dict[str, Any]) -> None:
+def _add_blocks(plan: Plan, stage: Stage, inputs: Sequence[Input], fields: dict[str, Any]) -> None:
     block = stage.units.block or plan.settings.block
     for start in range(0, len(inputs), block):
-        plan.add(stage, **own, inputs=tuple(inputs[start : start + block]))
+        plan.add(stage, **fields, inputs=tuple(inputs[start : start + block]))
 
 
 def _check_free_disk(plan: Plan) -> None:
@@ -201,7 +211,7 @@ def _check_memory(plan: Plan) -> None:
     bound = plan.settings.max_memory
     if bound is None or not plan.sentences:
         return
-    read = ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs)
+    read = ((text.n_tokens, unit) for unit in plan.units for text in unit.inputs)
     n, unit = max(read, key=lambda pair: pair[0])
     # two layers' attention, the head means in float64, and the metrics' own copies
     need = 4 * plan.heads[unit.source] * n * n * 4

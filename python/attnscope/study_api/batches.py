@@ -14,16 +14,16 @@ BATCH_TOKENS = 2048
 
 
 def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list[Input]]:
-    """Sentences of similar length, padded together as far as the attention of a layer has room."""
+    """Return sentences grouped by length, as many together as the attention of a layer has room for."""
     bound = layer_bytes or LAYER_BYTES
     groups: list[list[Input]] = []
-    for one in sorted(unit.inputs, key=lambda item: (item.n_tokens, item.sentence.sample)):
-        n = one.n_tokens
+    for text in sorted(unit.inputs, key=lambda text: (text.n_tokens, text.sentence.sample)):
+        n = text.n_tokens
         group = groups[-1] if groups else []
         size = len(group) + 1
         fits = size * heads * n * n * 4 <= bound and size * n <= BATCH_TOKENS
         if group and fits and n <= 1.25 * group[0].n_tokens + 8:
-            group.append(one)
+            group.append(text)
         else:
-            groups.append([one])
+            groups.append([text])
     return groups

@@ -36,28 +36,28 @@ class Batch:
     groups: Sequence[str]
 
     def tokens_at(self, positions: Any) -> list[str | None]:
-        """The token at every position of a masked array [batch, maps], flat, None where there is none."""
+        """Return the token at every position of a masked array [batch, maps], flat, None if there is none."""
         return [
-            None if at is None or at < 0 else own[at]
-            for own, row in zip(self.tokens, positions.tolist(), strict=True)
-            for at in row
+            None if position is None or position < 0 else tokens[position]
+            for tokens, row in zip(self.tokens, positions.tolist(), strict=True)
+            for position in row
         ]
 
 
 def batch_of(group: Sequence[Input], encoder: Encoder) -> Batch:
-    """What a study knows of the sentences of one forward pass."""
-    ids = [one.encoded.ids.tolist() for one in group]
+    """Return the sentences of one forward pass as a batch."""
+    ids = [text.encoded.ids.tolist() for text in group]
     return Batch(
-        samples=[one.sentence.sample for one in group],
-        lengths=[one.n_tokens for one in group],
+        samples=[text.sentence.sample for text in group],
+        lengths=[text.n_tokens for text in group],
         token_ids=ids,
-        tokens=[encoder.names(one) for one in ids],
-        groups=[one.sentence.group for one in group],
+        tokens=[encoder.names(ids_of_text) for ids_of_text in ids],
+        groups=[text.sentence.group for text in group],
     )
 
 
 def head_mean(heads: Tensor) -> Tensor:
-    """The mean over heads of [batch, h, n, n], [batch, 1, n, n] in float64.
+    """Return the mean over heads of [batch, h, n, n], [batch, 1, n, n] in float64.
 
     By bands of rows: `torch.mean` with another dtype first copies all heads into it, which is two layers'
     worth of memory, and a sum of two dtypes copies the one of them.
@@ -71,10 +71,10 @@ def head_mean(heads: Tensor) -> Tensor:
 
 
 def padded(batch: Batch, pad_id: int, device: Any) -> dict[str, Tensor]:
-    """The sentences of a batch as tensors, padded on the right."""
-    each = [torch.tensor(one, dtype=torch.long, device="cpu") for one in batch.token_ids]
-    ids = pad_sequence(each, batch_first=True, padding_value=pad_id)
-    mask = pad_sequence([torch.ones_like(one) for one in each], batch_first=True)
+    """Return the sentences of a batch as tensors, padded on the right."""
+    rows = [torch.tensor(ids, dtype=torch.long, device="cpu") for ids in batch.token_ids]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad_id)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
@@ -173,9 +173,9 @@ def _opened(
         return ""
 
     if extra and refusal((*sites, *extra)):
-        each = {site: refusal((*sites, site)) for site in extra}
-        reasons |= {site: why for site, why in each.items() if why}
-        extra = [site for site, why in each.items() if not why]
+        refusals = {site: refusal((*sites, site)) for site in extra}
+        reasons |= {site: why for site, why in refusals.items() if why}
+        extra = [site for site, why in refusals.items() if not why]
     if reason := refusal((*sites, *extra)):
         raise LoadError(reason)
     return stack.enter_context(capture(body, layers=layers, sites=(*sites, *extra)))

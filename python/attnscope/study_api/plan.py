@@ -54,19 +54,22 @@ class Plan:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     sentences: list[Sentence] = field(default_factory=list)
     phases: dict[str, int] = field(default_factory=dict)
-    found: CheckpointsByModel = field(default_factory=dict)
+    checkpoints_by_model: CheckpointsByModel = field(default_factory=dict)
     _read: dict[tuple[Any, ...], tuple[list[Unit], bytes]] = field(default_factory=dict)
     _of: dict[tuple[str, Checkpoint | None], list[Unit]] = field(default_factory=lambda: defaultdict(list))
 
     @cached_property
     def series(self) -> dict[int, list[Checkpoint]]:
-        """The checkpoints of each model, once all are found."""
-        return {position: [one for one, _ in own] for position, own in self.found.items()}
+        """The checkpoints of each model."""
+        return {
+            position: [checkpoint for checkpoint, _ in pairs]
+            for position, pairs in self.checkpoints_by_model.items()
+        }
 
     @cached_property
     def weights(self) -> dict[Checkpoint | None, str]:
         """The fingerprint of the weights of every checkpoint, "" of none."""
-        return {None: "", **dict(pair for own in self.found.values() for pair in own)}
+        return {None: "", **dict(pair for pairs in self.checkpoints_by_model.values() for pair in pairs)}
 
     @cached_property
     def decisive(self) -> dict[str, Any]:
@@ -75,12 +78,13 @@ class Plan:
         return self.settings.model_dump(exclude=without)
 
     def leave_out(self, checkpoints: Iterable[Checkpoint], error: object) -> None:
-        """Skips checkpoints for a reason, which may begin with a title."""
-        self.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
+        """Skip checkpoints for a reason, which may begin with a title."""
+        titles = [checkpoint.title for checkpoint in checkpoints]
+        self.skipped += [(title, str(error).removeprefix(f"{title}: ")) for title in titles]
 
     @property
     def reasons(self) -> str:
-        """Why checkpoints are skipped, each reason once."""
+        """Reasons why checkpoints are skipped, each once."""
         return "; ".join(dict.fromkeys(f"{title}: {reason}" for title, reason in self.skipped))
 
     @property
@@ -90,79 +94,85 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Changes with anything that changes a number of the run."""
+        """Hash of everything that affects the stored numbers."""
         return self.digest_of(self.units).hex()[:16]
 
     @staticmethod
     def digest_of(units: Sequence[Unit]) -> bytes:
-        """Changes with any of the units."""
+        """Return a hash of the units."""
         return hashlib.sha256("".join(unit.id for unit in units).encode()).digest()
 
     def samples(self, unit: Unit) -> int:
-        """How many texts the unit's model reads in the whole run."""
+        """Return the number of texts that the unit's model reads in the whole run."""
         counts = self.counts.get(unit.checkpoint.model if unit.checkpoint else "", {})
         return counts.get("sentences", 0) - counts.get("empty", 0)
 
     def groups(self, unit: Unit, count: int) -> int:
-        """How many groups the unit's texts are of, where all are cut into `count` groups in their order."""
-        return len({one.sentence.sample * count // max(1, self.samples(unit)) for one in unit.inputs})
+        """Return how many of `count` groups, cut from all texts in their order, the unit's texts are of."""
+        total = max(1, self.samples(unit))
+        return len({text.sentence.sample * count // total for text in unit.inputs})
 
     def reads(self, unit: Unit) -> list[Unit]:
-        """The units whose tables a unit may read, in the order of the plan."""
+        """Return the units whose tables a unit may read, in the order of the plan."""
         return self.reading(unit)[0]
 
     def reading(self, unit: Unit) -> tuple[list[Unit], bytes]:
-        """Those units and their digest, made once for all units that read the same ones."""
+        """Return the units that a unit reads and their digest, made once for all that read the same ones."""
         stage = self.stages[unit.stage]
-        whole = stage.within == "run" or unit.checkpoint is None
-        key = (unit.stage, *(() if whole else (unit.checkpoint, unit.variant, unit.seed)))
+        of_run = stage.within == "run" or unit.checkpoint is None
+        key = (unit.stage, *(() if of_run else (unit.checkpoint, unit.variant, unit.seed)))
         if key not in self._read:
-            writers = [name for name, one in self.stages.items() if set(one.writes) & set(stage.reads)]
-            found = [one for name in writers for one in self._of[name, None if whole else unit.checkpoint]]
-            if not whole:
-                same = [one for one in found if (one.variant, one.seed) == (unit.variant, unit.seed)]
-                found = same or [one for one in found if not one.variant]
-            self._read[key] = found, self.digest_of(found)
+            writers = [
+                name for name, earlier in self.stages.items() if set(earlier.writes) & set(stage.reads)
+            ]
+            checkpoint = None if of_run else unit.checkpoint
+            read = [writer for name in writers for writer in self._of[name, checkpoint]]
+            if not of_run:
+                control = (unit.variant, unit.seed)
+                of_control = [writer for writer in read if (writer.variant, writer.seed) == control]
+                read = of_control or [writer for writer in read if not writer.variant]
+            self._read[key] = read, self.digest_of(read)
         return self._read[key]
 
-    def add(self, stage: Stage, **own: Any) -> None:
-        """Appends a unit of a stage, named after everything that decides its numbers."""
-        unit = Unit("", "", stage.name, **own)
+    def add(self, stage: Stage, **fields: Any) -> None:
+        """Append a unit of a stage, named after everything that affects its numbers."""
+        unit = Unit("", "", stage.name, **fields)
         digest = _hash(self, unit)
         unit = replace(unit, id=digest, folder=f"{len(self.units):06d}-{digest[:12]}")
         self.units.append(unit)
-        for whose in {None, unit.checkpoint}:
-            self._of[stage.name, whose].append(unit)
+        for checkpoint in {None, unit.checkpoint}:
+            self._of[stage.name, checkpoint].append(unit)
 
 
 def _hash(plan: Plan, unit: Unit) -> str:
-    """Everything that decides the numbers of a unit."""
+    """Return a hash of everything that affects the numbers of a unit."""
     from attnscope import __version__
 
     settings = plan.settings
     head: list[Any] = [__version__, plan.decisive]
     weights = "" if unit.variant else plan.weights[unit.checkpoint]
     head += [unit.stage, unit.variant, unit.seed, weights, plan.weights[unit.other]]
-    for one in (unit.checkpoint, unit.other):
-        head += [None] if one is None else [one.model, one.revision, one.step]
+    for checkpoint in (unit.checkpoint, unit.other):
+        head += [None] if checkpoint is None else [checkpoint.model, checkpoint.revision, checkpoint.step]
     if unit.checkpoint is not None:
         head += [settings.models[unit.source].dtype, settings.models[unit.source].device]
     if plan.stages[unit.stage].units.longest:
         head.append(plan.encoders[unit.source].longest)
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
-    for given in unit.inputs:
-        text = given.sentence
-        about = [text.sample, text.group, text.text, text.source, text.source_row, text.extra]
-        about += [list(text.token_ids)] if text.token_ids is not None else []
-        digest.update(json.dumps(about, sort_keys=True, default=str).encode())
-        digest.update(given.encoded.ids.tobytes())
+    for text in unit.inputs:
+        sentence = text.sentence
+        facts = [sentence.sample, sentence.group, sentence.text]
+        facts += [sentence.source, sentence.source_row, sentence.extra]
+        facts += [list(sentence.token_ids)] if sentence.token_ids is not None else []
+        digest.update(json.dumps(facts, sort_keys=True, default=str).encode())
+        digest.update(text.encoded.ids.tobytes())
     if plan.stages[unit.stage].reads:
         digest.update(plan.reading(unit)[1])
     return digest.hexdigest()
 
 
 def megabytes(count: int) -> str:
-    """Bytes for people.
+    """Return a number of bytes in words.
 
     >>> megabytes(3 * 1024**3), megabytes(40 * 1024**2), megabytes(1500), megabytes(5)
     ('3.0 GB', '40 MB', '1.5 kB', '5 bytes')

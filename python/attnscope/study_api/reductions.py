@@ -55,7 +55,7 @@ class Partials:
         before = sums[key].sum.shape if key in sums else term.shape
         if [name for name, _ in other] != [*keys] or before != term.shape:
             raise ValueError(
-                f"reduce: {name!r} has keys {[one for one, _ in other]} and shape {before}, "
+                f"reduce: {name!r} has keys {[key for key, _ in other]} and shape {before}, "
                 f"got {[*keys]} and {term.shape}"
             )
         if key in sums:
@@ -65,30 +65,35 @@ class Partials:
             sums[key] = Reduced(term, 1)
 
     def tables(self) -> dict[str, pa.Table]:
-        """One table for each name, one row for each of its keys."""
+        """Return a table for each name, a row for each of its keys."""
         import pyarrow as pa
 
-        made = {}
+        tables = {}
         for name, sums in self._sums.items():
             rows = [
-                {**dict(key), "count": one.count, "shape": list(one.sum.shape), "sum": one.sum.ravel()}
-                for key, one in sums.items()
+                {
+                    **dict(key),
+                    "count": term.count,
+                    "shape": list(term.sum.shape),
+                    "sum": term.sum.ravel(),
+                }
+                for key, term in sums.items()
             ]
-            made[f"reduced-{name}"] = pa.Table.from_pylist(rows)
-        return made
+            tables[f"reduced-{name}"] = pa.Table.from_pylist(rows)
+        return tables
 
 
 def folded(
     files: Sequence[Path], by: Sequence[str], only: Mapping[str, Any] | None = None
 ) -> dict[tuple[Any, ...], Reduced]:
-    """The sums of all units, one file in memory at a time.
+    """Return the sums of all units, with one file in memory at a time.
 
     Args:
         only: keys with the value that a sum must have to be read.
     """
     import pyarrow.parquet as pq
 
-    whole: dict[tuple[Any, ...], Reduced] = {}
+    sums_of_run: dict[tuple[Any, ...], Reduced] = {}
     for file in files:
         table = pq.read_table(
             file, filters=[(key, "==", value) for key, value in (only or {}).items()] or None
@@ -98,9 +103,9 @@ def folded(
         for place, row in enumerate(table.drop_columns("sum").to_pylist()):
             term = terms[starts[place] : starts[place + 1]].reshape(row["shape"]).astype(np.float64)
             key = tuple(row[name] for name in by)
-            if key in whole:
-                whole[key].sum += term
-                whole[key].count += row["count"]
+            if key in sums_of_run:
+                sums_of_run[key].sum += term
+                sums_of_run[key].count += row["count"]
             else:
-                whole[key] = Reduced(term, row["count"])
-    return whole
+                sums_of_run[key] = Reduced(term, row["count"])
+    return sums_of_run

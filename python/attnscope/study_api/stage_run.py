@@ -52,7 +52,7 @@ class StageRun:
         self._reads = tuple(reads)
         self._writes = tuple(writes)
         self._rows: dict[tuple[str, str], Rows] = {}
-        self._whole: dict[str, pa.Table] = {}
+        self._tables: dict[str, pa.Table] = {}
         self.unit = unit
         self.settings = context.settings
         self.partials = Partials()
@@ -70,32 +70,34 @@ class StageRun:
         return self._context.checkpoints
 
     def model(self, checkpoint: Checkpoint | None = None) -> LoadedModel:
-        """A checkpoint in memory, loaded when asked for; None is the unit's own, or its control."""
-        own = checkpoint is None or checkpoint == self.unit.checkpoint
-        return self._context.loaded(self._chosen("model", checkpoint), self.unit, control=own)
+        """Return a checkpoint in memory, loaded now; None is the unit's own, or its control."""
+        is_of_unit = checkpoint is None or checkpoint == self.unit.checkpoint
+        return self._context.loaded(self._chosen("model", checkpoint), self.unit, control=is_of_unit)
 
     def folder(self, checkpoint: Checkpoint | None = None) -> Path:
-        """The folder of a checkpoint's files, None the unit's own; nothing is loaded."""
+        """Return the folder of a checkpoint's files, None the unit's own; nothing is loaded."""
         return folder_of(self._chosen("folder", checkpoint))
 
-    def _chosen(self, what: str, checkpoint: Checkpoint | None) -> Checkpoint:
+    def _chosen(self, function: str, checkpoint: Checkpoint | None) -> Checkpoint:
         checkpoint = checkpoint or self.unit.checkpoint
         if checkpoint is None:
-            raise ValueError(f"{what}: a unit of the stage {self.unit.stage!r} has no checkpoint of its own")
+            raise ValueError(
+                f"{function}: a unit of the stage {self.unit.stage!r} has no checkpoint of its own"
+            )
         return checkpoint
 
     @property
     def encoder(self) -> Any:
-        """What made tokens of the unit's texts."""
+        """The encoder of the unit's texts."""
         return self._context.encoder(self.unit)
 
     @property
     def samples(self) -> int:
-        """How many texts the unit's model reads in the whole run."""
+        """Number of texts that the unit's model reads in the whole run."""
         return self._context.samples(self.unit)
 
     def batches(self) -> Iterator[Batch]:
-        """The unit's texts, those of similar length together."""
+        """Yield the unit's texts, those of similar length together."""
         unit, context = self.unit, self._context
         with context.bar(len(unit.inputs), "sentences", inner=True) as bar:
             for group in batches(unit, context.heads(unit), context.layer_budget):
@@ -103,7 +105,7 @@ class StageRun:
                 bar.update(len(group))
 
     def inputs(self, batch: Batch) -> dict[str, Tensor]:
-        """What the model's forward pass takes: token ids and mask, padded on the right."""
+        """Return the arguments of the model's forward pass: token ids and mask, padded on the right."""
         return padded(batch, self.encoder.pad_id, self.model().device)
 
     def layers(
@@ -114,7 +116,7 @@ class StageRun:
         extra: Sequence[str] = (),
         outputs: list[Any] | None = None,
     ) -> Iterator[tuple[int, Layer]]:
-        """Streams the self-attention layers of one forward pass, each with its number.
+        """Yield the self-attention layers of one forward pass, each with its number.
 
         Args:
             batch: from `batches`.
@@ -143,14 +145,16 @@ class StageRun:
             began = time.perf_counter()
         tally.forward_seconds += time.perf_counter() - began
 
-    def forward(self, batch: Batch, what: Forward, *, model: Any = None) -> AbstractContextManager[Run]:
-        """One forward pass of a model, None the unit's own, as declared; see `attnscope.capture.forward`."""
+    def forward(
+        self, batch: Batch, declaration: Forward, *, model: Any = None
+    ) -> AbstractContextManager[Run]:
+        """Run one forward pass of a model, None the unit's own; see `attnscope.capture.forward`."""
         from attnscope.capture import forward
 
-        return forward(self.model().model if model is None else model, self.inputs(batch), what)
+        return forward(self.model().model if model is None else model, self.inputs(batch), declaration)
 
     def write(self, table: str, *, variant: Any = "", **columns: Any) -> None:
-        """Adds rows to a table; the unit's model, revision and step are filled in.
+        """Add rows to a table; the unit's model, revision and step are filled in.
 
         Args:
             table: one that the stage declares among its `writes`.
@@ -168,12 +172,12 @@ class StageRun:
         self._rows[key].add(**columns)
 
     def store(self, table: str, rows: pa.Table) -> None:
-        """Stores a table as it stands, instead of `write`."""
+        """Store a complete table, instead of `write`."""
         self._check("writes", table)
-        self._whole[table] = rows
+        self._tables[table] = rows
 
     def read(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """A table of an earlier stage: of this checkpoint, or of the whole run, as the stage says.
+        """Return a table of an earlier stage: of this checkpoint, or of the whole run, as the stage says.
 
         Args:
             table: one that the stage declares among its `reads`; ValueError where it does not.
@@ -188,7 +192,7 @@ class StageRun:
         return Results(files={name: files for name in self._reads if (files := self._files(name))})
 
     def reduce(self, name: str, tensor: Any, **keys: Any) -> None:
-        """Adds a tensor, always of one shape, to a sum over units, in float64 and in the order of the calls.
+        """Add a tensor, always of one shape, to a sum over units, in float64 and in the order of the calls.
 
         Args:
             name: one that the stage declares among its `writes`.
@@ -198,7 +202,7 @@ class StageRun:
         self.partials.add(name, tensor, **keys)
 
     def reduced(self, name: str, by: Sequence[str] = (), **only: Any) -> dict[tuple[Any, ...], Reduced]:
-        """Sums of an earlier stage, folded in the order of the plan, one unit in memory at a time.
+        """Return sums of an earlier stage, folded in the order of the plan, one unit in memory at a time.
 
         Args:
             by: keys that stay apart, in the order of the result's keys.
@@ -208,16 +212,16 @@ class StageRun:
         return folded(self._files(f"reduced-{name}"), by, only)
 
     def rng(self, *key: int | str) -> np.random.Generator:
-        """A generator that depends on the run's seed and the key alone."""
+        """Return a generator that depends on the run's seed and the key alone."""
         return generator(self.settings.seed, *key)
 
     def note(self, text: str) -> None:
-        """Remembers what a person should know; each text is said once a run, "" is nothing."""
+        """Keep a sentence for the user; each is shown once a run, "" is none."""
         if text and text not in self._context.notes:
             self._context.notes.append(text)
 
     def finish(self) -> dict[str, pa.Table]:
-        """Everything that the unit has written."""
+        """Return every table that the unit has written."""
         tables: dict[str, pa.Table] = {}
         controls: dict[str, list[tuple[Rows, str]]] = {}
         for (table, variant), rows in self._rows.items():
@@ -225,33 +229,34 @@ class StageRun:
                 controls.setdefault(rows.table.controls().name, []).append((rows, variant))
             else:
                 tables[table] = rows.arrow()
-        made = {name: control_rows(own, self.unit.seed).arrow() for name, own in controls.items()}
-        return {**tables, **made, **self._whole, **self.partials.tables()}
+        seed = self.unit.seed
+        of_controls = {name: control_rows(rows, seed).arrow() for name, rows in controls.items()}
+        return {**tables, **of_controls, **self._tables, **self.partials.tables()}
 
     def constants(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Those of the key columns that the unit decides, the same in all its rows."""
+        """Return the key columns that are the same in all rows of the unit."""
         unit = self.unit
-        known: dict[str, Any] = {}
+        keys_of_unit: dict[str, Any] = {}
         if unit.checkpoint is not None:
             revision, step = ("", -1) if unit.variant else (unit.checkpoint.revision, unit.checkpoint.step)
-            known = {"model": unit.checkpoint.model, "revision": revision, "step": step}
+            keys_of_unit = {"model": unit.checkpoint.model, "revision": revision, "step": step}
         if unit.other is not None:
-            known |= {"base_revision": unit.other.revision, "base_step": unit.other.step}
-        return {name: value for name, value in known.items() if name in keys}
+            keys_of_unit |= {"base_revision": unit.other.revision, "base_step": unit.other.step}
+        return {name: value for name, value in keys_of_unit.items() if name in keys}
 
-    def _check(self, what: Literal["reads", "writes"], table: str) -> None:
-        if table not in (self._reads if what == "reads" else self._writes):
-            raise ValueError(f"the stage {self.unit.stage!r} does not declare that it {what} {table!r}")
+    def _check(self, verb: Literal["reads", "writes"], table: str) -> None:
+        if table not in (self._reads if verb == "reads" else self._writes):
+            raise ValueError(f"the stage {self.unit.stage!r} does not declare that it {verb} {table!r}")
 
     def _files(self, table: str) -> list[Path]:
-        """The files of a table that the unit may read."""
+        """Return the files of a table that the unit may read."""
         return self._context.files(self.unit, table)
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:
-    """A generator of a seed and a key; texts count as the first 8 bytes of their SHA-256."""
+    """Return a generator of a seed and a key; texts count as the first 8 bytes of their SHA-256."""
     numbers = [
-        one if isinstance(one, int) else int.from_bytes(hashlib.sha256(one.encode()).digest()[:8], "big")
-        for one in key
+        part if isinstance(part, int) else int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "big")
+        for part in key
     ]
     return np.random.default_rng([seed, *numbers])

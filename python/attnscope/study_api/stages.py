@@ -54,18 +54,18 @@ def phases(stages: Sequence[Stage]) -> dict[str, int]:
     >>> phases([Stage("a", cut.texts(), print, writes=("x",)), Stage("b", cut.once(), print, reads=("x",))])
     {'a': 0, 'b': 1}
     """
-    found: dict[str, int] = {}
+    phases_by_stage: dict[str, int] = {}
     writers: dict[str, list[str]] = {}
     for stage in stages:
-        if stage.name in found:
+        if stage.name in phases_by_stage:
             raise ValueError(f"stages: two are called {stage.name!r}")
         barrier = stage.within == "run" or stage.units.kind == "once"
         phase = 0
         for table in stage.reads:
             if table not in writers:
                 raise ValueError(f"stages: {stage.name!r} reads {table!r}, which no earlier stage writes")
-            phase = max([phase, *(found[writer] + barrier for writer in writers[table])])
-        found[stage.name] = phase
+            phase = max([phase, *(phases_by_stage[writer] + barrier for writer in writers[table])])
+        phases_by_stage[stage.name] = phase
         for table in stage.writes:
             writers.setdefault(table, []).append(stage.name)
-    return found
+    return phases_by_stage

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a paper is to the engine: its options, its tables, and the stages that fill them.
+"""Base class of a study: its options, tables and stages.
 
 A study is a subclass of `Study` in its folder, found by `attnscope.config.study_folders`; it overrides
 what it needs and knows everything below the engine, and nothing knows it.
@@ -44,19 +44,19 @@ class Options(Strict):
     """A study's own settings; a subclass adds fields."""
 
 
-def among(known: Sequence[str]) -> BeforeValidator:
-    """Reads a list of names as those of `known`, in their order; one name is a list of it, "all" of all."""
+def one_of(names: Sequence[str]) -> BeforeValidator:
+    """Return a validator of lists of `names`, in their order; a name is a list of it, "all" of all."""
 
     def read(value: object) -> object:
-        asked = [value] if isinstance(value, str) else value or []
-        if not isinstance(asked, (list, tuple)):
-            return asked
-        if list(asked) == ["all"]:
-            return list(known)
-        for name in asked:
-            if name not in known:
-                raise ValueError(f"there is no {name!r}{nearest(str(name), [*known, 'all'])}")
-        return [name for name in known if name in asked]
+        chosen = [value] if isinstance(value, str) else value or []
+        if not isinstance(chosen, (list, tuple)):
+            return chosen
+        if list(chosen) == ["all"]:
+            return list(names)
+        for name in chosen:
+            if name not in names:
+                raise ValueError(f"there is no {name!r}{nearest(str(name), [*names, 'all'])}")
+        return [name for name in names if name in chosen]
 
     return BeforeValidator(read)
 
@@ -82,18 +82,18 @@ class Study:
         self.options: Any = self._checked(settings.options)
 
     @classmethod
-    def settled(cls, values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-        """Values of settings with this study's part checked and filled in; ConfigError where it is wrong.
+    def resolve_options(cls, values: Mapping[str, Any], settings_keys: Container[str]) -> dict[str, Any]:
+        """Return values of settings with this study's part checked and filled in; ConfigError if it is wrong.
 
-        A key that is not `known` to the settings themselves and that the study's options have goes to the
-        options, so that `bars: true` in a file and `--set bars=true` are short for `options.bars`.
+        A key that is none of `settings_keys` and that the study's options have goes to the options, so that
+        `bars: true` in a file and `--set bars=true` are short for `options.bars`.
         """
         options = values.get("options") or {}
         if not isinstance(options, Mapping):
             return dict(values)
         fields = cls.Options.model_fields
-        own = {key: value for key, value in values.items() if key not in known and key in fields}
-        rest = {key: value for key, value in values.items() if key not in own}
+        short = {key: value for key, value in values.items() if key not in settings_keys and key in fields}
+        rest = {key: value for key, value in values.items() if key not in short}
         protocols = as_list(rest.get("protocols", ["exact"]))
         if protocols == ["both"]:
             rest["protocols"] = protocols = [*cls.protocols]
@@ -103,7 +103,7 @@ class Study:
                     f"protocols[{place}]: {cls.name} follows {', '.join(cls.protocols)}, got {protocol!r}"
                     f"{nearest(protocol, cls.protocols)}"
                 )
-        return {**rest, "options": cls._checked({**options, **own}).model_dump(mode="json")}
+        return {**rest, "options": cls._checked({**options, **short}).model_dump(mode="json")}
 
     @classmethod
     def _checked(cls, options: Mapping[str, Any]) -> BaseModel:
@@ -114,20 +114,20 @@ class Study:
 
     @classmethod
     def table(cls, name: str) -> Table:
-        """One of the study's tables; ValueError where it declares none of this name."""
+        """Return one of the study's tables; ValueError if it declares none of this name."""
         tables = {table.name: table for table in cls.tables}
         if name not in tables:
             raise ValueError(f"{cls.name} declares no table {name!r}{nearest(name, tables)}")
         return tables[name]
 
-    def worded(
+    def prepare_texts(
         self, sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan
     ) -> Sequence[Sentence]:
-        """The texts as the model of a label is to read them: a question inside a prompt, for example."""
+        """Return the texts as a model is to read them: a question inside a prompt, for example."""
         return sentences
 
-    def expects(self, plan: Plan) -> list[str]:
-        """What a dry run says of this study besides: passes, sums on disk."""
+    def describe_plan(self, plan: Plan) -> list[str]:
+        """Return extra lines for the dry run: forward passes, disk space."""
         return []
 
     def kept_bytes(self, plan: Plan) -> int:
@@ -135,11 +135,11 @@ class Study:
         return 0
 
     def stored_bytes(self, unit: Unit, plan: Plan) -> int:
-        """About how many bytes of sums over texts (`run.reduce`) a unit will leave on disk."""
+        """Return roughly how many bytes of sums over texts (`run.reduce`) a unit will leave on disk."""
         return 0
 
     def stages(self, units: Units) -> list[Stage]:
-        """What is done, in order, each cut by `units`; a later stage may read tables of an earlier one."""
+        """Return the stages in order, each cut by `units`. A stage may read tables of earlier stages."""
         raise NotImplementedError(f"{type(self).__name__}.stages")
 
 

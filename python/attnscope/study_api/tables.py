@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 #: Types of a column that says none, by its kind; the others are numbers.
 _KINDS = {"count": "int64", "position": "int64", "flag": "bool"}
 #: What keys of every study count.
-_ABOUT = dict.fromkeys(("step", "base_step"), "Of training; −1: not known.")
+_MEANINGS_OF_KEYS = dict.fromkeys(("step", "base_step"), "Of training; −1: not known.")
 #: Kinds of which a mean over heads says something.
 _AVERAGED = ("value", "ratio", "count", "flag", "constant")
 
@@ -78,7 +78,7 @@ class Column:
 
 
 def columns(kind: str, *names: str, **bounds: float) -> tuple[Column, ...]:
-    """Columns of one kind whose names say enough."""
+    """Return columns of one kind whose names say enough."""
     return tuple(Column(name, "string" if kind == "text" else "", kind, **bounds) for name in names)  # type: ignore[arg-type]
 
 
@@ -106,30 +106,33 @@ class Table:
     about: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def head_means(self) -> Table:
-        """The table of the same numbers of each layer's mean over its heads."""
+        """Return the table of the same numbers of each layer's mean over its heads."""
         keys = tuple(key for key in self.keys if key != "head")
         return replace(self, name=head_means_of(self.name), keys=keys, heads=self.name)
 
     def controls(self) -> Table:
-        """The table that holds this one's rows of controls."""
+        """Return the table that holds this one's rows of controls."""
         if self.variants == "full":
-            more = VARIANT_KEYS[:2]
-            name, keys = variants_of(self.name), (*self.keys, *more)
+            name, keys = variants_of(self.name), (*self.keys, *VARIANT_KEYS[:2])
             return Table(name, keys, self.columns, self.version, about=self.about)
         keys = tuple(key for key in self.keys if key not in ("layer", "head"))
         numbers = ("", "bool", "float64", "int64")
         columns = tuple(
             Column(
-                one.name, "float64", "ratio" if one.kind == "ratio" else "value", one.label, symbol=one.symbol
+                column.name,
+                "float64",
+                "ratio" if column.kind == "ratio" else "value",
+                column.label,
+                symbol=column.symbol,
             )
-            for one in self.columns or ()
-            if str(one.kind) in _AVERAGED and getattr(one, "dtype", "") in numbers
+            for column in self.columns or ()
+            if str(column.kind) in _AVERAGED and getattr(column, "dtype", "") in numbers
         )
         return Table(variants_of(self.heads or self.name), (*keys, *VARIANT_KEYS), columns, self.version)
 
     @property
     def scope(self) -> str:
-        """What a reduced row of a control is a mean over."""
+        """Keys averaged out in a control's reduced rows."""
         if self.heads:
             return "head_mean"
         return "heads" if "head" in self.keys else "layers" if "layer" in self.keys else "whole"
@@ -142,28 +145,28 @@ class Rows:
         self.table = table
         self.study = study
         self.constants = dict(constants or {})
-        own = [one for one in table.columns or () if one.name not in table.keys]
-        self._types = {one.name: arrow_type(one) for one in own}
-        self._texts = {one.name for one in own if one.kind == "text" and not one.empty}
+        columns = [column for column in table.columns or () if column.name not in table.keys]
+        self._types = {column.name: arrow_type(column) for column in columns}
+        self._texts = {column.name for column in columns if column.kind == "text" and not column.empty}
         self._parts: list[pa.Table] = []
 
     def add(self, **columns: Any) -> None:
-        """Adds rows: arrays, or tensors on the CPU, of one length; single values are repeated."""
+        """Add rows: arrays, or tensors on the CPU, of one length; single values are repeated."""
         import pyarrow as pa
 
-        whose = f"table {self.table.name!r}"
+        title = f"table {self.table.name!r}"
         if self.table.columns is not None:
-            known = [*self.table.keys, *(column.name for column in self.table.columns)]
-            if unknown := [name for name in columns if name not in known]:
-                raise ValueError(f"{whose} declares no column {unknown[0]!r}{nearest(unknown[0], known)}")
-            given = {*columns, *self.constants}
-            if missing := [key for key in self.table.keys if key not in given]:
-                raise ValueError(f"{whose}: the key {missing[0]!r} is missing")
+            declared = [*self.table.keys, *(column.name for column in self.table.columns)]
+            if unknown := [name for name in columns if name not in declared]:
+                raise ValueError(f"{title} declares no column {unknown[0]!r}{nearest(unknown[0], declared)}")
+            present = {*columns, *self.constants}
+            if missing := [key for key in self.table.keys if key not in present]:
+                raise ValueError(f"{title}: the key {missing[0]!r} is missing")
         arrays = {name: _array(values) for name, values in columns.items()}
         lengths = {len(values) for values in arrays.values() if values.ndim}
         if len(lengths) > 1:
-            found = {name: values.shape for name, values in arrays.items()}
-            raise ValueError(f"{whose}: columns of different lengths: {found}")
+            shapes = {name: values.shape for name, values in arrays.items()}
+            raise ValueError(f"{title}: columns of different lengths: {shapes}")
         part = {}
         for name, values in arrays.items():
             column = arrow_of(np.atleast_1d(values), self._types.get(name), key=name in self.table.keys)
@@ -175,27 +178,28 @@ class Rows:
         return sum(map(len, self._parts))
 
     def arrow(self) -> pa.Table:
-        """The table, keys first, rows in the order of their keys."""
+        """Return the table, keys first, rows in the order of their keys."""
         import pyarrow as pa
 
         table = pa.concat_tables(self._parts, promote_options="permissive").combine_chunks()
-        there = table.column_names
-        if keys := [key for key in self.table.keys if key in there]:
+        present = table.column_names
+        if keys := [key for key in self.table.keys if key in present]:
             table = table.take(np.lexsort([table[key].to_numpy() for key in reversed(keys)]))
-        whole = {}
-        more = there if self.table.columns is None else [column.name for column in self.table.columns]
-        for name in dict.fromkeys([*self.constants, *self.table.keys, *more]):
-            if name in there:
-                whole[name] = table[name]
+        columns = {}
+        declared = self.table.columns
+        names = present if declared is None else [column.name for column in declared]
+        for name in dict.fromkeys([*self.constants, *self.table.keys, *names]):
+            if name in present:
+                columns[name] = table[name]
             elif name in self.constants:
-                whole[name] = pa.repeat(self.constants[name], len(table))
+                columns[name] = pa.repeat(self.constants[name], len(table))
             elif name in self._types:
-                whole[name] = pa.nulls(len(table), self._types[name])
-        return described(pa.table(whole), self.table, self.study)
+                columns[name] = pa.nulls(len(table), self._types[name])
+        return with_metadata(pa.table(columns), self.table, self.study)
 
 
 def arrow_type(column: Any) -> pa.DataType:
-    """The Arrow type of a declared column."""
+    """Return the Arrow type of a declared column."""
     import pyarrow as pa
 
     named = getattr(column, "dtype", "") or _KINDS.get(str(column.kind), "float64")
@@ -205,7 +209,7 @@ def arrow_type(column: Any) -> pa.DataType:
 
 
 def arrow_of(values: np.ndarray[Any, Any], kind: Any = None, *, key: bool = False) -> pa.Array:
-    """Values as Arrow, NaN as null; the NaN of a key stays."""
+    """Return values as Arrow, NaN as null; the NaN of a key stays."""
     import pyarrow as pa
 
     if values.dtype == object:
@@ -215,54 +219,57 @@ def arrow_of(values: np.ndarray[Any, Any], kind: Any = None, *, key: bool = Fals
         raise ValueError("a key is never null")
     if hidden is not None and values.dtype.kind == "f" and not key:
         hidden = hidden | np.isnan(np.ma.getdata(values))
-    found = pa.array(np.ma.getdata(values), mask=hidden, from_pandas=not key)
-    return found if kind in (None, found.type) else found.cast(kind)
+    array = pa.array(np.ma.getdata(values), mask=hidden, from_pandas=not key)
+    return array if kind in (None, array.type) else array.cast(kind)
 
 
-def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
-    """The table with the metadata that explain it."""
+def with_metadata(table: pa.Table, declared: Table, study: str) -> pa.Table:
+    """Return the table with the metadata that explain it."""
     import pyarrow as pa
 
-    columns = {key: Column(key, kind="", meaning=text) for key, text in {**_ABOUT, **declared.about}.items()}
+    columns = {
+        key: Column(key, kind="", meaning=text)
+        for key, text in {**_MEANINGS_OF_KEYS, **declared.about}.items()
+    }
     columns |= {column.name: column for column in declared.columns or ()}
     fields = []
     for field in table.schema:
-        about = {
+        meanings = {
             name: value if isinstance(value, str) else json.dumps(value)
             for name in ("kind", "label", "symbol", "meaning", "low", "high", "empty")
             if (value := getattr(columns.get(field.name), name, None)) not in (None, "")
             and value is not False
             and not callable(value)
         }
-        fields.append(pa.field(field.name, field.type, metadata=about or None))
-    whole = {"name": declared.name, "version": declared.version, "keys": list(declared.keys)}
-    about = {"attnscope_study": study, "attnscope_table": json.dumps(whole)}
-    return table.cast(pa.schema(fields, about))
+        fields.append(pa.field(field.name, field.type, metadata=meanings or None))
+    facts = {"name": declared.name, "version": declared.version, "keys": list(declared.keys)}
+    metadata = {"attnscope_study": study, "attnscope_table": json.dumps(facts)}
+    return table.cast(pa.schema(fields, metadata))
 
 
 def control_rows(tables: Sequence[tuple[Rows, str]], seed: int) -> Rows:
-    """The rows of one table `NAME_variants`, from rows with the name of their control."""
+    """Return the rows of one table `NAME_variants`, from rows with the name of their control."""
     rows = tables[0][0]
-    made = Rows(rows.table.controls(), rows.study)
-    columns = [column.name for column in made.table.columns or ()]
+    reduced = Rows(rows.table.controls(), rows.study)
+    columns = [column.name for column in reduced.table.columns or ()]
     for rows, variant in tables:
-        table, whole = rows.table, rows.arrow().to_pandas()
+        table, frame = rows.table, rows.arrow().to_pandas()
         if table.variants == "reduced":
-            keys = [whole[key] for key in table.keys if key not in ("layer", "head")]
-            finite = whole[columns].astype(np.float64).replace([np.inf, -np.inf], np.nan)
+            keys = [frame[key] for key in table.keys if key not in ("layer", "head")]
+            finite = frame[columns].astype(np.float64).replace([np.inf, -np.inf], np.nan)
             means = finite.groupby(keys, sort=True, dropna=False).mean()
-            whole = means.reset_index().assign(scope=table.scope)
-        made.add(**dict(whole.items()), variant=variant, seed=seed)
-    return made
+            frame = means.reset_index().assign(scope=table.scope)
+        reduced.add(**dict(frame.items()), variant=variant, seed=seed)
+    return reduced
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:
-    """Values as an array; lists of lists and of texts as objects."""
+    """Return values as an array; lists of lists and of texts as objects."""
     if hasattr(values, "to_numpy") and not isinstance(values, np.ndarray):
         return np.asarray(values.to_numpy())
     if isinstance(values, (list, tuple)) and values and isinstance(values[0], (list, tuple, np.ndarray)):
-        whole = np.empty(len(values), dtype=object)
-        whole[:] = [list(one) for one in values]
-        return whole
+        lists = np.empty(len(values), dtype=object)
+        lists[:] = [list(entries) for entries in values]
+        return lists
     array = values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     return array.astype(object) if array.dtype.kind in "UO" else array

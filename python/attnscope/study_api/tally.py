@@ -34,17 +34,17 @@ class Tally:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Gathers the metrics' warnings on maps without a value: a count per run, not a line per layer."""
-        with collect_warnings() as found:
+        """Count the metrics' warnings on maps without a value: a number per run, not a line per layer."""
+        with collect_warnings() as collected:
             yield
-        for one in found:
+        for warning in collected:
             # captured rows are a softmax; with a learned sink they sum to less
-            if not isinstance(one, NotAttentionWarning):
-                tally = self.non_finite if isinstance(one, NonFiniteWarning) else self.undefined
-                tally[one.function] += one.count
+            if not isinstance(warning, NotAttentionWarning):
+                tally = self.non_finite if isinstance(warning, NonFiniteWarning) else self.undefined
+                tally[warning.function] += warning.count
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Adds what another process has collect_warnings, as plain data."""
+        """Add the counts of another process, as plain data."""
         for name, value in other.items():
             if isinstance(value, Mapping):
                 getattr(self, name).update(value)

@@ -65,16 +65,16 @@ class Unit:
     @property
     def tokens(self) -> int:
         """Number of tokens of all texts."""
-        return sum(one.n_tokens for one in self.inputs)
+        return sum(text.n_tokens for text in self.inputs)
 
     @property
     def model(self) -> tuple[Any, ...]:
-        """What is in memory for the unit: a checkpoint or its control, of the run as a whole the stage."""
+        """Key of the model that this unit needs loaded; of the run as a whole, its stage."""
         return self.checkpoint, self.variant, self.seed, self.stage if self.checkpoint is None else ""
 
     @property
     def title(self) -> str:
-        """For people: checkpoint, pair or control."""
+        """Name of the checkpoint, pair or control."""
         if self.checkpoint is None:
             return self.stage
         if self.variant:
@@ -84,7 +84,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Cut:
-    """Along what a stage is cut into units; made by `Units`."""
+    """A way to cut a stage into units; made by `Units`."""
 
     kind: Kind
     block: int | None = None
@@ -106,7 +106,7 @@ class Units:
         longest: bool = False,
         base: str = "",
     ) -> Cut:
-        """Every checkpoint with every block of texts.
+        """Cut into every checkpoint with every block of texts.
 
         Args:
             block: texts of a unit; None takes the settings'.
@@ -120,11 +120,11 @@ class Units:
         return Cut("texts", block, tuple(variants), seeds, longest, base)
 
     def checkpoints(self) -> Cut:
-        """Every checkpoint, without texts."""
+        """Cut into checkpoints, without texts."""
         return Cut("checkpoints")
 
     def checkpoint_pairs(self, base: str = "first") -> Cut:
-        """Every checkpoint with another one.
+        """Cut into pairs of checkpoints.
 
         Args:
             base: "first" of its series (of a model that is no series: the first model listed), "previous" of
@@ -133,5 +133,5 @@ class Units:
         return Cut("pairs", base=base)
 
     def once(self) -> Cut:
-        """The run as a whole."""
+        """Make one unit of the run as a whole."""
         return Cut("once")

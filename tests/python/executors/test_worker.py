@@ -28,7 +28,10 @@ class Hands(Executor):
 
     def outcomes(self, engine):
         plan, schedule = engine.plan, Schedule(engine)
-        workers = [Worker(engine.settings.to_yaml(), checkpoints_to_json(plan.found), 1) for _ in self.nodes]
+        workers = [
+            Worker(engine.settings.to_yaml(), checkpoints_to_json(plan.checkpoints_by_model), 1)
+            for _ in self.nodes
+        ]
         place = {unit.id: at for at, unit in enumerate(plan.units)}
         assert {worker.begin()["plan"] for worker in workers} == {plan.digest}
         while not schedule.finished:
@@ -132,7 +135,7 @@ def test_a_worker_says_which_files_it_does_not_have(inputs, tmp_path):
     home = series(tmp_path / "growing", steps=(0, 2))
     engine = Engine(settings("moved_positions", (home, inputs[1]), tmp_path), progress=False)
     plan = engine.prepare()
-    worker = Worker(engine.settings.to_yaml(), checkpoints_to_json(plan.found), 1)
+    worker = Worker(engine.settings.to_yaml(), checkpoints_to_json(plan.checkpoints_by_model), 1)
     assert worker.begin()["plan"] == plan.digest
     at = next(at for at, unit in enumerate(plan.units) if unit.checkpoint.step == 2)
     shutil.move(home / "step2", tmp_path / "away")
@@ -149,8 +152,8 @@ def test_a_worker_that_cannot_plan_says_why(inputs, tmp_path):
     engine = Engine(settings("moved_positions", inputs, tmp_path), progress=False)
     plan = engine.prepare()
     text = engine.settings.to_yaml().replace(str(inputs[1]), str(tmp_path / "nowhere.txt"))
-    about = Worker(text, checkpoints_to_json(plan.found), 1).begin()
+    about = Worker(text, checkpoints_to_json(plan.checkpoints_by_model), 1).begin()
     assert about["plan"] == ""
     assert "nowhere.txt" in about["error"]
-    other = {0: [(replace(one, path="/nowhere"), weights) for one, weights in plan.found[0]]}
+    other = {0: [(replace(one, path="/nowhere"), weights) for one, weights in plan.checkpoints_by_model[0]]}
     assert "no unit" not in Worker(engine.settings.to_yaml(), checkpoints_to_json(other), 1).begin()["plan"]

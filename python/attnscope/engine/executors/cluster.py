@@ -219,7 +219,7 @@ class _Driver:
         remote = self._ray.remote(max_restarts=0, max_task_retries=0)(RemoteWorker)
         actor = remote.options(**options, scheduling_strategy="SPREAD").remote(
             self._engine.settings.to_yaml(),
-            checkpoints_to_json(self._engine.plan.found),
+            checkpoints_to_json(self._engine.plan.checkpoints_by_model),
             _threads(self._engine.settings),
         )
         self._pending[actor.begin.remote()] = _Remote(actor)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from attnscope.study_api.study import Options, among
+from attnscope.study_api.study import Options, one_of
 
 INPUTS = ("windows", "shuffled", "repeated")
 #: Arms that replace the token at position 0, that change another position, that remove reads of 0.
@@ -56,8 +56,8 @@ class PositionOptions(Options):
 
     groups: int = Field(default=16, ge=4)
     queries: tuple[int, int] = (2, 32)
-    inputs: Annotated[list[str], among(INPUTS)] = Field(list(INPUTS))
-    arms: Annotated[list[str], among(ARMS)] = Field(list(ARMS))
+    inputs: Annotated[list[str], one_of(INPUTS)] = Field(list(INPUTS))
+    arms: Annotated[list[str], one_of(ARMS)] = Field(list(ARMS))
     vectors: int = Field(default=8, ge=1)
     matched: int = Field(default=20, ge=1)
     sinks: list[Annotated[float, Field(gt=0.0, lt=1.0)]] = Field([0.1, 0.2, 0.3, 0.5])
@@ -73,7 +73,7 @@ class PositionOptions(Options):
     keep_sums: bool = False
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
     least_moved: float = Field(default=0.1, gt=0.0)
-    nulls: Annotated[list[str], among(("random_weights",))] = Field(["random_weights"])
+    nulls: Annotated[list[str], one_of(("random_weights",))] = Field(["random_weights"])
     random_weights: int = Field(default=8, ge=1)
 
     @field_validator("queries")

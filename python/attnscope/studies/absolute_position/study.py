@@ -100,11 +100,11 @@ class AbsolutePosition(Study):
             )
 
     @classmethod
-    def settled(cls, values: Mapping[str, Any], options_known: Container[str]) -> dict[str, Any]:
+    def resolve_options(cls, values: Mapping[str, Any], options_known: Container[str]) -> dict[str, Any]:
         """Return the values with texts as windows, the first `WINDOWS` of a source, unless they set it
         themselves.
         """
-        resolved = super().settled(values, options_known)
+        resolved = super().resolve_options(values, options_known)
         texts = resolved.get("texts") or []
         sources = [
             {"path": source} if isinstance(source, str) else source
@@ -227,7 +227,7 @@ class AbsolutePosition(Study):
             Stage("claims", units.once(), self.claim, reads=judged, writes=("claims",)),
         ]
 
-    def expects(self, plan: Plan) -> list[str]:
+    def describe_plan(self, plan: Plan) -> list[str]:
         """Return the passes over the windows, and the size of their sums on disk."""
         passes = self._passes()
         lines = []

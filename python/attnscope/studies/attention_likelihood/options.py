@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from attnscope._nearest import nearest
-from attnscope.study_api.study import Names, Options, among
+from attnscope.study_api.study import Names, Options, one_of
 
 #: Modes of replacement by rank among the candidates, from the least likely on.
 RANKED = ("lowest", "low", "mid", "high", "highest")
@@ -58,7 +58,7 @@ class LikelihoodOptions(Options):
     two_sided: bool = False
     likelihood_from: str = ""
     survey: bool = False
-    nulls: Annotated[list[str], among(NULLS)] = Field(default=[])
+    nulls: Annotated[list[str], one_of(NULLS)] = Field(default=[])
     random_weights: int = Field(default=8, ge=1)
     bootstrap: int = Field(default=2000, ge=1)
     permutations: int = Field(default=2000, ge=999)

@@ -100,7 +100,7 @@ class AttentionLikelihood(Study):
         stages.append(Stage("claim", units.once(), self.claim, judged, ("claims",)))
         return stages
 
-    def expects(self, plan: Plan) -> list[str]:
+    def describe_plan(self, plan: Plan) -> list[str]:
         """Return the number of forward passes over the texts."""
         options: LikelihoodOptions = self.options
         passes = 1 + len(options.modes) + options.swap

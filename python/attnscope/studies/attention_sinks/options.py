@@ -17,7 +17,7 @@ from attnscope.errors import ConfigError
 from attnscope.inference.controls import FEWEST
 from attnscope.metrics.plan import THRESHOLDS
 from attnscope.studies.attention_sinks.layer_rows import metric_names
-from attnscope.study_api.study import Options, among
+from attnscope.study_api.study import Options, one_of
 from attnscope.texts.sentence import Row
 from attnscope.texts.sources import words
 
@@ -58,11 +58,11 @@ class SinkOptions(Options):
     ('fisher', 'ablation', 'random_weights', 'row_permutation', 'examples')
     """
 
-    metrics: Annotated[tuple[str, ...], among(metric_names())] = ()
+    metrics: Annotated[tuple[str, ...], one_of(metric_names())] = ()
     thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(_listed)] = THRESHOLDS
     bars: bool = False
     controls: Annotated[int, Field(ge=1)] = FEWEST
-    extra: Annotated[tuple[Extra, ...], among(EXTRA)] = ()
+    extra: Annotated[tuple[Extra, ...], one_of(EXTRA)] = ()
 
 
 def by_focus_word(rows: Sequence[Row], source: TextSource, draw: np.random.Generator) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from attnscope.study_api.study import Names, Options, among
+from attnscope.study_api.study import Names, Options, one_of
 
 NULLS = ("covariance", "template", "gaussian", "labels", "random_weights")
 REFUSALS = (
@@ -142,7 +142,7 @@ class HallucinationOptions(Options):
     metric: Literal["cosine", "euclidean"] = "cosine"
     cloud_points: int = Field(default=400, ge=4)
     min_size: int = Field(default=5, ge=1)
-    nulls: Annotated[list[str], among(NULLS)] = Field(default=["covariance", "template", "random_weights"])
+    nulls: Annotated[list[str], one_of(NULLS)] = Field(default=["covariance", "template", "random_weights"])
     null_draws: int = Field(default=20, ge=1)
     random_weights: int = Field(default=8, ge=1)
     permutations: int = Field(default=999, ge=19)

@@ -16,7 +16,7 @@ from attnscope.errors import MissingError
 from attnscope.results.store import dataset
 from attnscope.studies.hallucination_geometry.questions import as_table
 from attnscope.studies.hallucination_geometry.tables import TABLES
-from attnscope.study_api.tables import described
+from attnscope.study_api.tables import with_metadata
 
 if TYPE_CHECKING:
     from attnscope.studies.hallucination_geometry.options import HallucinationOptions
@@ -73,7 +73,7 @@ def _arrow(run: StageRun, keys: dict[str, list[int]], states: np.ndarray[Any, An
     columns = {name: pa.array([value] * n) for name, value in run.constants(table.keys).items()}
     columns |= {name: pa.array(np.asarray(values)[order]) for name, values in keys.items()}
     columns["state"] = pa.FixedSizeListArray.from_arrays(flat, width)
-    return described(pa.table(columns), table, "hallucination_geometry")
+    return with_metadata(pa.table(columns), table, "hallucination_geometry")
 
 
 def _prompts(run: StageRun, batch: Batch, table: pd.DataFrame) -> None:

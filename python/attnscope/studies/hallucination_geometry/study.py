@@ -44,13 +44,13 @@ class HallucinationGeometry(Study):
         if any(source.per == "window" for source in settings.texts):
             raise ConfigError("texts.per: hallucination_geometry asks questions; a window is none")
 
-    def worded(
+    def prepare_texts(
         self, sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan
     ) -> Sequence[Sentence]:
         """Questions inside their prompts."""
         return questions.format_questions(sentences, encoder, model, plan, self.options)
 
-    def expects(self, plan: Plan) -> list[str]:
+    def describe_plan(self, plan: Plan) -> list[str]:
         """Return what the questions can show, before any model is run."""
         return questions.expectations(plan, self.options)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from attnscope.study_api.study import Names, Options, among
+from attnscope.study_api.study import Names, Options, one_of
 
 #: Matrices that every claim is about, in the order of a block.
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
@@ -86,7 +86,7 @@ class WeightsOptions(Options):
     center: bool = True
     gradients: bool = True
     moments_of: Literal["before", "after", "both"] = "before"
-    nulls: Annotated[list[str], among(NULLS)] = Field(default=list(NULLS[:3]))
+    nulls: Annotated[list[str], one_of(NULLS)] = Field(default=list(NULLS[:3]))
     random_weights: int = Field(default=8, ge=1)
     rank_one: RankOneOptions | Literal[False] = Field(default=RankOneOptions())
     rounded: Literal["auto", "after", "both"] = "auto"

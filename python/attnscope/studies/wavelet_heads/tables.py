@@ -20,7 +20,7 @@ from attnscope.results.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.studies.nulls import BASELINES
 from attnscope.studies.supports import SUPPORT
 from attnscope.studies.wavelet_heads.harmonics import ORDERS
-from attnscope.study_api.study import Options, among
+from attnscope.study_api.study import Options, one_of
 from attnscope.study_api.tables import Column, Table
 
 #: Bands of the table `spectra`.
@@ -55,7 +55,7 @@ class WaveletOptions(Options):
         signals: numbers of the samples whose signals are stored whole, for scalograms.
     """
 
-    metrics: Annotated[list[str], among(METRICS)] = Field(default=[])
+    metrics: Annotated[list[str], one_of(METRICS)] = Field(default=[])
     signal: Literal["rows", "last", "mean", "offset"] = "rows"
     min_keys: int = Field(default=32, ge=6)
     drop_first: bool = False
@@ -63,7 +63,7 @@ class WaveletOptions(Options):
     padding: float = Field(default=1.0, ge=1.0, le=64.0)
     window: float = Field(default=8.0, ge=0.0)
     prefixes: list[Annotated[float, Field(gt=0.0, lt=1.0)]] = Field(default=[0.5, 0.25])
-    nulls: Annotated[list[str], among(("random_weights", "row_permutation"))] = Field(default=[])
+    nulls: Annotated[list[str], one_of(("random_weights", "row_permutation"))] = Field(default=[])
     harmonics: bool = True
     signals: list[int] = Field(default=[0])
 

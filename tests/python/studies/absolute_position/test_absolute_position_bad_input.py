@@ -56,7 +56,7 @@ def test_all_windows_are_read_where_samples_is_null(folder, texts):
         values = study.to_dict()
         values["texts"][0]["samples"] = samples
         plan = make_plan(asc.Study(**values))
-        (line,) = AbsolutePosition(plan.settings).expects(plan)
+        (line,) = AbsolutePosition(plan.settings).describe_plan(plan)
         windows[samples] = len({text.sentence.sample for unit in plan.units for text in unit.inputs})
         assert f"passes over {windows[samples]} windows" in line
         note = f"m: {texts} holds {windows[samples]} windows of 16 tokens, and up to 256 are wanted"

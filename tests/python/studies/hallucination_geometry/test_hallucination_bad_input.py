@@ -173,7 +173,7 @@ def asc_lines(folder, texts, tmp_path, **options):
 
     made = settings(folder, texts, tmp_path, **options)
     study = study_class(made.study)(made)
-    return study.expects(make_plan(made, study))
+    return study.describe_plan(make_plan(made, study))
 
 
 def test_unmatched_names_are_left_out_and_counted(folder, tmp_path):
